@@ -1,0 +1,251 @@
+"""From values to a prompt, and from a model's text back to typed fields.
+
+The prompt puts what all calls of a component share first (instruction, demonstrations) and the inputs
+last, so that engines can compute the shared part once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Union, get_args, get_origin
+
+from compound.configuration import canonical
+from compound.errors import ParseError
+from compound.ports import Port, accepts, convert, spell
+
+Layout = Literal["text", "fields", "json"]
+TRUE, FALSE = {"yes", "true", "1"}, {"no", "false", "0"}
+
+
+def render(
+    prompt: str,
+    demos: Sequence[Mapping[str, Any]],
+    inputs: Mapping[str, Any],
+    outputs: Mapping[str, Port],
+    layout: Layout,
+) -> str:
+    """Return the message for a model: instruction, format, demonstrations, then the inputs.
+
+    >>> print(render("Answer.", [{"inputs": {"question": "1+1"}, "outputs": {"output": "2"}}],
+    ...              {"question": "2+2"}, {"output": Port(str)}, "text"))
+    Answer.
+    <BLANKLINE>
+    Question: 1+1
+    Answer: 2
+    <BLANKLINE>
+    Question: 2+2
+    Answer:
+    """
+    head = [prompt.strip(), _format_note(outputs, layout)]
+    blocks = [part for part in head if part]
+    for demo in demos:
+        blocks.append(f"{show_inputs(demo['inputs'])}\n{show_outputs(demo['outputs'], layout)}")
+    cue = f"\n{label(next(iter(outputs)))}:" if layout == "text" else ""
+    blocks.append(show_inputs(inputs) + cue)
+    return "\n\n".join(blocks)
+
+
+def label(name: str) -> str:
+    """Return how a field is called in a prompt: ``output`` reads ``Answer``.
+
+    >>> label("search_query"), label("output")
+    ('Search query', 'Answer')
+    """
+    return "Answer" if name == "output" else name.replace("_", " ").capitalize()
+
+
+def show_inputs(inputs: Mapping[str, Any]) -> str:
+    """Return inputs as labelled text."""
+    return "\n".join(f"{label(name)}:{_spaced(show(value))}" for name, value in inputs.items() if value is not None)
+
+
+def _spaced(text: str) -> str:
+    return f"\n{text}" if "\n" in text else f" {text}"
+
+
+def show(value: Any) -> str:
+    """Return a value as text for a model: passages one per line, other structures as JSON.
+
+    >>> show([{"title": "Peru", "text": "Lima is its capital.", "score": 2.0}])
+    '[1] Peru: Lima is its capital.'
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Sequence) and value and all(isinstance(item, str | Mapping) for item in value):
+        lines = [_passage(item) for item in value]
+        if None not in lines:
+            return "\n".join(f"[{i}] {line}" for i, line in enumerate(lines, 1))
+    return canonical(value)
+
+
+def _passage(item: str | Mapping[str, Any]) -> str | None:
+    if isinstance(item, str):
+        return item
+    if "text" not in item:
+        return None
+    return f"{item['title']}: {item['text']}" if item.get("title") else str(item["text"])
+
+
+def show_outputs(outputs: Mapping[str, Any], layout: Layout) -> str:
+    """Return outputs the way the model is asked to write them."""
+    if layout == "json":
+        return canonical(dict(outputs))
+    return "\n".join(f"{label(name) if layout == 'text' else name}: {show(v)}" for name, v in outputs.items())
+
+
+def _format_note(outputs: Mapping[str, Port], layout: Layout) -> str:
+    if layout == "text":
+        return ""
+    if layout == "json":
+        shape = ", ".join(f'"{name}": {spell(port.type)}' for name, port in outputs.items())
+        return f"Reply with one JSON object: {{{shape}}}"
+    lines = "\n".join(f"{name}: <{spell(port.type)}>" for name, port in outputs.items())
+    return f"Reply in this format:\n{lines}"
+
+
+def parse(text: str, outputs: Mapping[str, Port], layout: Layout) -> dict[str, Any]:
+    """Read the declared fields from a model's text.
+
+    Raises:
+        ParseError: a field is missing or of another type; it carries the fields that did parse.
+
+    >>> parse("**answer**: Lima\\nconfident: yes", {"answer": Port(str), "confident": Port(bool)}, "fields")
+    {'answer': 'Lima', 'confident': True}
+    """
+    if layout == "text":
+        name, port = next(iter(outputs.items()))
+        raw: Mapping[str, Any] = {name: text.strip()}
+        outputs = {name: port}
+    else:
+        raw = _json_object(text) if layout == "json" else _fields(text, list(outputs))
+    parsed: dict[str, Any] = {}
+    problems: list[str] = []
+    for name, port in outputs.items():
+        if name not in raw:
+            problems.append(f"{name!r} is missing")
+            continue
+        try:
+            parsed[name] = read(raw[name], port.type)
+        except ValueError as error:
+            problems.append(f"{name!r}: {error}")
+    if problems:
+        raise ParseError(f"{'; '.join(problems)} in {text!r:.300}", outputs=parsed)
+    return parsed
+
+
+def _fields(text: str, names: Sequence[str]) -> dict[str, str]:
+    """Find ``name: value`` for each name, tolerant of case, markdown and values over several lines."""
+    options = "|".join(re.escape(name).replace("_", "[_ ]") for name in sorted(names, key=len, reverse=True))
+    pattern = re.compile(rf"^[\s#>*\-`]*({options})[\s*`]*[:=][\s*`]*", re.IGNORECASE | re.MULTILINE)
+    found: dict[str, str] = {}
+    marks = list(pattern.finditer(text))
+    for i, mark in enumerate(marks):
+        end = marks[i + 1].start() if i + 1 < len(marks) else len(text)
+        key = mark.group(1).lower().replace(" ", "_")
+        name = next(n for n in names if n.lower() == key)
+        found.setdefault(name, text[mark.end() : end].strip().rstrip("*`").strip())
+    return found
+
+
+def _json_object(text: str) -> Mapping[str, Any]:
+    """Return the first JSON object in a text, whatever stands around it."""
+    decoder = json.JSONDecoder()
+    for match in re.finditer(r"\{", text):
+        try:
+            value, _ = decoder.raw_decode(text, match.start())
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            return value
+    return {}
+
+
+def read(raw: Any, kind: Any) -> Any:
+    """Turn a model's word for a value into ``kind``.
+
+    >>> read("about 3.5 km", float), read("Yes.", bool), read("- a\\n- b", list[str]), read("'No'", Literal["yes", "no"])
+    (3.5, True, ['a', 'b'], 'no')
+    """
+    if not isinstance(raw, str):
+        return raw if accepts(kind, raw) else convert(kind, raw)
+    if kind is Any or accepts(kind, raw):
+        return raw
+    origin = get_origin(kind)
+    if origin is Literal:
+        return _label(raw, get_args(kind))
+    if kind is bool:
+        return _bool(raw)
+    if kind in (int, float):
+        return _number(raw, kind)
+    if origin is list or kind is list:
+        return _list(raw, (get_args(kind) or (Any,))[0])
+    if origin in (Union, types.UnionType):
+        return _union(raw, get_args(kind))
+    return _from_json(raw, kind)
+
+
+def _label(raw: str, options: Sequence[Any]) -> Any:
+    """Return the only option named as whole words; the exact text wins."""
+    plain = raw.strip().strip("\"'`.*").lower()
+    exact = [option for option in options if str(option).lower() == plain]
+    named = exact or [o for o in options if re.search(rf"\b{re.escape(str(o).lower())}\b", raw.lower())]
+    if len(named) != 1:
+        raise ValueError(f"{raw!r:.100} names {'none' if not named else 'several'} of {', '.join(map(str, options))}")
+    return named[0]
+
+
+def _bool(raw: str) -> bool:
+    words = re.findall(r"\w+", raw.lower())
+    first = words[0] if words else ""
+    if first in TRUE | FALSE:
+        return first in TRUE
+    raise ValueError(f"{raw!r:.100} is neither yes nor no")
+
+
+def _number(raw: str, kind: Any) -> Any:
+    match = re.search(r"[-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?", raw)
+    if not match:
+        raise ValueError(f"{raw!r:.100} holds no number")
+    value = float(match.group().replace(",", ""))
+    if kind is int:
+        if value != int(value):
+            raise ValueError(f"{raw!r:.100} is not a whole number")
+        return int(value)
+    return value
+
+
+def _list(raw: str, item: Any) -> list[Any]:
+    text = raw.strip()
+    if text.startswith("["):
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, list):
+            return [read(v, item) for v in value]
+    lines = [re.sub(r"^\s*(?:[-*•]|\d+[.)])\s*", "", line).strip() for line in text.splitlines()]
+    parts = [line for line in lines if line]
+    if len(parts) == 1:
+        parts = [part.strip() for part in parts[0].split(",") if part.strip()]
+    return [read(part, item) for part in parts]
+
+
+def _union(raw: str, options: Sequence[Any]) -> Any:
+    if type(None) in options and raw.strip().lower() in ("", "none", "null"):
+        return None
+    for option in options:
+        try:
+            return read(raw, option)
+        except ValueError:
+            continue
+    raise ValueError(f"{raw!r:.100} is none of {', '.join(map(spell, options))}")
+
+
+def _from_json(raw: str, kind: Any) -> Any:
+    try:
+        return convert(kind, json.loads(raw))
+    except (ValueError, RecursionError):
+        raise ValueError(f"{raw!r:.100} is not {spell(kind)}") from None

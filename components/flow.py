@@ -1,0 +1,195 @@
+"""Composites: a body that repeats (loop) or runs for each item of a list made at run time (map)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from compound.component import Composite, RunBody, Value
+from compound.errors import DeclarationError, nearest
+from compound.ports import Port, fits, spell
+from compound.space import Int
+from compound.system import System
+
+
+def _body_ports(body: System) -> dict[str, Port]:
+    return {name: Port(source.type) for name, source in body.outputs.items()}
+
+
+class Loop(Composite):
+    """Runs a body turn after turn, feeding some of its outputs back, until a condition or the turn limit.
+
+    Args:
+        name: the component's name.
+        body: the system of one turn.
+        carry: body output -> body input it replaces in the next turn.
+        until: a boolean body output that ends the loop when true; without it, every turn runs.
+        max_turns: the limit, which may be a space to tune.
+
+    The outputs are the body's outputs of the last turn. Calls have addresses ``name[turn]/node``.
+
+    Example:
+        >>> from compound import Input, System
+        >>> from compound.components.function import Function
+        >>> def halve(x: int) -> int:
+        ...     return x // 2
+        >>> def small(x: int) -> bool:
+        ...     return x < 3
+        >>> half = Function("halve", halve)(x=Input("x", int))
+        >>> body = System("turn", outputs={"x": half, "done": Function("small", small)(x=half)})
+        >>> loop = Loop("shrink", body, carry={"x": "x"}, until="done", max_turns=9)
+        >>> system = System("demo", outputs={"x": loop(x=Input("start", int)).x})
+        >>> import compound
+        >>> compound.run(system, {"start": 20}).outputs
+        {'x': 2}
+    """
+
+    kind = "loop"
+
+    def __init__(
+        self,
+        name: str,
+        body: System,
+        *,
+        carry: Mapping[str, str],
+        until: str | None = None,
+        max_turns: int | Int = 5,
+    ) -> None:
+        self.name = name
+        self.body = body
+        self.carry = dict(carry)
+        self.until = until
+        self.max_turns = max_turns
+        if isinstance(max_turns, int) and max_turns < 1:
+            raise DeclarationError(f"loop {name!r}: max_turns must be >= 1, but got {max_turns}")
+        for source, target in self.carry.items():
+            _carries(name, body, source, target)
+        if until is not None:
+            _known(name, "until", until, body.outputs)
+            if not fits(body.outputs[until].type, bool):
+                raise DeclarationError(
+                    f"loop {name!r}: until needs a bool, but {until!r} is {spell(body.outputs[until].type)}"
+                )
+
+    @property
+    def inputs(self) -> Mapping[str, Port]:  # noqa: D102
+        return {name: Port(kind) for name, kind in self.body.inputs.items()}
+
+    @property
+    def outputs(self) -> Mapping[str, Port]:  # noqa: D102
+        return _body_ports(self.body)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:  # noqa: D102
+        return {"max_turns": self.max_turns}
+
+    @property
+    def version(self) -> str:  # noqa: D102
+        return f"loop:{self.body.signature}:{sorted(self.carry.items())}:{self.until}"
+
+    async def drive(  # noqa: D102
+        self, inputs: Mapping[str, Value], values: Mapping[str, Any], body: RunBody
+    ) -> Mapping[str, Value] | None:
+        state = {name: inputs[name] for name in self.body.inputs}
+        decided: tuple[str, ...] = ()
+        outputs: Mapping[str, Value] = {}
+        for turn in range(values["max_turns"]):
+            ran = await body(turn, state)
+            if ran is None:
+                return None
+            # later turns exist only because earlier ones did not stop: they depend on those decisions
+            outputs = {name: Value(v.data, _join(v.sources, decided)) for name, v in ran.items()}
+            if self.until is not None:
+                decided = _join(decided, outputs[self.until].sources)
+                if outputs[self.until].data is True:
+                    break
+            state = {**state, **{target: outputs[source] for source, target in self.carry.items()}}
+            state = {name: Value(v.data, _join(v.sources, decided)) for name, v in state.items()}
+        return outputs
+
+
+class Map(Composite):
+    """Runs a body for each item of a list, all at once; the outputs are lists in the items' order.
+
+    Args:
+        name: the component's name.
+        body: the system for one item.
+        over: the body input that receives the items; other inputs are the same for all.
+
+    Example:
+        >>> from compound import Input, System
+        >>> from compound.components.function import Function
+        >>> def square(x: int) -> int:
+        ...     return x * x
+        >>> body = System("one", outputs={"y": Function("square", square)(x=Input("x", int))})
+        >>> squares = Map("squares", body, over="x")
+        >>> import compound
+        >>> compound.run(System("demo", outputs={"ys": squares(x=Input("xs", list[int]))}), {"xs": [1, 2]}).outputs
+        {'ys': [1, 4]}
+    """
+
+    kind = "map"
+
+    def __init__(self, name: str, body: System, *, over: str) -> None:
+        self.name = name
+        self.body = body
+        self.over = over
+        _known(name, "over", over, body.inputs)
+
+    @property
+    def inputs(self) -> Mapping[str, Port]:  # noqa: D102
+        ports = {name: Port(kind) for name, kind in self.body.inputs.items()}
+        return {**ports, self.over: Port(list[ports[self.over].type])}  # type: ignore[misc]
+
+    @property
+    def outputs(self) -> Mapping[str, Port]:  # noqa: D102
+        return {
+            name: Port(list[port.type])  # type: ignore[name-defined]
+            for name, port in _body_ports(self.body).items()
+        }
+
+    @property
+    def version(self) -> str:  # noqa: D102
+        return f"map:{self.body.signature}:{self.over}"
+
+    async def drive(  # noqa: D102
+        self, inputs: Mapping[str, Value], values: Mapping[str, Any], body: RunBody
+    ) -> Mapping[str, Value] | None:
+        items = inputs[self.over]
+
+        async def one(index: int, item: Any) -> Mapping[str, Value] | None:
+            return await body(index, {**inputs, self.over: Value(item, items.sources)})
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(i, item)) for i, item in enumerate(items.data)]
+        results = [task.result() for task in tasks]
+        done = [result for result in results if result is not None]
+        if len(done) < len(results):
+            return None
+        return {
+            name: Value(
+                [result[name].data for result in done],
+                _join(items.sources, *(result[name].sources for result in done)),
+            )
+            for name in self.body.outputs
+        }
+
+
+def _join(*sources: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(address for group in sources for address in group))
+
+
+def _known(name: str, what: str, value: str, possible: Mapping[str, Any]) -> None:
+    if value not in possible:
+        raise DeclarationError(f"{name!r}: {what} names {value!r}, which its body lacks", hint=nearest(value, possible))
+
+
+def _carries(name: str, body: System, source: str, target: str) -> None:
+    _known(name, "carry", source, body.outputs)
+    _known(name, "carry", target, body.inputs)
+    produced, expected = body.outputs[source].type, body.inputs[target]
+    if not fits(produced, expected):
+        raise DeclarationError(
+            f"loop {name!r}: carry gives {source!r} ({spell(produced)}) to {target!r} ({spell(expected)})"
+        )

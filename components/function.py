@@ -1,0 +1,184 @@
+"""Plain Python as a component: ports come from the annotations."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from types import CodeType
+from typing import Any
+
+from compound.component import CallContext, Component
+from compound.errors import DeclarationError
+from compound.ports import Port
+
+
+
+class Function(Component):
+    """A typed Python function, sync or async, as a step.
+
+    Parameters with defaults become optional inputs. Keyword arguments given here become settings, which
+    may be spaces to tune. Several outputs: give ``outputs`` and return a dict.
+
+    Args:
+        name: the component's name.
+        function: annotated; a parameter named ``rng`` receives the call's random generator, which makes
+            the component stochastic.
+        outputs: output fields and types, when there are several; else ``{"output": return type}``.
+        **settings: values or spaces for some of the function's parameters.
+
+    Example:
+        >>> def fuse(a: float, b: float, weight: float) -> float:
+        ...     return weight * a + (1 - weight) * b
+        >>> from compound.space import Float
+        >>> fused = Function("fuse", fuse, weight=Float(0.0, 1.0, value=0.5))
+        >>> sorted(fused.inputs), sorted(fused.parameters)
+        (['a', 'b'], ['weight'])
+    """
+
+    kind = "function"
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *,
+        outputs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        retries: int = 0,
+        **settings: Any,
+    ) -> None:
+        self.name = name
+        self.function = function
+        self.timeout = timeout
+        self.retries = retries
+        self._settings = settings
+        hints, parameters = _signature(name, function)
+        unknown = [s for s in settings if s not in parameters]
+        if unknown:
+            raise DeclarationError(
+                f"function {name!r} has no parameter {unknown[0]!r}", hint=f"it has {sorted(parameters)}"
+            )
+        self.stochastic = "rng" in parameters
+        self._inputs = {p: _port(name, p, parameters[p], hints) for p in parameters if p not in {*settings, "rng"}}
+        self._outputs = {f: Port(t) for f, t in (outputs or {"output": _returned(name, hints)}).items()}
+        self._single = outputs is None
+        self._version = f"function:{_code(function)}"
+
+    @property
+    def inputs(self) -> Mapping[str, Port]:  # noqa: D102
+        return self._inputs
+
+    @property
+    def outputs(self) -> Mapping[str, Port]:  # noqa: D102
+        return self._outputs
+
+    @property
+    def settings(self) -> Mapping[str, Any]:  # noqa: D102
+        return self._settings
+
+    @property
+    def version(self) -> str:  # noqa: D102
+        return self._version
+
+    def deterministic(self, values: Mapping[str, Any]) -> bool:  # noqa: D102
+        return not self.stochastic
+
+    async def run(  # noqa: D102
+        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
+    ) -> Mapping[str, Any]:
+        arguments = {**inputs, **values}
+        if self.stochastic:
+            arguments["rng"] = call.rng
+        result = self.function(**arguments)
+        if inspect.isawaitable(result):
+            result = await result
+        if self._single:
+            return {"output": result}
+        return result  # type: ignore[no-any-return]  # the executor checks it
+
+
+def _signature(name: str, function: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, inspect.Parameter]]:
+    try:
+        target = function if inspect.isroutine(function) else type(function).__call__
+        hints = typing.get_type_hints(target)
+        parameters = dict(inspect.signature(function).parameters)
+    except (NameError, TypeError, ValueError) as error:
+        raise DeclarationError(f"function {name!r}: its annotations cannot be read: {error}") from error
+    for parameter in parameters.values():
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+            raise DeclarationError(
+                f"function {name!r}: parameter {parameter.name!r} must be an ordinary named parameter"
+            )
+    return hints, parameters
+
+
+def _port(name: str, parameter: str, declared: inspect.Parameter, hints: Mapping[str, Any]) -> Port:
+    if parameter not in hints:
+        raise DeclarationError(
+            f"function {name!r}: parameter {parameter!r} has no type", hint=f"write `{parameter}: str`"
+        )
+    if declared.default is inspect.Parameter.empty:
+        return Port(hints[parameter])
+    return Port(hints[parameter], optional=True, default=declared.default)
+
+
+def _returned(name: str, hints: Mapping[str, Any]) -> Any:
+    if "return" not in hints:
+        raise DeclarationError(
+            f"function {name!r} does not say what it returns", hint="write `-> str`, or give outputs={...}"
+        )
+    return hints["return"]
+
+
+def _code(function: Callable[..., Any]) -> str:
+    """Digest what the function does: its byte code and constants, without file or line."""
+    code = getattr(function, "__code__", None) or type(function).__call__.__code__  # type: ignore[operator]
+    text = f"{_walk(code)}{getattr(function, '__defaults__', None)!r}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _walk(code: CodeType) -> str:
+    constants = [_walk(c) if isinstance(c, CodeType) else repr(sorted(c) if isinstance(c, frozenset) else c)
+                 for c in code.co_consts]
+    return f"{code.co_code.hex()}|{code.co_names}|{code.co_varnames}|{constants}"
+
+
+def first_of(name: str, kind: Any, ports: tuple[str, ...] = ("a", "b")) -> FirstOf:
+    """Return a component that passes on the first input present; joins conditional branches."""
+    return FirstOf(name, kind, ports)
+
+
+class FirstOf(Component):
+    """Passes on the first of its inputs whose node ran."""
+
+    kind = "first_of"
+
+    def __init__(self, name: str, kind: Any, ports: tuple[str, ...] = ("a", "b")) -> None:
+        self.name = name
+        self._type = kind
+        self._ports = ports
+
+    @property
+    def inputs(self) -> Mapping[str, Port]:  # noqa: D102
+        return {port: Port(self._type, optional=True) for port in self._ports}
+
+    @property
+    def outputs(self) -> Mapping[str, Port]:  # noqa: D102
+        return {"output": Port(self._type)}
+
+    @property
+    def version(self) -> str:  # noqa: D102
+        return f"first_of:{self._ports}"
+
+    async def run(  # noqa: D102
+        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
+    ) -> Mapping[str, Any]:
+        present = [inputs[port] for port in self._ports if inputs[port] is not None]
+        if not present:
+            raise LookupError("none of the inputs is present: every branch was skipped")
+        return {"output": present[0]}
+
+
+

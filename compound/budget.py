@@ -1,0 +1,168 @@
+"""Budgets are promises: a request's worst case is reserved before it is sent.
+
+What was reserved and not used is given back. When the rest does not fit, callers wait for reservations
+in flight to settle, and only then the budget counts as exhausted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+from compound.contracts import NO_USAGE, Usage
+from compound.errors import BudgetExhausted, DeclarationError
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Hard limits; ``None`` means no limit.
+
+    Attributes:
+        system_runs: runs of the system, forks and cached runs counting as the fraction really executed.
+        calls: engine calls.
+        tokens: prompt and completion tokens.
+        cost: US dollars.
+        minutes: wall-clock minutes, over all attempts of a run.
+
+    >>> Budget(calls=-1)
+    Traceback (most recent call last):
+    compound.errors.DeclarationError: budget: calls must be >= 0, but got -1
+    """
+
+    system_runs: float | None = None
+    calls: int | None = None
+    tokens: int | None = None
+    cost: float | None = None
+    minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is not None and not value >= 0:
+                raise DeclarationError(f"budget: {item.name} must be >= 0, but got {value!r}")
+
+    def share(self, part: float) -> Budget:
+        """Return this budget with everything but ``system_runs`` scaled; counts are rounded down."""
+        return Budget(
+            system_runs=self.system_runs,
+            calls=None if self.calls is None else int(self.calls * part),
+            tokens=None if self.tokens is None else int(self.tokens * part),
+            cost=None if self.cost is None else self.cost * part,
+            minutes=None if self.minutes is None else self.minutes * part,
+        )
+
+
+class Meter:
+    """Counts what is spent and reserved against a `Budget`.
+
+    >>> meter = Meter(Budget(system_runs=10))
+    >>> meter.affords(runs=11), meter.affords(runs=10)
+    (False, True)
+    """
+
+    def __init__(self, budget: Budget | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.budget = budget or Budget()
+        self.usage = NO_USAGE
+        self.system_runs = 0.0
+        self.runs = 0
+        self._reserved = NO_USAGE
+        self._clock = clock
+        self._started = clock()
+        self._earlier_seconds = 0.0
+        self._waiting: list[asyncio.Future[None]] = []
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock seconds of this attempt and the ones before it."""
+        return self._earlier_seconds + self._clock() - self._started
+
+    def affords(self, runs: float = 0.0) -> bool:
+        """Return whether ``runs`` more whole system runs fit, and no other limit is used up."""
+        limit = self.budget.system_runs
+        if limit is not None and self.system_runs + runs > limit + 1e-9:
+            return False
+        return not self._over(NO_USAGE)
+
+    def remaining_runs(self) -> float:
+        """Return how many system runs are left (infinity without a limit)."""
+        limit = self.budget.system_runs
+        return float("inf") if limit is None else max(0.0, limit - self.system_runs)
+
+    def charge_runs(self, equivalents: float) -> None:
+        """Count a finished run."""
+        self.runs += 1
+        self.system_runs += equivalents
+
+    def charge(self, usage: Usage) -> None:
+        """Count usage that was recorded before a crash and is now read from the record."""
+        self.usage += usage
+
+    @asynccontextmanager
+    async def reserve(self, worst: Usage) -> AsyncIterator[list[Usage]]:
+        """Hold ``worst`` while a request is in flight; put what it really used into the list given.
+
+        A request whose usage is not reported (it failed on the way) is counted as one call.
+
+        Raises:
+            BudgetExhausted: the worst case does not fit, even when everything in flight has settled.
+        """
+        while problem := self._over(self._reserved + worst):
+            if self._reserved == NO_USAGE or self._over(worst):
+                raise BudgetExhausted(f"budget: {problem}", hint="raise the limit, then resume the run")
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            await waiter
+        self._reserved += worst
+        used: list[Usage] = []
+        try:
+            yield used
+        finally:
+            self._reserved = _minus(self._reserved, worst)
+            for item in used or [Usage(calls=1)]:
+                self.usage += item
+            waiting, self._waiting = self._waiting, []
+            for waiter in waiting:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def _over(self, more: Usage) -> str:
+        budget, total = self.budget, self.usage + more
+        if budget.minutes is not None and self.seconds >= budget.minutes * 60:
+            return f"{self.seconds / 60:.1f} of {budget.minutes:g} minutes are used"
+        if budget.calls is not None and total.calls > budget.calls:
+            return f"the next call would be number {total.calls} of {budget.calls}"
+        if budget.tokens is not None and total.tokens > budget.tokens:
+            return f"the next call could bring tokens to {total.tokens} of {budget.tokens}"
+        if budget.cost is not None and total.cost > budget.cost + 1e-12:
+            return f"the next call could bring the cost to ${total.cost:.4f} of ${budget.cost:.4f}"
+        return ""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state a checkpoint stores."""
+        usage = self.usage
+        return {
+            "usage": [usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cost],
+            "system_runs": self.system_runs,
+            "runs": self.runs,
+            "seconds": self.seconds,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `snapshot`."""
+        self.usage = Usage(*state["usage"])
+        self.system_runs = state["system_runs"]
+        self.runs = state["runs"]
+        self._earlier_seconds = state["seconds"]
+        self._started = self._clock()
+
+
+def _minus(a: Usage, b: Usage) -> Usage:
+    rest = Usage(
+        a.calls - b.calls, a.prompt_tokens - b.prompt_tokens, a.completion_tokens - b.completion_tokens,
+        a.cost - b.cost,
+    )
+    return NO_USAGE if rest.calls == 0 and rest.tokens == 0 else rest

@@ -1,0 +1,300 @@
+"""Making one call: cache, single flight, retries, timeouts, type checks, engines within the budget.
+
+A failure of the component is data (`Failure`); a mistake of the user (a missing library or model, a wrong
+file) and an exhausted budget are errors and end the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from compound.budget import Meter
+from compound.cache import Cache
+from compound.component import Component
+from compound.configuration import digest
+from compound.contracts import NO_USAGE, Completion, Engine, Request, TokenRecord, Usage
+from compound.errors import (
+    CallError,
+    CompoundError,
+    DeclarationError,
+    OutputTypeError,
+    TransientError,
+    nearest,
+)
+from compound.ports import accepts, spell
+from compound.trace import Failure
+
+FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds between tries
+
+Engines = Mapping[str, Engine] | Callable[[str], Engine]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What is to be called."""
+
+    component: Component
+    address: str
+    inputs: Mapping[str, Any]
+    values: Mapping[str, Any]
+    seed: int
+    bypass: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it."""
+
+    outputs: Mapping[str, Any]
+    failure: Failure | None = None
+    usage: Usage = NO_USAGE
+    tokens: tuple[TokenRecord, ...] = ()
+    attempts: int = 1
+    reused: bool = False
+    key: str = ""
+
+
+@dataclass(slots=True)
+class Context:
+    """What a running component may use; see `compound.component.CallContext`."""
+
+    address: str
+    seed: int
+    caller: Caller
+    usage: Usage = NO_USAGE
+    tokens: list[TokenRecord] = field(default_factory=list)
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """The call's own random stream."""
+        return np.random.Generator(np.random.Philox(self.seed))
+
+    async def generate(self, lm: str, request: Request) -> Completion:
+        """Ask the engine ``lm``, within the budget and the engine's concurrency."""
+        completion = await self.caller.generate(lm, request)
+        self.usage += completion.usage
+        if completion.tokens is not None:
+            self.tokens.append(completion.tokens)
+        return completion
+
+
+class Caller:
+    """Makes calls for an executor."""
+
+    def __init__(
+        self,
+        engines: Engines | None,
+        cache: Cache | None,
+        meter: Meter,
+        sleep: Callable[[float], Awaitable[None]],
+    ) -> None:
+        self._find = _finder(engines)
+        self._cache = cache
+        self._meter = meter
+        self._sleep = sleep
+        self._engines: dict[str, Engine] = {}
+        self._limits: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Semaphore]] = {}
+        self._in_flight: dict[str, asyncio.Future[Outcome]] = {}
+
+    def charging(self, meter: Meter) -> Caller:
+        """Return a caller that shares everything but the budget."""
+        other = copy.copy(self)
+        other._meter = meter
+        return other
+
+    def engine(self, lm: str) -> Engine:
+        """Return the engine of a model, opening it once."""
+        if lm not in self._engines:
+            self._engines[lm] = self._find(lm)
+        return self._engines[lm]
+
+    async def generate(self, lm: str, request: Request) -> Completion:
+        """Ask an engine, within its concurrency and the budget."""
+        engine = self.engine(lm)
+        async with self._limit(lm, engine), self._meter.reserve(engine.worst_case(request)) as used:
+            completion = await engine.generate(request)
+            used.append(completion.usage)
+            return completion
+
+    def _limit(self, lm: str, engine: Engine) -> asyncio.Semaphore:
+        loop = asyncio.get_running_loop()
+        owner, limit = self._limits.get(lm, (None, None))
+        if limit is None or owner is not loop:
+            limit = asyncio.Semaphore(engine.concurrency)
+            self._limits[lm] = (loop, limit)
+        return limit
+
+    async def call(self, attempt: Attempt) -> Outcome:
+        """Make a call, or take its outcome from the cache or from an equal call in flight."""
+        if self._cache is None or attempt.bypass or not attempt.component.cacheable:
+            return await self._execute(attempt, "")
+        try:
+            key = self._key(attempt)
+        except (TypeError, ValueError):  # inputs that JSON cannot hold have no address
+            return await self._execute(attempt, "")
+        while (flying := self._in_flight.get(key)) is not None:
+            await asyncio.wait([flying])
+            if not flying.cancelled():
+                return _again(flying.result())
+        stored = self._cache.get(key)
+        if stored is not None:
+            return self._recall(key, stored)
+        return await self._fly(attempt, key)
+
+    async def _fly(self, attempt: Attempt, key: str) -> Outcome:
+        """Execute while equal calls wait for this one; if it is cancelled, they are too."""
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._in_flight[key] = future
+        try:
+            outcome = await self._execute(attempt, key)
+            if outcome.failure is None or outcome.failure.kind in ("parse", "type"):
+                assert self._cache is not None
+                self._cache.put(key, _to_row(outcome))
+            future.set_result(outcome)
+            return outcome
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                future.cancel()
+            else:
+                future.set_exception(error)
+                future.exception()  # retrieved here: nobody may be waiting for it
+            raise
+        finally:
+            del self._in_flight[key]
+
+    def _recall(self, key: str, row: Mapping[str, Any]) -> Outcome:
+        assert self._cache is not None
+        outcome = _from_row(row, key)
+        if not self._cache.take_pending(key):
+            return _again(outcome)
+        self._meter.charge(outcome.usage)
+        return outcome
+
+    def _key(self, attempt: Attempt) -> str:
+        component, values = attempt.component, attempt.values
+        lm = values.get("lm")
+        return digest(
+            [
+                component.version,
+                values,
+                attempt.inputs,
+                self.engine(lm).name if isinstance(lm, str) else None,
+                None if component.deterministic(values) else attempt.seed,
+            ]
+        )
+
+    async def _execute(self, attempt: Attempt, key: str) -> Outcome:
+        """Try until it works, fails for good, or the retries are used up."""
+        component = attempt.component
+        usage, tries = NO_USAGE, 0
+        while True:
+            tries += 1
+            context = Context(attempt.address, attempt.seed, self)
+            try:
+                outputs = await self._once(attempt, context)
+            except TransientError as error:
+                usage += context.usage
+                if tries <= component.retries:
+                    await self._sleep(_wait(error, tries, attempt.seed))
+                    continue
+                return Outcome({}, Failure(error.kind, str(error)), usage, (), tries, key=key)
+            except CallError as error:
+                failure = Failure(error.kind, str(error))
+                usage += context.usage
+                return Outcome(error.outputs, failure, usage, tuple(context.tokens), tries, key=key)
+            except CompoundError:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever a component raises is its failed call
+                failure = Failure("error", f"{type(error).__name__}: {error}")
+                return Outcome({}, failure, usage + context.usage, tuple(context.tokens), tries, key=key)
+            return Outcome(outputs, None, usage + context.usage, tuple(context.tokens), tries, key=key)
+
+    @staticmethod
+    async def _once(attempt: Attempt, context: Context) -> Mapping[str, Any]:
+        component = attempt.component
+        if component.timeout is None:
+            outputs = await component.run(attempt.inputs, attempt.values, context)
+        else:
+            try:
+                async with asyncio.timeout(component.timeout):
+                    outputs = await component.run(attempt.inputs, attempt.values, context)
+            except TimeoutError:
+                raise TransientError(f"{attempt.address} took longer than {component.timeout:g} s") from None
+        _check_outputs(component, attempt.address, outputs)
+        return outputs
+
+    async def aclose(self) -> None:
+        """Close every engine opened here."""
+        for engine in self._engines.values():
+            await engine.aclose()
+        self._engines.clear()
+
+
+def _finder(engines: Engines | None) -> Callable[[str], Engine]:
+    if callable(engines):
+        return engines
+    known = dict(engines or {})
+
+    def find(lm: str) -> Engine:
+        if lm not in known:
+            raise DeclarationError(f"no engine for the model {lm!r}", hint=nearest(lm, known))
+        return known[lm]
+
+    return find
+
+
+def _wait(error: TransientError, tries: int, seed: int) -> float:
+    """Return seconds to wait: the server's wish, or exponential backoff with seeded jitter."""
+    if error.retry_after is not None:
+        return min(error.retry_after, LONGEST_WAIT)
+    jitter = 0.5 + (seed + tries) % 1000 / 1000
+    return min(FIRST_WAIT * 2.0 ** (tries - 1) * jitter, LONGEST_WAIT)
+
+
+def _check_outputs(component: Component, address: str, outputs: Any) -> None:
+    ports = component.outputs
+    if not isinstance(outputs, Mapping) or outputs.keys() != ports.keys():
+        got = sorted(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
+        raise OutputTypeError(f"{address} must return the fields {sorted(ports)}, but returned {got}")
+    for name, port in ports.items():
+        if not accepts(port.type, outputs[name]):
+            kept = {n: v for n, v in outputs.items() if n in ports and accepts(ports[n].type, v)}
+            raise OutputTypeError(
+                f"{address}.{name} must be {spell(port.type)}, but is {outputs[name]!r:.200}", outputs=kept
+            )
+
+
+def _again(outcome: Outcome) -> Outcome:
+    return Outcome(
+        outcome.outputs, outcome.failure, outcome.usage, outcome.tokens, outcome.attempts, True, outcome.key
+    )
+
+
+def _to_row(outcome: Outcome) -> dict[str, Any]:
+    usage, failure = outcome.usage, outcome.failure
+    return {
+        "outputs": outcome.outputs,
+        "failure": [failure.kind, failure.message] if failure else None,
+        "usage": [usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cost],
+        "tokens": [
+            [t.prompt, t.sampled, t.logprobs, t.finish_reason, t.adapter] for t in outcome.tokens
+        ],
+        "attempts": outcome.attempts,
+    }
+
+
+def _from_row(row: Mapping[str, Any], key: str) -> Outcome:
+    return Outcome(
+        outputs=row["outputs"],
+        failure=Failure(*row["failure"]) if row["failure"] else None,
+        usage=Usage(*row["usage"]),
+        tokens=tuple(TokenRecord(tuple(p), tuple(s), tuple(lp), f, a) for p, s, lp, f, a in row["tokens"]),
+        attempts=row["attempts"],
+        key=key,
+    )

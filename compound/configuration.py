@@ -1,0 +1,163 @@
+"""A configuration: an immutable mapping ``component.parameter -> value``, with a digest.
+
+It is the only thing optimization changes, and the file it writes is all another process needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compound.errors import ConfigurationError
+
+FORMAT = 1
+
+
+def canonical(value: Any) -> str:
+    """Return JSON that is equal for equal values: sorted keys, no spaces, no NaN.
+
+    >>> canonical({"b": 1, "a": (2,)})
+    '{"a":[2],"b":1}'
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False,
+                      default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, tuple | set | frozenset):
+        return sorted(value) if isinstance(value, set | frozenset) else list(value)
+    dump = getattr(value, "model_dump", None)
+    if dump is not None:
+        return dump(mode="json")
+    raise TypeError(f"{type(value).__name__} {value!r} cannot be written as JSON")
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of the canonical JSON, in hex."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()
+
+
+def frozen(value: Any) -> Any:
+    """Return ``value`` with lists as tuples and mappings copied, so that nobody can change it later."""
+    if isinstance(value, Mapping):
+        return _FrozenDict({key: frozen(item) for key, item in value.items()})
+    if isinstance(value, list | tuple):
+        return tuple(frozen(item) for item in value)
+    return value
+
+
+class _FrozenDict(dict[str, Any]):
+    """A dict that refuses changes (so that it still is a dict for JSON and for equality)."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("configuration values cannot be changed; bind another configuration")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse  # type: ignore[assignment]
+    clear = pop = popitem = setdefault = update = _refuse  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference between two configurations."""
+
+    key: str
+    before: Any
+    after: Any
+
+
+class Configuration(Mapping[str, Any]):
+    """Values by ``component.parameter``.
+
+    >>> one = Configuration({"answerer.prompt": "Answer.", "searcher.k": 5})
+    >>> two = one.replace({"searcher.k": 10})
+    >>> [(c.key, c.before, c.after) for c in one.diff(two)], one["searcher.k"]
+    ([('searcher.k', 5, 10)], 5)
+    >>> one.digest == Configuration(dict(reversed(one.items()))).digest
+    True
+    """
+
+    __slots__ = ("_digest", "_values")
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values: dict[str, Any] = {key: frozen(values[key]) for key in sorted(values)}
+        self._digest = ""
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Configuration) and self._values == other._values
+
+    def __repr__(self) -> str:
+        return f"Configuration({self._values!r})"
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the values, in hex; equal for equal configurations in any process."""
+        if not self._digest:
+            self._digest = digest(self._values)
+        return self._digest
+
+    def replace(self, values: Mapping[str, Any]) -> Configuration:
+        """Return a configuration with some values changed."""
+        return Configuration({**self._values, **values})
+
+    def diff(self, other: Configuration) -> list[Change]:
+        """Return what differs, by key; a missing value is ``None``."""
+        keys = sorted({*self, *other})
+        return [Change(k, self.get(k), other.get(k)) for k in keys if self.get(k) != other.get(k)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values as plain JSON types."""
+        plain: dict[str, Any] = json.loads(canonical(self._values))
+        return plain
+
+    def save(self, path: str | Path, **provenance: Any) -> None:
+        """Write a file that `load` reads: the values, their digest, and where they come from."""
+        document = {"format": FORMAT, "digest": self.digest, "values": self.to_json(), **provenance}
+        target = Path(path)
+        temporary = target.with_name(target.name + ".tmp")
+        temporary.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.replace(target)
+
+
+def load(path: str | Path) -> Configuration:
+    """Read a configuration file written by `Configuration.save` (``best.json``).
+
+    Raises:
+        ConfigurationError: the file is missing, is not such a file, or was changed by hand since.
+    """
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigurationError(f"{path} does not exist", hint="`compound optimize` writes best.json") from None
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from None
+    if not isinstance(document, dict) or not isinstance(document.get("values"), dict):
+        raise ConfigurationError(f"{path} is not a configuration file", hint="it must hold `format` and `values`")
+    if document.get("format") != FORMAT:
+        raise ConfigurationError(
+            f"{path} has format {document.get('format')!r}, but this version reads format {FORMAT}"
+        )
+    configuration = Configuration(document["values"])
+    if document.get("digest") not in (None, configuration.digest):
+        raise ConfigurationError(
+            f"{path} was changed: its values do not match its digest",
+            hint="remove the digest line to accept the values as they are",
+        )
+    return configuration

@@ -1,0 +1,172 @@
+"""What the core asks of the parts it does not know: engines, metrics and optimizers, as Protocols.
+
+Components, rewards and optimizers meet through these types and never import one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+Role = Literal["system", "user", "assistant"]
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a call cost: engine calls, tokens, and money in US dollars.
+
+    >>> Usage(calls=1, prompt_tokens=10) + Usage(calls=1, completion_tokens=4)
+    Usage(calls=2, prompt_tokens=10, completion_tokens=4, cost=0.0)
+    """
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and completion tokens together."""
+        return self.prompt_tokens + self.completion_tokens
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.calls + other.calls,
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cost + other.cost,
+        )
+
+
+NO_USAGE = Usage()
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a chat."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """What was sampled, token by token, captured at sampling time and never re-tokenized.
+
+    ``prompt`` and ``sampled`` are token ids; ``logprobs[i]`` is the sampler's log-probability (nats) of
+    ``sampled[i]`` under the distribution it was drawn from (after temperature). A sampled end-of-turn
+    token is part of ``sampled``. ``adapter`` names the adapter version that sampled.
+    """
+
+    prompt: tuple[int, ...]
+    sampled: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    adapter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One thing asked of a language model.
+
+    ``seed`` names the request's own random stream (64 bits): the same request with the same seed gives
+    the same text on an engine that can promise it. ``temperature`` 0 means greedy. ``stop`` strings end
+    the text and are not part of it. ``adapter`` is a LoRA folder to sample with, or ``""``.
+    ``want_tokens`` asks for a `TokenRecord`.
+    """
+
+    messages: tuple[Message, ...]
+    max_tokens: int = 256
+    temperature: float = 0.0
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+    adapter: str = ""
+    want_tokens: bool = False
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A model's answer."""
+
+    text: str
+    usage: Usage = NO_USAGE
+    finish_reason: FinishReason = "stop"
+    tokens: TokenRecord | None = None
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A language model that answers requests.
+
+    ``concurrency`` is how many requests may be in flight at once; the executor enforces it.
+    Errors worth retrying are raised as `TransientError`, others as `CallError` or anything else.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name that goes into cache keys: a model and whatever changes its answers."""
+        ...
+
+    @property
+    def concurrency(self) -> int:
+        """How many requests may be in flight at once."""
+        ...
+
+    async def generate(self, request: Request) -> Completion:
+        """Answer one request."""
+        ...
+
+    def worst_case(self, request: Request) -> Usage:
+        """Return an upper bound of what the request can cost, for the budget to reserve."""
+        ...
+
+    async def aclose(self) -> None:
+        """Free what the engine holds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a metric says of one output.
+
+    ``value`` is the number to raise, ``feedback`` words for optimizers that read, ``parts`` named
+    sub-scores for the report.
+    """
+
+    value: float
+    feedback: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One row of data: what the system reads (``inputs``) and what the metric compares with (``gold``)."""
+
+    id: str
+    inputs: Mapping[str, Any]
+    gold: Mapping[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Metric(Protocol):
+    """Scores a system's outputs against one example; `score` may also return an awaitable."""
+
+    @property
+    def name(self) -> str:
+        """A short name for tables."""
+        ...
+
+    def score(self, outputs: Mapping[str, Any], example: Example) -> Any:
+        """Return a `Score`, or an awaitable of one."""
+        ...
+
+
+class Retrieving(Protocol):
+    """An index that answers queries with passages, best first."""
+
+    def search(self, query: str, k: int) -> Sequence[Mapping[str, Any]]:
+        """Return at most ``k`` passages."""
+        ...

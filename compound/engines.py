@@ -1,0 +1,45 @@
+"""From a model's name to its engine, by convention.
+
+``smollm2``, a folder, or ``local/NAME`` run in this process; every other name goes to litellm
+(``openai/gpt-4o-mini``, ``hosted_vllm/Qwen/Qwen3-8B``, ``ollama/llama3`` …).
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from compound.contracts import Engine
+from compound.errors import DeclarationError
+
+EMBEDDED = ("smollm2",)
+KINDS = {
+    "transformers": "compound.components.lm_transformers:TransformersEngine",
+    "litellm": "compound.components.lm_litellm:LiteLLMEngine",
+}
+
+
+def find_engine(lm: str) -> Engine:
+    """Return the engine of a model by its name.
+
+    Raises:
+        DeclarationError: the name fits no convention.
+    """
+    if lm in EMBEDDED or Path(lm).is_dir():
+        return open_engine("transformers", model=lm)
+    if lm.startswith("local/"):
+        return open_engine("transformers", model=lm.removeprefix("local/"))
+    if "/" in lm:
+        return open_engine("litellm", model=lm)
+    raise DeclarationError(
+        f"no engine for the model {lm!r}",
+        hint="use 'smollm2', a folder, 'local/HUB-ID', or 'provider/model' such as 'openai/gpt-4o-mini'",
+    )
+
+
+def open_engine(kind: str, **settings: Any) -> Engine:
+    """Make an engine of a kind (``transformers`` or ``litellm``) with its settings."""
+    module, _, name = KINDS[kind].partition(":")
+    engine: Engine = getattr(importlib.import_module(module), name)(**settings)
+    return engine

@@ -1,0 +1,128 @@
+"""Every error a user can meet, and the two helpers that make their messages useful.
+
+A message says what holds, what was found, where, and how to go on. Errors that refine a builtin
+inherit it as well, so that ``except ValueError`` keeps working.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class CompoundError(Exception):
+    """Base of every error this package raises on purpose.
+
+    ``hint`` says how to go on; the command line prints it on a line of its own.
+    """
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.hint}" if self.hint else self.message
+
+
+class DeclarationError(CompoundError, ValueError):
+    """A component, a space or a system is declared wrongly."""
+
+
+class WiringError(DeclarationError):
+    """Two ends of an edge do not fit, or an edge is missing, doubled or part of a cycle."""
+
+
+class ConfigurationError(CompoundError, ValueError):
+    """A configuration names what the system does not have, or holds a value outside its space."""
+
+
+class SpecError(CompoundError, ValueError):
+    """A YAML file is wrong. ``problems`` holds every mistake found, one ``file:line:column: …`` each."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class DataError(CompoundError, ValueError):
+    """A data file is missing, or one of its rows is unusable."""
+
+
+class MissingExtra(CompoundError, ImportError):
+    """A feature needs a library that is not installed."""
+
+    def __init__(self, feature: str, library: str, extra: str) -> None:
+        super().__init__(
+            f"{feature} needs {library}, which is not installed",
+            hint=f'pip install "compound-ai[{extra}]"',
+        )
+
+
+class ModelNotFound(CompoundError):
+    """A model's weights are not on this machine."""
+
+
+class RunDirectoryError(CompoundError):
+    """A run directory is foreign, broken, in use, or belongs to another configuration."""
+
+
+class BudgetExhausted(CompoundError):
+    """The next step's worst case does not fit into what is left of the budget."""
+
+
+class TooManyFailures(CompoundError):
+    """More runs failed than the stated share allows."""
+
+
+class CallError(CompoundError):
+    """One call failed. The executor records it; it ends a trace, never a run.
+
+    ``outputs`` keeps what was produced before the failure (the fields that did parse).
+    """
+
+    kind = "error"
+
+    def __init__(self, message: str, *, hint: str = "", outputs: dict[str, object] | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.outputs = outputs or {}
+
+
+class ParseError(CallError):
+    """A model's text does not hold the fields its component declares."""
+
+    kind = "parse"
+
+
+class OutputTypeError(CallError):
+    """A component returned something other than what its ports declare."""
+
+    kind = "type"
+
+
+class TransientError(CallError):
+    """A failure that may pass: a rate limit, a dropped connection, an overloaded server, a timeout.
+
+    ``retry_after`` is the server's own wish, in seconds.
+    """
+
+    kind = "transient"
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+def nearest(name: str, possible: Iterable[str]) -> str:
+    """Return ``"did you mean 'x'?"`` for the closest name, or ``"possible: …"``.
+
+    >>> nearest("bugdet", ["budget", "seed"])
+    "did you mean 'budget'?"
+    >>> nearest("zzz", ["budget", "seed"])
+    'possible: budget, seed'
+    """
+    names = sorted(possible)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return "possible: " + (", ".join(names) if names else "none")

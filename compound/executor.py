@@ -1,0 +1,429 @@
+"""Execution: one async core that runs a system on an example, or forks a trace.
+
+Ready nodes run together. A value carries the addresses of the calls it came from, so the calls of a run
+form a DAG, and a fork re-executes exactly the calls that descend from the one it changes; loops, maps
+and conditions need no special case. Results do not depend on timing: random streams are named, and
+calls are ordered by their place in the graph.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from compound.budget import Meter
+from compound.cache import Cache
+from compound.calls import Attempt, Caller, Outcome
+from compound.component import Composite, Input, Node, Source, Value
+from compound.contracts import Engine
+from compound.errors import DeclarationError, nearest
+from compound.plan import Plan, Step, prepare
+from compound.ports import accepts, spell
+from compound.streams import stream
+from compound.system import System
+from compound.trace import Call, Failure, Trace
+
+
+class _Mark:
+    """A stand-in for a value that is not there."""
+
+
+ABSENT = _Mark()  # its node was skipped by a condition
+FAILED = _Mark()  # its node failed, or waits for one that did
+
+Place = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Fork:
+    """What a fork changes and what it may keep."""
+
+    kept: Mapping[str, Call]
+    address: str
+    outputs: Mapping[str, Any] | None
+    resample: int
+    dirty: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Run:
+    """The state of one run."""
+
+    system: System
+    example: str
+    sample: int
+    seed: int
+    bypass: bool
+    fork: _Fork | None = None
+    calls: list[tuple[Place, Call]] = field(default_factory=list)
+
+
+class Executor:
+    """Runs systems.
+
+    Args:
+        engines: model name -> `Engine`, or a function that finds one.
+        cache: where outcomes of cacheable calls are kept; ``None`` keeps nothing.
+        meter: the budget that engine calls are reserved from.
+        seed: names the random streams of everything run here.
+        on_call: called with each finished call, for live progress.
+
+    Example:
+        >>> from compound import Input, System
+        >>> from compound.components.function import Function
+        >>> def double(x: int) -> int:
+        ...     return 2 * x
+        >>> system = System("demo", outputs={"y": Function("double", double)(x=Input("x", int))})
+        >>> asyncio.run(Executor().run(system, {"x": 4})).outputs
+        {'y': 8}
+    """
+
+    def __init__(
+        self,
+        engines: Mapping[str, Engine] | Callable[[str], Engine] | None = None,
+        *,
+        cache: Cache | None = None,
+        meter: Meter | None = None,
+        seed: int = 0,
+        on_call: Callable[[Call], None] | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.seed = seed
+        self.meter = meter or Meter()
+        self._caller = Caller(engines, cache, self.meter, sleep)
+        self._on_call = on_call
+        self._plans: weakref.WeakKeyDictionary[System, dict[int, Plan]] = weakref.WeakKeyDictionary()
+
+    def charging(self, meter: Meter) -> Executor:
+        """Return an executor that shares cache and engines but draws on another budget."""
+        other = object.__new__(Executor)
+        other.__dict__.update(self.__dict__)
+        other.meter = meter
+        other._caller = self._caller.charging(meter)
+        return other
+
+    async def run(
+        self,
+        system: System,
+        inputs: Mapping[str, Any],
+        *,
+        example: str = "",
+        sample: int = 0,
+        cache: bool = True,
+    ) -> Trace:
+        """Run a system once.
+
+        Args:
+            system: what to run, with the configuration it is bound to.
+            inputs: a value for each input of the system.
+            example: the example's id; a part of every random stream.
+            sample: which sample of the stochastic parts to draw.
+            cache: ``False`` bypasses the cache for this run.
+
+        Returns:
+            The trace. A failed call is in it; it does not raise.
+
+        Raises:
+            DeclarationError: an input is missing, unknown or of another type.
+            BudgetExhausted: the next engine call does not fit into the budget.
+        """
+        _check_inputs(system, inputs)
+        return await self._traced(_Run(system, example, sample, self.seed, not cache), inputs)
+
+    async def fork(
+        self,
+        system: System,
+        trace: Trace,
+        address: str,
+        *,
+        outputs: Mapping[str, Any] | None = None,
+        resample: int | None = None,
+        sample: int | None = None,
+    ) -> Trace:
+        """Run again only what depends on one call of a trace, with that call changed.
+
+        Either put in ``outputs``, or draw the call again with sample index ``resample``. Everything that
+        does not descend from the call is taken from the trace.
+
+        Args:
+            system: the system the trace came from, bound to the same configuration.
+            trace: the trace to fork.
+            address: the call to change.
+            outputs: the outputs to put in its place.
+            resample: the sample index to draw it with.
+            sample: the sample index of the calls after it; the trace's own by default, so that two
+                forks of one call share their downstream randomness (common random numbers).
+        """
+        if (outputs is None) == (resample is None):
+            raise DeclarationError("fork takes either outputs or resample")
+        if system.configuration.digest != trace.configuration:
+            raise DeclarationError(
+                "the trace was made with another configuration", hint="bind the system to it before forking"
+            )
+        kept = {call.address: call for call in trace.calls}
+        if address not in kept:
+            raise DeclarationError(f"the trace has no call at {address!r}", hint=nearest(address, kept))
+        if outputs is not None:
+            _check_fork(system, kept[address], outputs)
+        fork = _Fork(kept, address, outputs, resample if resample is not None else 0)
+        run = _Run(system, trace.example, trace.sample if sample is None else sample, trace.seed, False, fork)
+        return await self._traced(run, trace.inputs)
+
+    async def aclose(self) -> None:
+        """Close the engines opened here."""
+        await self._caller.aclose()
+
+    async def _traced(self, run: _Run, inputs: Mapping[str, Any]) -> Trace:
+        values = {name: Value(inputs[name]) for name in run.system.inputs}
+        results = await self._graph(run, run.system, "", (), values)
+        calls = _in_order(run.calls)
+        outputs, failure = _finish(run.system, results, calls)
+        return Trace(
+            example=run.example,
+            configuration=run.system.configuration.digest,
+            seed=run.seed,
+            sample=run.sample,
+            inputs={name: inputs[name] for name in run.system.inputs},
+            calls=calls,
+            outputs=outputs,
+            failure=failure,
+        )
+
+    async def _graph(
+        self, run: _Run, system: System, prefix: str, place: Place, inputs: Mapping[str, Value]
+    ) -> dict[str, Value]:
+        """Run every node of one graph; returns the values of its outputs."""
+        plan = self._plan(system, run.system)
+        results: dict[str, Mapping[str, Value]] = {}
+        waiting = plan.waiting.copy()
+
+        async def work(name: str | None, group: asyncio.TaskGroup | None) -> None:
+            while name is not None:
+                results[name] = await self._node(run, plan.steps[name], prefix, place, inputs, results)
+                ready = []
+                for successor in plan.successors[name]:
+                    waiting[successor] -= 1
+                    if not waiting[successor]:
+                        ready.append(successor)
+                for other in ready[1:]:
+                    assert group is not None  # a plan with a branch point is not sequential
+                    group.create_task(work(other, group))
+                name = ready[0] if ready else None
+
+        if plan.sequential:
+            await work(plan.roots[0], None)
+        else:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for root in plan.roots:
+                        group.create_task(work(root, group))
+            except BaseExceptionGroup as errors:
+                raise first_of(errors) from None
+        return {key: _read(source, inputs, results) for key, source in system.outputs.items()}
+
+    async def _node(
+        self,
+        run: _Run,
+        step: Step,
+        prefix: str,
+        place: Place,
+        inputs: Mapping[str, Value],
+        results: Mapping[str, Mapping[str, Value]],
+    ) -> Mapping[str, Value]:
+        """Run one node: decide whether it runs at all, then call it or drive its body."""
+        node = step.node
+        arguments: dict[str, Value] = {}
+        sources: list[str] = []
+        mark: _Mark | None = None
+        for port, source in step.wires:
+            value = _read(source, inputs, results)
+            sources.extend(s for s in value.sources if s not in sources)
+            if value.data is FAILED:
+                mark = FAILED
+            elif value.data is not ABSENT:
+                arguments[port] = value
+            elif not node.inputs[port].optional:
+                mark = mark or ABSENT
+        if node.when is not None:
+            guard = _read(node.when.source, inputs, results)
+            sources.extend(s for s in guard.sources if s not in sources)
+            if guard.data is FAILED:
+                mark = FAILED
+            elif guard.data is ABSENT or guard.data != node.when.value:
+                mark = mark or ABSENT
+        parents = tuple(sources)
+        outputs = node.component.outputs
+        if mark is not None:
+            return {name: Value(mark, parents) for name in outputs}
+        for port, declared in node.inputs.items():
+            if port not in arguments:
+                arguments[port] = Value(declared.default)
+        values: Mapping[str, Any] = step.values
+        if step.wired_settings:
+            values = {**values, **{name: arguments[name].data for name in step.wired_settings}}
+        address = prefix + node.name
+        here = (*place, step.place)
+        if isinstance(node.component, Composite):
+            driven = await self._drive(run, node.component, address, here, arguments, values)
+            return driven or {name: Value(FAILED, parents) for name in outputs}
+        call = await self._call(run, step, address, parents, arguments, values)
+        run.calls.append((here, call))
+        if self._on_call is not None:
+            self._on_call(call)
+        if call.failure is not None:
+            return {name: Value(FAILED, (address,)) for name in outputs}
+        return {name: Value(call.outputs[name], (address,)) for name in outputs}
+
+    async def _drive(
+        self,
+        run: _Run,
+        component: Composite,
+        address: str,
+        place: Place,
+        arguments: Mapping[str, Value],
+        values: Mapping[str, Any],
+    ) -> Mapping[str, Value] | None:
+        async def body(index: int, inputs: Mapping[str, Value]) -> Mapping[str, Value] | None:
+            outputs = await self._graph(run, component.body, f"{address}[{index}]/", (*place, index), inputs)
+            missing = any(value.data is FAILED or value.data is ABSENT for value in outputs.values())
+            return None if missing else outputs
+
+        try:
+            return await component.drive(arguments, values, body)
+        except BaseExceptionGroup as errors:
+            raise first_of(errors) from None
+
+    async def _call(
+        self,
+        run: _Run,
+        step: Step,
+        address: str,
+        parents: tuple[str, ...],
+        arguments: Mapping[str, Value],
+        values: Mapping[str, Any],
+    ) -> Call:
+        """Return the node's call: kept from the forked trace, put in by the fork, or really made."""
+        sample = run.sample
+        fork = run.fork
+        inputs = {port: value.data for port, value in arguments.items()}
+        node = step.node
+        counted = node.component.cacheable
+        if fork is not None:
+            if address == fork.address:
+                fork.dirty.add(address)
+                if fork.outputs is not None:
+                    return Call(
+                        address, node.name, node.component.name, parents, inputs, dict(fork.outputs),
+                        sample=sample, reused=True, counted=counted,
+                    )
+                sample = fork.resample
+            elif address in fork.kept and fork.dirty.isdisjoint(parents):
+                return replace(fork.kept[address], reused=True)
+            else:
+                fork.dirty.add(address)
+        seed = stream(run.seed, "call", run.example, address, sample)
+        attempt = Attempt(node.component, address, inputs, values, seed, run.bypass)
+        started = time.perf_counter()
+        outcome = await self._caller.call(attempt)
+        return _made(node, address, parents, inputs, outcome, time.perf_counter() - started, sample)
+
+    def _plan(self, system: System, bound: System) -> Plan:
+        """Return the prepared graph; values come from the outermost system's configuration."""
+        plans = self._plans.setdefault(bound, {})
+        plan = plans.get(id(system))
+        if plan is None:
+            plan = plans[id(system)] = prepare(system, bound)
+        return plan
+
+
+def _read(source: Source, inputs: Mapping[str, Value], results: Mapping[str, Mapping[str, Value]]) -> Value:
+    if isinstance(source, Input):
+        return inputs[source.name]
+    return results[source.node.name][source.field]
+
+
+def _made(
+    node: Node,
+    address: str,
+    parents: tuple[str, ...],
+    inputs: Mapping[str, Any],
+    outcome: Outcome,
+    seconds: float,
+    sample: int,
+) -> Call:
+    return Call(
+        address=address,
+        node=node.name,
+        component=node.component.name,
+        parents=parents,
+        inputs=inputs,
+        outputs=outcome.outputs,
+        failure=outcome.failure,
+        usage=outcome.usage,
+        seconds=seconds,
+        sample=sample,
+        reused=outcome.reused,
+        counted=node.component.cacheable,
+        attempts=outcome.attempts,
+        tokens=outcome.tokens,
+        key=outcome.key,
+    )
+
+
+def _in_order(calls: Sequence[tuple[Place, Call]]) -> tuple[Call, ...]:
+    """Order calls by their place in the graph and number each component's invocations."""
+    ordered = [call for _, call in sorted(calls, key=lambda item: item[0])]
+    counts: Counter[str] = Counter()
+    for call in ordered:
+        call.invocation = counts[call.component]
+        counts[call.component] += 1
+    return tuple(ordered)
+
+
+def _finish(
+    system: System, results: Mapping[str, Value], calls: Sequence[Call]
+) -> tuple[dict[str, Any], Failure | None]:
+    """Return the outputs, or why there are none: a run fails when one of its outputs is missing."""
+    for name, value in results.items():
+        if value.data is FAILED:
+            failed = [call for call in calls if call.failure is not None]
+            first = failed[0].failure if failed else None
+            return {}, first or Failure("error", f"output {name!r} failed")
+        if value.data is ABSENT:
+            return {}, Failure(
+                "skipped", f"output {name!r} ({system.outputs[name].label}) was skipped by a condition"
+            )
+    return {name: value.data for name, value in results.items()}, None
+
+
+def _check_inputs(system: System, inputs: Mapping[str, Any]) -> None:
+    for name, kind in system.inputs.items():
+        if name not in inputs:
+            raise DeclarationError(
+                f"system {system.name!r} needs input {name!r}: {spell(kind)}", hint=f"got {sorted(inputs)}"
+            )
+        if not accepts(kind, inputs[name]):
+            raise DeclarationError(f"input {name!r} must be {spell(kind)}, but got {inputs[name]!r:.200}")
+    unknown = [name for name in inputs if name not in system.inputs]
+    if unknown:
+        raise DeclarationError(
+            f"system {system.name!r} has no input {unknown[0]!r}", hint=nearest(unknown[0], system.inputs)
+        )
+
+
+def _check_fork(system: System, call: Call, outputs: Mapping[str, Any]) -> None:
+    ports = system.components[call.component].outputs
+    if set(outputs) != set(ports):
+        raise DeclarationError(
+            f"fork at {call.address!r} must give the outputs {sorted(ports)}, but got {sorted(outputs)}"
+        )
+    for name, value in outputs.items():
+        if not accepts(ports[name].type, value):
+            raise DeclarationError(
+                f"fork at {call.address!r}: {name} must be {spell(ports[name].type)}, but got {value!r:.200}"
+            )

@@ -1,0 +1,362 @@
+"""Metrics: how good one output is, from 0 to 1, with a few words for optimizers that read.
+
+A metric names the system output it reads and the field of `Example.gold` it compares with. A gold field
+may hold a list of acceptable answers: the best match counts. Text is compared after SQuAD's
+normalisation (Rajpurkar et al. 2016); labels and list items are compared as they are.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import numbers
+import re
+import string
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from compound.contracts import Example, Metric, Score
+from compound.errors import CallError, DataError, DeclarationError, nearest
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_ANSWER = re.compile(r"\banswer(?:\s+is)?[\s*_]*:", re.IGNORECASE)
+_EMPHASIS = re.compile(r"(?<!\w)_+|_+(?!\w)|\*+")
+
+
+def normalize(text: str) -> str:
+    """Lower the case, drop punctuation and articles, join by single spaces (SQuAD's normalisation).
+
+    A text of which nothing would be left keeps its letters, so that the label ``A`` is not ``""``.
+
+    >>> normalize("The Eiffel   Tower!"), normalize("A")
+    ('eiffel tower', 'a')
+    """
+    lowered = text.lower()
+    return " ".join(_ARTICLES.sub(" ", lowered.translate(_PUNCTUATION)).split()) or " ".join(lowered.split())
+
+
+def find_label(text: str, choices: Sequence[str]) -> str | None:
+    """Return the one of ``choices`` that a text decides for, or None.
+
+    Labels count as whole words in any case (labels of one letter in their own case: "a" is a word). In
+    this order: the text is a label; a label stands right after the last ``answer:``; the last label
+    behind that marker; the only label mentioned. Two labels and no marker decide nothing.
+
+    >>> find_label("The diagnosis is X. Answer: yes", ["yes", "no"])
+    'yes'
+    >>> find_label("yes and no", ["yes", "no"]) is None
+    True
+    """
+    plain = _EMPHASIS.sub("", text).strip()
+    by_name = {choice.lower(): choice for choice in choices}
+    longest_first = sorted(choices, key=len, reverse=True)
+    any_case = "|".join(re.escape(choice) for choice in longest_first)
+    own_case = "|".join(re.escape(c) if len(c) > 1 else f"(?-i:{re.escape(c)})" for c in longest_first)
+    first = re.compile(rf"\W*({any_case})(?!\w)(?!-\w)", re.IGNORECASE)
+    word = re.compile(rf"(?<!\w)(?<!\w-)({own_case})(?!\w)(?!-\w)", re.IGNORECASE)
+    markers = list(_ANSWER.finditer(plain))
+    rest = plain[markers[-1].end() :] if markers else ""
+    if plain.strip(string.punctuation + " ").lower() in by_name:
+        return by_name[plain.strip(string.punctuation + " ").lower()]
+    if markers and (match := first.match(rest)):
+        return by_name[match[1].lower()]
+    if behind := word.findall(rest):
+        return by_name[behind[-1].lower()]
+    mentioned = {label.lower() for label in word.findall(plain)}
+    return by_name[mentioned.pop()] if len(mentioned) == 1 else None
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """Reads one output and one gold field; what the pair is worth is the subclass's `compare`."""
+
+    name: str
+    output: str
+    gold: str
+
+    def score(self, outputs: Mapping[str, Any], example: Example) -> Score:
+        """Compare the output with the acceptable answers."""
+        where = f"{self.name}, example {example.id!r}"
+        if self.output not in outputs:
+            raise DataError(f"{where}: no output {self.output!r}", hint=nearest(self.output, outputs))
+        if self.gold not in example.gold:
+            raise DataError(f"{where}: no gold field {self.gold!r}", hint=nearest(self.gold, example.gold))
+        gold = example.gold[self.gold]
+        accepted = list(gold) if isinstance(gold, list | tuple | set | frozenset) else [gold]
+        if not accepted or None in accepted:
+            raise DataError(f"{where}: gold field {self.gold!r} is {_shown(gold)}, nothing to compare with")
+        return self.compare(outputs[self.output], accepted, where)
+
+    def compare(self, found: Any, accepted: list[Any], where: str) -> Score:
+        """Score an output against every acceptable answer; ``where`` opens error messages."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ExactMatch(_Comparison):
+    """1 if the normalised texts are equal; a gold *number* is compared as a number."""
+
+    def compare(self, found: Any, accepted: list[Any], where: str) -> Score:
+        """Return 1 or 0."""
+        text = _text(found, where)
+        return _verdict(any(_equal(text, answer) for answer in accepted), accepted, found)
+
+
+@dataclass(frozen=True)
+class TokenF1(_Comparison):
+    """Harmonic mean of the precision and recall of the words; a gold *number* is right or wrong."""
+
+    def compare(self, found: Any, accepted: list[Any], where: str) -> Score:
+        """Return the best F1, with its precision and recall as parts."""
+        text = _text(found, where)
+        f1, precision, recall = max(_overlap(text, answer) for answer in accepted)
+        parts = {"precision": precision, "recall": recall}
+        return replace(_verdict(f1 == 1.0, accepted, found), value=f1, parts=parts)
+
+
+@dataclass(frozen=True)
+class Accuracy(_Comparison):
+    """1 if the values are equal as they stand or, given ``choices``, if the text decides for the label."""
+
+    choices: tuple[str, ...] = ()
+
+    def compare(self, found: Any, accepted: list[Any], where: str) -> Score:
+        """Return 1 or 0."""
+        if not self.choices:
+            return _verdict(any(found == a or _item(found) == _item(a) for a in accepted), accepted, found)
+        known = {choice.lower() for choice in self.choices}
+        wanted = {str(answer).strip().lower() for answer in accepted}
+        if wanted - known:
+            raise DataError(
+                f"{where}: gold label {_shown(sorted(wanted - known)[0])} is not one of the choices",
+                hint="choices: " + ", ".join(self.choices),
+            )
+        label = find_label(_text(found, where), self.choices)
+        score = _verdict(label is not None and label.lower() in wanted, accepted, label)
+        return score if label is not None else replace(score, feedback=f"no single label in {_shown(found)}")
+
+
+@dataclass(frozen=True)
+class MRR(_Comparison):
+    """One over the rank of the first right item of a list; 0 if there is none (mean reciprocal rank)."""
+
+    key: str | None = None
+
+    def compare(self, found: Any, accepted: list[Any], where: str) -> Score:
+        """Return the reciprocal rank."""
+        items, wanted = _items(found, self.key, where), {_item(answer) for answer in accepted}
+        rank = next((rank for rank, item in enumerate(items, 1) if item in wanted), None)
+        if rank is None:
+            return Score(0.0, f"{_list(accepted)} not among the {len(items)} items")
+        return Score(1 / rank, "correct" if rank == 1 else f"first right item at rank {rank}")
+
+
+@dataclass(frozen=True)
+class RecallAtK(_Comparison):
+    """The share of the gold items among the first ``k`` items of a list."""
+
+    k: int = 5
+    key: str | None = None
+
+    def compare(self, found: Any, accepted: list[Any], where: str) -> Score:
+        """Return the share."""
+        wanted = dict.fromkeys(_item(answer) for answer in accepted)
+        missing = [item for item in wanted if item not in _items(found, self.key, where)[: self.k]]
+        return Score(1 - len(missing) / len(wanted), f"missing {_list(missing)}" if missing else "correct")
+
+
+@dataclass(frozen=True)
+class Custom:
+    """A user's function as a metric; see `custom`."""
+
+    function: Callable[[Mapping[str, Any], Example], Any]
+    name: str
+
+    def score(self, outputs: Mapping[str, Any], example: Example) -> Score | Awaitable[Score]:
+        """Call the function; what it returns becomes a `Score`."""
+        value = self.function(outputs, example)
+        return self._later(value) if inspect.isawaitable(value) else as_score(value, self.name)
+
+    async def _later(self, value: Awaitable[Any]) -> Score:
+        return as_score(await value, self.name)
+
+
+def exact_match(output: str, gold: str | None = None) -> ExactMatch:
+    """Score 1 if the output equals an acceptable answer after SQuAD's normalisation, else 0.
+
+    Args:
+        output: The system output to read.
+        gold: The field of `Example.gold` to compare with; the output's name unless given.
+
+    >>> capital = Example("e1", {}, {"answer": ["Paris", "City of Paris"]})
+    >>> exact_match("answer").score({"answer": "the city of Paris."}, capital).value
+    1.0
+    >>> exact_match("answer").score({"answer": "Lyon"}, capital).feedback
+    "expected 'Paris' or 'City of Paris', got 'Lyon'"
+    """
+    return ExactMatch("exact_match", output, gold or output)
+
+
+def token_f1(output: str, gold: str | None = None) -> TokenF1:
+    """Score the overlap of words with the best acceptable answer (SQuAD's F1).
+
+    >>> score = token_f1("answer").score({"answer": "in Paris"}, Example("e1", {}, {"answer": "Paris"}))
+    >>> round(score.value, 3), dict(score.parts)
+    (0.667, {'precision': 0.5, 'recall': 1.0})
+    """
+    return TokenF1("token_f1", output, gold or output)
+
+
+def accuracy(output: str, gold: str | None = None, choices: Sequence[str] = ()) -> Accuracy:
+    """Score 1 if the output equals the gold value, else 0.
+
+    Args:
+        output: The system output to read.
+        gold: The field of `Example.gold` to compare with; the output's name unless given.
+        choices: The labels to look for in the output's text, by `find_label`.
+
+    >>> metric = accuracy("text", "label", choices=["yes", "no", "maybe"])
+    >>> metric.score({"text": "It is not known. Answer: maybe"}, Example("e1", {}, {"label": "maybe"})).value
+    1.0
+    """
+    for choice in choices:
+        if not isinstance(choice, str) or not choice.strip():
+            raise DeclarationError(
+                f"accuracy: choices must be words, got {choice!r}",
+                hint='in YAML write "yes" and "no" in quotes: bare they mean true and false',
+            )
+    if isinstance(choices, str) or len({choice.lower() for choice in choices}) < len(choices):
+        raise DeclarationError(f"accuracy: choices must be different labels, got {choices!r}")
+    return Accuracy("accuracy", output, gold or output, tuple(choices))
+
+
+def mrr(output: str, gold: str | None = None, key: str | None = None) -> MRR:
+    """Score a ranked list by one over the rank of its first right item.
+
+    Args:
+        output: The system output to read, a list, best first.
+        gold: The field of `Example.gold` with the right item or items; the output's name unless given.
+        key: For lists of objects such as passages: the entry to compare, for example ``"title"``.
+
+    >>> mrr("ranked", "item").score({"ranked": ["x", "y"]}, Example("e1", {}, {"item": "y"}))
+    Score(value=0.5, feedback='first right item at rank 2', parts={})
+    """
+    return MRR("mrr", output, gold or output, key)
+
+
+def recall_at_k(output: str, gold: str | None = None, k: int = 5, key: str | None = None) -> RecallAtK:
+    """Score a list by the share of the gold items among its first ``k``; ``key`` as in `mrr`.
+
+    >>> metric = recall_at_k("hits", "titles", k=2, key="title")
+    >>> metric.score({"hits": [{"title": "A"}, {"title": "C"}]}, Example("e1", {}, {"titles": ["A", "B"]}))
+    Score(value=0.5, feedback="missing 'B'", parts={})
+    """
+    if k < 1:
+        raise DeclarationError(f"recall_at_k: k >= 1 must hold, got k={k}")
+    return RecallAtK(f"recall_at_{k}", output, gold or output, k, key)
+
+
+def custom(function: Callable[[Mapping[str, Any], Example], Any], name: str = "") -> Custom:
+    """Make a metric of a function of (outputs, example) that returns a number or a `Score`, async or not.
+
+    >>> custom(lambda outputs, example: len(outputs["answer"]) < 5, "short").score({"answer": "yes"}, None)
+    Score(value=1.0, feedback='', parts={})
+    """
+    return Custom(function, name or getattr(function, "__name__", type(function).__name__))
+
+
+METRICS: Mapping[str, Callable[..., Metric]] = {
+    "exact_match": exact_match,
+    "token_f1": token_f1,
+    "accuracy": accuracy,
+    "mrr": mrr,
+    "recall_at_k": recall_at_k,
+}
+
+
+async def apply(metric: Metric, outputs: Mapping[str, Any], example: Example) -> Score:
+    """Score outputs with a metric, sync or async, and check what it says.
+
+    Raises:
+        CallError: The value is not a finite real number.
+    """
+    value = metric.score(outputs, example)
+    return as_score(await value if inspect.isawaitable(value) else value, metric.name)
+
+
+def as_score(value: Any, name: str) -> Score:
+    """Turn what a metric returned into a `Score` of finite floats.
+
+    >>> as_score(True, "short")
+    Score(value=1.0, feedback='', parts={})
+    """
+    score = value if isinstance(value, Score) else Score(value)
+    parts = {part: _finite(number, f"{name}, part {part!r}") for part, number in score.parts.items()}
+    return Score(_finite(score.value, f"metric {name!r}"), str(score.feedback), parts)
+
+
+def _finite(value: Any, who: str) -> float:
+    if isinstance(value, numbers.Real | np.bool_) and math.isfinite(value):
+        return float(value)
+    raise CallError(f"{who} must give a finite real number, got {_shown(value)} ({type(value).__name__})")
+
+
+def _text(value: Any, where: str) -> str:
+    if isinstance(value, str | numbers.Real):
+        return str(value)
+    raise DataError(f"{where}: the output must be text or a number, got {type(value).__name__}")
+
+
+def _equal(text: str, answer: Any) -> bool:
+    if isinstance(answer, bool) or not isinstance(answer, numbers.Real):
+        return normalize(text) == normalize(str(answer))
+    try:
+        return math.isclose(float(text.strip().rstrip(".").replace(",", "")), answer, rel_tol=1e-9)
+    except ValueError:
+        return False
+
+
+def _overlap(text: str, answer: Any) -> tuple[float, float, float]:
+    """Return F1, precision and recall of the words of two texts."""
+    if isinstance(answer, numbers.Real):
+        return (float(_equal(text, answer)),) * 3
+    found, wanted = normalize(text).split(), normalize(str(answer)).split()
+    if not found or not wanted:
+        return (float(found == wanted),) * 3
+    common = (Counter(found) & Counter(wanted)).total()
+    # 2c / (f + w) is 2pr / (p + r) without its rounding, and is never 0 / 0.
+    return 2 * common / (len(found) + len(wanted)), common / len(found), common / len(wanted)
+
+
+def _item(value: Any) -> str:
+    return str(value).strip()
+
+
+def _items(found: Any, key: str | None, where: str) -> list[str]:
+    if not isinstance(found, list | tuple):
+        raise DataError(f"{where}: the output must be a list, got {type(found).__name__}")
+    for item in found:
+        if isinstance(item, Mapping) and (key is None or key not in item):
+            asked = "its items are objects" if key is None else f"an item has no entry {key!r}"
+            raise DataError(f"{where}: {asked}", hint=f"name one with key=: {', '.join(map(str, item))}")
+    return [_item(item[key] if isinstance(item, Mapping) else item) for item in found]
+
+
+def _verdict(right: bool, accepted: list[Any], found: Any) -> Score:
+    return Score(float(right), "correct" if right else f"expected {_list(accepted)}, got {_shown(found)}")
+
+
+def _list(values: Sequence[Any]) -> str:
+    shown = " or ".join(_shown(value) for value in values[:3])
+    return shown if len(values) <= 3 else f"{shown} or {len(values) - 3} more"
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(value.split()) if isinstance(value, str) else repr(value)
+    text = text if len(text) <= 80 else text[:79] + "…"
+    return repr(text) if isinstance(value, str) else text

@@ -1,0 +1,189 @@
+"""Port types: how a type is spelled, when one may feed another, and whether a value belongs to it.
+
+Types are ordinary Python annotations (``str``, ``list[str]``, ``Literal["a", "b"]``, ``dict[str, int]``).
+YAML spells them the same way; `parse` reads that spelling with a small grammar and never evaluates it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError
+
+from compound.errors import DeclarationError, nearest
+
+NAMES: Mapping[str, Any] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "list": list,
+    "dict": dict,
+    "any": Any,
+    "Any": Any,
+    "None": type(None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A named, typed place where a value enters or leaves a component.
+
+    ``optional`` inputs may stay unconnected, or be fed by a node that was skipped: they then take
+    ``default``.
+    """
+
+    type: Any
+    optional: bool = False
+    default: Any = None
+
+
+def parse(text: str) -> Any:
+    """Return the type that ``text`` spells.
+
+    >>> parse("list[str]")
+    list[str]
+    >>> parse("one of yes, no") == Literal["yes", "no"]
+    True
+    >>> parse("lsit")
+    Traceback (most recent call last):
+    compound.errors.DeclarationError: 'lsit' is not a type; did you mean 'list'?
+    """
+    stripped = text.strip()
+    if stripped.startswith("one of "):
+        labels = [label.strip() for label in stripped[len("one of ") :].split(",")]
+        if not all(labels):
+            raise DeclarationError(f"{text!r} has an empty label", hint="write `one of yes, no`")
+        return Literal[tuple(labels)]
+    try:
+        tree = ast.parse(stripped, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise DeclarationError(f"{text!r} is not a type", hint=nearest(stripped, NAMES)) from None
+    return _from_tree(tree, text)
+
+
+def _from_tree(tree: ast.expr, text: str) -> Any:
+    if isinstance(tree, ast.Name) and tree.id in NAMES:
+        return NAMES[tree.id]
+    if isinstance(tree, ast.Constant) and tree.value is None:
+        return type(None)
+    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.BitOr):
+        return _from_tree(tree.left, text) | _from_tree(tree.right, text)
+    if isinstance(tree, ast.Subscript) and isinstance(tree.value, ast.Name):
+        arguments = tree.slice.elts if isinstance(tree.slice, ast.Tuple) else [tree.slice]
+        if tree.value.id == "Literal" and all(isinstance(a, ast.Constant) for a in arguments):
+            return Literal[tuple(a.value for a in arguments if isinstance(a, ast.Constant))]
+        inner = tuple(_from_tree(a, text) for a in arguments)
+        if tree.value.id == "list" and len(inner) == 1:
+            return list[inner[0]]  # type: ignore[valid-type]
+        if tree.value.id == "dict" and len(inner) == 2:
+            return dict[inner[0], inner[1]]  # type: ignore[valid-type]
+    name = tree.id if isinstance(tree, ast.Name) else text
+    raise DeclarationError(f"{name!r} is not a type", hint=nearest(name, NAMES))
+
+
+def spell(kind: Any) -> str:
+    """Return how a type is written in YAML and in messages.
+
+    >>> spell(list[str]), spell(Literal["yes", "no"]), spell(str | None)
+    ('list[str]', 'one of yes, no', 'str | None')
+    """
+    if kind is Any:
+        return "any"
+    if kind is type(None):
+        return "None"
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        if all(isinstance(a, str) and a == a.strip() and "," not in a for a in arguments):
+            return "one of " + ", ".join(arguments)
+        return f"Literal[{', '.join(map(repr, arguments))}]"
+    if origin in (Union, types.UnionType):
+        return " | ".join(spell(a) for a in arguments)
+    if origin is not None:
+        return f"{getattr(origin, '__name__', origin)}[{', '.join(spell(a) for a in arguments)}]"
+    return getattr(kind, "__name__", str(kind))
+
+
+def fits(source: Any, target: Any) -> bool:
+    """Return whether every value of ``source`` may be given to ``target``.
+
+    >>> fits(int, float), fits(Literal["a"], str), fits(list[int], list[str]), fits(str, Any)
+    (True, True, False, True)
+    """
+    if target is Any or source is Any or source == target:
+        return True
+    source_origin, target_origin = get_origin(source), get_origin(target)
+    if source_origin in (Union, types.UnionType):
+        return all(fits(a, target) for a in get_args(source))
+    if target_origin in (Union, types.UnionType):
+        return any(fits(source, a) for a in get_args(target))
+    if source_origin is Literal:
+        if target_origin is Literal:
+            return set(get_args(source)) <= set(get_args(target))
+        return all(fits(type(a), target) for a in get_args(source))
+    if target_origin is Literal:
+        return False
+    if (source_origin or source) is (target_origin or target):
+        pairs = zip(get_args(source), get_args(target), strict=False)
+        return all(fits(a, b) for a, b in pairs)
+    if source is bool or target is bool:
+        return False
+    if isinstance(source, type) and isinstance(target, type):
+        return issubclass(source, target) or (source is int and target is float)
+    return False
+
+
+@functools.lru_cache(maxsize=512)
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    try:
+        return TypeAdapter(kind, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
+    except PydanticSchemaGenerationError as error:
+        raise DeclarationError(f"{spell(kind)!r} cannot be used as a port type") from error
+    except Exception:  # noqa: BLE001 - pydantic refuses a config for its own models: those bring theirs
+        return TypeAdapter(kind)
+
+
+EXACT = (str, int, float, bool)
+
+
+def accepts(kind: Any, value: Any) -> bool:
+    """Return whether ``value`` belongs to ``kind`` without conversion (an int is a float, a bool no int).
+
+    >>> accepts(list[str], ["a"]), accepts(list[str], "a"), accepts(float, 1), accepts(int, True)
+    (True, False, True, False)
+    """
+    if kind is Any or (kind in EXACT and type(value) is kind):
+        return True
+    try:
+        _adapter(kind).validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
+def convert(kind: Any, value: Any) -> Any:
+    """Convert text or JSON leniently into ``kind`` (``"3"`` into 3), or raise `ValueError`."""
+    try:
+        return TypeAdapter(kind).validate_python(value, strict=False)
+    except ValidationError as error:
+        raise ValueError(f"{value!r} is not {spell(kind)}") from error
+
+
+def listing(ports: Mapping[str, Port]) -> str:
+    """Return ports as text for messages: ``question: str, k: int (optional)``."""
+    return ", ".join(_line(name, port) for name, port in ports.items()) or "none"
+
+
+def _line(name: str, port: Port) -> str:
+    return f"{name}: {spell(port.type)}" + (" (optional)" if port.optional else "")
+
+
+def names(values: Iterable[str]) -> str:
+    """Join names for messages, quoted."""
+    return ", ".join(repr(value) for value in values)

@@ -1,0 +1,93 @@
+"""What can be said under ``optimize:``, as one typed object; YAML and Python share it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from compound.budget import Budget
+
+Proposer = Literal["demos", "edits", "opro"]
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class BudgetSettings(_Settings):
+    """Hard limits of a run; what is left out has no limit."""
+
+    system_runs: float | None = Field(default=None, ge=0)
+    """Runs of the system on train and validation examples; cached and forked runs count in part."""
+    calls: int | None = Field(default=None, ge=0)
+    """Engine calls, test split included."""
+    tokens: int | None = Field(default=None, ge=0)
+    """Prompt and completion tokens, test split included."""
+    cost: float | None = Field(default=None, ge=0)
+    """US dollars, test split included."""
+    minutes: float | None = Field(default=None, gt=0)
+    """Wall-clock minutes over all attempts, test split included."""
+    test_share: float = Field(default=0.2, gt=0, lt=1)
+    """The share of calls, tokens, cost and minutes kept back for reading the test split."""
+
+    def total(self) -> Budget:
+        """Return the limits of the whole run."""
+        return Budget(self.system_runs, self.calls, self.tokens, self.cost, self.minutes)
+
+    def search(self) -> Budget:
+        """Return the limits of the search: everything but the reserve for the test split."""
+        return self.total().share(1 - self.test_share)
+
+    def test(self) -> Budget:
+        """Return the reserve of the test split; its runs are counted apart and not limited."""
+        reserve = self.total().share(self.test_share)
+        return Budget(None, reserve.calls, reserve.tokens, reserve.cost, reserve.minutes)
+
+
+class PromptSettings(_Settings):
+    """How prompts and demonstrations are searched."""
+
+    proposers: tuple[Proposer, ...] = ("demos", "edits")
+    """Where candidates come from: demonstrations from successful traces, a grammar of edits, an LLM."""
+    lm: str | None = None
+    """The model that writes prompts for ``opro``; the system's own by default."""
+    edits_per_candidate: int = Field(default=2, ge=1)
+    """The most edits between an incumbent and a candidate: a trust region."""
+
+
+class OptimizeSettings(_Settings):
+    """How a system is optimized."""
+
+    method: str = "search"
+    """`search` (prompts, demonstrations, choices and numbers in turn), or `random`."""
+    seed: int = Field(default=0, ge=0)
+    """Names every random stream of the run."""
+    budget: BudgetSettings = BudgetSettings()
+    """Hard limits."""
+    iterations: int = Field(default=6, ge=1)
+    """The most proposals that are put to the test on the validation split."""
+    train_size: int | None = Field(default=None, ge=1)
+    """How many train examples to use; all by default."""
+    valid_size: int | None = Field(default=40, ge=2)
+    """How many validation examples decide about acceptance."""
+    test_size: int | None = Field(default=None, ge=1)
+    """How many test examples the report reads; all by default."""
+    minibatch: int = Field(default=8, ge=1)
+    """Train examples a candidate first meets; survivors meet twice as many, and so on."""
+    candidates: int = Field(default=8, ge=1)
+    """Candidates of one proposal round."""
+    alpha: float = Field(default=0.05, gt=0, lt=1)
+    """The chance, over the whole run, of accepting a configuration that is no better."""
+    repeats: int = Field(default=1, ge=1)
+    """How often each example is run when a stochastic system is measured."""
+    prompts: PromptSettings = PromptSettings()
+    """How prompts and demonstrations are searched."""
+    baselines: tuple[str, ...] = ()
+    """Methods run beside the main one, each with the same budget, for the table of the report."""
+    concurrency: int = Field(default=64, ge=1)
+    """Examples in flight at once."""
+    failure_score: float = 0.0
+    """What a failed run scores; failures are counted and shown besides."""
+    max_failed: float = Field(default=0.5, gt=0, le=1)
+    """The run ends when a larger share of an evaluation fails."""

@@ -1,0 +1,261 @@
+"""Spaces: what an optimizer may change about a component, and between which values.
+
+A space holds its starting value. Spaces are declared where a plain value could stand:
+``k=5`` is fixed, ``k=Choice(1, 5, 10, value=5)`` may be tuned.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from compound.errors import DeclarationError
+
+Scalar = str | int | float | bool
+
+
+class Space(ABC):
+    """One parameter's set of values. ``value`` is where tuning starts."""
+
+    kind: ClassVar[str]
+    value: Any
+
+    @abstractmethod
+    def problem(self, value: Any) -> str:
+        """Say what is wrong with ``value``, or return ``""`` when it belongs to the space."""
+
+    @property
+    @abstractmethod
+    def type(self) -> Any:
+        """The port type of the values, so that an edge may feed the parameter."""
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """Return the declaration as JSON, without the value."""
+
+    def check(self, value: Any, name: str) -> None:
+        """Raise `DeclarationError` when ``value`` is outside the space of the parameter ``name``."""
+        problem = self.problem(value)
+        if problem:
+            raise DeclarationError(f"{name} {problem}")
+
+
+@dataclass(frozen=True)
+class Text(Space):
+    """A text, usually a prompt.
+
+    >>> Text("Answer in a few words.").problem(3)
+    'must be a text, but got 3'
+    """
+
+    value: str
+    max_length: int = 8000
+    kind: ClassVar[str] = "text"
+
+    def __post_init__(self) -> None:
+        self.check(self.value, "Text")
+
+    def problem(self, value: Any) -> str:  # noqa: D102
+        if not isinstance(value, str):
+            return f"must be a text, but got {value!r}"
+        if len(value) > self.max_length:
+            return f"must have at most {self.max_length} characters, but has {len(value)}"
+        return ""
+
+    @property
+    def type(self) -> Any:  # noqa: D102
+        return str
+
+    def to_json(self) -> dict[str, Any]:  # noqa: D102
+        return {"kind": self.kind, "max_length": self.max_length}
+
+
+Demo = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Demos(Space):
+    """Demonstrations: worked examples shown to a model before the question.
+
+    A value is a tuple of ``{"inputs": {...}, "outputs": {...}}``, at most ``max`` of them.
+
+    >>> Demos(max=4).problem([{"inputs": {"q": "1+1"}, "outputs": {"a": "2"}}])
+    ''
+    """
+
+    value: tuple[Demo, ...] = ()
+    max: int = 4
+    kind: ClassVar[str] = "demos"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", tuple(self.value))
+        self.check(self.value, "Demos")
+
+    def problem(self, value: Any) -> str:  # noqa: D102
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            return f"must be a list of demonstrations, but got {value!r}"
+        if len(value) > self.max:
+            return f"must hold at most {self.max} demonstrations, but holds {len(value)}"
+        for demo in value:
+            parts = demo if isinstance(demo, Mapping) else {}
+            if set(parts) != {"inputs", "outputs"} or not all(isinstance(p, Mapping) for p in parts.values()):
+                return f"must hold {{'inputs': {{…}}, 'outputs': {{…}}}} only, but holds {demo!r}"
+        return ""
+
+    @property
+    def type(self) -> Any:  # noqa: D102
+        return list[dict[str, Any]]
+
+    def to_json(self) -> dict[str, Any]:  # noqa: D102
+        return {"kind": self.kind, "max": self.max}
+
+
+@dataclass(frozen=True, init=False)
+class Choice(Space):
+    """One of a few values; they need no order.
+
+    >>> Choice(1, 5, 10, value=5).problem(7)
+    'must be one of 1, 5, 10, but got 7'
+    """
+
+    options: tuple[Scalar, ...]
+    value: Scalar
+    kind: ClassVar[str] = "choice"
+
+    def __init__(self, *options: Scalar, value: Scalar | None = None) -> None:
+        if not options:
+            raise DeclarationError("Choice needs at least one option")
+        if any(not isinstance(option, str | int | float | bool) for option in options):
+            raise DeclarationError(f"Choice options must be texts, numbers or booleans, but got {options!r}")
+        if len({(type(o), o) for o in options}) < len(options):
+            raise DeclarationError(f"Choice options must differ, but got {options!r}")
+        object.__setattr__(self, "options", tuple(options))
+        object.__setattr__(self, "value", options[0] if value is None else value)
+        self.check(self.value, "Choice")
+
+    def problem(self, value: Any) -> str:  # noqa: D102
+        if any(type(value) is type(option) and value == option for option in self.options):
+            return ""
+        return f"must be one of {', '.join(map(repr, self.options))}, but got {value!r}"
+
+    @property
+    def type(self) -> Any:  # noqa: D102
+        kinds = {type(option) for option in self.options}
+        if kinds == {str}:
+            return Literal[self.options]
+        return kinds.pop() if len(kinds) == 1 else Any
+
+    def to_json(self) -> dict[str, Any]:  # noqa: D102
+        return {"kind": self.kind, "options": list(self.options)}
+
+
+@dataclass(frozen=True)
+class Int(Space):
+    """A whole number in ``[low, high]``; ``log`` searches ratios rather than differences."""
+
+    low: int
+    high: int
+    value: int = None  # type: ignore[assignment]  # resolved to `low` below
+    log: bool = False
+    kind: ClassVar[str] = "int"
+
+    def __post_init__(self) -> None:
+        _check_bounds(self)
+
+    def problem(self, value: Any) -> str:  # noqa: D102
+        if type(value) is not int:
+            return f"must be a whole number, but got {value!r}"
+        return _outside(self, value)
+
+    @property
+    def type(self) -> Any:  # noqa: D102
+        return int
+
+    def to_json(self) -> dict[str, Any]:  # noqa: D102
+        return {"kind": self.kind, "low": self.low, "high": self.high, "log": self.log}
+
+
+@dataclass(frozen=True)
+class Float(Space):
+    """A real number in ``[low, high]``; ``log`` searches ratios rather than differences."""
+
+    low: float
+    high: float
+    value: float = None  # type: ignore[assignment]  # resolved to `low` below
+    log: bool = False
+    kind: ClassVar[str] = "float"
+
+    def __post_init__(self) -> None:
+        _check_bounds(self)
+        object.__setattr__(self, "value", float(self.value))
+
+    def problem(self, value: Any) -> str:  # noqa: D102
+        if type(value) not in (int, float) or not math.isfinite(value):
+            return f"must be a finite number, but got {value!r}"
+        return _outside(self, value)
+
+    @property
+    def type(self) -> Any:  # noqa: D102
+        return float
+
+    def to_json(self) -> dict[str, Any]:  # noqa: D102
+        return {"kind": self.kind, "low": self.low, "high": self.high, "log": self.log}
+
+
+def _check_bounds(space: Int | Float) -> None:
+    if space.value is None:  # type: ignore[redundant-expr]
+        object.__setattr__(space, "value", space.low)  # type: ignore[unreachable]
+    name = type(space).__name__
+    whole = int if isinstance(space, Int) else (int, float)
+    if not all(isinstance(b, whole) and not isinstance(b, bool) for b in (space.low, space.high)):
+        raise DeclarationError(f"{name} bounds must be numbers, but got low={space.low!r}, high={space.high!r}")
+    if not space.low <= space.high:
+        raise DeclarationError(f"{name}: low <= high must hold, but got low={space.low}, high={space.high}")
+    if space.log and space.low <= 0:
+        raise DeclarationError(f"{name}: a log scale needs low > 0, but got low={space.low}")
+    space.check(space.value, name)
+
+
+def _outside(space: Int | Float, value: float) -> str:
+    if space.low <= value <= space.high:
+        return ""
+    return f"must lie in [{space.low}, {space.high}], but got {value!r}"
+
+
+@dataclass(frozen=True)
+class Weights(Space):
+    """The weights of a component's model: a LoRA adapter on a frozen base.
+
+    A value is ``None`` (the base as it is) or ``{"path": folder, "sha256": digest}``.
+    """
+
+    value: Mapping[str, str] | None = None
+    rank: int = 16
+    alpha: int = 32
+    targets: tuple[str, ...] = field(default=("q_proj", "k_proj", "v_proj", "o_proj"))
+    kind: ClassVar[str] = "weights"
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.alpha < 1:
+            raise DeclarationError(f"LoRA: rank and alpha must be >= 1, but got {self.rank}, {self.alpha}")
+        self.check(self.value, "Weights")
+
+    def problem(self, value: Any) -> str:  # noqa: D102
+        if value is None or (isinstance(value, Mapping) and set(value) == {"path", "sha256"}):
+            return ""
+        return f"must be None or {{'path': …, 'sha256': …}}, but got {value!r}"
+
+    @property
+    def type(self) -> Any:  # noqa: D102
+        return dict[str, str] | None
+
+    def to_json(self) -> dict[str, Any]:  # noqa: D102
+        return {"kind": self.kind, "rank": self.rank, "alpha": self.alpha, "targets": list(self.targets)}
+
+
+def LoRA(rank: int = 16, alpha: int | None = None) -> Weights:  # noqa: N802 - reads as a declaration
+    """Return the space of LoRA adapters of one rank; ``alpha`` defaults to twice the rank."""
+    return Weights(rank=rank, alpha=2 * rank if alpha is None else alpha)

@@ -1,0 +1,275 @@
+"""A system: a directed acyclic graph of nodes with named inputs and outputs, bound to a configuration.
+
+The graph is a ``networkx.DiGraph``; order, cycles and drawings come from networkx. A system is
+immutable: `bind` returns another one, so two threads can run two configurations at once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import networkx as nx
+
+from compound.component import Component, Composite, Input, Node, Output, Outputs, Source, check_name
+from compound.configuration import Configuration, canonical, digest
+from compound.errors import ConfigurationError, WiringError, nearest
+from compound.ports import names, spell
+from compound.space import Space
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class System:
+    """A compound AI system.
+
+    Args:
+        name: for run directories and reports.
+        outputs: what the system returns, by name; the nodes are found from here.
+        inputs: the declared inputs; each must be used. Left out, they are found as well.
+        nodes: the declared nodes; each must lead to an output. Left out, they are found as well.
+        lm: the model of every LLM component that names none.
+
+    Example:
+        >>> from compound.components.function import Function
+        >>> question = Input("question", str)
+        >>> def shout(text: str) -> str:
+        ...     return text.upper()
+        >>> system = System("demo", outputs={"answer": Function("shout", shout)(text=question)})
+        >>> list(system.nodes), list(system.inputs)
+        (['shout'], ['question'])
+    """
+
+    name: str
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, Source]
+    nodes: Mapping[str, Node]
+    configuration: Configuration
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def __init__(
+        self,
+        name: str,
+        outputs: Mapping[str, Source],
+        *,
+        inputs: Sequence[Input] | None = None,
+        nodes: Sequence[Node | Output | Outputs] | None = None,
+        lm: str | None = None,
+    ) -> None:
+        check_name("System", name)
+        found_inputs, found_nodes = _collect(name, outputs)
+        if inputs is not None:
+            _all_used(name, [i.name for i in inputs], found_inputs)
+        if nodes is not None:
+            _all_reach_an_output(name, nodes, found_nodes)
+        set_ = functools.partial(object.__setattr__, self)
+        set_("name", name)
+        set_("inputs", {i: found_inputs[i].type for i in sorted(found_inputs)})
+        set_("outputs", dict(outputs))
+        set_("nodes", _ordered(name, found_nodes))
+        set_("defaults", {"lm": lm} if lm else {})
+        set_("configuration", Configuration({k: s.value for k, s in self.parameters.items()}))
+
+    @functools.cached_property
+    def graph(self) -> nx.DiGraph:
+        """The graph: inputs as ``$name``, nodes by name; edges carry the ``ports`` they feed."""
+        return _graph(self.inputs, self.nodes)
+
+    @functools.cached_property
+    def components(self) -> Mapping[str, Component]:
+        """Every component by name, those inside loops and maps included."""
+        found: dict[str, Component] = {}
+        for component in _components(self.nodes.values()):
+            other = found.setdefault(component.name, component)
+            if other is not component:
+                raise WiringError(
+                    f"two components are named {component.name!r} in system {self.name!r}",
+                    hint="rename one, or use one component at several nodes with name=…",
+                )
+        return found
+
+    @functools.cached_property
+    def parameters(self) -> Mapping[str, Space]:
+        """Every tunable parameter, by ``component.parameter``."""
+        return {
+            f"{name}.{parameter}": space
+            for name, component in sorted(self.components.items())
+            for parameter, space in component.parameters.items()
+        }
+
+    @functools.cached_property
+    def signature(self) -> str:
+        """A digest of the structure: components, their versions, wires and outputs, not the values."""
+        return digest(_structure(self))
+
+    @functools.cached_property
+    def successors(self) -> Mapping[str, tuple[str, ...]]:
+        """For each node, the nodes waiting for it, in execution order."""
+        position = {name: i for i, name in enumerate(self.nodes)}
+        return {
+            name: tuple(sorted(self.graph.successors(name), key=position.__getitem__)) for name in self.nodes
+        }
+
+    def descendants(self, node: str) -> frozenset[str]:
+        """Return the nodes that depend on ``node``, by name."""
+        return frozenset(nx.descendants(self.graph, node))
+
+    def nodes_of(self, component: str) -> tuple[str, ...]:
+        """Return the names of the nodes that use a component, in order."""
+        return tuple(n for n, node in self.nodes.items() if node.component.name == component)
+
+    def bind(self, values: Mapping[str, Any]) -> System:
+        """Return this system with some parameters set.
+
+        Raises:
+            ConfigurationError: a key names no parameter, or a value lies outside its space.
+        """
+        for key, value in values.items():
+            if key not in self.parameters:
+                raise ConfigurationError(
+                    f"system {self.name!r} has no parameter {key!r}", hint=nearest(key, self.parameters)
+                )
+            problem = self.parameters[key].problem(value)
+            if problem:
+                raise ConfigurationError(f"{key} {problem}")
+        return replace_configuration(self, self.configuration.replace(values))
+
+    def with_lm(self, lm: str) -> System:
+        """Return this system with another default model."""
+        return _copy(self, defaults={**self.defaults, "lm": lm})
+
+
+def replace_configuration(system: System, configuration: Configuration) -> System:
+    """Return a copy bound to ``configuration`` as it is (already checked)."""
+    return _copy(system, configuration=configuration)
+
+
+def _copy(system: System, **changes: Any) -> System:
+    clone = object.__new__(System)
+    clone.__dict__.update(system.__dict__)
+    clone.__dict__.update(changes)
+    return clone
+
+
+def _collect(name: str, outputs: Mapping[str, Source]) -> tuple[dict[str, Input], dict[str, Node]]:
+    """Walk back from the outputs; every name must mean one thing."""
+    if not outputs:
+        raise WiringError(f"system {name!r} has no outputs", hint="outputs={'answer': some_output}")
+    inputs: dict[str, Input] = {}
+    nodes: dict[str, Node] = {}
+    stack: list[Source] = []
+    for key, source in outputs.items():
+        check_name("Output", key)
+        if not isinstance(source, Input | Output):
+            raise WiringError(
+                f"output {key!r} of system {name!r} is not produced by any node: got {source!r}",
+                hint="name one field of a node" if isinstance(source, Outputs) else "give a node's output",
+            )
+        stack.append(source)
+    while stack:
+        source = stack.pop()
+        if isinstance(source, Input):
+            known = inputs.setdefault(source.name, source)
+            if known.type != source.type:
+                raise WiringError(
+                    f"input {source.name!r} is declared as {spell(known.type)} and as {spell(source.type)}"
+                )
+        elif nodes.get(source.node.name) is not source.node:
+            if source.node.name in nodes:
+                raise WiringError(
+                    f"two nodes are named {source.node.name!r} in system {name!r}",
+                    hint="give the second use its own name: component(..., name='other')",
+                )
+            nodes[source.node.name] = source.node
+            stack.extend(source.node.sources)
+    return inputs, nodes
+
+
+def _all_used(system: str, declared: Sequence[str], used: Mapping[str, Input]) -> None:
+    unused = [name for name in declared if name not in used]
+    if unused:
+        raise WiringError(
+            f"system {system!r} declares inputs that nothing reads: {names(unused)}",
+            hint="connect them or remove them",
+        )
+    undeclared = sorted(set(used) - set(declared))
+    if undeclared:
+        raise WiringError(
+            f"system {system!r} reads inputs it does not declare: {names(undeclared)}",
+            hint=f"declared: {names(declared)}",
+        )
+
+
+def _all_reach_an_output(
+    system: str, declared: Sequence[Node | Output | Outputs], reached: Mapping[str, Node]
+) -> None:
+    nodes = [_node(item) for item in declared]
+    lost = [node.name for node in nodes if reached.get(node.name) is not node]
+    if lost:
+        raise WiringError(
+            f"system {system!r} has nodes that no output depends on: {names(lost)}",
+            hint="use their outputs or remove them",
+        )
+
+
+def _node(item: Node | Output | Outputs) -> Node:
+    if isinstance(item, Node):
+        return item
+    return item.node if isinstance(item, Output) else item._node
+
+
+def _graph(inputs: Mapping[str, Any], nodes: Mapping[str, Node]) -> nx.DiGraph:
+    graph = nx.DiGraph()
+    for name, kind in inputs.items():
+        graph.add_node(f"${name}", kind="input", type=spell(kind))
+    for name, node in nodes.items():
+        graph.add_node(name, kind=node.component.kind, component=node.component.name)
+    for name, node in nodes.items():
+        for port, source in [*node.wires.items(), *([("when", node.when.source)] if node.when else [])]:
+            origin = f"${source.name}" if isinstance(source, Input) else source.node.name
+            if graph.has_edge(origin, name):
+                graph.edges[origin, name]["ports"] += (port,)
+            else:
+                graph.add_edge(origin, name, ports=(port,))
+    return graph
+
+
+def _ordered(system: str, nodes: Mapping[str, Node]) -> dict[str, Node]:
+    """Return the nodes in topological order, ties by name: independent of declaration and hashing."""
+    graph = nx.DiGraph()
+    graph.add_nodes_from(nodes)
+    for name, node in nodes.items():
+        graph.add_edges_from((s.node.name, name) for s in node.sources if isinstance(s, Output))
+    try:
+        return {name: nodes[name] for name in nx.lexicographical_topological_sort(graph)}
+    except nx.NetworkXUnfeasible:
+        cycle = " -> ".join([edge[0] for edge in nx.find_cycle(graph)])
+        raise WiringError(
+            f"system {system!r} has a cycle: {cycle} -> {cycle.split(' ', 1)[0]}",
+            hint="use a loop component for repetition",
+        ) from None
+
+
+def _components(nodes: Any) -> Iterator[Component]:
+    for node in nodes:
+        yield node.component
+        if isinstance(node.component, Composite):
+            yield from _components(node.component.body.nodes.values())
+
+
+def _structure(system: System) -> dict[str, Any]:
+    return {
+        "inputs": {name: spell(kind) for name, kind in system.inputs.items()},
+        "outputs": {name: source.label for name, source in system.outputs.items()},
+        "nodes": {
+            name: {
+                "component": node.component.name,
+                "version": node.component.version,
+                "wires": {port: source.label for port, source in node.wires.items()},
+                "when": [node.when.source.label, canonical(node.when.value)] if node.when else None,
+            }
+            for name, node in system.nodes.items()
+        },
+        "parameters": {key: space.to_json() for key, space in system.parameters.items()},
+    }

@@ -1,0 +1,128 @@
+"""Test doubles that are part of the product: a scripted model, and helpers to tell what ran."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from compound.contracts import Completion, Request, Usage
+from compound.errors import CallError
+from compound.streams import generator
+
+Reply = str | Exception | Completion
+Script = Sequence[Reply] | Mapping[str, Reply] | Callable[..., Any]
+
+
+class ScriptedLM:
+    """A model that answers from a script, for tests and simulations.
+
+    Args:
+        script: a list (answered in order), a mapping (the first key found in the last message answers),
+            or a function of the last message, or of the message and the request's random generator
+            (two parameters); it may be async. A reply that is an exception is raised.
+        latency: seconds to wait, or a function of the request's generator.
+
+    Usage counts words as tokens. ``requests`` keeps what was asked.
+
+    Example:
+        >>> from compound.contracts import Message
+        >>> lm = ScriptedLM({"capital of France": "Paris"})
+        >>> ask = Request((Message("user", "What is the capital of France?"),))
+        >>> asyncio.run(lm.generate(ask)).text
+        'Paris'
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        name: str = "scripted",
+        concurrency: int = 64,
+        latency: float | Callable[[np.random.Generator], float] = 0.0,
+        price: float = 0.0,
+    ) -> None:
+        self._script = script
+        self._name = name
+        self._concurrency = concurrency
+        self._latency = latency
+        self._price = price
+        self.requests: list[Request] = []
+        self.in_flight = 0
+        self.most_in_flight = 0
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self._name
+
+    @property
+    def concurrency(self) -> int:
+        """How many requests may be in flight."""
+        return self._concurrency
+
+    def worst_case(self, request: Request) -> Usage:
+        """Return the words of the prompt and ``max_tokens``, at this model's price per token."""
+        words = _words(request)
+        return Usage(1, words, request.max_tokens, self._price * (words + request.max_tokens))
+
+    async def generate(self, request: Request) -> Completion:
+        """Answer from the script."""
+        self.requests.append(request)
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            rng = generator("scripted", request.seed)
+            wait = self._latency(rng) if callable(self._latency) else self._latency
+            if wait:
+                await asyncio.sleep(wait)
+            return await self._answer(request)
+        finally:
+            self.in_flight -= 1
+
+    async def _answer(self, request: Request) -> Completion:
+        reply = self._reply(request)
+        if isinstance(reply, Awaitable):
+            reply = await reply
+        if isinstance(reply, Exception):
+            raise reply
+        if isinstance(reply, Completion):
+            return reply
+        for stop in request.stop:
+            reply = reply.split(stop)[0]
+        words = re.findall(r"\s*\S+", str(reply))
+        text = "".join(words[: request.max_tokens])
+        used = min(len(words), request.max_tokens)
+        prompt = _words(request)
+        return Completion(
+            text,
+            Usage(1, prompt, used, self._price * (prompt + used)),
+            "length" if len(words) > used else "stop",
+        )
+
+    def _reply(self, request: Request) -> Any:
+        message = request.messages[-1].content
+        script = self._script
+        if callable(script):
+            code = getattr(script, "__code__", None)
+            if code is not None and code.co_argcount - (hasattr(script, "__self__")) >= 2:
+                return script(message, generator("reply", request.seed))
+            return script(message)
+        if isinstance(script, Mapping):
+            for key, reply in script.items():
+                if key in message:
+                    return reply
+            raise CallError(f"the script has no answer to {message!r:.200}")
+        if len(self.requests) > len(script):
+            raise CallError(f"the script has {len(script)} answers, but this is request {len(self.requests)}")
+        return script[len(self.requests) - 1]
+
+    async def aclose(self) -> None:
+        """Do nothing: a script holds no resources."""
+
+
+def _words(request: Request) -> int:
+    return sum(len(message.content.split()) for message in request.messages)

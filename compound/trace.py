@@ -1,0 +1,214 @@
+"""What a run did: calls, which form a DAG of their own, and the trace that holds them.
+
+An address names a call: the node's path with loop and map indices, ``agent[1]/reader``. A failed call
+keeps its error and whatever it produced before failing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from compound.configuration import canonical
+from compound.contracts import NO_USAGE, TokenRecord, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a call failed: a kind (``parse``, ``type``, ``transient``, ``error``) and a message."""
+
+    kind: str
+    message: str
+
+
+@dataclass(slots=True)
+class Call:
+    """One execution of one node. Treat it as immutable; it is not frozen because it is made in hot code.
+
+    Attributes:
+        address: path of the node, with indices.
+        node: the node's name inside its own graph.
+        component: the component's name.
+        invocation: how many calls of this component came before it in the trace.
+        parents: addresses of the calls whose outputs it read or whose condition it obeyed.
+        sample: the sample index its random stream was drawn with.
+        reused: the outputs came from the cache or from the forked trace; nothing was executed.
+        counted: whether the call counts towards the cost of a run (engines and indexes do).
+        attempts: how many times it was tried.
+        key: what identifies the outcome in the cache; ``""`` when it was never looked up.
+    """
+
+    address: str
+    node: str
+    component: str
+    parents: tuple[str, ...]
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, Any]
+    failure: Failure | None = None
+    usage: Usage = NO_USAGE
+    seconds: float = 0.0
+    sample: int = 0
+    invocation: int = 0
+    reused: bool = False
+    counted: bool = False
+    attempts: int = 1
+    tokens: tuple[TokenRecord, ...] = ()
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Everything one run of a system did, calls in an order that does not depend on timing.
+
+    ``outputs`` is empty when the run failed; ``equivalents`` is the fraction of the run that was really
+    executed (a fork or a cached run costs less than one system run).
+    """
+
+    example: str
+    configuration: str
+    seed: int
+    sample: int
+    inputs: Mapping[str, Any]
+    calls: tuple[Call, ...]
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+    failure: Failure | None = None
+    score: float | None = None
+    feedback: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def usage(self) -> Usage:
+        """What the calls of this run really cost; reused calls cost nothing."""
+        total = NO_USAGE
+        for call in self.calls:
+            if not call.reused:
+                total += call.usage
+        return total
+
+    @property
+    def equivalents(self) -> float:
+        """Executed share of the run, over the calls that a cache could have answered."""
+        counted = [call for call in self.calls if call.counted] or self.calls
+        if not counted:
+            return 1.0
+        return sum(not call.reused for call in counted) / len(counted)
+
+    def call(self, address: str) -> Call:
+        """Return the call at an address.
+
+        Raises:
+            KeyError: there is none; the message lists the addresses.
+        """
+        for call in self.calls:
+            if call.address == address:
+                return call
+        raise KeyError(f"no call at {address!r}; calls: {', '.join(c.address for c in self.calls)}")
+
+    def calls_of(self, component: str) -> tuple[Call, ...]:
+        """Return the calls of one component, by invocation."""
+        return tuple(call for call in self.calls if call.component == component)
+
+    def scored(self, value: float, feedback: str = "", parts: Mapping[str, float] | None = None) -> Trace:
+        """Return this trace with its score."""
+        return replace(self, score=value, feedback=feedback, parts=parts or {})
+
+
+def to_json(trace: Trace) -> dict[str, Any]:
+    """Return a trace as JSON types; what JSON cannot hold is written as text."""
+    return {
+        "example": trace.example,
+        "configuration": trace.configuration,
+        "seed": trace.seed,
+        "sample": trace.sample,
+        "inputs": _plain(trace.inputs),
+        "outputs": _plain(trace.outputs),
+        "failure": _failure_to_json(trace.failure),
+        "score": trace.score,
+        "feedback": trace.feedback,
+        "parts": dict(trace.parts),
+        "calls": [call_to_json(call) for call in trace.calls],
+    }
+
+
+def call_to_json(call: Call) -> dict[str, Any]:
+    """Return a call as JSON types."""
+    usage = call.usage
+    return {
+        "address": call.address,
+        "node": call.node,
+        "component": call.component,
+        "invocation": call.invocation,
+        "parents": list(call.parents),
+        "inputs": _plain(call.inputs),
+        "outputs": _plain(call.outputs),
+        "failure": _failure_to_json(call.failure),
+        "usage": [usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cost],
+        "seconds": round(call.seconds, 6),
+        "sample": call.sample,
+        "reused": call.reused,
+        "counted": call.counted,
+        "attempts": call.attempts,
+        "tokens": [
+            [list(t.prompt), list(t.sampled), list(t.logprobs), t.finish_reason, t.adapter] for t in call.tokens
+        ],
+    }
+
+
+def from_json(data: Mapping[str, Any]) -> Trace:
+    """Read what `to_json` wrote."""
+    return Trace(
+        example=data["example"],
+        configuration=data["configuration"],
+        seed=data["seed"],
+        sample=data["sample"],
+        inputs=data["inputs"],
+        outputs=data["outputs"],
+        failure=_failure_from_json(data["failure"]),
+        score=data["score"],
+        feedback=data["feedback"],
+        parts=data["parts"],
+        calls=tuple(call_from_json(call) for call in data["calls"]),
+    )
+
+
+def call_from_json(data: Mapping[str, Any]) -> Call:
+    """Read what `call_to_json` wrote."""
+    return Call(
+        address=data["address"],
+        node=data["node"],
+        component=data["component"],
+        invocation=data["invocation"],
+        parents=tuple(data["parents"]),
+        inputs=data["inputs"],
+        outputs=data["outputs"],
+        failure=_failure_from_json(data["failure"]),
+        usage=Usage(*data["usage"]),
+        seconds=data["seconds"],
+        sample=data["sample"],
+        reused=data["reused"],
+        counted=data["counted"],
+        attempts=data["attempts"],
+        tokens=tuple(
+            TokenRecord(tuple(p), tuple(s), tuple(logprobs), reason, adapter)
+            for p, s, logprobs, reason, adapter in data["tokens"]
+        ),
+    )
+
+
+def _failure_to_json(failure: Failure | None) -> list[str] | None:
+    return [failure.kind, failure.message] if failure else None
+
+
+def _failure_from_json(data: Any) -> Failure | None:
+    return Failure(*data) if data else None
+
+
+def _plain(value: Any) -> Any:
+    try:
+        canonical(value)
+    except (TypeError, ValueError):
+        if isinstance(value, Mapping):
+            return {str(key): _plain(item) for key, item in value.items()}
+        return value if isinstance(value, str | int | float | bool) and value == value else repr(value)
+    return dict(value) if isinstance(value, Mapping) else value
