@@ -93,7 +93,7 @@ class DenseIndex(Index):
 
     def scores(self, queries: Sequence[str]) -> Iterator[Scores]:
         """Yield for each query the similarity of every passage."""
-        # A batch changes the last digits of an embedding; rounding keeps them from breaking ties.
+        # Last digits depend on what shares a batch; without them passages of equal text stay tied.
         yield from (np.round(self._vectors @ query, 5) for query in self._encode(queries))
 
 

@@ -70,6 +70,7 @@ class Meter:
         self.system_runs = 0.0
         self.runs = 0
         self._reserved = NO_USAGE
+        self._runs_held = 0
         self._clock = clock
         self._started = clock()
         self._earlier_seconds = 0.0
@@ -92,10 +93,33 @@ class Meter:
         limit = self.budget.system_runs
         return float("inf") if limit is None else max(0.0, limit - self.system_runs)
 
+    async def reserve_run(self) -> None:
+        """Hold one whole system run until `charge_runs` says what it really took.
+
+        Raises:
+            BudgetExhausted: it does not fit, even when every run in flight has settled.
+        """
+        limit = self.budget.system_runs
+        while limit is not None and self.system_runs + self._runs_held + 1 > limit + 1e-9:
+            if not self._runs_held:
+                raise BudgetExhausted(
+                    f"budget: {self.system_runs:.1f} of {limit:g} system runs are used",
+                    hint="raise budget.system_runs",
+                )
+            await self._settlement()
+        self._runs_held += 1
+
     def charge_runs(self, equivalents: float) -> None:
-        """Count a finished run."""
+        """Count a finished run, and give back the rest of what was held for it."""
         self.runs += 1
         self.system_runs += equivalents
+        self._runs_held = max(0, self._runs_held - 1)
+        self._wake()
+
+    def release_runs(self) -> None:
+        """Give back every run held: none of them will finish."""
+        self._runs_held = 0
+        self._wake()
 
     def charge(self, usage: Usage) -> None:
         """Count usage that was recorded before a crash and is now read from the record."""
@@ -113,9 +137,7 @@ class Meter:
         while problem := self._over(self._reserved + worst):
             if self._reserved == NO_USAGE or self._over(worst):
                 raise BudgetExhausted(f"budget: {problem}", hint="raise the limit, then resume the run")
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiter)
-            await waiter
+            await self._settlement()
         self._reserved += worst
         used: list[Usage] = []
         try:
@@ -124,10 +146,18 @@ class Meter:
             self._reserved = _minus(self._reserved, worst)
             for item in used or [Usage(calls=1)]:
                 self.usage += item
-            waiting, self._waiting = self._waiting, []
-            for waiter in waiting:
-                if not waiter.done():
-                    waiter.set_result(None)
+            self._wake()
+
+    async def _settlement(self) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        await waiter
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _over(self, more: Usage) -> str:
         budget, total = self.budget, self.usage + more

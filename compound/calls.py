@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from compound.errors import (
     nearest,
 )
 from compound.ports import accepts, spell
-from compound.trace import Failure
+from compound.trace import Call, Failure
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds between tries
 
@@ -101,6 +101,7 @@ class Caller:
         self._engines: dict[str, Engine] = {}
         self._limits: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Semaphore]] = {}
         self._in_flight: dict[str, asyncio.Future[Outcome]] = {}
+        self._unsettled: set[str] = set()
 
     def charging(self, meter: Meter) -> Caller:
         """Return a caller that shares everything but the budget."""
@@ -121,6 +122,22 @@ class Caller:
             completion = await engine.generate(request)
             used.append(completion.usage)
             return completion
+
+    async def ask(self, lm: str, request: Request) -> Completion:
+        """Ask an engine for something that is no node's call; the answer is kept like a call's."""
+        key = digest(["ask", self.engine(lm).name, asdict(request)])
+        row = self._cache.get(key) if self._cache is not None else None
+        if row is not None:
+            usage = Usage(*row["usage"])
+            if self._cache is not None and self._cache.take_pending(key):
+                self._meter.charge(usage)
+            return Completion(row["text"], usage)
+        completion = await self.generate(lm, request)
+        if self._cache is not None:
+            usage = completion.usage
+            spent = [usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cost]
+            self._cache.put(key, {"text": completion.text, "usage": spent})
+        return completion
 
     def _limit(self, lm: str, engine: Engine) -> asyncio.Semaphore:
         loop = asyncio.get_running_loop()
@@ -153,6 +170,7 @@ class Caller:
         self._in_flight[key] = future
         try:
             outcome = await self._execute(attempt, key)
+            self._unsettled.add(key)
             if outcome.failure is None or outcome.failure.kind in ("parse", "type"):
                 assert self._cache is not None
                 self._cache.put(key, _to_row(outcome))
@@ -174,7 +192,15 @@ class Caller:
         if not self._cache.take_pending(key):
             return _again(outcome)
         self._meter.charge(outcome.usage)
+        self._unsettled.add(key)
         return outcome
+
+    def settle(self, calls: Sequence[Call]) -> None:
+        """Say which of equal calls was executed: the first in order, whichever was first in time."""
+        for call in calls:
+            if call.key:
+                call.reused = call.key not in self._unsettled
+                self._unsettled.discard(call.key)
 
     def _key(self, attempt: Attempt) -> str:
         component, values = attempt.component, attempt.values

@@ -61,6 +61,9 @@ class _FrozenDict(dict[str, Any]):
     __setitem__ = __delitem__ = __ior__ = _refuse  # type: ignore[assignment]
     clear = pop = popitem = setdefault = update = _refuse  # type: ignore[assignment]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _FrozenDict, (dict(self),)
+
 
 @dataclass(frozen=True)
 class Change:
@@ -101,7 +104,7 @@ class Configuration(Mapping[str, Any]):
         return hash(self.digest)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Configuration) and self._values == other._values
+        return isinstance(other, Configuration) and self.digest == other.digest
 
     def __repr__(self) -> str:
         return f"Configuration({self._values!r})"
@@ -119,8 +122,8 @@ class Configuration(Mapping[str, Any]):
 
     def diff(self, other: Configuration) -> list[Change]:
         """Return what differs, by key; a missing value is ``None``."""
-        keys = sorted({*self, *other})
-        return [Change(k, self.get(k), other.get(k)) for k in keys if self.get(k) != other.get(k)]
+        changes = [Change(key, self.get(key), other.get(key)) for key in sorted({*self, *other})]
+        return [c for c in changes if canonical(c.before) != canonical(c.after)]
 
     def to_json(self) -> dict[str, Any]:
         """Return the values as plain JSON types."""
@@ -136,6 +139,10 @@ class Configuration(Mapping[str, Any]):
         temporary.replace(target)
 
 
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
 def load(path: str | Path) -> Configuration:
     """Read a configuration file written by `Configuration.save` (``best.json``).
 
@@ -143,7 +150,7 @@ def load(path: str | Path) -> Configuration:
         ConfigurationError: the file is missing, is not such a file, or was changed by hand since.
     """
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        document = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_no_constant)
     except FileNotFoundError:
         raise ConfigurationError(f"{path} does not exist", hint="`compound optimize` writes best.json") from None
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:

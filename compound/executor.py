@@ -20,7 +20,7 @@ from compound.budget import Meter
 from compound.cache import Cache
 from compound.calls import Attempt, Caller, Outcome
 from compound.component import Composite, Input, Node, Source, Value
-from compound.contracts import Engine
+from compound.contracts import Completion, Engine, Request
 from compound.errors import DeclarationError, nearest
 from compound.plan import Plan, Step, prepare
 from compound.ports import accepts, spell
@@ -173,6 +173,19 @@ class Executor:
         fork = _Fork(kept, address, outputs, resample if resample is not None else 0)
         run = _Run(system, trace.example, trace.sample if sample is None else sample, trace.seed, False, fork)
         return await self._traced(run, trace.inputs)
+
+    async def ask(self, lm: str, request: Request) -> Completion:
+        """Ask a model for something that is no node's call; cached, and within the budget."""
+        return await self._caller.ask(lm, request)
+
+    def settle(self, trace: Trace) -> Trace:
+        """Count a trace against the budget; call it in input order, so that counts ignore timing.
+
+        Of equal calls made by several traces at once, the first in this order counts as executed.
+        """
+        self._caller.settle(trace.calls)
+        self.meter.charge_runs(trace.equivalents)
+        return trace
 
     async def aclose(self) -> None:
         """Close the engines opened here."""
@@ -427,3 +440,11 @@ def _check_fork(system: System, call: Call, outputs: Mapping[str, Any]) -> None:
             raise DeclarationError(
                 f"fork at {call.address!r}: {name} must be {spell(ports[name].type)}, but got {value!r:.200}"
             )
+
+
+def first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first single error of a group."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from compound.contracts import Example, Metric, Score
-from compound.errors import CallError, DataError, DeclarationError, nearest
+from compound.errors import CallError, DataError, DeclarationError
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -83,9 +83,9 @@ class _Comparison:
         """Compare the output with the acceptable answers."""
         where = f"{self.name}, example {example.id!r}"
         if self.output not in outputs:
-            raise DataError(f"{where}: no output {self.output!r}", hint=nearest(self.output, outputs))
+            raise DataError(f"{where}: no output {self.output!r}", hint=f"outputs: {_names(outputs)}")
         if self.gold not in example.gold:
-            raise DataError(f"{where}: no gold field {self.gold!r}", hint=nearest(self.gold, example.gold))
+            raise DataError(f"{where}: no gold field {self.gold!r}", hint=f"fields: {_names(example.gold)}")
         gold = example.gold[self.gold]
         accepted = list(gold) if isinstance(gold, list | tuple | set | frozenset) else [gold]
         if not accepted or None in accepted:
@@ -331,6 +331,10 @@ def _overlap(text: str, answer: Any) -> tuple[float, float, float]:
     common = (Counter(found) & Counter(wanted)).total()
     # 2c / (f + w) is 2pr / (p + r) without its rounding, and is never 0 / 0.
     return 2 * common / (len(found) + len(wanted)), common / len(found), common / len(wanted)
+
+
+def _names(fields: Mapping[str, Any]) -> str:
+    return ", ".join(fields) or "none"
 
 
 def _item(value: Any) -> str:

@@ -100,14 +100,21 @@ def spell(kind: Any) -> str:
         return "None"
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Literal:
-        if all(isinstance(a, str) and a == a.strip() and "," not in a for a in arguments):
+        if all(isinstance(a, str) and a and a == a.strip() and "," not in a for a in arguments):
             return "one of " + ", ".join(arguments)
-        return f"Literal[{', '.join(map(repr, arguments))}]"
+        return _inner(kind)
     if origin in (Union, types.UnionType):
-        return " | ".join(spell(a) for a in arguments)
+        return " | ".join(map(_inner, arguments))
     if origin is not None:
-        return f"{getattr(origin, '__name__', origin)}[{', '.join(spell(a) for a in arguments)}]"
+        return f"{getattr(origin, '__name__', origin)}[{', '.join(map(_inner, arguments))}]"
     return getattr(kind, "__name__", str(kind))
+
+
+def _inner(kind: Any) -> str:
+    """Spell a type inside another, where ``one of`` would swallow what follows."""
+    if get_origin(kind) is Literal:
+        return f"Literal[{', '.join(map(repr, get_args(kind)))}]"
+    return spell(kind)
 
 
 def fits(source: Any, target: Any) -> bool:

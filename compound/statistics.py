@@ -152,22 +152,13 @@ def binomial_upper(successes: int, n: int, level: float = 0.95) -> float:
 
 
 def _bootstrap(numbers: NDArray[np.float64], level: float, rng: np.random.Generator) -> tuple[float, float]:
-    """Return BCa limits, or percentile limits where BCa is undefined (a handful of values)."""
     from scipy import stats
 
-    def limits(method: str) -> tuple[float, float]:
-        found = stats.bootstrap(
-            (numbers,),
-            np.mean,
-            confidence_level=level,
-            n_resamples=RESAMPLES,
-            method=method,
-            random_state=rng,
-        ).confidence_interval
-        return float(found.low), float(found.high)
-
-    low, high = limits("BCa")
-    return (low, high) if math.isfinite(low) and math.isfinite(high) else limits("percentile")
+    # scipy before 1.15 knows the argument `rng` by this name only.
+    limits = stats.bootstrap(
+        (numbers,), np.mean, confidence_level=level, n_resamples=RESAMPLES, method="BCa", random_state=rng
+    ).confidence_interval
+    return float(limits.low), float(limits.high)
 
 
 def _differences(before: Values, after: Values) -> NDArray[np.float64]:

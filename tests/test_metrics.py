@@ -145,6 +145,7 @@ def test_one_letter_labels_are_not_the_article(text: str, label: str | None) -> 
 
 def test_a_label_that_contains_another_wins() -> None:
     assert find_label("verdict: NOT SUPPORTED", ["SUPPORTED", "NOT SUPPORTED"]) == "NOT SUPPORTED"
+    assert find_label("Answer: likely not, I think", ["likely", "likely not"]) == "likely not"
 
 
 @given(st.sampled_from(LABELS), st.text(alphabet="knowledge diagnosis. ", max_size=40))
@@ -225,13 +226,13 @@ def test_a_text_is_no_ranked_list(metric: Metric) -> None:
 
 @pytest.mark.parametrize("name", METRICS)
 def test_a_missing_gold_field_names_the_example_and_the_fields_there_are(name: str) -> None:
-    with pytest.raises(DataError, match=rf"{name}.*, example 'e7': no gold field 'answer'.*'answers'"):
-        METRICS[name]("answer").score({"answer": "x"}, example(answers="x"))
+    with pytest.raises(DataError, match=r"example 'e7': no gold field 'answer'; fields: id, answers"):
+        METRICS[name]("answer").score({"answer": "x"}, example(id="e7", answers="x"))
 
 
 @pytest.mark.parametrize("name", METRICS)
 def test_a_missing_output_names_the_outputs_there_are(name: str) -> None:
-    with pytest.raises(DataError, match=r"no output 'answer'; possible: reply, text"):
+    with pytest.raises(DataError, match=r"no output 'answer'; outputs: reply, text"):
         METRICS[name]("answer").score({"reply": "x", "text": "y"}, example(answer="x"))
 
 
@@ -283,7 +284,7 @@ def test_any_real_number_becomes_a_float(returned: Any) -> None:
     [math.nan, math.inf, "1", None, 1j, Score(math.nan), Score(1.0, parts={"p": math.inf}), [1.0]],
 )
 def test_anything_but_a_finite_number_is_a_failed_call(returned: Any) -> None:
-    with pytest.raises(CallError, match="m.* must give a finite real number, got "):
+    with pytest.raises(CallError, match=r"m.* must give a finite real number, got "):
         asyncio.run(apply(custom(lambda outputs, example: returned, "m"), {}, example()))
 
 

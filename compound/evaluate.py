@@ -1,0 +1,258 @@
+"""Running a system over many examples and scoring it: bounded memory, results in input order.
+
+A failed run scores ``failure_score``, is counted, and stays in the mean. When more than ``max_failed`` of
+an evaluation fails, something is broken and the evaluation stops with the most frequent reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from compound.contracts import NO_USAGE, Example, Metric, Usage
+from compound.errors import CallError, CompoundError, DeclarationError, TooManyFailures
+from compound.executor import Executor, first_of
+from compound.metrics import apply
+from compound.statistics import Interval, cluster_mean_interval
+from compound.system import System
+from compound.trace import Failure, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One scored run."""
+
+    example: str
+    sample: int
+    score: float
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of one configuration on some examples, in input order, with what they cost."""
+
+    configuration: str
+    rows: tuple[Row, ...]
+    usage: Usage = NO_USAGE
+    system_runs: float = 0.0
+
+    @functools.cached_property
+    def scores(self) -> tuple[float, ...]:
+        """One score for each example: the mean of its repeats."""
+        return tuple(sum(group) / len(group) for group in self._groups().values())
+
+    def _groups(self) -> dict[str, list[float]]:
+        groups: dict[str, list[float]] = {}
+        for row in self.rows:
+            groups.setdefault(row.example, []).append(row.score)
+        return groups
+
+    @property
+    def interval(self) -> Interval:
+        """The mean over examples with its 95 % interval."""
+        return cluster_mean_interval(list(self._groups().values()))
+
+    @property
+    def mean(self) -> float:
+        """The mean over examples."""
+        return sum(self.scores) / len(self.scores)
+
+    @property
+    def failed(self) -> int:
+        """How many runs failed."""
+        return sum(row.failure is not None for row in self.rows)
+
+    def failures(self) -> list[tuple[str, int]]:
+        """Return the failures' kinds and messages with their counts, most frequent first."""
+        return Counter(f"{r.failure.kind}: {r.failure.message}" for r in self.rows if r.failure).most_common()
+
+    def summary(self) -> dict[str, Any]:
+        """Return ``mean, low, high, n, failed`` for reports."""
+        interval = self.interval
+        return {
+            "mean": interval.mean,
+            "low": interval.low,
+            "high": interval.high,
+            "n": interval.n,
+            "failed": self.failed,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as JSON types."""
+        usage = self.usage
+        return {
+            "configuration": self.configuration,
+            "rows": [
+                [r.example, r.sample, r.score, [r.failure.kind, r.failure.message] if r.failure else None]
+                for r in self.rows
+            ],
+            "usage": [usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cost],
+            "system_runs": self.system_runs,
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Evaluation:
+        """Read what `to_json` wrote."""
+        rows = tuple(Row(e, s, v, Failure(*f) if f else None) for e, s, v, f in data["rows"])
+        return Evaluation(data["configuration"], rows, Usage(*data["usage"]), data["system_runs"])
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How an evaluation is run and how failures count."""
+
+    concurrency: int = 64
+    failure_score: float = 0.0
+    max_failed: float = 0.5
+    cache: bool = True
+
+
+OnTrace = Callable[[Example, Trace], None]
+
+
+async def evaluate(
+    executor: Executor,
+    system: System,
+    examples: Sequence[Example],
+    metric: Metric,
+    *,
+    samples: Sequence[int] = (0,),
+    rules: Rules | None = None,
+    on_trace: OnTrace | None = None,
+) -> Evaluation:
+    """Run and score ``system`` on every example, once for each sample index.
+
+    Args:
+        executor: runs it, with its cache and its budget.
+        system: bound to the configuration to measure.
+        examples: at least one.
+        metric: scores the outputs.
+        samples: sample indices; several are repeats of each example.
+        rules: concurrency and the treatment of failures.
+        on_trace: receives each scored trace, in input order.
+
+    Raises:
+        TooManyFailures: more than ``rules.max_failed`` of the runs failed.
+        BudgetExhausted: the budget ended before all examples were run.
+    """
+    results = await evaluate_all(
+        executor, [system], examples, metric, samples=samples, rules=rules, on_trace=on_trace
+    )
+    return results[0]
+
+
+async def evaluate_all(
+    executor: Executor,
+    systems: Sequence[System],
+    examples: Sequence[Example],
+    metric: Metric,
+    *,
+    samples: Sequence[int] = (0,),
+    rules: Rules | None = None,
+    on_trace: OnTrace | None = None,
+) -> list[Evaluation]:
+    """Evaluate several configurations on the same examples, all runs in flight together."""
+    if not examples or not samples:
+        raise DeclarationError("an evaluation needs at least one example and one sample index")
+    rules = rules or Rules()
+    jobs = [(system, example, sample) for system in systems for example in examples for sample in samples]
+    collectors = [_Collector(executor, rules, len(examples) * len(samples), on_trace) for _ in systems]
+    in_order = _InOrder(collectors)
+
+    async def worker(numbered: Iterator[tuple[int, tuple[System, Example, int]]]) -> None:
+        for number, (system, example, sample) in numbered:
+            await executor.meter.reserve_run()
+            trace = await executor.run(
+                system, example.inputs, example=example.id, sample=sample, cache=rules.cache
+            )
+            in_order.add(number, example, await _scored(trace, metric, example, rules))
+
+    shared = iter(enumerate(jobs))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(rules.concurrency, len(jobs))):
+                group.create_task(worker(shared))
+    except BaseExceptionGroup as errors:
+        executor.meter.release_runs()
+        raise first_of(errors) from None
+    return [
+        Evaluation(system.configuration.digest, tuple(c.rows), c.usage, c.system_runs)
+        for system, c in zip(systems, collectors, strict=True)
+    ]
+
+
+class _InOrder:
+    """Takes traces in any order and hands them on in job order, one collector after the other."""
+
+    def __init__(self, collectors: Sequence[_Collector]) -> None:
+        self._collectors = collectors
+        self._early: dict[int, tuple[Example, Trace]] = {}
+        self._next = 0
+
+    def add(self, number: int, example: Example, trace: Trace) -> None:
+        self._early[number] = (example, trace)
+        while self._next in self._early:
+            collector = self._collectors[self._next // self._collectors[0].total]
+            collector.take(*self._early.pop(self._next))
+            self._next += 1
+
+
+class _Collector:
+    """Adds up the traces of one evaluation."""
+
+    def __init__(self, executor: Executor, rules: Rules, total: int, on_trace: OnTrace | None) -> None:
+        self._executor = executor
+        self._rules = rules
+        self.total = total
+        self._on_trace = on_trace
+        self._failures: Counter[str] = Counter()
+        self.rows: list[Row] = []
+        self.usage = NO_USAGE
+        self.system_runs = 0.0
+
+    def take(self, example: Example, trace: Trace) -> None:
+        self._executor.settle(trace)
+        assert trace.score is not None  # scored before it came here
+        self.rows.append(Row(example.id, trace.sample, trace.score, trace.failure))
+        self.usage += trace.usage
+        self.system_runs += trace.equivalents
+        if self._on_trace is not None:
+            self._on_trace(example, trace)
+        if trace.failure is not None:
+            self._failures[f"{trace.failure.kind}: {trace.failure.message}"] += 1
+            self._stop_when_broken()
+
+    def _stop_when_broken(self) -> None:
+        failed = self._failures.total()
+        if failed > self._rules.max_failed * self.total:
+            reason, count = self._failures.most_common(1)[0]
+            raise TooManyFailures(
+                f"{failed} of {self.total} runs failed, more than the share max_failed="
+                f"{self._rules.max_failed:g} allows; most often ({count} times): {reason}",
+                hint="mend the cause, or raise max_failed",
+            )
+
+
+async def _scored(trace: Trace, metric: Metric, example: Example, rules: Rules) -> Trace:
+    """Score a trace; a failed run gets the failure score, and so does one whose metric fails."""
+    if trace.failure is not None:
+        return trace.scored(rules.failure_score, f"the run failed: {trace.failure.message}")
+    try:
+        score = await apply(metric, trace.outputs, example)
+    except CallError as error:
+        return _metric_failed(trace, str(error), rules)
+    except CompoundError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a user's metric may raise anything; it is that run's failure
+        return _metric_failed(trace, f"{type(error).__name__}: {error}", rules)
+    return trace.scored(score.value, score.feedback, score.parts)
+
+
+def _metric_failed(trace: Trace, message: str, rules: Rules) -> Trace:
+    failed = replace(trace, failure=Failure("metric", message))
+    return failed.scored(rules.failure_score, message)

@@ -1,0 +1,315 @@
+"""The optimization loop: schedule, propose, decide; every step an event, every event a checkpoint.
+
+A sweep is one or more jobs in a row, each improving the working configuration on train examples. A
+decision then compares it with the best one on validation examples and accepts it at a level that sums
+to ``alpha`` over all planned decisions. The test split is read once, at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compound.budget import Meter
+from compound.calls import Engines
+from compound.configuration import Configuration
+from compound.contracts import Example, Metric
+from compound.errors import BudgetExhausted
+from compound.evaluate import Evaluation, Rules, evaluate
+from compound.executor import Executor
+from compound.optimization import Job, Method, Progress, Proposal, Task, Tried
+from compound.recorder import Recorder
+from compound.scoring import JobScorer
+from compound.settings import OptimizeSettings
+from compound.statistics import paired_interval, paired_test
+from compound.streams import generator, stream
+from compound.system import System
+
+PATIENCE = 3  # sweeps without a proposal before the search ends
+LEAST_JOB = 6  # minibatches a job should at least be given
+TEST_SAMPLES = 1_000_000  # sample indices from here on belong to the test split alone
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be optimized, on what, measured how."""
+
+    system: System
+    train: Sequence[Example]
+    valid: Sequence[Example]
+    test: Sequence[Example]
+    metric: Metric
+    settings: OptimizeSettings
+    method: Method
+    engines: Engines
+
+    @property
+    def rules(self) -> Rules:
+        """How evaluations treat concurrency and failures."""
+        s = self.settings
+        return Rules(s.concurrency, s.failure_score, s.max_failed)
+
+    def bind(self, values: Mapping[str, Any]) -> System:
+        """Return the system with a configuration."""
+        return self.system.bind(values)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the budget is divided, worked out once before the first candidate is seen.
+
+    Attributes:
+        decisions: how often a configuration is put to the test on the validation split.
+        jobs: how many jobs precede each decision.
+        cost: system runs one decision needs.
+        level: the significance level of each decision; they sum to ``alpha``.
+    """
+
+    decisions: int
+    jobs: int
+    cost: float
+    level: float
+
+
+def make_plan(problem: Problem, left: float, jobs: int) -> Plan:
+    """Divide ``left`` system runs: a sweep of all jobs before each decision, at most half for decisions.
+
+    A deterministic incumbent need not be run again, so a decision then costs half as much.
+    """
+    settings = problem.settings
+    chance = stochastic(problem.system)
+    cost = len(problem.valid) * (2 * settings.repeats if chance else 1)
+    least = 2 * cost + jobs * LEAST_JOB * settings.minibatch
+    affordable = settings.iterations if left == float("inf") else int(left // least)
+    decisions = max(1, min(settings.iterations, affordable))
+    return Plan(decisions, jobs, cost, settings.alpha / decisions)
+
+
+def stochastic(system: System) -> bool:
+    """Return whether two samples of one example can differ."""
+    from compound.plan import values_of
+
+    return any(not c.deterministic(values_of(c, system)) for c in system.components.values())
+
+
+class Loop:
+    """One optimization run. `run` goes from wherever the recorder's state says to the end."""
+
+    def __init__(self, problem: Problem, recorder: Recorder) -> None:
+        self.problem = problem
+        self.recorder = recorder
+        self.state = recorder.state
+        budget = problem.settings.budget
+        self.meter = Meter(budget.search())
+        self.test_meter = Meter(budget.test())
+        self.executor = Executor(
+            problem.engines,
+            cache=recorder.cache,
+            meter=self.meter,
+            seed=problem.settings.seed,
+            on_call=recorder.called,
+        )
+        recorder.watch(self.meter, self.test_meter)
+
+    async def run(self) -> None:
+        """Baseline, sweeps and decisions, test."""
+        state = self.state
+        try:
+            if "before" not in state:
+                await self._baseline()
+            while not state["stopped"]:
+                await self._sweep()
+                await self._decide()
+            if "test_after" not in state:
+                await self._test()
+        finally:
+            await self.executor.aclose()
+
+    async def _baseline(self) -> None:
+        """Measure the starting configuration on the validation split."""
+        start = self.problem.system
+        evaluation = await self._evaluate(start, self.problem.valid, self._samples(0))
+        jobs = len(self.problem.method.jobs)
+        plan = make_plan(self.problem, self.meter.remaining_runs(), jobs)
+        self.state.update(
+            best=start.configuration.to_json(), before=evaluation.to_json(), incumbent=evaluation.to_json(),
+            plan=plan.__dict__, decision=0, idle=0, job=0, working={}, optimizer=None, current=None, spent=0.0,
+            history=[], tried=[], stopped="",
+        )  # fmt: skip
+        self.recorder.event("baseline", split="valid", plan=plan.__dict__, **evaluation.summary())
+
+    async def _sweep(self) -> None:
+        """Run the jobs of one sweep; each may change the working configuration."""
+        state, plan = self.state, Plan(**self.state["plan"])
+        while state["job"] < plan.jobs and not state["stopped"]:
+            job = self._job()
+            share = self._share(plan)
+            if share < 2 * self.problem.settings.minibatch:
+                state["stopped"] = "the rest of the budget is too small for another job"
+                return
+            await self._work(job, share)
+            state.update(job=state["job"] + 1, current=None, optimizer=None)
+            self.recorder.save()
+
+    def _job(self) -> Job:
+        """Return the job under way, or choose the next."""
+        state, method = self.state, self.problem.method
+        if state["current"] is None:
+            seed = stream(self.problem.settings.seed, "scheduler")
+            job = method.scheduler.choose(method.jobs, state["history"], seed)
+            state.update(
+                current={"optimizer": job.optimizer, "keys": list(job.keys), "reason": dict(job.reason)},
+                spent=self.meter.system_runs,
+            )
+        current = state["current"]
+        return Job(current["optimizer"], tuple(current["keys"]), current["reason"])
+
+    def _share(self, plan: Plan) -> float:
+        """Return the job's share: what is left, less the decisions to come, over the jobs to come."""
+        decisions = plan.decisions - self.state["decision"]
+        jobs = decisions * plan.jobs - self.state["job"]
+        left = self.meter.remaining_runs() + (self.meter.system_runs - self.state["spent"])
+        return max(0.0, left - decisions * plan.cost) / max(1, jobs)
+
+    async def _work(self, job: Job, share: float) -> None:
+        """Let one optimizer propose, checkpointing its progress."""
+        state = self.state
+        number = len(state["history"])
+        scorer = JobScorer(self.problem, self.executor, self._working(), share, state["spent"])
+        task = Task(
+            system=self._working(),
+            keys=job.keys,
+            train=self.problem.train,
+            scorer=scorer,
+            seed=stream(self.problem.settings.seed, "job", number),
+            pool_seed=stream(self.problem.settings.seed, "pool"),
+            minibatch=self.problem.settings.minibatch,
+            candidates=self.problem.settings.candidates,
+            tried=[Tried(*t) for t in state["tried"] if sorted(t[0]) == sorted(job.keys)],
+            resume=state["optimizer"],
+        )
+        proposal = Proposal({}, note="the budget ended before a proposal")
+        try:
+            async for event in self.problem.method.optimizers[job.optimizer].propose(task):
+                if isinstance(event, Progress):
+                    state["optimizer"] = dict(event.state)
+                    self.recorder.event("progress", job=number, note=event.note)
+                else:
+                    proposal = event
+        except BudgetExhausted as error:
+            state["stopped"] = str(error)
+        self._finish(job, number, proposal, scorer)
+
+    def _finish(self, job: Job, number: int, proposal: Proposal, scorer: JobScorer) -> None:
+        state = self.state
+        state["working"] = {**state["working"], **dict(proposal.values)}
+        state["tried"] += [[t.values, t.score, t.n] for t in scorer.tried(job.keys)]
+        record = {
+            "job": number, "optimizer": job.optimizer, "keys": list(job.keys), "reason": dict(job.reason),
+            "values": dict(proposal.values), "train_before": proposal.before, "train_after": proposal.after,
+            "tried": proposal.tried, "runs": self.meter.system_runs - state["spent"], "note": proposal.note,
+        }  # fmt: skip
+        state["history"].append(record)
+        self.recorder.event("job", **record)
+
+    def _working(self) -> System:
+        return self.problem.bind({**self.state["best"], **self.state["working"]})
+
+    async def _decide(self) -> None:
+        """Compare the working configuration with the best on validation examples; accept or drop it."""
+        state, plan = self.state, Plan(**self.state["plan"])
+        best, working = self.problem.bind(state["best"]), self._working()
+        changes = [[c.key, c.before, c.after] for c in best.configuration.diff(working.configuration)]
+        state.update(job=0, working={})
+        if not changes:
+            self._idle()
+            return
+        number = state["decision"] + 1
+        record: dict[str, Any] = {"decision": number, "level": plan.level, "accepted": False, "changes": changes}
+        try:
+            record |= await self._compare(best, working, number)
+        except BudgetExhausted as error:
+            state["stopped"] = str(error)
+            record["note"] = "the budget ended before the decision"
+        if record["accepted"]:
+            state["best"] = working.configuration.to_json()
+        state.update(decision=number, idle=0)
+        if number == plan.decisions and not state["stopped"]:
+            state["stopped"] = f"all {number} planned decisions are made"
+        self.recorder.event("decision", **record)
+
+    def _idle(self) -> None:
+        """Note a sweep that found nothing; after a few in a row the search ends."""
+        state = self.state
+        state["idle"] += 1
+        if state["idle"] >= PATIENCE and not state["stopped"]:
+            state["stopped"] = f"{PATIENCE} sweeps in a row proposed nothing"
+        self.recorder.event("sweep", note="nothing to decide about", idle=state["idle"])
+
+    async def _compare(self, best: System, working: System, number: int) -> dict[str, Any]:
+        """Measure both on fresh samples (where samples differ at all) and test the difference."""
+        samples = self._samples(number)
+        before = await self._evaluate(best, self.problem.valid, samples)
+        after = await self._evaluate(working, self.problem.valid, samples)
+        p = paired_test(
+            before.scores, after.scores, rng=generator(self.problem.settings.seed, "decision", number)
+        )
+        gain = paired_interval(before.scores, after.scores)
+        accepted = p <= self.state["plan"]["level"]
+        if accepted:
+            self.state["incumbent"] = after.to_json()
+        return {
+            "accepted": accepted, "p": p, "before": before.summary(), "after": after.summary(),
+            "gain": {"mean": gain.mean, "low": gain.low, "high": gain.high},
+        }  # fmt: skip
+
+    def _samples(self, number: int) -> list[int]:
+        """Return sample indices that no earlier decision used (samples are all one without chance)."""
+        repeats = self.problem.settings.repeats
+        if not stochastic(self.problem.system):
+            return [0]
+        return [number * repeats + i for i in range(repeats)]
+
+    async def _test(self) -> None:
+        """Read the test split, once, for the starting and the final configuration."""
+        state, problem = self.state, self.problem
+        samples = [TEST_SAMPLES + s for s in self._samples(0)] if stochastic(problem.system) else [0]
+        executor = self.executor.charging(self.test_meter)
+        systems = {"test_before": problem.system, "test_after": problem.bind(state["best"])}
+        for name, system in systems.items():
+            if name in state:
+                continue
+            if not problem.test:
+                state[name] = None
+            elif name == "test_after" and system.configuration == problem.system.configuration:
+                state[name] = state["test_before"]
+            else:
+                state[name] = await self._read_test(executor, system, samples)
+            self.recorder.event(name, **self._summary(state[name]))
+
+    async def _read_test(self, executor: Executor, system: System, samples: list[int]) -> Any:
+        try:
+            evaluation = await evaluate(
+                executor, system, self.problem.test, self.problem.metric, samples=samples,
+                rules=self.problem.rules, on_trace=self.recorder.trace("test"),
+            )  # fmt: skip
+        except BudgetExhausted as error:
+            self.recorder.event("test_skipped", reason=str(error))
+            return None
+        return evaluation.to_json()
+
+    @staticmethod
+    def _summary(evaluation: Mapping[str, Any] | None) -> dict[str, Any]:
+        return Evaluation.from_json(evaluation).summary() if evaluation else {}
+
+    async def _evaluate(self, system: System, examples: Sequence[Example], samples: list[int]) -> Evaluation:
+        return await evaluate(
+            self.executor, system, examples, self.problem.metric, samples=samples, rules=self.problem.rules,
+            on_trace=self.recorder.trace("valid"),
+        )  # fmt: skip
+
+
+def final_configuration(state: Mapping[str, Any]) -> Configuration:
+    """Return the best configuration of a run's state."""
+    return Configuration(state["best"])

@@ -1,0 +1,151 @@
+"""What optimizers and schedulers are: the types they share with the loop.
+
+An optimizer receives a `Task` and is an async generator: it yields `Progress`, whose state is
+checkpointed, and last one `Proposal`. Given the state back, it goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from compound.contracts import Completion, Example, Request
+from compound.evaluate import Evaluation
+from compound.system import System
+from compound.trace import Trace
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be optimized next, by whom, and why.
+
+    Attributes:
+        optimizer: a name in `Method.optimizers`.
+        keys: the parameters it may change.
+        reason: the numbers the choice was made from, for the record.
+    """
+
+    optimizer: str
+    keys: tuple[str, ...]
+    reason: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """A short name for tables: the component, or how many."""
+        components = sorted({key.split(".")[0] for key in self.keys})
+        return components[0] if len(components) == 1 else f"{len(components)} components"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A point an optimizer can go on from. ``state`` is JSON; ``note`` is for people."""
+
+    state: Mapping[str, Any]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Values an optimizer believes to be better; empty when it found none.
+
+    Attributes:
+        values: by ``component.parameter``, only keys of the job.
+        before: the incumbent's score where the optimizer compared, ``after`` the proposal's.
+        tried: how many candidates it looked at.
+        note: what the change is, for people.
+    """
+
+    values: Mapping[str, Any]
+    before: float | None = None
+    after: float | None = None
+    tried: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A candidate somebody scored: the memory that optimizers share across iterations."""
+
+    values: Mapping[str, Any]
+    score: float
+    n: int
+
+
+class Scorer(Protocol):
+    """Scores candidates by the global reward, within the job's share of the budget."""
+
+    @property
+    def left(self) -> float:
+        """System runs this job may still spend (infinity without a limit)."""
+        ...
+
+    async def score(
+        self, candidates: Sequence[Mapping[str, Any]], examples: Sequence[Example]
+    ) -> list[Evaluation]:
+        """Run and score the incumbent with each candidate's values changed, on the same examples."""
+        ...
+
+    async def traces(self, values: Mapping[str, Any], examples: Sequence[Example]) -> list[Trace]:
+        """Return the scored traces of one candidate, in order."""
+        ...
+
+    async def generate(self, request: Request, lm: str | None = None) -> Completion:
+        """Ask a model for something that is not part of the system, such as a new prompt."""
+        ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """One optimizer's assignment.
+
+    Attributes:
+        system: bound to the incumbent.
+        keys: the parameters to change.
+        train: the examples to learn from.
+        scorer: runs candidates.
+        seed: names this task's random streams.
+        pool_seed: names the stream that sets examples aside for demonstrations, the same for all tasks
+            of a run, so that their traces come from the cache.
+        minibatch: examples for a candidate's first comparison.
+        candidates: how many candidates to consider.
+        tried: what earlier tasks learned about these keys.
+        resume: the last `Progress.state` of an interrupted attempt.
+    """
+
+    system: System
+    keys: tuple[str, ...]
+    train: Sequence[Example]
+    scorer: Scorer
+    seed: int
+    pool_seed: int
+    minibatch: int
+    candidates: int
+    tried: Sequence[Tried] = ()
+    resume: Mapping[str, Any] | None = None
+
+
+class Optimizer(Protocol):
+    """Proposes better values for some parameters."""
+
+    def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        """Yield `Progress` any number of times and one `Proposal` at the end."""
+        ...
+
+
+class Scheduler(Protocol):
+    """Chooses what to optimize next from the history alone."""
+
+    def choose(self, jobs: Sequence[Job], history: Sequence[Mapping[str, Any]], seed: int) -> Job:
+        """Return one of ``jobs``; ``history`` holds the record of every job so far."""
+        ...
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way of optimizing a system: its optimizers, the jobs they can do, and who chooses among them."""
+
+    name: str
+    optimizers: Mapping[str, Optimizer]
+    jobs: Sequence[Job]
+    scheduler: Scheduler

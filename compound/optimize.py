@@ -1,0 +1,282 @@
+"""The front door of optimization: problem in, run directory and result out."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+from compound.calls import Engines
+from compound.configuration import Configuration, digest
+from compound.contracts import Example, Metric
+from compound.data import Dataset, Split
+from compound.engines import find_engine
+from compound.errors import DataError, RunDirectoryError
+from compound.evaluate import Evaluation
+from compound.loop import Loop, Problem, final_configuration
+from compound.recorder import Listener, Recorder
+from compound.settings import OptimizeSettings
+from compound.store import RunDirectory, read_json
+from compound.system import System
+
+METHODS = "compound.optimizers.methods"
+MAY_CHANGE = ("optimize.budget.", "optimize.concurrency", "optimize.baselines", "versions.")
+VERSIONS = ("compound-ai", "torch", "transformers", "litellm", "optuna", "bm25s", "numpy", "pydantic")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run found.
+
+    Attributes:
+        best: the configuration to use.
+        before, after: on the validation split, before the search and for ``best``.
+        test_before, test_after: on the test split; ``None`` when there is none or the budget ended.
+        accepted: how many proposals were accepted.
+        spent: system runs, calls, tokens, cost and seconds, test split included.
+        path: the run directory.
+        baselines: results of the methods run beside this one.
+    """
+
+    best: Configuration
+    before: Evaluation
+    after: Evaluation
+    test_before: Evaluation | None
+    test_after: Evaluation | None
+    accepted: int
+    spent: Mapping[str, Any]
+    path: Path
+    baselines: Mapping[str, Result] = field(default_factory=dict)
+
+    @property
+    def report(self) -> str:
+        """The report as Markdown."""
+        return (self.path / "report.md").read_text(encoding="utf-8")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result for machines."""
+        spent = self.spent
+        return {
+            "before": self.before.summary(),
+            "after": self.after.summary(),
+            "test_before": self.test_before.summary() if self.test_before else None,
+            "test_after": self.test_after.summary() if self.test_after else None,
+            "system_runs": spent.get("system_runs", 0.0),
+            "test_runs": spent.get("test_runs", 0.0),
+            "calls": spent.get("calls", 0),
+            "tokens": spent.get("prompt_tokens", 0) + spent.get("completion_tokens", 0),
+            "cost": spent.get("cost", 0.0),
+            "seconds": spent.get("seconds", 0.0),
+            "accepted": self.accepted,
+            "configuration": self.best.to_json(),
+            "run": str(self.path),
+            "baselines": {name: result.to_json() for name, result in self.baselines.items()},
+        }
+
+
+def optimize(
+    system: System,
+    data: Dataset,
+    metric: Metric,
+    settings: OptimizeSettings | None = None,
+    *,
+    run_dir: str | Path | None = None,
+    engines: Engines | None = None,
+    text: str = "",
+    listener: Listener | None = None,
+    on_start: Callable[[Recorder], None] | None = None,
+) -> Result:
+    """Optimize a system, or go on with an interrupted run in the same directory.
+
+    Args:
+        system: what to optimize, bound to the configuration to start from.
+        data: train, validation and test examples.
+        metric: the number to raise.
+        settings: method, budget, sizes, seed; see `OptimizeSettings`.
+        run_dir: where the run is recorded; ``runs/<system name>`` by default.
+        engines: models by name; resolved by convention when left out.
+        text: the file the system came from, kept in the run directory.
+        listener: receives events while the run goes on.
+        on_start: receives the recorder, whose `Recorder.stop` ends the run after the next step.
+
+    Raises:
+        RunDirectoryError: the directory holds a finished run, or one of another configuration.
+    """
+    settings = settings or OptimizeSettings()
+    path = Path(run_dir) if run_dir is not None else Path("runs") / system.name
+    problem = make_problem(system, data, metric, settings, engines or find_engine)
+    run = open_run(path, text, describe(problem))
+    recorder = Recorder(run, listener=listener)
+    if on_start is not None:
+        on_start(recorder)
+    try:
+        if recorder.state.get("done"):
+            raise RunDirectoryError(f"{path} holds a finished run", hint="pass --new, or choose another --run")
+        asyncio.run(Loop(problem, recorder).run())
+        save_best(problem, recorder)
+        for name in settings.baselines:
+            _baseline(name, problem, recorder, listener, on_start)
+        recorder.state["done"] = True
+        recorder.event("done")
+    finally:
+        recorder.close()
+    import_module("compound.report").write(path)
+    return read_result(path)
+
+
+def _baseline(
+    name: str,
+    problem: Problem,
+    parent: Recorder,
+    listener: Listener | None,
+    on_start: Callable[[Recorder], None] | None,
+) -> None:
+    """Run another method with the same budget; equal calls are shared but paid for."""
+    settings = problem.settings.model_copy(update={"method": name, "baselines": ()})
+    method = import_module(METHODS).method(name, problem.system, settings)
+    other = replace(problem, settings=settings, method=method)
+    run = open_run(parent.run.path / "baselines" / name, "", describe(other))
+    recorder = Recorder(run, parent=parent.cache, listener=_labelled(listener, name))
+    if on_start is not None:
+        on_start(recorder)
+    try:
+        if not recorder.state.get("done"):
+            asyncio.run(Loop(other, recorder).run())
+            save_best(other, recorder)
+            recorder.state["done"] = True
+            recorder.event("done")
+    finally:
+        recorder.close()
+
+
+def _labelled(listener: Listener | None, method: str) -> Listener | None:
+    if listener is None:
+        return None
+    return lambda event: listener({**event, "method": method})
+
+
+def make_problem(
+    system: System, data: Dataset, metric: Metric, settings: OptimizeSettings, engines: Engines
+) -> Problem:
+    """Read the data and resolve the method.
+
+    Raises:
+        DataError: the train or the validation split is empty.
+    """
+    inputs = list(system.inputs)
+    sizes: Mapping[Split, int | None] = {
+        "train": settings.train_size,
+        "valid": settings.valid_size,
+        "test": settings.test_size,
+    }
+    splits: dict[str, Sequence[Example]] = {}
+    for role, size in sizes.items():
+        splits[role] = data.examples(role, inputs, limit=size, seed=settings.seed)
+        if not splits[role] and role != "test":
+            raise DataError(f"the {role} split is empty", hint="an optimization needs train and valid examples")
+    method = import_module(METHODS).method(settings.method, system, settings)
+    return Problem(system, splits["train"], splits["valid"], splits["test"], metric, settings, method, engines)
+
+
+def describe(problem: Problem) -> dict[str, Any]:
+    """Return the resolved configuration of a run: what must be equal for it to be continued."""
+    splits = {"train": problem.train, "valid": problem.valid, "test": problem.test}
+    return {
+        "format": 1,
+        "system": problem.system.name,
+        "signature": problem.system.signature,
+        "defaults": dict(problem.system.defaults),
+        "start": problem.system.configuration.to_json(),
+        "graph": _drawing(problem.system),
+        "data": {
+            role: {"n": len(examples), "digest": digest([[e.id, e.inputs, e.gold] for e in examples])}
+            for role, examples in splits.items()
+        },
+        "metric": repr(problem.metric),
+        "optimize": problem.settings.model_dump(mode="json"),
+        "versions": versions(),
+    }
+
+
+def _drawing(system: System) -> dict[str, Any]:
+    return {
+        "nodes": [[name, data["kind"]] for name, data in sorted(system.graph.nodes(data=True))],
+        "edges": [[a, b, list(d["ports"])] for a, b, d in sorted(system.graph.edges(data=True))],
+        "outputs": {name: source.label for name, source in system.outputs.items()},
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the libraries that can change a result."""
+    found = {"python": platform.python_version()}
+    for name in VERSIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def open_run(path: Path, text: str, config: Mapping[str, Any]) -> RunDirectory:
+    """Create a run directory, or open one of the same configuration.
+
+    Raises:
+        RunDirectoryError: the directory belongs to another configuration; the message names the keys.
+    """
+    if not (path / "config.json").exists():
+        return RunDirectory.create(path, text, config)
+    stored, wanted = _flat(read_json(path, "config.json")), _flat(config)
+    changed = sorted(
+        key
+        for key in {*stored, *wanted}
+        if stored.get(key) != wanted.get(key) and not key.startswith(MAY_CHANGE)
+    )
+    if changed:
+        raise RunDirectoryError(
+            f"{path} belongs to another configuration; changed: {', '.join(changed)}",
+            hint="pass --new for a fresh run, or choose another --run",
+        )
+    return RunDirectory.open(path)
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, Mapping) and value:
+        items = [_flat(item, f"{prefix}.{key}" if prefix else str(key)) for key, item in value.items()]
+        return {key: item for part in items for key, item in part.items()}
+    return {prefix: list(value) if isinstance(value, tuple) else value}
+
+
+def save_best(problem: Problem, recorder: Recorder) -> None:
+    """Write ``best.json``."""
+    final_configuration(recorder.state).save(
+        recorder.run.path / "best.json", system=problem.system.name, signature=problem.system.signature
+    )
+
+
+def read_result(path: Path) -> Result:
+    """Read the result of a run from its directory."""
+    state = read_json(path, "checkpoint.json").get("state", {})
+    if "before" not in state:
+        raise RunDirectoryError(f"{path} has no result yet", hint="continue it with the command that began it")
+    events = [e for e in RunDirectory.read_only(path, "events.jsonl") if "spent" in e]
+    folder = path / "baselines"
+    baselines = sorted(folder.iterdir()) if folder.is_dir() else []
+
+    def evaluation(name: str) -> Evaluation | None:
+        return Evaluation.from_json(state[name]) if state.get(name) else None
+
+    return Result(
+        best=final_configuration(state),
+        before=Evaluation.from_json(state["before"]),
+        after=Evaluation.from_json(state["incumbent"]),
+        test_before=evaluation("test_before"),
+        test_after=evaluation("test_after"),
+        accepted=sum(bool(e.get("accepted")) for e in events if e["event"] == "decision"),
+        spent=events[-1]["spent"],
+        path=path,
+        baselines={b.name: read_result(b) for b in baselines if (b / "checkpoint.json").exists()},
+    )

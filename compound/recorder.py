@@ -1,0 +1,150 @@
+"""What a run leaves behind: events, traces, checkpoints, and live news for whoever watches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from typing import Any
+
+from compound.budget import Meter
+from compound.cache import Cache, DiskCache
+from compound.contracts import Example
+from compound.errors import CompoundError
+from compound.evaluate import OnTrace
+from compound.store import RunDirectory
+from compound.trace import Call, Trace, to_json
+
+Listener = Callable[[Mapping[str, Any]], None]
+
+
+class Interrupted(CompoundError):
+    """The user asked the run to stop; everything so far is saved."""
+
+
+class Recorder:
+    """Writes a run's record and keeps its state.
+
+    Every event appends a line and checkpoints the state, so a run can be killed at any instant. Where a
+    file named ``STOP`` appears in the run directory, or `stop` is called, the run ends after the next
+    checkpoint.
+
+    Args:
+        run: where to write.
+        parent: the cache of another run on the same system, to read from but pay for.
+        listener: receives each event, and call counts in between.
+    """
+
+    def __init__(
+        self, run: RunDirectory, *, parent: Cache | None = None, listener: Listener | None = None
+    ) -> None:
+        self.run = run
+        stored = run.restore()
+        self.state: dict[str, Any] = dict(stored or {})
+        self.resumed = stored is not None
+        own = DiskCache(run.path / "cache.sqlite", step=run.step)
+        self.cache: Cache = own if parent is None else _Layered(own, parent)
+        self._disk = own
+        self._listener = listener
+        self._stop = False
+        self._meters: tuple[Meter, ...] = ()
+        self._calls = 0
+
+    def watch(self, search: Meter, test: Meter) -> None:
+        """Restore the budget's meters from the state, and store them from now on."""
+        self._meters = (search, test)
+        for meter, stored in zip(self._meters, self.state.get("meters", ()), strict=False):
+            meter.restore(stored)
+
+    def stop(self) -> None:
+        """Ask the run to end after its next checkpoint."""
+        self._stop = True
+
+    def event(self, event: str, **facts: Any) -> None:
+        """Record what happened, and checkpoint."""
+        spent = self._spent()
+        self.run.append("events.jsonl", {"event": event, **facts, "spent": spent, "at": time.time()})
+        self.save()
+        if self._listener is not None:
+            self._listener({"event": event, **facts, "spent": spent})
+        self._end_if_asked()
+
+    def save(self) -> None:
+        """Checkpoint the state as it is."""
+        self.state["meters"] = [meter.snapshot() for meter in self._meters]
+        self.run.checkpoint(self.state)
+        self._disk.step = self.run.step
+
+    def _end_if_asked(self) -> None:
+        if self._stop or (self.run.path / "STOP").exists():
+            (self.run.path / "STOP").unlink(missing_ok=True)
+            raise Interrupted(
+                f"stopped; everything so far is saved in {self.run.path}", hint="run the same command to go on"
+            )
+
+    def trace(self, split: str) -> OnTrace:
+        """Return a function that records traces of one split."""
+
+        def record(example: Example, trace: Trace) -> None:
+            self.run.append("traces.jsonl", {"split": split, "gold": _gold(example), **to_json(trace)})
+
+        return record
+
+    def called(self, call: Call) -> None:
+        """Tell the listener that a call has finished."""
+        self._calls += 1
+        if self._listener is not None:
+            self._listener({"event": "call", "component": call.component, "spent": self._spent()})
+
+    def _spent(self) -> dict[str, Any]:
+        if not self._meters:
+            return {}
+        usage = self._meters[0].usage + self._meters[1].usage
+        return {
+            "system_runs": round(self._meters[0].system_runs, 6),
+            "test_runs": round(self._meters[1].system_runs, 6),
+            "calls": usage.calls,
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cost": usage.cost,
+            "seconds": round(self._meters[0].seconds, 3),
+        }
+
+    def close(self) -> None:
+        """Close the files."""
+        self._disk.close()
+        self.run.close()
+
+
+class _Layered:
+    """A cache over another one: what the other holds is copied, and charged as if it were called."""
+
+    def __init__(self, own: DiskCache, parent: Cache) -> None:
+        self._own = own
+        self._parent = parent
+        self._borrowed: set[str] = set()
+
+    def get(self, key: str) -> Mapping[str, Any] | None:
+        found = self._own.get(key)
+        if found is None:
+            found = self._parent.get(key)
+            if found is not None:
+                self._own.put(key, found)
+                self._borrowed.add(key)
+        return found
+
+    def put(self, key: str, outcome: Mapping[str, Any]) -> None:
+        self._own.put(key, outcome)
+
+    def take_pending(self, key: str) -> bool:
+        if key in self._borrowed:
+            self._borrowed.discard(key)
+            return True
+        return self._own.take_pending(key)
+
+
+def _gold(example: Example) -> dict[str, Any]:
+    """Return the gold fields that are short enough to show."""
+    return {k: v for k, v in example.gold.items() if isinstance(v, str | int | float) and len(str(v)) <= 300}
+
+

@@ -1,0 +1,83 @@
+"""Scores an optimizer's candidates by the global reward, on train examples, within a job's share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from compound.configuration import canonical
+from compound.contracts import Completion, Example, Request
+from compound.errors import DeclarationError
+from compound.evaluate import Evaluation, evaluate_all
+from compound.executor import Executor
+from compound.optimization import Tried
+from compound.system import System
+from compound.trace import Trace
+
+if TYPE_CHECKING:
+    from compound.loop import Problem
+
+
+TRAIN_SAMPLE = -1  # one sample index for all of the search: equal runs come from the cache
+
+
+class JobScorer:
+    """Implements `compound.optimization.Scorer` for one job.
+
+    Args:
+        problem: system, metric and rules.
+        executor: runs candidates, with the run's cache and budget.
+        incumbent: what candidates change.
+        share: system runs the job may spend.
+        spent: the meter's system runs when the job began.
+    """
+
+    def __init__(
+        self, problem: Problem, executor: Executor, incumbent: System, share: float, spent: float
+    ) -> None:
+        self._problem = problem
+        self._executor = executor
+        self._incumbent = incumbent
+        self._share = share
+        self._spent = spent
+        self._scores: dict[str, Tried] = {}
+
+    @property
+    def left(self) -> float:
+        """System runs this job may still spend."""
+        meter = self._executor.meter
+        return max(0.0, min(self._share - (meter.system_runs - self._spent), meter.remaining_runs()))
+
+    async def score(
+        self, candidates: Sequence[Mapping[str, Any]], examples: Sequence[Example]
+    ) -> list[Evaluation]:
+        """Run and score each candidate on the same examples, all in flight together."""
+        evaluations = await self._evaluate(candidates, examples, None)
+        for values, evaluation in zip(candidates, evaluations, strict=True):
+            full = {**self._incumbent.configuration.to_json(), **values}
+            self._scores[canonical(full)] = Tried(full, evaluation.mean, len(examples))
+        return evaluations
+
+    async def traces(self, values: Mapping[str, Any], examples: Sequence[Example]) -> list[Trace]:
+        """Return the scored traces of one candidate, in order."""
+        traces: list[Trace] = []
+        await self._evaluate([values], examples, lambda _, trace: traces.append(trace))
+        return traces
+
+    async def _evaluate(self, candidates: Any, examples: Any, on_trace: Any) -> list[Evaluation]:
+        systems = [self._incumbent.bind(values) for values in candidates]
+        return await evaluate_all(
+            self._executor, systems, examples, self._problem.metric, samples=[TRAIN_SAMPLE],
+            rules=self._problem.rules, on_trace=on_trace,
+        )  # fmt: skip
+
+    async def generate(self, request: Request, lm: str | None = None) -> Completion:
+        """Ask a model for something that is not part of the system."""
+        chosen = lm or self._incumbent.defaults.get("lm")
+        if not chosen:
+            raise DeclarationError("no model to write prompts with", hint="set optimize.prompts.lm")
+        return await self._executor.ask(chosen, request)
+
+    def tried(self, keys: Sequence[str]) -> list[Tried]:
+        """Return what was scored, restricted to some keys, for the memory of later jobs."""
+        return [Tried({k: t.values[k] for k in keys}, t.score, t.n) for t in self._scores.values()]

@@ -1,0 +1,74 @@
+"""Baselines: methods to beat, under the same loop, budget and acceptance as everything else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compound.configuration import canonical
+from compound.optimization import Progress, Proposal, Task
+from compound.optimizers.demos import bootstrap, draw
+from compound.optimizers.edits import edited
+from compound.optimizers.prompts import demo_keys, split, winner
+from compound.optimizers.racing import Standing, race
+from compound.space import Choice, Demos, Float, Int, Text
+from compound.streams import generator
+
+
+@dataclass(frozen=True)
+class RandomSearch:
+    """Draws whole configurations: every parameter changes with probability one half."""
+
+    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        """Draw, race, propose the winner."""
+        state = dict(task.resume or {})
+        pool_examples, examples = split(task)
+        if "candidates" not in state:
+            traces = await task.scorer.traces({}, pool_examples) if pool_examples else []
+            pools = {
+                key: bootstrap(traces, task.system.components[key.split(".")[0]]) for key in demo_keys(task)
+            }
+            state = {"candidates": self._candidates(task, pools), "race": None}
+            yield Progress(state, f"{len(state['candidates'])} random configurations")
+        standings: list[Standing] = []
+        candidates = state["candidates"]
+        if candidates:
+            async for event in race(candidates, examples, task.scorer, task.minibatch, state["race"]):
+                if isinstance(event, Progress):
+                    yield Progress({"candidates": candidates, "race": event.state}, event.note)
+                else:
+                    standings = event
+        yield winner(candidates, standings)
+
+    def _candidates(self, task: Task, pools: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+        seen: set[str] = set()
+        found: list[dict[str, Any]] = []
+        for attempt in range(6 * task.candidates):
+            if len(found) == task.candidates:
+                break
+            rng = generator(task.seed, "random", attempt)
+            changed = [key for key in task.keys if rng.random() < 0.5]
+            values = {key: v for key in changed if (v := _drawn(task, key, pools, rng)) is not None}
+            if values and canonical(values) not in seen:
+                seen.add(canonical(values))
+                found.append(values)
+        return found
+
+
+def _drawn(
+    task: Task, key: str, pools: Mapping[str, Sequence[Mapping[str, Any]]], rng: np.random.Generator
+) -> Any:
+    space = task.system.parameters[key]
+    if isinstance(space, Choice):
+        return space.options[rng.integers(len(space.options))]
+    if isinstance(space, Int):
+        return int(rng.integers(space.low, space.high + 1))
+    if isinstance(space, Float):
+        return float(rng.uniform(space.low, space.high))
+    if isinstance(space, Demos):
+        return draw(pools[key], space.max, rng) if pools.get(key) else None
+    assert isinstance(space, Text)  # the method gives no other kind to this optimizer
+    return edited(task.system.configuration[key], rng, 2)

@@ -1,0 +1,63 @@
+"""Methods by name: which optimizers work on which parameters, and who schedules them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from compound.errors import DeclarationError, nearest
+from compound.optimization import Job, Method, Optimizer
+from compound.optimizers.baselines import RandomSearch
+from compound.optimizers.prompts import PromptSearch
+from compound.optimizers.sampling import NumberSearch
+from compound.optimizers.scheduler import Uniform
+from compound.settings import OptimizeSettings
+from compound.space import Choice, Demos, Float, Int, Text, Weights
+from compound.system import System
+
+
+def search(system: System, settings: OptimizeSettings) -> Method:
+    """Prompt search for each component with texts or demonstrations, number search for all the rest."""
+    optimizers: Mapping[str, Optimizer] = {
+        "prompts": PromptSearch(
+            settings.prompts.proposers, settings.prompts.edits_per_candidate, settings.prompts.lm
+        ),
+        "numbers": NumberSearch(),
+    }
+    by_component: dict[str, list[str]] = {}
+    numbers: list[str] = []
+    for key, space in system.parameters.items():
+        if isinstance(space, Text | Demos):
+            by_component.setdefault(key.split(".")[0], []).append(key)
+        elif isinstance(space, Choice | Int | Float):
+            numbers.append(key)
+    jobs = [Job("prompts", tuple(keys)) for keys in by_component.values()]
+    if numbers:
+        jobs.append(Job("numbers", tuple(numbers)))
+    return Method("search", optimizers, jobs, Uniform())
+
+
+def random(system: System, settings: OptimizeSettings) -> Method:
+    """Random configurations, the baseline."""
+    keys = tuple(key for key, space in system.parameters.items() if not isinstance(space, Weights))
+    jobs = [Job("random", keys)] if keys else []
+    return Method("random", {"random": RandomSearch()}, jobs, Uniform())
+
+
+METHODS: Mapping[str, Callable[[System, OptimizeSettings], Method]] = {"search": search, "random": random}
+
+
+def method(name: str, system: System, settings: OptimizeSettings) -> Method:
+    """Return a method for a system.
+
+    Raises:
+        DeclarationError: there is no such method, or the system has nothing it could change.
+    """
+    if name not in METHODS:
+        raise DeclarationError(f"no method {name!r}", hint=nearest(name, METHODS))
+    chosen = METHODS[name](system, settings)
+    if not chosen.jobs:
+        raise DeclarationError(
+            f"system {system.name!r} has no parameter that method {name!r} can change",
+            hint="declare one, for example prompt: {tune: \"…\"} or k: {choice: [1, 5]}",
+        )
+    return chosen

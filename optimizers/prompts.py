@@ -1,0 +1,148 @@
+"""Prompt search: candidates from pluggable proposers, raced on train examples by the global reward.
+
+Examples that demonstrations are taken from are never used to score them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compound.configuration import canonical
+from compound.contracts import Example
+from compound.optimization import Progress, Proposal, Task
+from compound.optimizers.demos import bootstrap, draw
+from compound.optimizers.edits import edited
+from compound.optimizers.opro import ask, proposal
+from compound.optimizers.racing import Standing, race
+from compound.space import Demos, Text
+from compound.streams import generator, stream
+
+LARGEST_POOL = 48  # examples
+POOL_SHARE = 0.3  # of a job's system runs, to find demonstrations
+
+
+@dataclass(frozen=True)
+class PromptSearch:
+    """Searches the texts and demonstrations of one component.
+
+    Attributes:
+        proposers: where candidates come from, in turn: ``demos``, ``edits``, ``opro``.
+        most_edits: the most edits between the incumbent and a candidate.
+        lm: the model that writes for ``opro``; the system's own when ``None``.
+    """
+
+    proposers: tuple[str, ...] = ("demos", "edits")
+    most_edits: int = 2
+    lm: str | None = None
+
+    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        """Bootstrap demonstrations, make candidates, race them, propose the winner."""
+        state = dict(task.resume or {})
+        pool_examples, examples = split(task)
+        if "candidates" not in state:
+            pool = await self._pool(task, pool_examples)
+            state = {"candidates": await self._candidates(task, pool), "race": None}
+            yield Progress(state, f"{len(state['candidates'])} candidates, {len(pool)} demonstrations found")
+        candidates = state["candidates"]
+        standings: list[Standing] = []
+        if candidates:
+            async for event in race(candidates, examples, task.scorer, task.minibatch, state["race"]):
+                if isinstance(event, Progress):
+                    yield Progress({"candidates": candidates, "race": event.state}, event.note)
+                else:
+                    standings = event
+        yield winner(candidates, standings)
+
+    async def _pool(self, task: Task, examples: Sequence[Example]) -> list[dict[str, Any]]:
+        keys = demo_keys(task)
+        if not keys or "demos" not in self.proposers or not examples:
+            return []
+        traces = await task.scorer.traces({}, examples)
+        component = task.system.components[keys[0].split(".")[0]]
+        return bootstrap(traces, component)
+
+    async def _candidates(self, task: Task, pool: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Make distinct candidates, the proposers taking turns; later ones may combine two changes."""
+        makers = {"demos": bool(pool and demo_keys(task)), "edits": bool(text_keys(task)), "opro": bool(text_keys(task))}
+        active = [name for name in self.proposers if makers[name]]
+        seen = {canonical({k: task.system.configuration[k] for k in task.keys})}
+        seen |= {canonical(dict(t.values)) for t in task.tried}
+        found: list[dict[str, Any]] = []
+        for attempt in range(6 * task.candidates if active else 0):
+            if len(found) == task.candidates:
+                break
+            rng = generator(task.seed, "candidate", attempt)
+            made = await self._make(active[attempt % len(active)], task, pool, rng, attempt)
+            if made and len(active) > 1 and attempt >= task.candidates // 2 and rng.random() < 0.5:
+                other = active[(attempt + 1) % len(active)]
+                made = {**(await self._make(other, task, pool, rng, attempt)), **made}
+            full = {k: made.get(k, task.system.configuration[k]) for k in task.keys}
+            if made and canonical(full) not in seen:
+                seen.add(canonical(full))
+                found.append(made)
+        return found
+
+    async def _make(
+        self, proposer: str, task: Task, pool: Sequence[Mapping[str, Any]], rng: np.random.Generator, attempt: int
+    ) -> dict[str, Any]:
+        if proposer == "demos":
+            key = demo_keys(task)[0]
+            space = task.system.parameters[key]
+            assert isinstance(space, Demos)  # demo_keys returns nothing else
+            return {key: draw(pool, space.max, rng)}
+        keys = text_keys(task)
+        key = keys[rng.integers(len(keys))]
+        current = task.system.configuration[key]
+        if proposer == "edits":
+            text = edited(current, rng, self.most_edits)
+            return {key: text} if text != current else {}
+        return await self._written(task, key, current, attempt)
+
+    async def _written(self, task: Task, key: str, current: str, attempt: int) -> dict[str, Any]:
+        component = task.system.components[key.split(".")[0]]
+        history = [(t.values[key], t.score) for t in task.tried if key in t.values]
+        request = ask(
+            f"{component.name} writes {', '.join(component.outputs)}",
+            [*history, (current, max((s for _, s in history), default=0.0))],
+            [],
+            stream(task.seed, "opro", attempt),
+        )
+        text = proposal((await task.scorer.generate(request, self.lm)).text)
+        if text is None or task.system.parameters[key].problem(text):
+            return {}
+        return {key: text}
+
+
+def split(task: Task) -> tuple[Sequence[Example], Sequence[Example]]:
+    """Return the examples to find demonstrations on and, apart from them, those to race on."""
+    apart = [task.train[i] for i in generator(task.pool_seed, "pool").permutation(len(task.train))]
+    most = len(apart) // 2 if demo_keys(task) else 0
+    share = most if task.scorer.left == float("inf") else int(task.scorer.left * POOL_SHARE)
+    count = min(most, max(share, task.minibatch), LARGEST_POOL)
+    rest = apart[most:]
+    order = generator(task.seed, "examples").permutation(len(rest))
+    return apart[:count], [rest[i] for i in order]
+
+
+def demo_keys(task: Task) -> list[str]:
+    """Return the keys that hold demonstrations."""
+    return [key for key in task.keys if isinstance(task.system.parameters[key], Demos)]
+
+
+def text_keys(task: Task) -> list[str]:
+    """Return the keys that hold texts."""
+    return [key for key in task.keys if isinstance(task.system.parameters[key], Text)]
+
+
+def winner(candidates: Sequence[Mapping[str, Any]], standings: Sequence[Standing]) -> Proposal:
+    """Return the best candidate of the last rung, if it beat the incumbent there."""
+    if not standings:
+        return Proposal({}, tried=len(candidates), note="no candidate could be scored")
+    best = standings[0]
+    values = candidates[best.candidate] if best.mean > best.incumbent else {}
+    note = "" if values else "no candidate beat the incumbent"
+    return Proposal(values, best.incumbent, best.mean, len(candidates), note)

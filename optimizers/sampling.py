@@ -1,0 +1,117 @@
+"""Choices and numbers: a small space is raced as a whole, a large one is sampled by Optuna's TPE.
+
+Optuna is a sampler here, not a second record: the study is rebuilt from our own progress, and each
+trial's sampler is seeded by the trial's number, so that a resumed search continues the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compound.errors import MissingExtra
+from compound.optimization import Progress, Proposal, Task
+from compound.optimizers.prompts import winner
+from compound.optimizers.racing import Standing, race
+from compound.space import Choice, Float, Int, Space
+from compound.streams import generator, stream
+
+FINALISTS = 3
+STARTUP = 4  # trials drawn at random before TPE has something to learn from
+
+
+@dataclass(frozen=True)
+class NumberSearch:
+    """Searches `Choice`, `Int` and `Float` parameters together."""
+
+    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        """Race the whole space when it is small; else sample, then race the best."""
+        state = dict(task.resume or {"trials": [], "finalists": None, "race": None})
+        examples = [task.train[i] for i in generator(task.seed, "examples").permutation(len(task.train))]
+        if state["finalists"] is None:
+            grid = enumerated(task)
+            if len(grid) <= task.candidates:
+                state["finalists"] = grid
+            else:
+                async for state in self._sample(task, state, examples):
+                    yield Progress(state, f"trial {len(state['trials'])}: {state['trials'][-1][1]:.3f}")
+                state = {**state, "finalists": _best(state["trials"])}
+            yield Progress(state, f"{len(state['finalists'])} settings to race")
+        standings: list[Standing] = []
+        finalists = state["finalists"]
+        if finalists:
+            async for event in race(finalists, examples, task.scorer, task.minibatch, state["race"]):
+                if isinstance(event, Progress):
+                    yield Progress({**state, "race": event.state}, event.note)
+                else:
+                    standings = event
+        yield winner(finalists, standings)
+
+    async def _sample(
+        self, task: Task, state: Mapping[str, Any], examples: Sequence[Any]
+    ) -> AsyncIterator[dict[str, Any]]:
+        trials = list(state["trials"])
+        batch = examples[: task.minibatch]
+        while len(trials) < 2 * task.candidates and task.scorer.left >= len(batch) * (FINALISTS + 2):
+            values = suggest(task, trials)
+            (evaluation,) = await task.scorer.score([values], batch)
+            trials.append([values, evaluation.mean])
+            yield {**state, "trials": list(trials)}
+
+
+def enumerated(task: Task) -> list[dict[str, Any]]:
+    """Return every other combination of values, or more than ``task.candidates`` when there are too many."""
+    options = [_options(task.system.parameters[key], task.candidates) for key in task.keys]
+    current = {key: task.system.configuration[key] for key in task.keys}
+    combinations = itertools.islice(itertools.product(*options), task.candidates + 2)
+    settings = [dict(zip(task.keys, values, strict=True)) for values in combinations]
+    return [setting for setting in settings if setting != current]
+
+
+def _options(space: Space, most: int) -> list[Any]:
+    if isinstance(space, Choice):
+        return list(space.options)
+    if isinstance(space, Int) and space.high - space.low <= most:
+        return list(range(space.low, space.high + 1))
+    return [None] * (most + 2)  # too many to enumerate
+
+
+def suggest(task: Task, trials: Sequence[Any]) -> dict[str, Any]:
+    """Return what TPE would try next, given the trials so far."""
+    try:
+        import optuna
+    except ImportError:
+        raise MissingExtra("searching numbers", "optuna", "search") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    spaces = {key: _distribution(task.system.parameters[key]) for key in task.keys}
+    sampler = optuna.samplers.TPESampler(
+        seed=stream(task.seed, "trial", len(trials)) % 2**32, n_startup_trials=STARTUP, multivariate=False
+    )
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    for values, mean in trials:
+        study.add_trial(optuna.trial.create_trial(params=dict(values), distributions=spaces, value=mean))
+    trial = study.ask(spaces)
+    return {key: trial.params[key] for key in task.keys}
+
+
+def _distribution(space: Space) -> Any:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if isinstance(space, Choice):
+        return CategoricalDistribution(space.options)
+    if isinstance(space, Int):
+        return IntDistribution(space.low, space.high, log=space.log)
+    assert isinstance(space, Float)  # the method gives no other kind to this optimizer
+    return FloatDistribution(space.low, space.high, log=space.log)
+
+
+def _best(trials: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the best few distinct settings of the trials."""
+    ranked = sorted(range(len(trials)), key=lambda i: (-trials[i][1], i))
+    found: list[dict[str, Any]] = []
+    for i in ranked:
+        if trials[i][0] not in found:
+            found.append(trials[i][0])
+    return found[:FINALISTS]

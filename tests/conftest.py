@@ -1,0 +1,74 @@
+"""What every test may rely on: no network, no downloads, and caches that do not outlive the session."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+
+# Hypothesis' own clocks are off: a busy machine fails no test.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
+settings.load_profile("tests")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--slow"):
+        return
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
+
+
+def _is_local(family: int, address: Any) -> bool:
+    if family == socket.AF_UNIX:
+        return True
+    host = address[0] if isinstance(address, tuple) else address
+    if host in ("localhost", ""):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_network() -> Iterator[None]:
+    """Make connecting to anything but this machine raise."""
+
+    def guarded(original: Any) -> Any:
+        def connect(self: socket.socket, address: Any) -> Any:
+            if not _is_local(self.family, address):
+                raise RuntimeError(f"a test tried to connect to {address!r}: tests run without a network")
+            return original(self, address)
+
+        return connect
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("connect", "connect_ex"):
+            patch.setattr(socket.socket, name, guarded(getattr(socket.socket, name)))
+        yield
+
+
+@pytest.fixture(scope="session")
+def _session_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compound-cache")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, _session_cache: Path) -> None:
+    """Keep indexes and models that tests build away from the user's own cache; slow tests share it."""
+    if request.node.get_closest_marker("slow") is None:
+        monkeypatch.setenv("COMPOUND_CACHE", str(_session_cache))

@@ -1,0 +1,357 @@
+"""Data sets: what becomes of a row, and that every unusable one is named by file and line."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compound.data import Dataset, file_digest, read_rows
+from compound.errors import DataError, DeclarationError, MissingExtra
+
+IDS = st.lists(st.text(alphabet="abc123é-", min_size=1, max_size=6), min_size=1, max_size=30, unique=True)
+
+SURE = {"train": "row 2", "valid": "row 0", "test": "row 6"}
+
+
+def write(path: Path, rows: Sequence[Any]) -> Path:
+    text = "".join(
+        (row if isinstance(row, str) else json.dumps(row, ensure_ascii=False)) + "\n" for row in rows
+    )
+    data = text.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def questions(n: int, start: int = 0) -> list[dict[str, Any]]:
+    return [{"id": f"q{i}", "question": f"{i} + 1?", "answer": str(i + 1)} for i in range(start, start + n)]
+
+
+def ids(dataset: Dataset, role: Any = "train", **options: Any) -> list[str]:
+    return [example.id for example in dataset.examples(role, [], **options)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path / "train.jsonl", questions(60))
+    write(tmp_path / "dev.jsonl.gz", questions(3, start=100))
+    (tmp_path / "test.csv").write_text(
+        'id,question,answer\nq7,"a, b?",\nq8,"two\nlines",x\n', encoding="utf-8"
+    )
+    (tmp_path / "notes.txt").write_text("not data")
+    return tmp_path
+
+
+def test_a_folder_gives_each_role_its_file(folder: Path) -> None:
+    data = Dataset(folder)
+    assert len(ids(data, "train")) == 60
+    assert ids(data, "valid") == ["q100", "q101", "q102"]
+    rows = data.examples("test", ["question"])
+    assert [dict(row.inputs) for row in rows] == [{"question": "a, b?"}, {"question": "two\nlines"}]
+    assert dict(rows[0].gold) == {"id": "q7", "question": "a, b?", "answer": ""}
+
+
+def test_other_split_names_and_a_missing_split_that_lists_the_files(folder: Path) -> None:
+    assert ids(Dataset(folder, train="dev")) == ["q100", "q101", "q102"]
+    with pytest.raises(
+        DataError, match=r"no file of split 'val'; files: dev.jsonl.gz, test.csv, train.jsonl"
+    ):
+        ids(Dataset(folder, valid="val"), "valid")
+
+
+def test_a_split_in_two_files_is_refused(folder: Path) -> None:
+    write(folder / "train.csv", ["id", "1"])
+    with pytest.raises(DataError, match=r"several files of split 'train'; files: .*train.csv, train.jsonl"):
+        ids(Dataset(folder))
+
+
+def test_fields_rename_columns_and_reach_into_them(tmp_path: Path) -> None:
+    row = {"id": 1, "q": {"text": "why?", "a.b": "odd"}, "x.y": "literal", "target": ["because"]}
+    write(tmp_path / "train.jsonl", [row])
+    fields = {"question": "q.text", "answer": "target", "z": "x.y"}
+    example = Dataset(tmp_path, fields=fields).examples("train", ["question"])[0]
+    assert example.id == "1"
+    assert dict(example.inputs) == {"question": "why?"}
+    assert dict(example.gold) == {**row, "question": "why?", "answer": ["because"], "z": "literal"}
+
+
+def test_inputs_and_gold_are_read_only(folder: Path) -> None:
+    example = Dataset(folder).examples("train", ["question"])[0]
+    for mapping in (example.inputs, example.gold):
+        with pytest.raises(TypeError, match="does not support item assignment"):
+            mapping["question"] = "changed"  # type: ignore[index]
+
+
+def test_blank_lines_a_byte_order_mark_and_any_letters_are_read(tmp_path: Path) -> None:
+    # U+2028 ends a line for str.splitlines, but not in a file of JSON lines.
+    (tmp_path / "train.jsonl").write_bytes('\ufeff{"q": "é\u2028中"}\r\n\n   \n{"q": "2"}'.encode())
+    (tmp_path / "dev.csv").write_bytes("\ufeffq,r\r\n\r\né,1\r\n   \r\n中,2\r\n".encode())
+    train, valid = (Dataset(tmp_path).examples(role, ["q"]) for role in ("train", "valid"))
+    assert [(e.id, e.inputs["q"]) for e in train] == [("train-1", "é\u2028中"), ("train-4", "2")]
+    assert [(e.id, e.inputs["q"]) for e in valid] == [("dev-3", "é"), ("dev-5", "中")]
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz"])
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{'id': 3}", r"not JSON \(Expecting property name.*; each line must be one object"),
+        ("[1, 2]", r"a row must be an object \{…\}, got list"),
+        ('{"id": "q0", "question": ""}', r"id 'q0' was already used on line 1"),
+        (
+            '{"id": "q3", "qestion": ""}',
+            r"no column 'question', which 'question' is .*did you mean 'qestion'",
+        ),
+        ('{"id": [3], "question": ""}', r"id column 'id' must hold text or a number, got \[3\]"),
+        ('{"id": "", "question": ""}', r"id column 'id' must hold text or a number, got ''"),
+        ("9" * 5000, r"not JSON \(Exceeds the limit"),
+        ("[" * 100_000, r"not JSON \(maximum recursion"),
+    ],
+)
+def test_an_unusable_row_is_named_by_file_and_line(
+    tmp_path: Path, name: str, line: str, message: str
+) -> None:
+    path = write(tmp_path / name, [*questions(2), "", line])
+    with pytest.raises(DataError, match=rf"^{path}:4: {message}"):
+        Dataset(tmp_path).examples("train", ["question"])
+
+
+def test_a_missing_entry_of_a_column_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "train.jsonl", [{"q": {"txt": "?"}, "r": "text"}])
+    for column, message in (
+        ("q.text", "no entry 'text' in 'q', which 'a' is read from; did you mean 'txt'"),
+        ("r.text", "no entry 'text' in 'r', which 'a' is read from; it is no object"),
+        ("s.text", "no column 's.text', which 'a' is read from; possible: q, r"),
+    ):
+        with pytest.raises(DataError, match=f"^{path}:1: {message}"):
+            Dataset(tmp_path, fields={"a": column}).examples("train", [])
+
+
+def test_bytes_that_are_no_utf8_are_named_by_line(tmp_path: Path) -> None:
+    for name in ("train.jsonl", "dev.csv"):
+        (tmp_path / name).write_bytes(b'{"q": 1}\n"caf\xe9"\n')
+    for role, name in (("train", "train.jsonl"), ("valid", "dev.csv")):
+        with pytest.raises(DataError, match=rf"{name}:2: not UTF-8 \(invalid continuation byte\)"):
+            ids(Dataset(tmp_path), role)
+
+
+def test_a_damaged_gzip_file_is_an_error_not_a_short_data_set(tmp_path: Path) -> None:
+    whole = write(
+        tmp_path / "train.jsonl.gz", [{"q": hashlib.sha256(b"%d" % i).hexdigest()} for i in range(5000)]
+    ).read_bytes()
+    for broken in (whole[: len(whole) // 2], b"plain text", whole[:200] + b"\x00" * 50 + whole[250:]):
+        (tmp_path / "train.jsonl.gz").write_bytes(broken)
+        with pytest.raises(DataError, match=r"train.jsonl.gz:\d+: (the gzip file is damaged|not)"):
+            ids(Dataset(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n1,2,3\n", "3: 3 cells, but the header names 2 columns"),
+        ('a,b\n"x\ny",2\n1\n', "4: 1 cells, but the header names 2 columns"),
+        ("a,a\n1,2\n", "1: two columns have the same name: a, a"),
+        ('a,b\n1,"2\n', r"2: not CSV \(unexpected end of data\)"),
+    ],
+)
+def test_an_unusable_csv_row_is_named_by_the_line_it_starts_on(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "train.csv").write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=rf"train.csv:{message}"):
+        ids(Dataset(tmp_path))
+
+
+def test_an_id_column_that_was_named_must_exist(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", [{"key": "a"}])
+    assert ids(Dataset(tmp_path, id="key")) == ["a"]
+    assert ids(Dataset(tmp_path)) == ["train-1"]
+    with pytest.raises(DataError, match=r"train.jsonl:1: no column 'uid'"):
+        ids(Dataset(tmp_path, id="uid"))
+
+
+def test_an_empty_split_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", ["", ""])
+    with pytest.raises(DataError, match="no rows of split 'train'"):
+        ids(Dataset(tmp_path))
+
+
+def test_a_limit_without_a_seed_takes_the_first_rows(folder: Path) -> None:
+    assert ids(Dataset(folder), limit=3) == ["q0", "q1", "q2"]
+    assert len(ids(Dataset(folder), limit=1000)) == 60
+
+
+@given(st.integers(0, 2**32), st.integers(1, 40), st.integers(1, 40))
+def test_samples_are_nested_in_file_order_and_of_the_asked_size(seed: int, small: int, more: int) -> None:
+    data = Dataset.of(train=questions(60))
+    order = {identity: i for i, identity in enumerate(ids(data))}
+    less, all_ = (ids(data, limit=n, seed=seed) for n in (small, small + more))
+    assert (len(less), len(all_)) == (small, min(60, small + more))
+    assert set(less) <= set(all_)
+    assert all_ == sorted(all_, key=order.__getitem__)
+
+
+def test_a_sample_depends_on_the_seed_and_the_role_only() -> None:
+    data = Dataset.of(train=questions(60), valid=questions(60))
+    first = ids(data, limit=10, seed=1)
+    assert first == ids(data, limit=10, seed=1)
+    assert first != ids(data, limit=10, seed=2)
+    assert first != ids(data, "valid", limit=10, seed=1)
+    counts = [0] * 60
+    for seed in range(200):
+        for identity in ids(data, limit=15, seed=seed):
+            counts[int(identity[1:])] += 1
+    # Each row is drawn Binomial(200, 1/4): mean 50, standard deviation 6.1.
+    assert 20 < min(counts) <= max(counts) < 80
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_below_one_is_refused(limit: int) -> None:
+    with pytest.raises(DeclarationError, match="limit >= 1 must hold"):
+        ids(Dataset.of(train=questions(2)), limit=limit)
+
+
+def test_a_column_of_one_file_can_name_the_split(tmp_path: Path) -> None:
+    rows = [{"id": i, "part": part} for i, part in enumerate(["train", "dev", "train", "holdout"])]
+    path = write(tmp_path / "all.jsonl", rows)
+    data = Dataset(path, test="holdout", split_by="part")
+    assert [ids(data, role) for role in ("train", "valid", "test")] == [["0", "2"], ["1"], ["3"]]
+    with pytest.raises(DataError, match=r"all.jsonl: no rows of split 'trian'; did you mean 'train'"):
+        ids(Dataset(path, train="trian", split_by="part"))
+    with pytest.raises(DataError, match=r"all.jsonl:1: no column 'prat', which 'split_by' is read from"):
+        ids(Dataset(path, split_by="prat"))
+
+
+def test_an_id_in_two_splits_of_one_file_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "all.jsonl", [{"id": 1, "part": "train"}, {"id": 1, "part": "dev"}])
+    with pytest.raises(DataError, match=r"all.jsonl:2: id '1' was already used on line 1"):
+        ids(Dataset(path, split_by="part"))
+
+
+@given(IDS, IDS)
+def test_shares_give_each_row_one_role_that_other_rows_do_not_change(
+    some: list[str], more: list[str]
+) -> None:
+    shares: dict[Any, float] = {"train": 0.5, "valid": 0.25, "test": 0.25}
+    few, all_ = (
+        {role: _ids_by_share(names, shares, role) for role in shares} for names in (some, some + more)
+    )
+    assert sorted(chain(*few.values())) == sorted(set(some))
+    for role, names in few.items():
+        assert set(names) <= set(all_[role])
+
+
+def _ids_by_share(names: list[str], shares: Any, role: Any) -> list[str]:
+    # One row is known to be of the role, so that no part is empty.
+    rows = [{"id": name} for name in dict.fromkeys([*names, *SURE.values()])]
+    found = ids(Dataset("memory", split_by=shares, rows=dict.fromkeys(shares, rows)), role)
+    return [name for name in found if name not in SURE.values()]
+
+
+def test_shares_are_kept_and_hold_for_rows_without_ids(tmp_path: Path) -> None:
+    path = write(tmp_path / "all.jsonl", [{"q": i} for i in range(3000)])
+    data = Dataset(path, split_by={"train": 0.6, "valid": 0.2, "test": 0.2})
+    parts = [ids(data, role) for role in ("train", "valid", "test")]
+    assert sorted(chain(*parts)) == sorted(f"all.jsonl-{i}" for i in range(1, 3001))
+    # Binomial(3000, 0.6) has standard deviation 27, Binomial(3000, 0.2) 22.
+    assert [len(part) for part in parts] == pytest.approx([1800, 600, 600], abs=110)
+
+
+@pytest.mark.parametrize("shares", [{"train": 0.5}, {"train": 1.2, "test": -0.2}, {"dev": 1.0}, {}])
+def test_shares_that_are_no_partition_are_refused(shares: Any) -> None:
+    with pytest.raises(DeclarationError, match="split_by: "):
+        Dataset("all.jsonl", split_by=shares)
+
+
+def test_one_file_without_split_by_says_what_to_give(tmp_path: Path) -> None:
+    path = write(tmp_path / "all.jsonl", questions(2))
+    with pytest.raises(
+        DataError, match=r"nothing says which of its rows are for train; give split_by: a column"
+    ):
+        ids(Dataset(path))
+
+
+@pytest.mark.parametrize("path", ["./no/such/folder", "/no/such", "train.jsonl", "a/b/c"])
+def test_a_path_that_is_neither_local_nor_a_hub_id_says_both_ways(path: str) -> None:
+    with pytest.raises(
+        DataError, match=r"no file or folder .* here; path is a local folder or file, or a hub id"
+    ):
+        ids(Dataset(path))
+
+
+def test_a_hub_id_without_the_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtra, match=r"no file or folder 'owner/name' here; .*compound-ai\[hub\]"):
+        ids(Dataset("owner/name"))
+
+
+def test_a_hub_data_set_is_read_by_subset_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load_dataset(name: str, subset: str | None, *, split: str) -> list[dict[str, Any]]:
+        asked.append((name, subset, split))
+        if split != "validation":
+            raise ValueError(f"Unknown split {split!r}")
+        return questions(2)
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    data = Dataset("owner/name", valid="validation", subset="small")
+    assert ids(data, "valid") == ["q0", "q1"]
+    assert asked == [("owner/name", "small", "validation")]
+    with pytest.raises(
+        DataError, match=r"no file or folder .* and the hub gave no .* split 'dev': Unknown split"
+    ):
+        ids(Dataset("owner/name"), "valid")
+
+
+def test_rows_in_memory_are_named_by_split_and_position() -> None:
+    data = Dataset.of(train=[{"q": "1"}], valid=iter([{"q": "2"}, {"r": "3"}]))
+    assert ids(data) == ["train-1"]
+    with pytest.raises(DataError, match=r"^memory valid:2: no column 'q'"):
+        data.examples("valid", ["q"])
+    with pytest.raises(DataError, match="no rows of split 'test'"):
+        data.examples("test", ["q"])
+
+
+def test_a_role_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(DeclarationError, match="no role 'dev'; roles: train, valid, test"):
+        ids(Dataset.of(train=questions(1)), "dev")
+
+
+def test_the_digest_is_that_of_the_file_and_follows_rows_in_memory(folder: Path) -> None:
+    expected = hashlib.sha256((folder / "dev.jsonl.gz").read_bytes()).hexdigest()
+    assert Dataset(folder).digest("valid") == expected == file_digest(folder / "dev.jsonl.gz")
+    digests = {
+        Dataset.of(train=rows).digest("train") for rows in ([{"a": 1}], [{"a": 2}], [{"a": 1}, {"a": 2}])
+    }
+    assert len(digests) == 3
+    assert Dataset.of(train=[{"a": 1, "b": 2}]).digest("train") == Dataset.of(
+        train=[{"b": 2, "a": 1}]
+    ).digest("train")
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "all.parquet", ["x"])
+    with pytest.raises(DataError, match=r"all.parquet: a data file must end in one of \.jsonl"):
+        list(read_rows(path))
+    with pytest.raises(DataError, match="no file"):
+        list(read_rows(tmp_path / "none.jsonl"))
+
+
+@pytest.mark.skipif("COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets")
+def test_every_row_of_real_data_becomes_an_example() -> None:
+    data = Dataset(Path(os.environ["COMPOUND_DATA"]) / "hotpotqa")
+    examples = data.examples("valid", ["question", "context"])
+    assert len(examples) == 200
+    assert all(example.gold["answer"] and example.inputs["question"] for example in examples)

