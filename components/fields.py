@@ -7,7 +7,9 @@ last, so that engines can compute the shared part once.
 from __future__ import annotations
 
 import json
+import math
 import re
+import textwrap
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
@@ -18,6 +20,10 @@ from compound.ports import Port, accepts, convert, spell
 
 Layout = Literal["text", "fields", "json"]
 TRUE, FALSE = {"yes", "true", "1"}, {"no", "false", "0"}
+# a sign glued to a word is a hyphen (GPT-4), and commas count only between groups of three digits
+NUMBER = re.compile(
+    r"(?:(?<!\w)[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|(?<!\w)\.\d+)(?:[eE][-+]?\d+)?"
+)
 
 
 def render(
@@ -59,7 +65,9 @@ def label(name: str) -> str:
 
 def show_inputs(inputs: Mapping[str, Any]) -> str:
     """Return inputs as labelled text."""
-    return "\n".join(f"{label(name)}:{_spaced(show(value))}" for name, value in inputs.items() if value is not None)
+    return "\n".join(
+        f"{label(name)}:{_spaced(show(value))}" for name, value in inputs.items() if value is not None
+    )
 
 
 def _spaced(text: str) -> str:
@@ -93,7 +101,10 @@ def show_outputs(outputs: Mapping[str, Any], layout: Layout) -> str:
     """Return outputs the way the model is asked to write them."""
     if layout == "json":
         return canonical(dict(outputs))
-    return "\n".join(f"{label(name) if layout == 'text' else name}: {show(v)}" for name, v in outputs.items())
+    return "\n".join(
+        f"{label(name) if layout == 'text' else name}: {value if isinstance(value, str) else canonical(value)}"
+        for name, value in outputs.items()
+    )
 
 
 def _format_note(outputs: Mapping[str, Port], layout: Layout) -> str:
@@ -120,7 +131,7 @@ def parse(text: str, outputs: Mapping[str, Port], layout: Layout) -> dict[str, A
         raw: Mapping[str, Any] = {name: text.strip()}
         outputs = {name: port}
     else:
-        raw = _json_object(text) if layout == "json" else _fields(text, list(outputs))
+        raw = (_json_object if layout == "json" else _fields)(text, list(outputs))
     parsed: dict[str, Any] = {}
     problems: list[str] = []
     for name, port in outputs.items():
@@ -139,26 +150,37 @@ def parse(text: str, outputs: Mapping[str, Port], layout: Layout) -> dict[str, A
 def _fields(text: str, names: Sequence[str]) -> dict[str, str]:
     """Find ``name: value`` for each name, tolerant of case, markdown and values over several lines."""
     options = "|".join(re.escape(name).replace("_", "[_ ]") for name in sorted(names, key=len, reverse=True))
-    pattern = re.compile(rf"^[\s#>*\-`]*({options})[\s*`]*[:=][\s*`]*", re.IGNORECASE | re.MULTILINE)
+    pattern = re.compile(rf"^[ \t#>*\-`]*({options})[ \t*`]*[:=]\**", re.IGNORECASE | re.MULTILINE)
     found: dict[str, str] = {}
     marks = list(pattern.finditer(text))
     for i, mark in enumerate(marks):
         end = marks[i + 1].start() if i + 1 < len(marks) else len(text)
         key = mark.group(1).lower().replace(" ", "_")
         name = next(n for n in names if n.lower() == key)
-        found.setdefault(name, text[mark.end() : end].strip().rstrip("*`").strip())
+        found.setdefault(name, _bare(text[mark.end() : end]))
     return found
 
 
-def _json_object(text: str) -> Mapping[str, Any]:
-    """Return the first JSON object in a text, whatever stands around it."""
+def _bare(text: str) -> str:
+    """Return a value without the indentation of its block and without emphasis around all of it."""
+    first, _, rest = text.partition("\n")
+    value = (text if first.strip() else textwrap.dedent(rest)).strip()
+    if whole := re.fullmatch(r"(\*{1,3}|`)([^*`\n]+)\1", value):
+        return whole.group(2).strip()
+    if value.endswith("**") and value.count("**") % 2:  # `**name: value**`
+        return value[:-2].strip()
+    return value
+
+
+def _json_object(text: str, names: Sequence[str]) -> Mapping[str, Any]:
+    """Return the first JSON object with one of the fields, whatever stands around it."""
     decoder = json.JSONDecoder()
     for match in re.finditer(r"\{", text):
         try:
             value, _ = decoder.raw_decode(text, match.start())
         except (ValueError, RecursionError):
             continue
-        if isinstance(value, dict):
+        if isinstance(value, dict) and not value.keys().isdisjoint(names):
             return value
     return {}
 
@@ -169,11 +191,13 @@ def read(raw: Any, kind: Any) -> Any:
     >>> read("about 3.5 km", float), read("Yes.", bool), read("- a\\n- b", list[str]), read("'No'", Literal["yes", "no"])
     (3.5, True, ['a', 'b'], 'no')
     """
+    origin = get_origin(kind)
     if not isinstance(raw, str):
-        return raw if accepts(kind, raw) else convert(kind, raw)
+        return _from_json_value(raw, kind, origin)
+    if origin in (Union, types.UnionType) and _is_none(raw, get_args(kind)):
+        return None
     if kind is Any or accepts(kind, raw):
         return raw
-    origin = get_origin(kind)
     if origin is Literal:
         return _label(raw, get_args(kind))
     if kind is bool:
@@ -187,13 +211,27 @@ def read(raw: Any, kind: Any) -> Any:
     return _from_json(raw, kind)
 
 
+def _from_json_value(raw: Any, kind: Any, origin: Any) -> Any:
+    if isinstance(raw, float) and not math.isfinite(raw):
+        raise ValueError(f"{raw!r} is not a finite number")
+    if accepts(kind, raw):
+        return raw
+    if isinstance(raw, int | float) and (kind is str or origin is Literal):
+        return read(canonical(raw), kind)  # {"year": 1999} where a text is declared
+    return convert(kind, raw)
+
+
 def _label(raw: str, options: Sequence[Any]) -> Any:
     """Return the only option named as whole words; the exact text wins."""
     plain = raw.strip().strip("\"'`.*").lower()
     exact = [option for option in options if str(option).lower() == plain]
-    named = exact or [o for o in options if re.search(rf"\b{re.escape(str(o).lower())}\b", raw.lower())]
+    longest_first = sorted((str(o).lower() for o in options if str(o)), key=len, reverse=True)
+    found = re.findall(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)", raw.lower())
+    named = exact or [o for o in options if str(o).lower() in found]
     if len(named) != 1:
-        raise ValueError(f"{raw!r:.100} names {'none' if not named else 'several'} of {', '.join(map(str, options))}")
+        raise ValueError(
+            f"{raw!r:.100} names {'none' if not named else 'several'} of {', '.join(map(str, options))}"
+        )
     return named[0]
 
 
@@ -206,12 +244,17 @@ def _bool(raw: str) -> bool:
 
 
 def _number(raw: str, kind: Any) -> Any:
-    match = re.search(r"[-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?", raw)
+    match = NUMBER.search(raw.replace("\N{MINUS SIGN}", "-"))
     if not match:
         raise ValueError(f"{raw!r:.100} holds no number")
-    value = float(match.group().replace(",", ""))
+    text = match.group().replace(",", "")
+    if kind is int and text.lstrip("+-").isdigit():
+        return int(text)
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{raw!r:.100} is not a finite number")
     if kind is int:
-        if value != int(value):
+        if not value.is_integer():
             raise ValueError(f"{raw!r:.100} is not a whole number")
         return int(value)
     return value
@@ -226,16 +269,18 @@ def _list(raw: str, item: Any) -> list[Any]:
             value = None
         if isinstance(value, list):
             return [read(v, item) for v in value]
-    lines = [re.sub(r"^\s*(?:[-*•]|\d+[.)])\s*", "", line).strip() for line in text.splitlines()]
-    parts = [line for line in lines if line]
-    if len(parts) == 1:
+    marker = re.compile(r"^\s*(?:[-*•](?!\d)|\d+[.)](?!\d)|\[\d+\])\s*")
+    parts = [line for line in (marker.sub("", line).strip() for line in text.splitlines()) if line]
+    if len(parts) == 1 and not marker.match(text):
         parts = [part.strip() for part in parts[0].split(",") if part.strip()]
     return [read(part, item) for part in parts]
 
 
+def _is_none(raw: str, options: Sequence[Any]) -> bool:
+    return type(None) in options and raw.strip().lower() in ("", "none", "null")
+
+
 def _union(raw: str, options: Sequence[Any]) -> Any:
-    if type(None) in options and raw.strip().lower() in ("", "none", "null"):
-        return None
     for option in options:
         try:
             return read(raw, option)

@@ -61,7 +61,7 @@ class Loop(Composite):
         self.carry = dict(carry)
         self.until = until
         self.max_turns = max_turns
-        if isinstance(max_turns, int) and max_turns < 1:
+        if (max_turns.low if isinstance(max_turns, Int) else max_turns) < 1:
             raise DeclarationError(f"loop {name!r}: max_turns must be >= 1, but got {max_turns}")
         for source, target in self.carry.items():
             _carries(name, body, source, target)
@@ -182,7 +182,9 @@ def _join(*sources: tuple[str, ...]) -> tuple[str, ...]:
 
 def _known(name: str, what: str, value: str, possible: Mapping[str, Any]) -> None:
     if value not in possible:
-        raise DeclarationError(f"{name!r}: {what} names {value!r}, which its body lacks", hint=nearest(value, possible))
+        raise DeclarationError(
+            f"{name!r}: {what} names {value!r}, which its body lacks", hint=nearest(value, possible)
+        )
 
 
 def _carries(name: str, body: System, source: str, target: str) -> None:

@@ -14,7 +14,6 @@ from compound.errors import DeclarationError
 from compound.ports import Port
 
 
-
 class Function(Component):
     """A typed Python function, sync or async, as a step.
 
@@ -61,7 +60,9 @@ class Function(Component):
                 f"function {name!r} has no parameter {unknown[0]!r}", hint=f"it has {sorted(parameters)}"
             )
         self.stochastic = "rng" in parameters
-        self._inputs = {p: _port(name, p, parameters[p], hints) for p in parameters if p not in {*settings, "rng"}}
+        self._inputs = {
+            p: _port(name, p, parameters[p], hints) for p in parameters if p not in {*settings, "rng"}
+        }
         self._outputs = {f: Port(t) for f, t in (outputs or {"output": _returned(name, hints)}).items()}
         self._single = outputs is None
         self._version = f"function:{_code(function)}"
@@ -99,7 +100,9 @@ class Function(Component):
         return result  # type: ignore[no-any-return]  # the executor checks it
 
 
-def _signature(name: str, function: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, inspect.Parameter]]:
+def _signature(
+    name: str, function: Callable[..., Any]
+) -> tuple[dict[str, Any], dict[str, inspect.Parameter]]:
     try:
         target = function if inspect.isroutine(function) else type(function).__call__
         hints = typing.get_type_hints(target)
@@ -134,14 +137,16 @@ def _returned(name: str, hints: Mapping[str, Any]) -> Any:
 
 def _code(function: Callable[..., Any]) -> str:
     """Digest what the function does: its byte code and constants, without file or line."""
-    code = getattr(function, "__code__", None) or type(function).__call__.__code__  # type: ignore[operator]
+    code = getattr(function, "__code__", None) or type(function).__call__.__code__
     text = f"{_walk(code)}{getattr(function, '__defaults__', None)!r}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _walk(code: CodeType) -> str:
-    constants = [_walk(c) if isinstance(c, CodeType) else repr(sorted(c) if isinstance(c, frozenset) else c)
-                 for c in code.co_consts]
+    constants = [
+        _walk(c) if isinstance(c, CodeType) else repr(sorted(map(repr, c)) if isinstance(c, frozenset) else c)
+        for c in code.co_consts
+    ]
     return f"{code.co_code.hex()}|{code.co_names}|{code.co_varnames}|{constants}"
 
 
@@ -179,6 +184,3 @@ class FirstOf(Component):
         if not present:
             raise LookupError("none of the inputs is present: every branch was skipped")
         return {"output": present[0]}
-
-
-

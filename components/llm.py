@@ -140,6 +140,7 @@ class LLM(Component):
         except ParseError as error:
             if completion.finish_reason == "length":
                 raise ParseError(
-                    f"{error.message} (the text was cut at max_tokens={values['max_tokens']})", outputs=error.outputs
+                    f"{error.message} (the text was cut at max_tokens={values['max_tokens']})",
+                    outputs=error.outputs,
                 ) from None
             raise

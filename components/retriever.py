@@ -55,7 +55,9 @@ class Retriever(Component):
         check_name("Retriever", self.name)
         options = self.k.options if isinstance(self.k, Choice) else (getattr(self.k, "low", self.k),)
         if any(type(option) is not int or option < 1 for option in options):
-            raise DeclarationError(f"retriever {self.name!r}: k must be a whole number >= 1, but got {self.k!r}")
+            raise DeclarationError(
+                f"retriever {self.name!r}: k must be a whole number >= 1, but got {self.k!r}"
+            )
 
     @property
     def inputs(self) -> Mapping[str, Port]:  # noqa: D102

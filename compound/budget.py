@@ -192,7 +192,9 @@ class Meter:
 
 def _minus(a: Usage, b: Usage) -> Usage:
     rest = Usage(
-        a.calls - b.calls, a.prompt_tokens - b.prompt_tokens, a.completion_tokens - b.completion_tokens,
+        a.calls - b.calls,
+        a.prompt_tokens - b.prompt_tokens,
+        a.completion_tokens - b.completion_tokens,
         a.cost - b.cost,
     )
     return NO_USAGE if rest.calls == 0 and rest.tokens == 0 else rest

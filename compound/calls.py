@@ -308,9 +308,7 @@ def _to_row(outcome: Outcome) -> dict[str, Any]:
         "outputs": outcome.outputs,
         "failure": [failure.kind, failure.message] if failure else None,
         "usage": [usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cost],
-        "tokens": [
-            [t.prompt, t.sampled, t.logprobs, t.finish_reason, t.adapter] for t in outcome.tokens
-        ],
+        "tokens": [[t.prompt, t.sampled, t.logprobs, t.finish_reason, t.adapter] for t in outcome.tokens],
         "attempts": outcome.attempts,
     }
 

@@ -247,6 +247,9 @@ def connect(
 ) -> Node:
     """Make a node, checking every edge as it is made."""
     check_name("Node", name)
+    check_name("Component", component.name)
+    for produced in component.outputs:
+        check_name("Output", produced)
     for port, source in wires.items():
         if not isinstance(source, Input | Output):
             raise WiringError(
@@ -258,9 +261,7 @@ def connect(
         _check_edge(component, name, port, ports[port], source)
     missing = [port for port, p in ports.items() if not p.optional and port not in wires]
     if missing:
-        raise WiringError(
-            f"{name}.{missing[0]} is not connected", hint=f"{name} takes {listing(ports)}"
-        )
+        raise WiringError(f"{name}.{missing[0]} is not connected", hint=f"{name} takes {listing(ports)}")
     condition = Condition(when) if isinstance(when, Input | Output) else when
     _check_condition(name, condition)
     ordered = {port: wires[port] for port in ports if port in wires}

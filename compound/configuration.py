@@ -23,8 +23,9 @@ def canonical(value: Any) -> str:
     >>> canonical({"b": 1, "a": (2,)})
     '{"a":[2],"b":1}'
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False,
-                      default=_plain)
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -58,8 +59,8 @@ class _FrozenDict(dict[str, Any]):
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise TypeError("configuration values cannot be changed; bind another configuration")
 
-    __setitem__ = __delitem__ = __ior__ = _refuse  # type: ignore[assignment]
-    clear = pop = popitem = setdefault = update = _refuse  # type: ignore[assignment]
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _FrozenDict, (dict(self),)
@@ -152,11 +153,15 @@ def load(path: str | Path) -> Configuration:
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_no_constant)
     except FileNotFoundError:
-        raise ConfigurationError(f"{path} does not exist", hint="`compound optimize` writes best.json") from None
+        raise ConfigurationError(
+            f"{path} does not exist", hint="`compound optimize` writes best.json"
+        ) from None
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}") from None
     if not isinstance(document, dict) or not isinstance(document.get("values"), dict):
-        raise ConfigurationError(f"{path} is not a configuration file", hint="it must hold `format` and `values`")
+        raise ConfigurationError(
+            f"{path} is not a configuration file", hint="it must hold `format` and `values`"
+        )
     if document.get("format") != FORMAT:
         raise ConfigurationError(
             f"{path} has format {document.get('format')!r}, but this version reads format {FORMAT}"

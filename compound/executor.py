@@ -331,8 +331,15 @@ class Executor:
                 fork.dirty.add(address)
                 if fork.outputs is not None:
                     return Call(
-                        address, node.name, node.component.name, parents, inputs, dict(fork.outputs),
-                        sample=sample, reused=True, counted=counted,
+                        address,
+                        node.name,
+                        node.component.name,
+                        parents,
+                        inputs,
+                        dict(fork.outputs),
+                        sample=sample,
+                        reused=True,
+                        counted=counted,
                     )
                 sample = fork.resample
             elif address in fork.kept and fork.dirty.isdisjoint(parents):

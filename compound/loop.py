@@ -16,7 +16,7 @@ from compound.calls import Engines
 from compound.configuration import Configuration
 from compound.contracts import Example, Metric
 from compound.errors import BudgetExhausted
-from compound.evaluate import Evaluation, Rules, evaluate
+from compound.evaluation import Evaluation, Rules, evaluate
 from compound.executor import Executor
 from compound.optimization import Job, Method, Progress, Proposal, Task, Tried
 from compound.recorder import Recorder
@@ -143,8 +143,8 @@ class Loop:
         """Run the jobs of one sweep; each may change the working configuration."""
         state, plan = self.state, Plan(**self.state["plan"])
         while state["job"] < plan.jobs and not state["stopped"]:
-            job = self._job()
-            share = self._share(plan)
+            job = self._job(plan)
+            share = state["share"]
             if share < 2 * self.problem.settings.minibatch:
                 state["stopped"] = "the rest of the budget is too small for another job"
                 return
@@ -152,8 +152,8 @@ class Loop:
             state.update(job=state["job"] + 1, current=None, optimizer=None)
             self.recorder.save()
 
-    def _job(self) -> Job:
-        """Return the job under way, or choose the next."""
+    def _job(self, plan: Plan) -> Job:
+        """Return the job under way, or choose the next and set its share of the budget."""
         state, method = self.state, self.problem.method
         if state["current"] is None:
             seed = stream(self.problem.settings.seed, "scheduler")
@@ -161,16 +161,16 @@ class Loop:
             state.update(
                 current={"optimizer": job.optimizer, "keys": list(job.keys), "reason": dict(job.reason)},
                 spent=self.meter.system_runs,
+                share=self._share(plan),
             )
         current = state["current"]
         return Job(current["optimizer"], tuple(current["keys"]), current["reason"])
 
     def _share(self, plan: Plan) -> float:
         """Return the job's share: what is left, less the decisions to come, over the jobs to come."""
-        decisions = plan.decisions - self.state["decision"]
-        jobs = decisions * plan.jobs - self.state["job"]
-        left = self.meter.remaining_runs() + (self.meter.system_runs - self.state["spent"])
-        return max(0.0, left - decisions * plan.cost) / max(1, jobs)
+        decisions: int = plan.decisions - self.state["decision"]
+        jobs: int = decisions * plan.jobs - self.state["job"]
+        return max(0.0, self.meter.remaining_runs() - decisions * plan.cost) / max(1, jobs)
 
     async def _work(self, job: Job, share: float) -> None:
         """Let one optimizer propose, checkpointing its progress."""
@@ -226,7 +226,12 @@ class Loop:
             self._idle()
             return
         number = state["decision"] + 1
-        record: dict[str, Any] = {"decision": number, "level": plan.level, "accepted": False, "changes": changes}
+        record: dict[str, Any] = {
+            "decision": number,
+            "level": plan.level,
+            "accepted": False,
+            "changes": changes,
+        }
         try:
             record |= await self._compare(best, working, number)
         except BudgetExhausted as error:

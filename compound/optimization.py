@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from compound.contracts import Completion, Example, Request
-from compound.evaluate import Evaluation
+from compound.evaluation import Evaluation
 from compound.system import System
 from compound.trace import Trace
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-
 from typing import Any
 
 from compound.budget import Meter
 from compound.cache import Cache, DiskCache
 from compound.contracts import Example
 from compound.errors import CompoundError
-from compound.evaluate import OnTrace
+from compound.evaluation import OnTrace
 from compound.store import RunDirectory
 from compound.trace import Call, Trace, to_json
 
@@ -79,7 +78,8 @@ class Recorder:
         if self._stop or (self.run.path / "STOP").exists():
             (self.run.path / "STOP").unlink(missing_ok=True)
             raise Interrupted(
-                f"stopped; everything so far is saved in {self.run.path}", hint="run the same command to go on"
+                f"stopped; everything so far is saved in {self.run.path}",
+                hint="run the same command to go on",
             )
 
     def trace(self, split: str) -> OnTrace:
@@ -146,5 +146,3 @@ class _Layered:
 def _gold(example: Example) -> dict[str, Any]:
     """Return the gold fields that are short enough to show."""
     return {k: v for k, v in example.gold.items() if isinstance(v, str | int | float) and len(str(v)) <= 300}
-
-

@@ -1,2 +1,5 @@
 """placeholder"""
-def write(path): (path/'report.md').write_text('todo')
+
+
+def write(path):
+    (path / "report.md").write_text("todo")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from compound.configuration import canonical
 from compound.contracts import Completion, Example, Request
 from compound.errors import DeclarationError
-from compound.evaluate import Evaluation, evaluate_all
+from compound.evaluation import Evaluation, evaluate_all
 from compound.executor import Executor
 from compound.optimization import Tried
 from compound.system import System

@@ -207,11 +207,13 @@ class Float(Space):
 
 def _check_bounds(space: Int | Float) -> None:
     if space.value is None:  # type: ignore[redundant-expr]
-        object.__setattr__(space, "value", space.low)  # type: ignore[unreachable]
+        object.__setattr__(space, "value", space.low)
     name = type(space).__name__
     whole = int if isinstance(space, Int) else (int, float)
     if not all(isinstance(b, whole) and not isinstance(b, bool) for b in (space.low, space.high)):
-        raise DeclarationError(f"{name} bounds must be numbers, but got low={space.low!r}, high={space.high!r}")
+        raise DeclarationError(
+            f"{name} bounds must be numbers, but got low={space.low!r}, high={space.high!r}"
+        )
     if not space.low <= space.high:
         raise DeclarationError(f"{name}: low <= high must hold, but got low={space.low}, high={space.high}")
     if space.log and space.low <= 0:

@@ -130,10 +130,14 @@ class RunDirectory:
             step, lengths, state = stored["step"], stored["lengths"], stored["state"]
             sizes = {name: int(lengths[name]) for name in APPENDED}
         except (KeyError, TypeError, ValueError):
-            raise RunDirectoryError(f"{self.path}/checkpoint.json is not a checkpoint of this version") from None
+            raise RunDirectoryError(
+                f"{self.path}/checkpoint.json is not a checkpoint of this version"
+            ) from None
         for name, size in sizes.items():
             if _size(self.path / name) < size:
-                raise RunDirectoryError(f"{self.path}/{name} is shorter than its checkpoint says; it was changed")
+                raise RunDirectoryError(
+                    f"{self.path}/{name} is shorter than its checkpoint says; it was changed"
+                )
         for name, size in sizes.items():
             self._cut(name, size)
         self.step = step

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import networkx as nx
@@ -60,7 +60,7 @@ class System:
         check_name("System", name)
         found_inputs, found_nodes = _collect(name, outputs)
         if inputs is not None:
-            _all_used(name, [i.name for i in inputs], found_inputs)
+            _all_used(name, inputs, found_inputs)
         if nodes is not None:
             _all_reach_an_output(name, nodes, found_nodes)
         set_ = functools.partial(object.__setattr__, self)
@@ -170,11 +170,7 @@ def _collect(name: str, outputs: Mapping[str, Source]) -> tuple[dict[str, Input]
     while stack:
         source = stack.pop()
         if isinstance(source, Input):
-            known = inputs.setdefault(source.name, source)
-            if known.type != source.type:
-                raise WiringError(
-                    f"input {source.name!r} is declared as {spell(known.type)} and as {spell(source.type)}"
-                )
+            _same_type(inputs.setdefault(source.name, source), source)
         elif nodes.get(source.node.name) is not source.node:
             if source.node.name in nodes:
                 raise WiringError(
@@ -186,7 +182,8 @@ def _collect(name: str, outputs: Mapping[str, Source]) -> tuple[dict[str, Input]
     return inputs, nodes
 
 
-def _all_used(system: str, declared: Sequence[str], used: Mapping[str, Input]) -> None:
+def _all_used(system: str, inputs: Sequence[Input], used: Mapping[str, Input]) -> None:
+    declared = [item.name for item in inputs]
     unused = [name for name in declared if name not in used]
     if unused:
         raise WiringError(
@@ -198,6 +195,15 @@ def _all_used(system: str, declared: Sequence[str], used: Mapping[str, Input]) -
         raise WiringError(
             f"system {system!r} reads inputs it does not declare: {names(undeclared)}",
             hint=f"declared: {names(declared)}",
+        )
+    for item in inputs:
+        _same_type(used[item.name], item)
+
+
+def _same_type(known: Input, other: Input) -> None:
+    if known.type != other.type:
+        raise WiringError(
+            f"input {known.name!r} is declared as {spell(known.type)} and as {spell(other.type)}"
         )
 
 

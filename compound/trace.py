@@ -150,7 +150,8 @@ def call_to_json(call: Call) -> dict[str, Any]:
         "counted": call.counted,
         "attempts": call.attempts,
         "tokens": [
-            [list(t.prompt), list(t.sampled), list(t.logprobs), t.finish_reason, t.adapter] for t in call.tokens
+            [list(t.prompt), list(t.sampled), list(t.logprobs), t.finish_reason, t.adapter]
+            for t in call.tokens
         ],
     }
 
@@ -210,5 +211,5 @@ def _plain(value: Any) -> Any:
     except (TypeError, ValueError):
         if isinstance(value, Mapping):
             return {str(key): _plain(item) for key, item in value.items()}
-        return value if isinstance(value, str | int | float | bool) and value == value else repr(value)
+        return repr(value)  # not JSON: an object, or a number that is not finite
     return dict(value) if isinstance(value, Mapping) else value

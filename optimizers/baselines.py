@@ -43,7 +43,9 @@ class RandomSearch:
                     standings = event
         yield winner(candidates, standings)
 
-    def _candidates(self, task: Task, pools: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    def _candidates(
+        self, task: Task, pools: Mapping[str, Sequence[Mapping[str, Any]]]
+    ) -> list[dict[str, Any]]:
         seen: set[str] = set()
         found: list[dict[str, Any]] = []
         for attempt in range(6 * task.candidates):

@@ -15,13 +15,17 @@ SUCCESS = 0.5  # the score from which a trace counts as successful
 LONGEST = 1500  # characters of one demonstration
 
 
-def bootstrap(traces: Sequence[Trace], component: Component, success: float = SUCCESS) -> list[dict[str, Any]]:
+def bootstrap(
+    traces: Sequence[Trace], component: Component, success: float = SUCCESS
+) -> list[dict[str, Any]]:
     """Return demonstrations of a component: what it read and wrote in successful traces, best first.
 
     When fewer than two traces reach ``success``, the best ones with any score count instead. Equal
     demonstrations appear once; very long ones are left out.
     """
-    ranked = sorted((t for t in traces if t.failure is None and (t.score or 0) > 0), key=lambda t: -(t.score or 0))
+    ranked = sorted(
+        (t for t in traces if t.failure is None and (t.score or 0) > 0), key=lambda t: -(t.score or 0)
+    )
     good = [t for t in ranked if (t.score or 0) >= success]
     chosen = good if len(good) >= 2 else ranked[:4]
     found: dict[str, dict[str, Any]] = {}

@@ -132,7 +132,12 @@ def shorten(parts: list[str], rng: np.random.Generator) -> list[str]:
 
 def rephrase(parts: list[str], rng: np.random.Generator) -> list[str]:
     """Replace one word by another with about the same meaning."""
-    places = [(i, word) for i, part in enumerate(parts) for word in SYNONYMS if re.search(rf"\b{word}\b", part, re.I)]
+    places = [
+        (i, word)
+        for i, part in enumerate(parts)
+        for word in SYNONYMS
+        if re.search(rf"\b{word}\b", part, re.I)
+    ]
     if not places:
         return parts
     i, word = places[rng.integers(len(places))]

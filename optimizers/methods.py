@@ -58,6 +58,6 @@ def method(name: str, system: System, settings: OptimizeSettings) -> Method:
     if not chosen.jobs:
         raise DeclarationError(
             f"system {system.name!r} has no parameter that method {name!r} can change",
-            hint="declare one, for example prompt: {tune: \"…\"} or k: {choice: [1, 5]}",
+            hint='declare one, for example prompt: {tune: "…"} or k: {choice: [1, 5]}',
         )
     return chosen

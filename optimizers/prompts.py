@@ -67,7 +67,11 @@ class PromptSearch:
 
     async def _candidates(self, task: Task, pool: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Make distinct candidates, the proposers taking turns; later ones may combine two changes."""
-        makers = {"demos": bool(pool and demo_keys(task)), "edits": bool(text_keys(task)), "opro": bool(text_keys(task))}
+        makers = {
+            "demos": bool(pool and demo_keys(task)),
+            "edits": bool(text_keys(task)),
+            "opro": bool(text_keys(task)),
+        }
         active = [name for name in self.proposers if makers[name]]
         seen = {canonical({k: task.system.configuration[k] for k in task.keys})}
         seen |= {canonical(dict(t.values)) for t in task.tried}
@@ -87,7 +91,12 @@ class PromptSearch:
         return found
 
     async def _make(
-        self, proposer: str, task: Task, pool: Sequence[Mapping[str, Any]], rng: np.random.Generator, attempt: int
+        self,
+        proposer: str,
+        task: Task,
+        pool: Sequence[Mapping[str, Any]],
+        rng: np.random.Generator,
+        attempt: int,
     ) -> dict[str, Any]:
         if proposer == "demos":
             key = demo_keys(task)[0]
@@ -103,7 +112,7 @@ class PromptSearch:
         return await self._written(task, key, current, attempt)
 
     async def _written(self, task: Task, key: str, current: str, attempt: int) -> dict[str, Any]:
-        component = task.system.components[key.split(".")[0]]
+        component = task.system.components[key.split(".", maxsplit=1)[0]]
         history = [(t.values[key], t.score) for t in task.tried if key in t.values]
         request = ask(
             f"{component.name} writes {', '.join(component.outputs)}",

@@ -89,7 +89,7 @@ async def race(
                 "done": len(plan) if hopeless else rung + 1,
                 "standings": [[s.candidate, s.mean, s.incumbent, s.n] for s in standings.values()],
             },
-            f"{len(alive)} candidates on {size} examples: best {best.mean:.3f}, incumbent {best.incumbent:.3f}",
+            f"{len(alive)} on {size} examples: best {best.mean:.3f}, incumbent {best.incumbent:.3f}",
         )
         if hopeless:
             break

@@ -7,7 +7,7 @@ trial's sampler is seeded by the trial's number, so that a resumed search contin
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,8 +35,9 @@ class NumberSearch:
             if len(grid) <= task.candidates:
                 state["finalists"] = grid
             else:
-                async for state in self._sample(task, state, examples):
-                    yield Progress(state, f"trial {len(state['trials'])}: {state['trials'][-1][1]:.3f}")
+                async for trials in self._sample(task, state["trials"], examples):
+                    state = {**state, "trials": trials}
+                    yield Progress(state, f"trial {len(trials)}: {trials[-1][1]:.3f}")
                 state = {**state, "finalists": _best(state["trials"])}
             yield Progress(state, f"{len(state['finalists'])} settings to race")
         standings: list[Standing] = []
@@ -50,15 +51,15 @@ class NumberSearch:
         yield winner(finalists, standings)
 
     async def _sample(
-        self, task: Task, state: Mapping[str, Any], examples: Sequence[Any]
-    ) -> AsyncIterator[dict[str, Any]]:
-        trials = list(state["trials"])
+        self, task: Task, trials: Sequence[Any], examples: Sequence[Any]
+    ) -> AsyncIterator[list[Any]]:
+        trials = list(trials)
         batch = examples[: task.minibatch]
         while len(trials) < 2 * task.candidates and task.scorer.left >= len(batch) * (FINALISTS + 2):
             values = suggest(task, trials)
             (evaluation,) = await task.scorer.score([values], batch)
             trials.append([values, evaluation.mean])
-            yield {**state, "trials": list(trials)}
+            yield list(trials)
 
 
 def enumerated(task: Task) -> list[dict[str, Any]]:

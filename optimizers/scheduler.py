@@ -28,4 +28,6 @@ class Uniform:
         fewest = min(done[job.optimizer, job.keys] for job in jobs)
         order = generator(seed, "schedule", fewest).permutation(len(jobs))
         waiting = [jobs[i] for i in order if done[jobs[i].optimizer, jobs[i].keys] == fewest]
-        return Job(waiting[0].optimizer, waiting[0].keys, {"rounds": float(fewest), "waiting": float(len(waiting))})
+        return Job(
+            waiting[0].optimizer, waiting[0].keys, {"rounds": float(fewest), "waiting": float(len(waiting))}
+        )

