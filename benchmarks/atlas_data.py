@@ -97,38 +97,31 @@ ASKED: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "code": ("code", ("What is the calling code of {it}?", "Which code do you dial to phone {it}?")),
     "city": ("largest", ("What is the largest city of {it}?",)),
+    "region": (
+        "region",
+        ("In which part of the world is {it}?", "Which part of the world does {it} lie in?"),
+    ),
 }
 
-# How a two-hop question points at a country without naming it.
+# How a two-hop question points at a country without naming it; what is asked follows, of "that country".
 POINTERS: dict[str, tuple[str, ...]] = {
-    "capital": ("the country whose capital is {capital}", "the country that has {capital} as its capital"),
-    "sight": ("the country where you can visit {sight}", "the country that is home to {sight}"),
-    "city": ("the country whose largest city is {largest}",),
-    "currency": ("the country where people pay with the {currency}",),
+    "capital": ("The capital of one country is {capital}.", "{capital} is the capital of one country."),
+    "sight": ("You can visit {sight} in one country.", "{Sight} can be found in one country."),
+    "currency": ("People in one country pay with the {currency}.",),
 }
 
-BACK = {
-    "capital": "Which country has {capital} as its capital?",
-    "sight": "In which country can you visit {sight}?",
-}
-
-# What is asked of a country: (hops, pointer, asked). An empty pointer names the country; an empty asked
-# asks for its name.
+# What is asked of a country: (hops, pointer, asked). An empty pointer names the country.
 KINDS: tuple[tuple[int, str, str], ...] = (
     (1, "", "capital"),
     (2, "capital", "currency"),
     (1, "", "currency"),
+    (1, "", "region"),
     (2, "sight", "capital"),
     (1, "", "language"),
-    (2, "capital", "language"),
     (1, "", "code"),
-    (2, "city", "capital"),
-    (1, "sight", ""),
-    (2, "sight", "currency"),
+    (2, "capital", "language"),
     (1, "", "city"),
     (2, "currency", "capital"),
-    (1, "capital", ""),
-    (2, "capital", "code"),
 )
 
 
@@ -152,7 +145,7 @@ def pick(options: Sequence[T], key: str) -> T:
 
 
 def sentence_case(text: str) -> str:
-    """Raise the first letter.
+    """Raise the first letter and leave the others.
 
     >>> sentence_case("the Gambia")
     'The Gambia'
@@ -224,30 +217,28 @@ def corpus(countries: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
 
 def askable(country: Mapping[str, str], pointer: str, asked: str) -> bool:
     """Say whether the table has what the question needs, and the pointer gives nothing away."""
-    if asked and not country[ASKED[asked][0]]:
+    if not country[ASKED[asked][0]]:
         return False
     if asked == "city" and country["largest"] == country["capital"]:
         return False
+    if asked == "region" and not country["capital"]:  # its page needs both
+        return False
     if not pointer:
         return True
-    field = {"city": "largest"}.get(pointer, pointer)
     if pointer == "currency" and country["shared"]:
         return False
-    if pointer == "city" and country["largest"] == country["capital"]:
-        return False
-    return bool(country[field]) and country["bare"] not in country[field]
+    return bool(country[pointer]) and country["bare"] not in country[pointer]
 
 
 def ask(country: Mapping[str, str], hops: int, pointer: str, asked: str) -> Question:
     """Word one question about a country."""
     key = f"{country['c']} {pointer} {asked}"
-    name = f"{pointer or 'name'}-{asked or 'country'}-{country['bare'].lower().replace(' ', '-')}"
-    if not asked:
-        return Question(name, BACK[pointer].format_map(country), country["bare"], hops)
-    it = pick(POINTERS[pointer], key).format_map(country) if pointer else country["c"]
+    name = f"{pointer or 'name'}-{asked}-{country['bare'].lower().replace(' ', '-')}"
+    clue = pick(POINTERS[pointer], key).format_map(country) + " " if pointer else ""
     field, wordings = ASKED[asked]
-    prefix = "+" if asked == "code" else ""
-    return Question(name, pick(wordings, key).format(it=it), prefix + country[field], hops)
+    wording = pick(wordings, key).format(it="that country" if pointer else country["c"])
+    answer = ("+" if asked == "code" else "") + country[field].removeprefix("the ")
+    return Question(name, clue + wording, answer, hops)
 
 
 def splits(countries: Sequence[Mapping[str, str]]) -> dict[str, list[Question]]:
@@ -265,14 +256,14 @@ def _in_turn(countries: Sequence[Mapping[str, str]], size: int) -> list[Question
     done: dict[str, Question] = {}
     while len(done) < size:
         before = len(done)
-        for hops, pointer, asked in KINDS:
-            fit = [ask(row, hops, pointer, asked) for row in countries if askable(row, pointer, asked)]
-            names = [row["c"] for row in countries if askable(row, pointer, asked)]
-            fresh = [(asked_of[name], i) for i, name in enumerate(names) if fit[i].id not in done]
-            if fresh and len(done) < size:
-                _, i = min(fresh)
-                asked_of[names[i]] += 1
-                done[fit[i].id] = fit[i]
+        for kind in KINDS[: size - len(done)]:
+            rows = [row for row in countries if askable(row, *kind[1:])]
+            fresh = [row for row in rows if ask(row, *kind).id not in done]
+            if fresh:
+                row = min(fresh, key=lambda row: asked_of[row["c"]])
+                asked_of[row["c"]] += 1
+                question = ask(row, *kind)
+                done[question.id] = question
         if len(done) == before:
             raise ValueError(f"only {before} questions can be asked, {size} are wanted")
     return list(done.values())

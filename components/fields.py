@@ -11,7 +11,7 @@ import math
 import re
 import textwrap
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
 from compound.configuration import canonical
@@ -48,10 +48,18 @@ def render(
     head = [prompt.strip(), _format_note(outputs, layout)]
     blocks = [part for part in head if part]
     for demo in demos:
-        blocks.append(f"{show_inputs(demo['inputs'])}\n{show_outputs(demo['outputs'], layout)}")
+        shown = show_inputs(_ordered(demo["inputs"], inputs))
+        blocks.append(f"{shown}\n{show_outputs(_ordered(demo['outputs'], outputs), layout)}")
     cue = f"\n{label(next(iter(outputs)))}:" if layout == "text" else ""
     blocks.append(show_inputs(inputs) + cue)
     return "\n\n".join(blocks)
+
+
+def _ordered(values: Mapping[str, Any], like: Iterable[str]) -> dict[str, Any]:
+    """Put a demonstration's fields in the order of the call's own; its file may hold another one."""
+    order = {name: i for i, name in enumerate(like)}
+    names = sorted(values, key=lambda name: (order.get(name, len(order)), name))
+    return {name: values[name] for name in names}
 
 
 def label(name: str) -> str:
@@ -101,10 +109,8 @@ def show_outputs(outputs: Mapping[str, Any], layout: Layout) -> str:
     """Return outputs the way the model is asked to write them."""
     if layout == "json":
         return canonical(dict(outputs))
-    return "\n".join(
-        f"{label(name) if layout == 'text' else name}: {value if isinstance(value, str) else canonical(value)}"
-        for name, value in outputs.items()
-    )
+    written = {n: value if isinstance(value, str) else canonical(value) for n, value in outputs.items()}
+    return "\n".join(f"{label(n) if layout == 'text' else n}: {text}" for n, text in written.items())
 
 
 def _format_note(outputs: Mapping[str, Port], layout: Layout) -> str:
@@ -181,8 +187,13 @@ def _json_object(text: str, names: Sequence[str]) -> Mapping[str, Any]:
         except (ValueError, RecursionError):
             continue
         if isinstance(value, dict) and not value.keys().isdisjoint(names):
-            return value
+            return dict(_writable(value))
     return {}
+
+
+def _writable(value: Any) -> Any:
+    """Replace escaped half characters (``\\ud800``), which no file can hold."""
+    return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
 def read(raw: Any, kind: Any) -> Any:
@@ -200,10 +211,8 @@ def read(raw: Any, kind: Any) -> Any:
         return raw
     if origin is Literal:
         return _label(raw, get_args(kind))
-    if kind is bool:
-        return _bool(raw)
-    if kind in (int, float):
-        return _number(raw, kind)
+    if kind in (bool, int, float):
+        return _bool(raw) if kind is bool else _number(raw, kind)
     if origin is list or kind is list:
         return _list(raw, (get_args(kind) or (Any,))[0])
     if origin in (Union, types.UnionType):
@@ -264,7 +273,7 @@ def _list(raw: str, item: Any) -> list[Any]:
     text = raw.strip()
     if text.startswith("["):
         try:
-            value = json.loads(text)
+            value = _writable(json.loads(text))
         except (ValueError, RecursionError):
             value = None
         if isinstance(value, list):
@@ -291,6 +300,6 @@ def _union(raw: str, options: Sequence[Any]) -> Any:
 
 def _from_json(raw: str, kind: Any) -> Any:
     try:
-        return convert(kind, json.loads(raw))
+        return convert(kind, _writable(json.loads(raw)))
     except (ValueError, RecursionError):
         raise ValueError(f"{raw!r:.100} is not {spell(kind)}") from None

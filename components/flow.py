@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from compound.component import Composite, RunBody, Value
-from compound.errors import DeclarationError, nearest
+from compound.errors import CallError, DeclarationError, nearest
 from compound.ports import Port, fits, spell
 from compound.space import Int
 from compound.system import System
@@ -92,18 +92,22 @@ class Loop(Composite):
         self, inputs: Mapping[str, Value], values: Mapping[str, Any], body: RunBody
     ) -> Mapping[str, Value] | None:
         state = {name: inputs[name] for name in self.body.inputs}
-        decided: tuple[str, ...] = ()
+        turns = values["max_turns"]
+        if type(turns) is not int or turns < 1:
+            raise CallError(f"max_turns must be >= 1, but got {turns!r}")
+        # which turn is the last follows from the limit, when it is wired, and from what `until` said before
+        # it: later turns, and the outputs, depend on those calls
+        decided = inputs["max_turns"].sources if "max_turns" in inputs else ()
         outputs: Mapping[str, Value] = {}
-        for turn in range(values["max_turns"]):
+        for turn in range(turns):
             ran = await body(turn, state)
             if ran is None:
                 return None
-            # later turns exist only because earlier ones did not stop: they depend on those decisions
+            if self.until is not None and turn + 1 < turns:
+                decided = _join(decided, ran[self.until].sources)
             outputs = {name: Value(v.data, _join(v.sources, decided)) for name, v in ran.items()}
-            if self.until is not None:
-                decided = _join(decided, outputs[self.until].sources)
-                if outputs[self.until].data is True:
-                    break
+            if self.until is not None and outputs[self.until].data is True:
+                break
             state = {**state, **{target: outputs[source] for source, target in self.carry.items()}}
             state = {name: Value(v.data, _join(v.sources, decided)) for name, v in state.items()}
         return outputs
@@ -157,6 +161,8 @@ class Map(Composite):
         self, inputs: Mapping[str, Value], values: Mapping[str, Any], body: RunBody
     ) -> Mapping[str, Value] | None:
         items = inputs[self.over]
+        if not isinstance(items.data, list | tuple):
+            raise CallError(f"{self.over} must be a list, but got {items.data!r:.200}")
 
         async def one(index: int, item: Any) -> Mapping[str, Value] | None:
             return await body(index, {**inputs, self.over: Value(item, items.sources)})

@@ -53,8 +53,8 @@ class LLM(Component):
     output: Any = str
     demos: Demos | Sequence[Mapping[str, Any]] = ()
     lm: str | Choice | None = None
-    temperature: float | Float = 0.0
-    max_tokens: int | Int = 256
+    temperature: float | Float | Choice = 0.0
+    max_tokens: int | Int | Choice = 256
     stop: tuple[str, ...] = ()
     format: Literal["auto", "text", "fields", "json"] = "auto"
     weights: Weights | None = None

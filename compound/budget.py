@@ -125,6 +125,15 @@ class Meter:
         """Count usage that was recorded before a crash and is now read from the record."""
         self.usage += usage
 
+    async def count(self, usage: Usage) -> None:
+        """Count usage as `reserve` would: what a record holds must fit as a call must.
+
+        Raises:
+            BudgetExhausted: it does not fit.
+        """
+        async with self.reserve(usage) as used:
+            used.append(usage)
+
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[list[Usage]]:
         """Hold ``worst`` while a request is in flight; put what it really used into the list given.

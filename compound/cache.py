@@ -71,18 +71,30 @@ class DiskCache:
         self._path = Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=30)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")
-            self._db.execute(
-                "CREATE TABLE IF NOT EXISTS outcome (key TEXT PRIMARY KEY, step INTEGER, value TEXT) WITHOUT ROWID"
-            )
+            self._db = self._open()
         except sqlite3.DatabaseError as error:
             raise RunDirectoryError(
                 f"{self._path} is not a usable cache: {error}", hint="delete the file to start an empty one"
             ) from None
         self.step = 0 if step is None else step
         self._pending = set() if step is None else self._stored_since(step)
+
+    def _open(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=30)
+        try:
+            tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            if tables:  # ask before anything is written into a database of something else
+                db.execute("SELECT key, step, value FROM outcome LIMIT 0")
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute("PRAGMA synchronous=NORMAL")
+            db.execute(
+                "CREATE TABLE IF NOT EXISTS outcome"
+                " (key TEXT PRIMARY KEY, step INTEGER, value TEXT) WITHOUT ROWID"
+            )
+        except sqlite3.DatabaseError:
+            db.close()
+            raise
+        return db
 
     def _stored_since(self, step: int) -> set[str]:
         return {key for (key,) in self._db.execute("SELECT key FROM outcome WHERE step >= ?", (step,))}

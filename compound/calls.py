@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -27,9 +28,10 @@ from compound.errors import (
     TransientError,
     nearest,
 )
-from compound.ports import accepts, spell
+from compound.ports import accepts, convert, spell
 from compound.trace import Call, Failure
 
+UNREPORTED = Usage(calls=1)  # what a request counts that failed on the way
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds between tries
 
 Engines = Mapping[str, Engine] | Callable[[str], Engine]
@@ -69,19 +71,39 @@ class Context:
     caller: Caller
     usage: Usage = NO_USAGE
     tokens: list[TokenRecord] = field(default_factory=list)
+    timer: asyncio.Timeout | None = None
+    _rng: np.random.Generator | None = None
+    _queued: int = 0
+    _seconds_left: float = 0.0
 
     @property
     def rng(self) -> np.random.Generator:
         """The call's own random stream."""
-        return np.random.Generator(np.random.Philox(self.seed))
+        if self._rng is None:
+            self._rng = np.random.Generator(np.random.Philox(self.seed))
+        return self._rng
 
     async def generate(self, lm: str, request: Request) -> Completion:
         """Ask the engine ``lm``, within the budget and the engine's concurrency."""
-        completion = await self.caller.generate(lm, request)
-        self.usage += completion.usage
+        completion = await self.caller.generate(lm, request, self)
         if completion.tokens is not None:
             self.tokens.append(completion.tokens)
         return completion
+
+    def wait(self) -> None:
+        """Stop the clock of the time limit: a request waits for its turn."""
+        if self.timer is not None:
+            if not self._queued:
+                self._seconds_left = (self.timer.when() or 0.0) - asyncio.get_running_loop().time()
+                self.timer.reschedule(None)
+            self._queued += 1
+
+    def go(self) -> None:
+        """Start the clock again: it is the request's turn."""
+        if self.timer is not None:
+            self._queued -= 1
+            if not self._queued:
+                self.timer.reschedule(asyncio.get_running_loop().time() + self._seconds_left)
 
 
 class Caller:
@@ -99,7 +121,7 @@ class Caller:
         self._meter = meter
         self._sleep = sleep
         self._engines: dict[str, Engine] = {}
-        self._limits: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Semaphore]] = {}
+        self._limits: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Semaphore]] = {}
         self._in_flight: dict[str, asyncio.Future[Outcome]] = {}
         self._unsettled: set[str] = set()
 
@@ -115,11 +137,19 @@ class Caller:
             self._engines[lm] = self._find(lm)
         return self._engines[lm]
 
-    async def generate(self, lm: str, request: Request) -> Completion:
-        """Ask an engine, within its concurrency and the budget."""
+    async def generate(self, lm: str, request: Request, context: Context | None = None) -> Completion:
+        """Ask an engine, within its concurrency and the budget; ``context`` is told what it took."""
+        context = context or Context("", 0, self)
         engine = self.engine(lm)
-        async with self._limit(lm, engine), self._meter.reserve(engine.worst_case(request)) as used:
-            completion = await engine.generate(request)
+        context.wait()
+        async with self._limit(engine), self._meter.reserve(engine.worst_case(request)) as used:
+            context.go()
+            try:
+                completion = await engine.generate(request)
+            except BaseException:
+                context.usage += UNREPORTED
+                raise
+            context.usage += completion.usage
             used.append(completion.usage)
             return completion
 
@@ -130,7 +160,7 @@ class Caller:
         if row is not None:
             usage = Usage(*row["usage"])
             if self._cache is not None and self._cache.take_pending(key):
-                self._meter.charge(usage)
+                await self._meter.count(usage)
             return Completion(row["text"], usage)
         completion = await self.generate(lm, request)
         if self._cache is not None:
@@ -139,12 +169,13 @@ class Caller:
             self._cache.put(key, {"text": completion.text, "usage": spent})
         return completion
 
-    def _limit(self, lm: str, engine: Engine) -> asyncio.Semaphore:
+    def _limit(self, engine: Engine) -> asyncio.Semaphore:
+        """Return the turnstile of an engine: one in each event loop, whatever names it goes by."""
         loop = asyncio.get_running_loop()
-        owner, limit = self._limits.get(lm, (None, None))
+        owner, limit = self._limits.get(id(engine), (None, None))
         if limit is None or owner is not loop:
             limit = asyncio.Semaphore(engine.concurrency)
-            self._limits[lm] = (loop, limit)
+            self._limits[id(engine)] = (loop, limit)
         return limit
 
     async def call(self, attempt: Attempt) -> Outcome:
@@ -161,7 +192,7 @@ class Caller:
                 return _again(flying.result())
         stored = self._cache.get(key)
         if stored is not None:
-            return self._recall(key, stored)
+            return await self._recall(key, attempt.component, stored)
         return await self._fly(attempt, key)
 
     async def _fly(self, attempt: Attempt, key: str) -> Outcome:
@@ -172,8 +203,7 @@ class Caller:
             outcome = await self._execute(attempt, key)
             self._unsettled.add(key)
             if outcome.failure is None or outcome.failure.kind in ("parse", "type"):
-                assert self._cache is not None
-                self._cache.put(key, _to_row(outcome))
+                self._store(key, attempt.component, outcome)
             future.set_result(outcome)
             return outcome
         except BaseException as error:
@@ -186,13 +216,20 @@ class Caller:
         finally:
             del self._in_flight[key]
 
-    def _recall(self, key: str, row: Mapping[str, Any]) -> Outcome:
+    def _store(self, key: str, component: Component, outcome: Outcome) -> None:
+        """Keep an outcome, unless JSON would give back something else than what the call returned."""
         assert self._cache is not None
-        outcome = _from_row(row, key)
+        row = _to_row(outcome)
+        if row is not None and _read_outputs(row, component) == outcome.outputs:
+            self._cache.put(key, row)
+
+    async def _recall(self, key: str, component: Component, row: Mapping[str, Any]) -> Outcome:
+        assert self._cache is not None
+        outcome = _from_row(row, key, component)
         if not self._cache.take_pending(key):
             return _again(outcome)
-        self._meter.charge(outcome.usage)
         self._unsettled.add(key)
+        await self._meter.count(outcome.usage)
         return outcome
 
     def settle(self, calls: Sequence[Call]) -> None:
@@ -209,7 +246,7 @@ class Caller:
             [
                 component.version,
                 values,
-                attempt.inputs,
+                list(attempt.inputs.items()),  # their order is the order in a prompt
                 self.engine(lm).name if isinstance(lm, str) else None,
                 None if component.deterministic(values) else attempt.seed,
             ]
@@ -245,11 +282,11 @@ class Caller:
     async def _once(attempt: Attempt, context: Context) -> Mapping[str, Any]:
         component = attempt.component
         if component.timeout is None:
-            outputs = await component.run(attempt.inputs, attempt.values, context)
+            outputs = await component.run(_own(attempt.inputs), _own(attempt.values), context)
         else:
             try:
-                async with asyncio.timeout(component.timeout):
-                    outputs = await component.run(attempt.inputs, attempt.values, context)
+                async with asyncio.timeout(component.timeout) as context.timer:
+                    outputs = await component.run(_own(attempt.inputs), _own(attempt.values), context)
             except TimeoutError:
                 raise TransientError(f"{attempt.address} took longer than {component.timeout:g} s") from None
         _check_outputs(component, attempt.address, outputs)
@@ -260,6 +297,7 @@ class Caller:
         for engine in self._engines.values():
             await engine.aclose()
         self._engines.clear()
+        self._limits.clear()
 
 
 def _finder(engines: Engines | None) -> Callable[[str], Engine]:
@@ -302,10 +340,28 @@ def _again(outcome: Outcome) -> Outcome:
     )
 
 
-def _to_row(outcome: Outcome) -> dict[str, Any]:
+def _own(value: Any) -> Any:
+    """Copy mappings and lists, so that a component may change what it gets and nobody else sees it."""
+    if type(value) is dict:
+        return {key: _own(item) for key, item in value.items()}
+    return [_own(item) for item in value] if type(value) is list else value
+
+
+def _dumped(model: Any) -> Any:
+    return model.model_dump(mode="json")
+
+
+def _to_row(outcome: Outcome) -> dict[str, Any] | None:
+    """Return an outcome as JSON types, or ``None`` when its outputs have no JSON form."""
     usage, failure = outcome.usage, outcome.failure
+    try:
+        text = json.dumps(outcome.outputs, ensure_ascii=False, default=_dumped)
+        outputs = json.loads(text.encode())
+    except (TypeError, ValueError, AttributeError):
+        return None
     return {
-        "outputs": outcome.outputs,
+        "outputs": outputs,
+        "typed": outputs != outcome.outputs,  # models and the like: to be read through the ports
         "failure": [failure.kind, failure.message] if failure else None,
         "usage": [usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cost],
         "tokens": [[t.prompt, t.sampled, t.logprobs, t.finish_reason, t.adapter] for t in outcome.tokens],
@@ -313,9 +369,19 @@ def _to_row(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _from_row(row: Mapping[str, Any], key: str) -> Outcome:
+def _read_outputs(row: Mapping[str, Any], component: Component) -> Mapping[str, Any]:
+    outputs: Mapping[str, Any] = row["outputs"]
+    if not row.get("typed"):
+        return outputs
+    try:
+        return {name: convert(component.outputs[name].type, value) for name, value in outputs.items()}
+    except (KeyError, ValueError):
+        return {}
+
+
+def _from_row(row: Mapping[str, Any], key: str, component: Component) -> Outcome:
     return Outcome(
-        outputs=row["outputs"],
+        outputs=_read_outputs(row, component),
         failure=Failure(*row["failure"]) if row["failure"] else None,
         usage=Usage(*row["usage"]),
         tokens=tuple(TokenRecord(tuple(p), tuple(s), tuple(lp), f, a) for p, s, lp, f, a in row["tokens"]),

@@ -28,6 +28,11 @@ def canonical(value: Any) -> str:
     )
 
 
+def plain(value: Any) -> Any:
+    """Return ``value`` as JSON types, its mappings in their own order; no NaN."""
+    return json.loads(json.dumps(value, allow_nan=False, default=_plain))
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
@@ -82,7 +87,7 @@ class Configuration(Mapping[str, Any]):
     >>> two = one.replace({"searcher.k": 10})
     >>> [(c.key, c.before, c.after) for c in one.diff(two)], one["searcher.k"]
     ([('searcher.k', 5, 10)], 5)
-    >>> one.digest == Configuration(dict(reversed(one.items()))).digest
+    >>> one.digest == Configuration(dict(reversed(list(one.items())))).digest
     True
     """
 

@@ -67,12 +67,11 @@ class Document:
 
     def at(self, address: Address) -> Any:
         """Return the value at an address, or None."""
-        value = self.tree
+        value: Any = self.tree
         for part in address:
-            if (isinstance(value, dict) and part in value) or (isinstance(value, list) and isinstance(part, int) and part < len(value)):
-                value = value[part]
-            else:
+            if not _holds(value, part):
                 return None
+            value = value[part]
         return value
 
     def has(self, address: Address) -> bool:
@@ -101,6 +100,7 @@ class Document:
             self._keys.pop(old, None)
         self._keys[address] = self._values[address] = place
         self._spoiled = {old for old in self._spoiled if old[: len(address)] != address}
+        self._problems = [old for old in self._problems if old.address[: len(address)] != address]
 
     def report(self, address: Address, what: str, hint: str = "", *, key: bool = False) -> None:
         """Note a mistake at an address, unless it lies within a value already known to be wrong."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,8 @@ from compound.metrics import apply
 from compound.statistics import Interval, cluster_mean_interval
 from compound.system import System
 from compound.trace import Failure, Trace
+
+WINDOW = 4  # times the concurrency: how far runs may be ahead of the slowest one
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,21 +164,31 @@ async def evaluate_all(
     rules = rules or Rules()
     jobs = [(system, example, sample) for system in systems for example in examples for sample in samples]
     collectors = [_Collector(executor, rules, len(examples) * len(samples), on_trace) for _ in systems]
-    in_order = _InOrder(collectors)
+    in_order = _InOrder(collectors, WINDOW * rules.concurrency)
+    waiting = iter(enumerate(jobs))
+    turn = asyncio.Lock()
 
-    async def worker(numbered: Iterator[tuple[int, tuple[System, Example, int]]]) -> None:
-        for number, (system, example, sample) in numbered:
-            await executor.meter.reserve_run()
+    async def next_job() -> tuple[int, tuple[System, Example, int]] | None:
+        """Take the next job once the budget holds it: strictly in order, so that no later one overtakes."""
+        async with turn:
+            numbered = next(waiting, None)
+            if numbered is not None:
+                await in_order.near(numbered[0])
+                await executor.meter.reserve_run()
+            return numbered
+
+    async def worker() -> None:
+        while (numbered := await next_job()) is not None:
+            number, (system, example, sample) = numbered
             trace = await executor.run(
                 system, example.inputs, example=example.id, sample=sample, cache=rules.cache
             )
             in_order.add(number, example, await _scored(trace, metric, example, rules))
 
-    shared = iter(enumerate(jobs))
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(min(rules.concurrency, len(jobs))):
-                group.create_task(worker(shared))
+                group.create_task(worker())
     except BaseExceptionGroup as errors:
         executor.meter.release_runs()
         raise first_of(errors) from None
@@ -187,12 +199,23 @@ async def evaluate_all(
 
 
 class _InOrder:
-    """Takes traces in any order and hands them on in job order, one collector after the other."""
+    """Takes traces in any order and hands them on in job order, one collector after the other.
 
-    def __init__(self, collectors: Sequence[_Collector]) -> None:
+    A slow run must not let the ones behind it pile up: jobs start within ``window`` of the next in order.
+    """
+
+    def __init__(self, collectors: Sequence[_Collector], window: int) -> None:
         self._collectors = collectors
+        self._window = window
         self._early: dict[int, tuple[Example, Trace]] = {}
         self._next = 0
+        self._moved = asyncio.Event()
+
+    async def near(self, number: int) -> None:
+        """Wait until job ``number`` is within the window."""
+        while number >= self._next + self._window:
+            self._moved.clear()
+            await self._moved.wait()
 
     def add(self, number: int, example: Example, trace: Trace) -> None:
         self._early[number] = (example, trace)
@@ -200,6 +223,7 @@ class _InOrder:
             collector = self._collectors[self._next // self._collectors[0].total]
             collector.take(*self._early.pop(self._next))
             self._next += 1
+            self._moved.set()
 
 
 class _Collector:

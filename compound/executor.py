@@ -19,9 +19,9 @@ from typing import Any
 from compound.budget import Meter
 from compound.cache import Cache
 from compound.calls import Attempt, Caller, Outcome
-from compound.component import Composite, Input, Node, Source, Value
+from compound.component import Component, Composite, Input, Node, Source, Value
 from compound.contracts import Completion, Engine, Request
-from compound.errors import DeclarationError, nearest
+from compound.errors import CallError, DeclarationError, nearest
 from compound.plan import Plan, Step, prepare
 from compound.ports import accepts, spell
 from compound.streams import stream
@@ -168,8 +168,14 @@ class Executor:
         kept = {call.address: call for call in trace.calls}
         if address not in kept:
             raise DeclarationError(f"the trace has no call at {address!r}", hint=nearest(address, kept))
+        component = system.components.get(kept[address].component)
+        if component is None or isinstance(component, Composite):
+            raise DeclarationError(
+                f"cannot fork at {address!r}: it is no call of a component of system {system.name!r}",
+                hint="fork at one of the calls inside it",
+            )
         if outputs is not None:
-            _check_fork(system, kept[address], outputs)
+            _check_fork(component, address, outputs)
         fork = _Fork(kept, address, outputs, resample if resample is not None else 0)
         run = _Run(system, trace.example, trace.sample if sample is None else sample, trace.seed, False, fork)
         return await self._traced(run, trace.inputs)
@@ -250,32 +256,10 @@ class Executor:
     ) -> Mapping[str, Value]:
         """Run one node: decide whether it runs at all, then call it or drive its body."""
         node = step.node
-        arguments: dict[str, Value] = {}
-        sources: list[str] = []
-        mark: _Mark | None = None
-        for port, source in step.wires:
-            value = _read(source, inputs, results)
-            sources.extend(s for s in value.sources if s not in sources)
-            if value.data is FAILED:
-                mark = FAILED
-            elif value.data is not ABSENT:
-                arguments[port] = value
-            elif not node.inputs[port].optional:
-                mark = mark or ABSENT
-        if node.when is not None:
-            guard = _read(node.when.source, inputs, results)
-            sources.extend(s for s in guard.sources if s not in sources)
-            if guard.data is FAILED:
-                mark = FAILED
-            elif guard.data is ABSENT or guard.data != node.when.value:
-                mark = mark or ABSENT
-        parents = tuple(sources)
+        arguments, parents, mark = _gather(step, inputs, results)
         outputs = node.component.outputs
         if mark is not None:
             return {name: Value(mark, parents) for name in outputs}
-        for port, declared in node.inputs.items():
-            if port not in arguments:
-                arguments[port] = Value(declared.default)
         values: Mapping[str, Any] = step.values
         if step.wired_settings:
             values = {**values, **{name: arguments[name].data for name in step.wired_settings}}
@@ -283,8 +267,13 @@ class Executor:
         here = (*place, step.place)
         if isinstance(node.component, Composite):
             driven = await self._drive(run, node.component, address, here, arguments, values)
-            return driven or {name: Value(FAILED, parents) for name in outputs}
-        call = await self._call(run, step, address, parents, arguments, values)
+            if not isinstance(driven, Failure):
+                return driven or {name: Value(FAILED, parents) for name in outputs}
+            given = {port: value.data for port, value in arguments.items()}
+            name = node.component.name
+            call = Call(address, node.name, name, parents, given, {}, driven, sample=run.sample)
+        else:
+            call = await self._call(run, step, address, parents, arguments, values)
         run.calls.append((here, call))
         if self._on_call is not None:
             self._on_call(call)
@@ -300,16 +289,32 @@ class Executor:
         place: Place,
         arguments: Mapping[str, Value],
         values: Mapping[str, Any],
-    ) -> Mapping[str, Value] | None:
+    ) -> Mapping[str, Value] | Failure | None:
+        """Run a composite; ``None`` when a call inside it failed, a failure when it is its own."""
+        skipped: dict[int, str] = {}
+        failed = False
+
         async def body(index: int, inputs: Mapping[str, Value]) -> Mapping[str, Value] | None:
+            nonlocal failed
             outputs = await self._graph(run, component.body, f"{address}[{index}]/", (*place, index), inputs)
-            missing = any(value.data is FAILED or value.data is ABSENT for value in outputs.values())
-            return None if missing else outputs
+            if any(value.data is FAILED for value in outputs.values()):
+                failed = True
+                return None
+            for name, value in outputs.items():
+                if value.data is ABSENT:
+                    skipped[index] = f"{_skipped(component.body, name)} of {address}[{index}]"
+                    return None
+            return outputs
 
         try:
-            return await component.drive(arguments, values, body)
+            driven = await component.drive(arguments, values, body)
         except BaseExceptionGroup as errors:
             raise first_of(errors) from None
+        except CallError as error:
+            return Failure(error.kind, f"{address}: {error}")
+        if driven is None and skipped and not failed:
+            return Failure("skipped", f"{skipped[min(skipped)]} was skipped by a condition")
+        return driven
 
     async def _call(
         self,
@@ -367,6 +372,38 @@ def _read(source: Source, inputs: Mapping[str, Value], results: Mapping[str, Map
     return results[source.node.name][source.field]
 
 
+def _gather(
+    step: Step, inputs: Mapping[str, Value], results: Mapping[str, Mapping[str, Value]]
+) -> tuple[dict[str, Value], tuple[str, ...], _Mark | None]:
+    """Read a node's wires and its condition: its arguments, the calls it depends on, why it cannot run."""
+    node = step.node
+    arguments: dict[str, Value] = {}
+    sources: dict[str, None] = {}
+    mark: _Mark | None = None
+    for port, source in step.wires:
+        value = _read(source, inputs, results)
+        sources |= dict.fromkeys(value.sources)
+        if value.data is FAILED:
+            mark = FAILED
+        elif value.data is not ABSENT:
+            arguments[port] = value
+        elif not node.inputs[port].optional:
+            mark = mark or ABSENT
+    if node.when is not None:
+        guard = _read(node.when.source, inputs, results)
+        sources |= dict.fromkeys(guard.sources)
+        if guard.data is FAILED:
+            mark = FAILED
+        elif guard.data is ABSENT or guard.data != node.when.value:
+            mark = mark or ABSENT
+        if isinstance(node.component, Composite):  # what runs inside it obeys the condition too
+            arguments = {p: Value(v.data, _join(v.sources, guard.sources)) for p, v in arguments.items()}
+    for port, declared in node.inputs.items():
+        if port not in arguments:
+            arguments[port] = Value(declared.default)
+    return arguments, tuple(sources), mark
+
+
 def _made(
     node: Node,
     address: str,
@@ -415,10 +452,16 @@ def _finish(
             first = failed[0].failure if failed else None
             return {}, first or Failure("error", f"output {name!r} failed")
         if value.data is ABSENT:
-            return {}, Failure(
-                "skipped", f"output {name!r} ({system.outputs[name].label}) was skipped by a condition"
-            )
+            return {}, Failure("skipped", f"{_skipped(system, name)} was skipped by a condition")
     return {name: value.data for name, value in results.items()}, None
+
+
+def _skipped(system: System, output: str) -> str:
+    return f"output {output!r} ({system.outputs[output].label})"
+
+
+def _join(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*one, *other)))
 
 
 def _check_inputs(system: System, inputs: Mapping[str, Any]) -> None:
@@ -436,16 +479,16 @@ def _check_inputs(system: System, inputs: Mapping[str, Any]) -> None:
         )
 
 
-def _check_fork(system: System, call: Call, outputs: Mapping[str, Any]) -> None:
-    ports = system.components[call.component].outputs
+def _check_fork(component: Component, address: str, outputs: Mapping[str, Any]) -> None:
+    ports = component.outputs
     if set(outputs) != set(ports):
         raise DeclarationError(
-            f"fork at {call.address!r} must give the outputs {sorted(ports)}, but got {sorted(outputs)}"
+            f"fork at {address!r} must give the outputs {sorted(ports)}, but got {sorted(outputs)}"
         )
     for name, value in outputs.items():
         if not accepts(ports[name].type, value):
             raise DeclarationError(
-                f"fork at {call.address!r}: {name} must be {spell(ports[name].type)}, but got {value!r:.200}"
+                f"fork at {address!r}: {name} must be {spell(ports[name].type)}, but got {value!r:.200}"
             )
 
 

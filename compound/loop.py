@@ -7,21 +7,24 @@ to ``alpha`` over all planned decisions. The test split is read once, at the end
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from compound.budget import Meter
 from compound.calls import Engines
+from compound.component import Component
 from compound.configuration import Configuration
 from compound.contracts import Example, Metric
 from compound.errors import BudgetExhausted
 from compound.evaluation import Evaluation, Rules, evaluate
 from compound.executor import Executor
 from compound.optimization import Job, Method, Progress, Proposal, Task, Tried
+from compound.plan import values_of
 from compound.recorder import Recorder
-from compound.scoring import JobScorer
+from compound.scoring import JobScorer, free_repeats
 from compound.settings import OptimizeSettings
+from compound.space import Choice, Float, Int
 from compound.statistics import paired_interval, paired_test
 from compound.streams import generator, stream
 from compound.system import System
@@ -75,11 +78,13 @@ class Plan:
 def make_plan(problem: Problem, left: float, jobs: int) -> Plan:
     """Divide ``left`` system runs: a sweep of all jobs before each decision, at most half for decisions.
 
-    A deterministic incumbent need not be run again, so a decision then costs half as much.
+    A deterministic incumbent whose runs are in the cache need not be run again: a decision then costs half
+    as much.
     """
     settings = problem.settings
-    chance = stochastic(problem.system)
-    cost = len(problem.valid) * (2 * settings.repeats if chance else 1)
+    repeats = settings.repeats if stochastic(problem.system) else 1
+    fresh = stochastic(problem.system) or not free_repeats(problem.system)
+    cost = len(problem.valid) * repeats * (2 if fresh else 1)
     least = 2 * cost + jobs * LEAST_JOB * settings.minibatch
     affordable = settings.iterations if left == float("inf") else int(left // least)
     decisions = max(1, min(settings.iterations, affordable))
@@ -87,10 +92,22 @@ def make_plan(problem: Problem, left: float, jobs: int) -> Plan:
 
 
 def stochastic(system: System) -> bool:
-    """Return whether two samples of one example can differ."""
-    from compound.plan import values_of
+    """Return whether two samples of one example can differ, under this configuration or another."""
+    return any(
+        not component.deterministic({**values, **change})
+        for component in system.components.values()
+        for values in [values_of(component, system)]
+        for change in [{}, *_extremes(component)]
+    )
 
-    return any(not c.deterministic(values_of(c, system)) for c in system.components.values())
+
+def _extremes(component: Component) -> Iterator[dict[str, Any]]:
+    """Yield each parameter's extreme values: a temperature that starts at 0 need not stay there."""
+    for name, space in component.parameters.items():
+        if isinstance(space, Choice):
+            yield from ({name: option} for option in space.options)
+        elif isinstance(space, Int | Float):
+            yield from ({name: space.low}, {name: space.high})
 
 
 class Loop:
@@ -134,8 +151,8 @@ class Loop:
         plan = make_plan(self.problem, self.meter.remaining_runs(), jobs)
         self.state.update(
             best=start.configuration.to_json(), before=evaluation.to_json(), incumbent=evaluation.to_json(),
-            plan=plan.__dict__, decision=0, idle=0, job=0, working={}, optimizer=None, current=None, spent=0.0,
-            history=[], tried=[], stopped="",
+            plan=plan.__dict__, decision=0, idle=0, job=0, working={}, optimizer=None, current=None,
+            scored=[], spent=0.0, history=[], tried=[], stopped="",
         )  # fmt: skip
         self.recorder.event("baseline", split="valid", plan=plan.__dict__, **evaluation.summary())
 
@@ -149,8 +166,6 @@ class Loop:
                 state["stopped"] = "the rest of the budget is too small for another job"
                 return
             await self._work(job, share)
-            state.update(job=state["job"] + 1, current=None, optimizer=None)
-            self.recorder.save()
 
     def _job(self, plan: Plan) -> Job:
         """Return the job under way, or choose the next and set its share of the budget."""
@@ -177,6 +192,7 @@ class Loop:
         state = self.state
         number = len(state["history"])
         scorer = JobScorer(self.problem, self.executor, self._working(), share, state["spent"])
+        scorer.restore(state["scored"])
         task = Task(
             system=self._working(),
             keys=job.keys,
@@ -193,7 +209,7 @@ class Loop:
         try:
             async for event in self.problem.method.optimizers[job.optimizer].propose(task):
                 if isinstance(event, Progress):
-                    state["optimizer"] = dict(event.state)
+                    state.update(optimizer=dict(event.state), scored=scorer.snapshot())
                     self.recorder.event("progress", job=number, note=event.note)
                 else:
                     proposal = event
@@ -211,6 +227,7 @@ class Loop:
             "tried": proposal.tried, "runs": self.meter.system_runs - state["spent"], "note": proposal.note,
         }  # fmt: skip
         state["history"].append(record)
+        state.update(job=state["job"] + 1, current=None, optimizer=None, scored=[])
         self.recorder.event("job", **record)
 
     def _working(self) -> System:

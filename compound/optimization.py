@@ -80,6 +80,11 @@ class Scorer(Protocol):
         """System runs this job may still spend (infinity without a limit)."""
         ...
 
+    @property
+    def free_repeats(self) -> bool:
+        """Whether scoring a candidate again on the same examples costs no system runs."""
+        ...
+
     async def score(
         self, candidates: Sequence[Mapping[str, Any]], examples: Sequence[Example]
     ) -> list[Evaluation]:

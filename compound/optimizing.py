@@ -142,7 +142,7 @@ def _baseline(
     method = import_module(METHODS).method(name, problem.system, settings)
     other = replace(problem, settings=settings, method=method)
     run = open_run(parent.run.path / "baselines" / name, "", describe(other))
-    recorder = Recorder(run, parent=parent.cache, listener=_labelled(listener, name))
+    recorder = Recorder(run, parent=parent, listener=_labelled(listener, name))
     if on_start is not None:
         on_start(recorder)
     try:

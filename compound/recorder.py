@@ -29,20 +29,25 @@ class Recorder:
     checkpoint.
 
     Args:
-        run: where to write.
-        parent: the cache of another run on the same system, to read from but pay for.
+        run: where to write; closed again when it cannot be restored.
+        parent: the run this one belongs to: its cache is read but paid for, and stopping either stops both.
         listener: receives each event, and call counts in between.
     """
 
     def __init__(
-        self, run: RunDirectory, *, parent: Cache | None = None, listener: Listener | None = None
+        self, run: RunDirectory, *, parent: Recorder | None = None, listener: Listener | None = None
     ) -> None:
         self.run = run
-        stored = run.restore()
+        try:
+            stored = run.restore()
+            own = DiskCache(run.path / "cache.sqlite", step=run.step)
+        except BaseException:
+            run.close()
+            raise
         self.state: dict[str, Any] = dict(stored or {})
         self.resumed = stored is not None
-        own = DiskCache(run.path / "cache.sqlite", step=run.step)
-        self.cache: Cache = own if parent is None else _Layered(own, parent)
+        self.cache: Cache = own if parent is None else _Layered(own, parent.cache)
+        self._parent = parent
         self._disk = own
         self._listener = listener
         self._stop = False
@@ -56,8 +61,10 @@ class Recorder:
             meter.restore(stored)
 
     def stop(self) -> None:
-        """Ask the run to end after its next checkpoint."""
+        """Ask the run, and the one it belongs to, to end after the next checkpoint."""
         self._stop = True
+        if self._parent is not None:
+            self._parent.stop()
 
     def event(self, event: str, **facts: Any) -> None:
         """Record what happened, and checkpoint."""
@@ -75,12 +82,22 @@ class Recorder:
         self._disk.step = self.run.step
 
     def _end_if_asked(self) -> None:
-        if self._stop or (self.run.path / "STOP").exists():
-            (self.run.path / "STOP").unlink(missing_ok=True)
+        """Stop here, unless there is nothing left to stop."""
+        if self._asked() and not self.state.get("done"):
+            self._forget_stop_files()
             raise Interrupted(
                 f"stopped; everything so far is saved in {self.run.path}",
                 hint="run the same command to go on",
             )
+
+    def _asked(self) -> bool:
+        above = self._parent is not None and self._parent._asked()
+        return self._stop or (self.run.path / "STOP").exists() or above
+
+    def _forget_stop_files(self) -> None:
+        (self.run.path / "STOP").unlink(missing_ok=True)
+        if self._parent is not None:
+            self._parent._forget_stop_files()
 
     def trace(self, split: str) -> OnTrace:
         """Return a function that records traces of one split."""
@@ -106,7 +123,7 @@ class Recorder:
             "calls": usage.calls,
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
-            "cost": usage.cost,
+            "cost": round(usage.cost, 9),  # a sum in order of completion: its last digits mean nothing
             "seconds": round(self._meters[0].seconds, 3),
         }
 

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 TRAIN_SAMPLE = -1  # one sample index for all of the search: equal runs come from the cache
 
 
+def free_repeats(system: System) -> bool:
+    """Return whether the same run a second time costs nothing: what counts then comes from the cache."""
+    return any(component.cacheable for component in system.components.values())
+
+
 class JobScorer:
     """Implements `compound.optimization.Scorer` for one job.
 
@@ -47,6 +52,11 @@ class JobScorer:
         """System runs this job may still spend."""
         meter = self._executor.meter
         return max(0.0, min(self._share - (meter.system_runs - self._spent), meter.remaining_runs()))
+
+    @property
+    def free_repeats(self) -> bool:
+        """Whether scoring a candidate again on the same examples costs no system runs."""
+        return free_repeats(self._incumbent)
 
     async def score(
         self, candidates: Sequence[Mapping[str, Any]], examples: Sequence[Example]
@@ -77,6 +87,14 @@ class JobScorer:
         if not chosen:
             raise DeclarationError("no model to write prompts with", hint="set optimize.prompts.lm")
         return await self._executor.ask(chosen, request)
+
+    def snapshot(self) -> list[list[Any]]:
+        """Return what was scored so far, for a checkpoint."""
+        return [[dict(t.values), t.score, t.n] for t in self._scores.values()]
+
+    def restore(self, scored: Sequence[Sequence[Any]]) -> None:
+        """Take up a `snapshot` of the same job, made before an interruption."""
+        self._scores = {canonical(values): Tried(values, score, n) for values, score, n in scored}
 
     def tried(self, keys: Sequence[str]) -> list[Tried]:
         """Return what was scored, restricted to some keys, for the memory of later jobs."""

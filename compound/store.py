@@ -56,8 +56,12 @@ class RunDirectory:
             )
         folder.mkdir(parents=True, exist_ok=True)
         run = cls(folder)
-        run.write("system.yaml", text)
-        run.write_json("config.json", config)
+        try:
+            run.write("system.yaml", text)
+            run.write_json("config.json", config)
+        except BaseException:
+            run.close()
+            raise
         return run
 
     @classmethod
@@ -127,22 +131,21 @@ class RunDirectory:
             return None
         stored = read_json(self.path, "checkpoint.json")
         try:
-            step, lengths, state = stored["step"], stored["lengths"], stored["state"]
-            sizes = {name: int(lengths[name]) for name in APPENDED}
+            step, state = int(stored["step"]), dict(stored["state"])
+            sizes = {name: int(stored["lengths"][name]) for name in APPENDED}
         except (KeyError, TypeError, ValueError):
             raise RunDirectoryError(
                 f"{self.path}/checkpoint.json is not a checkpoint of this version"
             ) from None
         for name, size in sizes.items():
-            if _size(self.path / name) < size:
+            if not 0 <= size <= _size(self.path / name):
                 raise RunDirectoryError(
                     f"{self.path}/{name} is shorter than its checkpoint says; it was changed"
                 )
         for name, size in sizes.items():
             self._cut(name, size)
         self.step = step
-        result: Mapping[str, Any] = state
-        return result
+        return state
 
     def _cut(self, name: str, size: int) -> None:
         path = self.path / name

@@ -71,6 +71,7 @@ class ScriptedLM:
 
     async def generate(self, request: Request) -> Completion:
         """Answer from the script."""
+        number = len(self.requests)
         self.requests.append(request)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
@@ -79,12 +80,12 @@ class ScriptedLM:
             wait = self._latency(rng) if callable(self._latency) else self._latency
             if wait:
                 await asyncio.sleep(wait)
-            return await self._answer(request)
+            return await self._answer(request, number)
         finally:
             self.in_flight -= 1
 
-    async def _answer(self, request: Request) -> Completion:
-        reply = self._reply(request)
+    async def _answer(self, request: Request, number: int) -> Completion:
+        reply = self._reply(request, number)
         if isinstance(reply, Awaitable):
             reply = await reply
         if isinstance(reply, Exception):
@@ -103,7 +104,7 @@ class ScriptedLM:
             "length" if len(words) > used else "stop",
         )
 
-    def _reply(self, request: Request) -> Any:
+    def _reply(self, request: Request, number: int) -> Any:
         message = request.messages[-1].content
         script = self._script
         if callable(script):
@@ -116,9 +117,9 @@ class ScriptedLM:
                 if key in message:
                     return reply
             raise CallError(f"the script has no answer to {message!r:.200}")
-        if len(self.requests) > len(script):
-            raise CallError(f"the script has {len(script)} answers, but this is request {len(self.requests)}")
-        return script[len(self.requests) - 1]
+        if number >= len(script):
+            raise CallError(f"the script has {len(script)} answers, but this is request {number + 1}")
+        return script[number]
 
     async def aclose(self) -> None:
         """Do nothing: a script holds no resources."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from compound.configuration import canonical
+from compound.configuration import plain
 from compound.contracts import NO_USAGE, TokenRecord, Usage
 
 
@@ -206,10 +206,12 @@ def _failure_from_json(data: Any) -> Failure | None:
 
 
 def _plain(value: Any) -> Any:
+    """Return a value as JSON types, its mappings in their own order."""
     try:
-        canonical(value)
+        return plain(value)
     except (TypeError, ValueError):
         if isinstance(value, Mapping):
             return {str(key): _plain(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [_plain(item) for item in value]
         return repr(value)  # not JSON: an object, or a number that is not finite
-    return dict(value) if isinstance(value, Mapping) else value

@@ -17,14 +17,10 @@ from yaml.reader import Reader
 
 from compound.document import Address, Document
 from compound.errors import SpecError
+from compound.scalars import INT, scalar
 
 MAX_BYTES, MAX_DEPTH, MAX_VALUES, MAX_DIGITS = 1_000_000, 40, 50_000, 100
 
-NULL = re.compile(r"~|null|Null|NULL|\Z")
-BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
-INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
-FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _STANDARD_TAG = "tag:yaml.org,2002:"
 
@@ -51,28 +47,18 @@ def read(raw: bytes | str, name: str) -> Document:
 
 
 def read_value(text: str, label: str) -> Any:
-    """Return one value of the command line, such as ``150`` or ``[1, 2]``; ``label`` opens its errors."""
+    """Return one value of the command line, such as ``150`` or ``[1, 2]``; ``label`` opens its errors.
+
+    >>> read_value("[1, 1e-6, on]", "--set a.b=[1, 1e-6, on]")
+    [1, 1e-06, 'on']
+    """
+    character = Reader.NON_PRINTABLE.search(text)
+    if character:
+        raise SpecError([f"{label!a}: holds the control character U+{ord(character.group()):04X}; remove it"])
     document = Document("", text, label)
     value = _Reading(document).tree() if text.strip() else ""
     document.check()
     return value
-
-
-def scalar(text: str) -> Any:
-    """Return what a plain (unquoted) scalar means; ``inf`` and ``nan`` come back as floats.
-
-    >>> [scalar(text) for text in ("1e-6", "on", "true", "012", "0x10", "~", "1_000", ".5")]
-    [1e-06, 'on', True, 12, 16, None, '1_000', 0.5]
-    """
-    if NULL.fullmatch(text):
-        return None
-    if BOOL.fullmatch(text):
-        return text.lower() == "true"
-    if INT.fullmatch(text):
-        return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
-    if FLOAT.fullmatch(text):
-        return float(text)
-    return math.nan if NOT_FINITE.fullmatch(text) else text
 
 
 def _shape(tree: Any) -> str:
@@ -114,13 +100,14 @@ class _Reading:
 
     def tree(self) -> Any:
         """Return the first document's data."""
-        tree = None
+        tree, documents = None, 0
         event = self._next()
         while not isinstance(event, yaml.StreamEndEvent):
             if isinstance(event, yaml.DocumentStartEvent):
-                if tree is not None:
+                documents += 1
+                if documents > 1:
                     self._stop(event, "a second document starts here; a file holds one")
-                self._document.mark((), event.start_mark.index)
+                self._document.mark((), _start(event))
                 tree = self._value(self._next(), ())
             event = self._next()
         return tree
@@ -130,14 +117,14 @@ class _Reading:
             return self._loader.get_event()  # type: ignore[no-untyped-call]
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
-            context = f" ({error.context})" if error.context else ""
-            hint = "quote texts that hold any of [ ] { } , # or `: `"
-            self._fail(mark.index if mark else 0, f"is not YAML: {error.problem}{context}", hint)
-        except (yaml.YAMLError, ValueError, OverflowError) as error:
+            self._fail(mark.index if mark else 0, *_explained(error))
+        except yaml.YAMLError as error:
             self._fail(self._loader.index, f"is not YAML: {error}")
+        except (ValueError, OverflowError):  # PyYAML lets these escape from `chr` and `int`
+            self._fail(self._loader.index, "is not YAML: a number in an escape or directive is out of range")
 
     def _stop(self, event: Any, what: str) -> NoReturn:
-        self._fail(event.start_mark.index, what)
+        self._fail(_start(event), what)
 
     def _fail(self, index: int, what: str, hint: str = "") -> NoReturn:
         self._document.mark((), index)
@@ -147,12 +134,11 @@ class _Reading:
 
     def _value(self, event: Any, address: Address) -> Any:
         self._values += 1
-        if len(address) > MAX_DEPTH or self._values > MAX_VALUES:
-            limit = (
-                f"deeper than {MAX_DEPTH} levels" if len(address) > MAX_DEPTH else f"over {MAX_VALUES} values"
-            )
-            self._stop(event, f"the file is too large: {limit}")
-        self._document.mark(address, event.start_mark.index)
+        if len(address) > MAX_DEPTH:
+            self._stop(event, f"the file is deeper than {MAX_DEPTH} levels")
+        if self._values > MAX_VALUES:
+            self._stop(event, f"the file has more than {MAX_VALUES} values")
+        self._document.mark(address, _start(event))
         self._refuse_extras(event, address)
         if isinstance(event, yaml.ScalarEvent):
             return self._scalar(event, address)
@@ -169,15 +155,15 @@ class _Reading:
             yield event
 
     def _refuse_extras(self, event: Any, address: Address) -> None:
-        wrong = ""
         if isinstance(event, yaml.AliasEvent):
-            wrong = f"the alias *{event.anchor} is refused; repeat the value"
+            self._document.report(address, f"the alias *{event.anchor} is refused", "repeat the value")
+            self._document.spoil(address)
         elif event.anchor is not None:
-            wrong = f"the anchor &{event.anchor} is refused; write the value where it is needed"
+            hint = "write the value wherever it is needed"
+            self._document.report(address, f"the anchor &{event.anchor} is refused", hint)
         elif event.tag is not None:
-            wrong = f"the tag {event.tag.replace(_STANDARD_TAG, '!!')!r} is refused; remove it"
-        if wrong:
-            self._document.report(address, wrong)
+            tag = event.tag.replace(_STANDARD_TAG, "!!")
+            self._document.report(address, f"the tag {tag!r} is refused", "remove it")
             self._document.spoil(address)
 
     def _mapping(self, address: Address) -> dict[str, Any]:
@@ -187,52 +173,65 @@ class _Reading:
                 self._stop(event, "a key must be a text; quote texts that begin with [ { or *")
             inside = (*address, event.value)
             if event.value in found:
-                first = self._document.label(inside, key=True).split(":")[-2:]
-                line = f"line {first[0]}, column {first[1]}"
-                self._document.note(event.start_mark.index, inside, f"is given twice; first on {line}")
-                _Skipping(self._document, self._loader).skip()
+                line, column = self._document.label(inside, key=True).split(":")[-2:]
+                twice = f"is given twice; first on line {line}, column {column}"
+                self._document.note(_start(event), inside, twice)
+                self._skip()
                 continue
-            self._document.mark(inside, event.start_mark.index, key=True)
+            self._document.mark(inside, _start(event), key=True)
+            if self._is_half(event.value, inside):
+                self._skip()
+                continue
             self._refuse_extras(event, inside)
-            self._refuse_surrogates(event.value, inside)
             found[event.value] = self._value(self._next(), inside)
         return found
 
-    def _scalar(self, event: yaml.ScalarEvent, address: Address) -> Any:
-        self._refuse_surrogates(event.value, address)
-        if event.style is not None:
-            return event.value
-        digits = INT.fullmatch(event.value) and len(event.value) > MAX_DIGITS
-        value = None if digits else scalar(event.value)
-        if digits or (isinstance(value, float) and not math.isfinite(value)):
-            wrong = (
-                f"has more than {MAX_DIGITS} digits"
-                if digits
-                else f"must be finite, but is {event.value:.20}"
-            )
-            self._document.report(address, f"a number {wrong}; quote it if it is a text")
-            self._document.spoil(address)
-            return None
-        return value
-
-    def _refuse_surrogates(self, text: str, address: Address) -> None:
-        if _SURROGATE.search(text):
-            self._document.report(address, "holds half a character (a lone surrogate); write the whole one")
-            self._document.spoil(address)
-
-
-class _Skipping(_Reading):
-    """Reads over a value that is not wanted, still refusing what cannot be scanned."""
-
-    def __init__(self, document: Document, loader: Any) -> None:
-        self._document = document
-        self._loader = loader
-
-    def skip(self) -> None:
-        """Read one value and forget it."""
+    def _skip(self) -> None:
+        """Read over one value."""
         depth = 0
         while True:
             event = self._next()
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth == 0:
                 return
+
+    def _scalar(self, event: yaml.ScalarEvent, address: Address) -> Any:
+        if self._is_half(event.value, address):
+            return None
+        if event.style is not None:
+            return event.value
+        if INT.fullmatch(event.value) and len(event.value) > MAX_DIGITS:
+            return self._refuse(address, f"a number must have at most {MAX_DIGITS} digits")
+        value = scalar(event.value)
+        if isinstance(value, float) and not math.isfinite(value):
+            return self._refuse(address, f"a number must be finite, but is {event.value:.20}")
+        return value
+
+    def _refuse(self, address: Address, what: str) -> None:
+        self._document.report(address, what, "quote it if it is a text")
+        self._document.spoil(address)
+
+    def _is_half(self, text: str, address: Address) -> bool:
+        """Note escapes such as ``\\ud800`` that no UTF-8 file could hold."""
+        half = _SURROGATE.search(text) is not None
+        if half:
+            self._document.report(address, "holds half a character (a lone surrogate)", "write the whole one")
+            self._document.spoil(address)
+        return half
+
+
+def _explained(error: yaml.MarkedYAMLError) -> tuple[str, str]:
+    """Return what PyYAML says of a text that is no YAML, and how to go on."""
+    problem, context = str(error.problem), error.context or ""
+    start = f" from line {error.context_mark.line + 1}" if error.context_mark and context else ""
+    hint = ""
+    if "'\\t'" in problem:
+        hint = "indent with spaces"
+    elif "flow" in context or "mapping values" in problem:
+        hint = "quote texts that hold any of [ ] { } , # or `: `"
+    return f"is not YAML: {problem}" + (f" ({context}{start})" if context else ""), hint
+
+
+def _start(event: Any) -> int:
+    index: int = event.start_mark.index
+    return index

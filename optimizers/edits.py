@@ -119,7 +119,7 @@ def reorder(parts: list[str], rng: np.random.Generator) -> list[str]:
 
 
 def shorten(parts: list[str], rng: np.random.Generator) -> list[str]:
-    """Take filler words out of every sentence."""
+    """Take filler words out of every sentence; a prompt of nothing else stays."""
     shorter = []
     for part in parts:
         text = part
@@ -127,7 +127,7 @@ def shorten(parts: list[str], rng: np.random.Generator) -> list[str]:
             text = re.sub(pattern, replacement, text, flags=re.IGNORECASE)
         text = text.strip()
         shorter.append(text[:1].upper() + text[1:])
-    return [part for part in shorter if part]
+    return [part for part in shorter if part] or parts
 
 
 def rephrase(parts: list[str], rng: np.random.Generator) -> list[str]:

@@ -6,6 +6,7 @@ in ascending order; a proposal may span several lines.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +17,7 @@ MARK = re.compile(r"<prompt>(.*?)(?:</prompt>|\Z)", re.DOTALL | re.IGNORECASE)
 
 def ask(
     purpose: str,
-    history: Sequence[tuple[str, float]],
+    history: Sequence[tuple[str, float | None]],
     examples: Sequence[Mapping[str, str]],
     seed: int,
     shown: int = 10,
@@ -25,13 +26,14 @@ def ask(
 
     Args:
         purpose: what the component does: its inputs and outputs in words.
-        history: prompts and their scores; the best ``shown`` are shown, the best last.
+        history: prompts and their scores, the last one where a prompt has several; the best ``shown`` are
+            shown, the best last. ``None`` is a prompt that has no score yet.
         examples: a few input texts with the output wanted.
         seed: the request's random stream.
         shown: how many earlier prompts to show.
     """
-    best = sorted(dict(history).items(), key=lambda item: item[1])[-shown:]
-    lines = "\n".join(f"<prompt>{text}</prompt> score {score:.3f}" for text, score in best)
+    best = sorted(dict(history).items(), key=lambda item: -math.inf if item[1] is None else item[1])[-shown:]
+    lines = "\n".join(f"<prompt>{text}</prompt> {_score(score)}" for text, score in best)
     cases = "\n".join(f"Input: {case['input']}\nWanted: {case['wanted']}" for case in examples)
     text = (
         f"A language model performs one step of a larger system. The step: {purpose}\n\n"
@@ -41,6 +43,10 @@ def ask(
         "Write it between <prompt> and </prompt>, and nothing else."
     )
     return Request((Message("user", text),), max_tokens=400, temperature=1.0, seed=seed)
+
+
+def _score(score: float | None) -> str:
+    return "not scored yet" if score is None else f"score {score:.3f}"
 
 
 def proposal(text: str) -> str | None:

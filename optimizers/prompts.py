@@ -113,10 +113,10 @@ class PromptSearch:
 
     async def _written(self, task: Task, key: str, current: str, attempt: int) -> dict[str, Any]:
         component = task.system.components[key.split(".", maxsplit=1)[0]]
-        history = [(t.values[key], t.score) for t in task.tried if key in t.values]
+        history: list[tuple[str, float | None]] = [(t.values[key], t.score) for t in task.tried]
         request = ask(
             f"{component.name} writes {', '.join(component.outputs)}",
-            [*history, (current, max((s for _, s in history), default=0.0))],
+            [(current, None), *history],
             [],
             stream(task.seed, "opro", attempt),
         )
@@ -127,11 +127,15 @@ class PromptSearch:
 
 
 def split(task: Task) -> tuple[Sequence[Example], Sequence[Example]]:
-    """Return the examples to find demonstrations on and, apart from them, those to race on."""
+    """Return the examples to find demonstrations on and, apart from them, those to race on.
+
+    The second are never those that any demonstration of the system came from, in whichever job.
+    """
     apart = [task.train[i] for i in generator(task.pool_seed, "pool").permutation(len(task.train))]
-    most = len(apart) // 2 if demo_keys(task) else 0
+    shown = any(isinstance(space, Demos) for space in task.system.parameters.values())
+    most = len(apart) // 2 if shown else 0
     share = most if task.scorer.left == float("inf") else int(task.scorer.left * POOL_SHARE)
-    count = min(most, max(share, task.minibatch), LARGEST_POOL)
+    count = min(most, max(share, task.minibatch), LARGEST_POOL) if demo_keys(task) else 0
     rest = apart[most:]
     order = generator(task.seed, "examples").permutation(len(rest))
     return apart[:count], [rest[i] for i in order]
@@ -139,7 +143,8 @@ def split(task: Task) -> tuple[Sequence[Example], Sequence[Example]]:
 
 def demo_keys(task: Task) -> list[str]:
     """Return the keys that hold demonstrations."""
-    return [key for key in task.keys if isinstance(task.system.parameters[key], Demos)]
+    spaces = task.system.parameters
+    return [key for key in task.keys if isinstance(space := spaces[key], Demos) and space.max]
 
 
 def text_keys(task: Task) -> list[str]:

@@ -24,11 +24,14 @@ class Standing:
     n: int
 
 
-def rungs(candidates: int, minibatch: int, examples: int, runs: float) -> list[tuple[int, int]]:
+def rungs(
+    candidates: int, minibatch: int, examples: int, runs: float, free_repeats: bool = True
+) -> list[tuple[int, int]]:
     """Return ``(candidates, examples)`` for each rung, within ``runs`` system runs.
 
-    A rung costs its candidates and the incumbent on the examples that are new to them. The number of
-    candidates is lowered until the first rung leaves half of the runs for later ones, or fits at all.
+    A rung costs its candidates and the incumbent on the examples that are new to them, or on all of them
+    where repeats are not free. The number of candidates is lowered until the first rung leaves 40 % of
+    the runs for later ones, or fits at all.
 
     >>> rungs(8, 8, 100, 400)
     [(8, 8), (4, 16), (2, 32), (1, 64)]
@@ -41,9 +44,11 @@ def rungs(candidates: int, minibatch: int, examples: int, runs: float) -> list[t
     plan: list[tuple[int, int]] = []
     spent, seen, alive = 0.0, 0, candidates
     size = first
-    while size > seen and spent + (alive + 1) * (size - seen) <= runs:
+    while size > seen:
+        spent += (alive + 1) * (size - seen if free_repeats else size)
+        if spent > runs:
+            break
         plan.append((alive, size))
-        spent += (alive + 1) * (size - seen)
         if alive == 1 and len(plan) > 1 and size >= 8 * first:
             break
         seen, size, alive = size, min(2 * size, examples), max(1, alive // 2)
@@ -66,7 +71,10 @@ async def race(
         minibatch: examples of the first rung.
         state: ``Progress.state`` of an interrupted race.
     """
-    plan = rungs(len(candidates), minibatch, len(examples), scorer.left) if state is None else state["plan"]
+    if state is None:
+        plan = rungs(len(candidates), minibatch, len(examples), scorer.left, scorer.free_repeats)
+    else:
+        plan = state["plan"]
     alive = list(range(plan[0][0])) if plan and state is None else list((state or {}).get("alive", ()))
     standings: dict[int, Standing] = {}
     done = 0 if state is None else state["done"]

@@ -13,10 +13,10 @@ from typing import Any
 
 from compound.errors import MissingExtra
 from compound.optimization import Progress, Proposal, Task
-from compound.optimizers.prompts import winner
+from compound.optimizers.prompts import split, winner
 from compound.optimizers.racing import Standing, race
 from compound.space import Choice, Float, Int, Space
-from compound.streams import generator, stream
+from compound.streams import stream
 
 FINALISTS = 3
 STARTUP = 4  # trials drawn at random before TPE has something to learn from
@@ -29,7 +29,7 @@ class NumberSearch:
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Race the whole space when it is small; else sample, then race the best."""
         state = dict(task.resume or {"trials": [], "finalists": None, "race": None})
-        examples = [task.train[i] for i in generator(task.seed, "examples").permutation(len(task.train))]
+        _, examples = split(task)
         if state["finalists"] is None:
             grid = enumerated(task)
             if len(grid) <= task.candidates:

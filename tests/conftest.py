@@ -5,7 +5,10 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
+
+
+@pytest.fixture(scope="session")
+def under_every_hash_seed() -> Callable[[str], set[str]]:
+    """Run code in eight processes with eight string-hash seeds; returns what they printed."""
+
+    def run(seed: int, code: str) -> str:
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": str(seed),
+            "PYTHONPATH": str(Path(__file__).parents[1]),
+        }
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+
+    def run_all(code: str) -> set[str]:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return set(pool.map(run, range(8), [code] * 8))
+
+    return run_all
 
 
 def _is_local(family: int, address: Any) -> bool:

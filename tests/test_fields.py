@@ -36,6 +36,15 @@ def test_a_prompt_puts_the_shared_part_first_and_the_inputs_last() -> None:
     )
 
 
+def test_a_demonstration_reads_like_the_question_whatever_order_its_parts_were_saved_in() -> None:
+    demo = {
+        "inputs": {"context": "c", "question": "q", "z": 1, "b": 2},
+        "outputs": {"answer": 2, "reason": "r"},
+    }
+    text = render("", [demo], {"question": "Q", "context": "C"}, ports(reason=str, answer=int), "fields")
+    assert "Question: q\nContext: c\nB: 2\nZ: 1\nreason: r\nanswer: 2\n\nQuestion: Q\nContext: C" in text
+
+
 def test_the_json_layout_shows_the_shape_and_writes_demonstrations_as_json() -> None:
     demo = {"inputs": {"q": "1+1"}, "outputs": {"answer": 2}}
     text = render("Solve.", [demo], {"q": "2+2"}, ports(answer=int), "json")
@@ -127,7 +136,10 @@ def test_d13_a_value_keeps_all_its_lines(layout: Layout) -> None:
 
 def test_d13_a_value_of_several_lines_ends_where_the_next_field_begins() -> None:
     text = "solution: first\nsecond\n\n- third\nscore: 1"
-    assert parse(text, ports(solution=str, score=int), "fields") == {"solution": "first\nsecond\n\n- third", "score": 1}
+    assert parse(text, ports(solution=str, score=int), "fields") == {
+        "solution": "first\nsecond\n\n- third",
+        "score": 1,
+    }
 
 
 def test_a_field_whose_name_begins_like_another_is_its_own() -> None:
@@ -157,9 +169,19 @@ def test_what_did_parse_is_kept_when_a_field_did_not() -> None:
 
 @pytest.mark.parametrize("text", ["", "no object here", "{", '{"reason": ', "[1, 2]", "{" * 5000])
 def test_a_text_without_json_misses_every_field(text: str) -> None:
-    with pytest.raises(ParseError, match="'reason' is missing; 'score' is missing; 'label' is missing") as error:
+    with pytest.raises(
+        ParseError, match="'reason' is missing; 'score' is missing; 'label' is missing"
+    ) as error:
         parse(text, THREE, "json")
     assert error.value.outputs == {}
+
+
+def test_half_a_character_written_as_json_becomes_something_a_file_can_hold() -> None:
+    kinds = ports(answer=str, tags=list[str], counts=dict[str, int])
+    text = r'{"answer": "a\ud800b", "tags": ["\udfff"], "counts": {"\ud800": 1}}'
+    assert parse(text, kinds, "json") == {"answer": "a?b", "tags": ["?"], "counts": {"?": 1}}
+    text = 'answer: x\ntags: ["\\ud800"]\ncounts: {"\\ud800": 1}'
+    assert parse(text, kinds, "fields") == {"answer": "x", "tags": ["?"], "counts": {"?": 1}}
 
 
 @given(st.text(max_size=60), st.sampled_from(["fields", "json", "text"]))
@@ -167,7 +189,9 @@ def test_a_text_without_json_misses_every_field(text: str) -> None:
 @example('{"score": 1e999}', "json")
 @example("score: " + "9" * 400, "fields")
 def test_any_text_is_parsed_or_is_a_parse_error(text: str, layout: Layout) -> None:
-    kinds = ports(score=int, ratio=float, tags=list[int], label=Literal["a", "b"], person=Person, other=int | None)
+    kinds = ports(
+        score=int, ratio=float, tags=list[int], label=Literal["a", "b"], person=Person, other=int | None
+    )
     try:
         parsed = parse(text, kinds, layout)
     except ParseError:
@@ -245,6 +269,7 @@ def test_a_models_word_becomes_a_typed_value(raw: Any, kind: Any, value: Any) ->
         ("1e999", int),
         ("perhaps", bool),
         ("diagnosis", Literal["yes", "no"]),
+        ("casino", Literal["yes", "no"]),
         ("yes and no", Literal["yes", "no"]),
         ("", Literal["yes", "no"]),
         ("a", list[int]),

@@ -71,7 +71,9 @@ def test_what_is_not_a_type_is_refused_and_the_nearest_named(text: str, message:
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["__import__('os').getcwd()", "str if 1 else int", "(lambda: str)()", "str.__class__"])
+@pytest.mark.parametrize(
+    "text", ["__import__('os').getcwd()", "str if 1 else int", "(lambda: str)()", "str.__class__"]
+)
 def test_a_spelling_is_never_evaluated(text: str) -> None:
     with pytest.raises(DeclarationError, match="is not a type"):
         parse(text)
@@ -123,9 +125,16 @@ def test_a_type_feeds_itself_and_any(kind: Any) -> None:
     assert fits(Any, kind)
 
 
-@given(st.sampled_from([str, int, float, bool, list[int], list[str], Literal["a"], Literal["a", "b"], str | None]), st.data())
+@given(
+    st.sampled_from(
+        [str, int, float, bool, list[int], list[str], Literal["a"], Literal["a", "b"], str | None]
+    ),
+    st.data(),
+)
 def test_what_one_type_holds_is_accepted_wherever_it_may_go(source: Any, data: st.DataObject) -> None:
-    target = data.draw(st.sampled_from([str, int, float, bool, list[int], list[float], list[str], str | None]))
+    target = data.draw(
+        st.sampled_from([str, int, float, bool, list[int], list[float], list[str], str | None])
+    )
     value = data.draw(st.from_type(source))
     if fits(source, target):
         assert accepts(target, value)

@@ -51,7 +51,11 @@ def test_a_space_cannot_be_changed_and_declares_itself_as_json(space: Space) -> 
         (Text("a", max_length=3), "abcd", "must have at most 3 characters, but has 4"),
         (Demos(), "demo", "must be a list of demonstrations, but got 'demo'"),
         (Demos(max=1), [DEMO, DEMO], "must hold at most 1 demonstrations, but holds 2"),
-        (Demos(), [{"inputs": {}}], "must hold {'inputs': {…}, 'outputs': {…}} only, but holds {'inputs': {}}"),
+        (
+            Demos(),
+            [{"inputs": {}}],
+            "must hold {'inputs': {…}, 'outputs': {…}} only, but holds {'inputs': {}}",
+        ),
         (Demos(), [{"inputs": {}, "outputs": "2"}], "must hold {'inputs': {…}, 'outputs': {…}} only"),
         (Demos(), [3], "must hold {'inputs': {…}, 'outputs': {…}} only, but holds 3"),
         (Choice(1, 5), 7, "must be one of 1, 5, but got 7"),
@@ -67,7 +71,9 @@ def test_a_space_cannot_be_changed_and_declares_itself_as_json(space: Space) -> 
         (Weights(), {"path": "x"}, "must be None or {'path': …, 'sha256': …}, but got {'path': 'x'}"),
     ],
 )
-def test_a_value_outside_the_space_is_named_with_the_law_it_breaks(space: Space, value: Any, problem: str) -> None:
+def test_a_value_outside_the_space_is_named_with_the_law_it_breaks(
+    space: Space, value: Any, problem: str
+) -> None:
     assert space.problem(value).startswith(problem)
     with pytest.raises(DeclarationError) as error:
         space.check(value, "node.setting")

@@ -1,0 +1,234 @@
+"""Language models behind an API, through litellm: one door to every provider, with its prices.
+
+Retrying, counting and stopping are the executor's: litellm's own retries, fallbacks and caches stay off,
+and what goes wrong is sorted into what may pass (`TransientError`) and what will not (`CallError`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import email.utils
+import functools
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from compound.contracts import Completion, Request, Usage
+from compound.errors import CallError, CompoundError, MissingExtra, TransientError
+
+HEAD, TURN = 128, 16  # tokens that a provider's chat format adds to a prompt, and to each message
+MAY_PASS = {408, 409, 425, 429}  # and every status from 500 on
+MILLION = 1_000_000
+
+
+class LiteLLMEngine:
+    """An engine over a provider's API.
+
+    Token records are not available: providers do not return token ids.
+
+    Args:
+        model: as litellm spells it, ``provider/model``.
+        api_base: the address of a server of your own.
+        api_key_env: the environment variable that holds the key; without it, the provider's usual one.
+            Keys are read from the environment only.
+        concurrency: how many calls may be in flight.
+        timeout: seconds for one try, unless the request says otherwise.
+        price: US dollars for a million prompt tokens and a million completion tokens; without it, litellm's
+            price list. `priced` says whether there is a price: where there is none, calls cost 0.
+        extra: further arguments of the provider (``top_p``, ``reasoning_effort`` …).
+
+    Example:
+        >>> engine = LiteLLMEngine("openai/gpt-4o-mini", price=(0.15, 0.60))
+        >>> engine.name, engine.priced
+        ('litellm:openai/gpt-4o-mini', True)
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        api_base: str | None = None,
+        api_key_env: str | None = None,
+        concurrency: int = 16,
+        timeout: float = 60.0,
+        price: tuple[float, float] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.model, self.api_base, self.api_key_env = model, api_base, api_key_env
+        self.timeout, self.price, self.extra = timeout, price, dict(extra or {})
+        self._concurrency = concurrency
+
+    @property
+    def name(self) -> str:  # noqa: D102
+        server = f"@{self.api_base}" if self.api_base else ""
+        extra = ":" + json.dumps(self.extra, sort_keys=True) if self.extra else ""
+        return f"litellm:{self.model}{server}{extra}"
+
+    @property
+    def concurrency(self) -> int:  # noqa: D102
+        return self._concurrency
+
+    @property
+    def priced(self) -> bool:
+        """Whether calls have a known price; if not, their cost is counted as 0."""
+        return self.price is not None or _listed(self.model) is not None
+
+    def worst_case(self, request: Request) -> Usage:  # noqa: D102
+        # A token holds at least a byte, in every tokenizer.
+        size = HEAD + sum(len(message.content.encode()) + TURN for message in request.messages)
+        return Usage(1, size, request.max_tokens, self._cost(size, request.max_tokens))
+
+    async def generate(self, request: Request) -> Completion:  # noqa: D102
+        if request.adapter:
+            raise CallError(f"{self.name} cannot sample with the adapter {request.adapter!r}")
+        litellm = await asyncio.to_thread(_litellm)
+        try:
+            response = await litellm.acompletion(**self._arguments(request))
+        except CompoundError:
+            raise
+        except Exception as error:
+            raise self._sorted(litellm, error) from error
+        return self._completion(request, response)
+
+    async def aclose(self) -> None:
+        """Close the connections that litellm keeps."""
+        if _litellm.cache_info().currsize:
+            await _litellm().close_litellm_async_clients()
+
+    def _arguments(self, request: Request) -> dict[str, Any]:
+        """Return what litellm is called with."""
+        arguments: dict[str, Any] = {
+            "model": self.model,
+            "messages": [{"role": m.role, "content": m.content} for m in request.messages],
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "seed": request.seed % 2**31,
+            "timeout": request.timeout or self.timeout,
+            "num_retries": 0,
+            "max_retries": 0,
+            "drop_params": True,  # not every provider knows a seed
+        }
+        if request.stop:
+            arguments["stop"] = list(request.stop)
+        if self.api_base:
+            arguments["api_base"] = self.api_base
+        if self.api_key_env:
+            key = os.environ.get(self.api_key_env)
+            if not key:
+                raise CompoundError(
+                    f"the key of {self.model!r} is not set", hint=f"export {self.api_key_env}=…"
+                )
+            arguments["api_key"] = key
+        return arguments | self.extra
+
+    def _completion(self, request: Request, response: Any) -> Completion:
+        """Read a response, or say what is wrong with it."""
+        if not getattr(response, "choices", None):
+            raise TransientError(f"{self.model} answered without a choice")
+        choice = response.choices[0]
+        if choice.finish_reason == "content_filter":
+            raise CallError(f"{self.model}: the provider's content filter held back the answer")
+        text = choice.message.content or ""
+        # Not every provider takes stop strings, or as many.
+        text = text[: min((at for stop in request.stop if (at := text.find(stop)) >= 0), default=len(text))]
+        used = getattr(response, "usage", None)
+        prompt = getattr(used, "prompt_tokens", None) or 0
+        completion = getattr(used, "completion_tokens", None) or 0
+        usage = Usage(1, prompt, completion, self._cost(prompt, completion, used))
+        return Completion(text, usage, "length" if choice.finish_reason == "length" else "stop")
+
+    def _cost(self, prompt: int, completion: int, used: Any = None) -> float:
+        """Return the price in dollars; ``used`` lets litellm count what was cheaper (a provider's cache)."""
+        if self.price is not None:
+            return (prompt * self.price[0] + completion * self.price[1]) / MILLION
+        if _listed(self.model) is None:
+            return 0.0
+        parts = _litellm().cost_per_token(
+            model=self.model, prompt_tokens=prompt, completion_tokens=completion, usage_object=used
+        )
+        return float(sum(parts))
+
+    def _sorted(self, litellm: Any, error: Exception) -> CallError:
+        """Return the error of ours that says what to do about one of litellm's."""
+        said = f"{self.model}: {_first_line(error)}"
+        status = getattr(error, "status_code", None)
+        if isinstance(error, litellm.ContextWindowExceededError):
+            return CallError(said, hint="shorten the prompt or its demonstrations, or lower max_tokens")
+        if "insufficient_quota" in str(error):
+            return CallError(said, hint="the account has no credit left")
+        # A key that is not set at all arrives as a server error.
+        if status in {401, 403} or "Missing credentials" in str(error):
+            return CallError(said, hint=f"set {self._key_names()} to a key that may use {self.model}")
+        if isinstance(error, litellm.Timeout | litellm.APIConnectionError) or _may_pass(status):
+            return TransientError(said, retry_after=_retry_after(error))
+        if isinstance(error, litellm.NotFoundError) or "LLM Provider NOT provided" in str(error):
+            return CallError(said, hint="check the model's name: it reads provider/model")
+        return CallError(said)
+
+    def _key_names(self) -> str:
+        """Return the environment variables that hold this model's key."""
+        if self.api_key_env:
+            return self.api_key_env
+        provider = self.model.partition("/")[0]
+        usual = f"{provider.upper()}_API_KEY"
+        with contextlib.suppress(Exception):
+            known = _litellm().validate_environment(self.model)
+            return " and ".join(known["missing_keys"]) or usual
+        return usual
+
+
+@functools.cache
+def _litellm() -> Any:
+    """Import litellm, quiet and without a download of its price list."""
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    try:
+        import litellm
+    except ImportError:
+        raise MissingExtra("a remote model", "litellm", "remote") from None
+    litellm.telemetry = False
+    litellm.suppress_debug_info = True
+    return litellm
+
+
+@functools.cache
+def _listed(model: str) -> Mapping[str, Any] | None:
+    """Return litellm's entry of a model's prices, if it has one."""
+    try:
+        entry: Mapping[str, Any] = _litellm().get_model_info(model)
+    except Exception:  # noqa: BLE001 - its error for an unknown model differs between versions
+        return None
+    return entry
+
+
+def _may_pass(status: object) -> bool:
+    return isinstance(status, int) and (status in MAY_PASS or status >= 500)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def _retry_after(error: Exception) -> float | None:
+    """Return the seconds that a server asks to wait, given as a number or as a date.
+
+    >>> class Error(Exception):
+    ...     headers = {"retry-after": "7"}
+    >>> _retry_after(Error())
+    7.0
+    """
+    for headers in (
+        getattr(error, "headers", None),
+        getattr(error, "litellm_response_headers", None),
+        getattr(getattr(error, "response", None), "headers", None),
+    ):
+        value = (headers or {}).get("retry-after")
+        if value is None:
+            continue
+        with contextlib.suppress(ValueError):
+            return max(0.0, float(value))
+        with contextlib.suppress(ValueError, TypeError):
+            return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    return None

@@ -1,0 +1,104 @@
+"""Python code that a YAML file names: ``module:name``, found on ``sys.path`` or beside the file.
+
+Importing runs the code: a file that names code is as trusted as Python, and `load` can refuse such files.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from compound.errors import DeclarationError, nearest
+
+_LOCK = threading.RLock()
+# Modules that came from the folder of a YAML file. Two folders may each have a `parts.py`: the modules of
+# the other folder are forgotten before an import, so that neither file gets the other's code.
+_BESIDE: dict[str, Path] = {}
+
+
+def find_code(spec: str, folder: Path) -> Any:
+    """Return what ``module:name`` stands for.
+
+    Raises:
+        DeclarationError: there is no such module or name, or importing it failed.
+
+    >>> find_code("math:sqrt", Path())(9.0)
+    3.0
+    """
+    module_name, _, path = spec.partition(":")
+    found: Any = _import(module_name, folder.resolve())
+    for name in path.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            public = [known for known in dir(found) if not known.startswith("_")]
+            raise DeclarationError(f"{module_name} has no {name!r}", hint=nearest(name, public)) from None
+        except Exception as error:  # noqa: BLE001 - a module's own __getattr__ may raise anything
+            raise _failed(module_name, error) from None
+    return found
+
+
+def _import(name: str, folder: Path) -> ModuleType:
+    with _LOCK, _searching(folder):
+        _refuse_hidden(name.partition(".")[0], folder)
+        before = set(sys.modules)
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise _failed(name, error) from None
+            raise DeclarationError(f"no module {name!r}", hint=_known(name, folder)) from None
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything
+            raise _failed(name, error) from None
+        finally:
+            tops = {top for top in set(sys.modules) - before if "." not in top and _only_beside(top, folder)}
+            for module in set(sys.modules) - before:
+                if module.partition(".")[0] in tops | set(_BESIDE):
+                    _BESIDE[module] = folder
+
+
+def _failed(name: str, error: BaseException) -> DeclarationError:
+    return DeclarationError(f"importing {name!r} failed: {type(error).__name__}: {error}")
+
+
+def _known(name: str, folder: Path) -> str:
+    beside = [path.stem for path in folder.glob("*.py") if path.stem.isidentifier()]
+    return f"looked beside the file and on sys.path; {nearest(name, beside)}"
+
+
+@contextmanager
+def _searching(folder: Path) -> Iterator[None]:
+    """Look in a folder first, as ``python file.py`` does, and leave ``sys.path`` as it was."""
+    for name in [name for name, home in _BESIDE.items() if home != folder]:
+        sys.modules.pop(name, None)
+        del _BESIDE[name]
+    importlib.invalidate_caches()
+    path = list(sys.path)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+
+
+def _refuse_hidden(top: str, folder: Path) -> None:
+    """Refuse a module beside the file when another one of its name is already imported."""
+    file = getattr(sys.modules.get(top), "__file__", None)
+    here = [path for path in (folder / f"{top}.py", folder / top / "__init__.py") if os.path.isfile(path)]
+    if file and here and not Path(file).resolve().is_relative_to(folder):
+        raise DeclarationError(f"{here[0]} is hidden by the imported module {file}", hint="rename it")
+
+
+def _only_beside(top: str, folder: Path) -> bool:
+    """Return whether a new module comes from the folder, and Python alone would not have found it."""
+    file = getattr(sys.modules.get(top), "__file__", None)
+    inside = isinstance(file, str) and Path(file).resolve().is_relative_to(folder)
+    return inside and PathFinder.find_spec(top, sys.path[1:]) is None

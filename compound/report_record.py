@@ -1,0 +1,131 @@
+"""One run's files, read for the report: what was configured, what happened, and the scores it left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compound.configuration import Configuration
+from compound.evaluation import Evaluation
+from compound.statistics import paired_interval, paired_test
+from compound.store import read_json, read_records
+from compound.streams import generator
+
+Facts = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run directory as it is now, finished or not.
+
+    Attributes:
+        path: where it is.
+        config: what was asked for.
+        state: the last checkpoint's state, empty before the first.
+        events: everything recorded so far.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    state: Mapping[str, Any]
+    events: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def read(cls, path: Path) -> Record:
+        """Read a run directory.
+
+        Raises:
+            RunDirectoryError: it is no run directory, or one of its files is broken.
+        """
+        config = read_json(path, "config.json")
+        begun = (path / "checkpoint.json").exists()
+        state = read_json(path, "checkpoint.json").get("state", {}) if begun else {}
+        return cls(path, config, state, list(read_records(path / "events.jsonl")))
+
+    @property
+    def method(self) -> str:
+        """The name of the method that ran."""
+        return str(self.config["optimize"]["method"])
+
+    def all(self, event: str) -> list[Mapping[str, Any]]:
+        """Return the events of one kind, in order."""
+        return [e for e in self.events if e["event"] == event]
+
+    @property
+    def spent(self) -> Mapping[str, Any]:
+        """What this method spent; the baselines that ran after it are not in it."""
+        own = [e["spent"] for e in self.events if e["event"] != "done"]
+        return own[-1] if own else {}
+
+    @property
+    def start(self) -> Configuration:
+        """The configuration the search started from."""
+        return Configuration(self.config["start"])
+
+    @property
+    def best(self) -> Configuration:
+        """The best configuration so far."""
+        return Configuration(self.state.get("best", self.config["start"]))
+
+    def evaluation(self, name: str) -> Evaluation | None:
+        """Return an evaluation of the state: ``before``, ``incumbent``, ``test_before`` or ``test_after``."""
+        stored = self.state.get(name)
+        return Evaluation.from_json(stored) if stored else None
+
+    def baselines(self) -> list[Record]:
+        """Return the methods that ran beside this one."""
+        folder = self.path / "baselines"
+        paths = sorted(folder.iterdir()) if folder.is_dir() else []
+        return [Record.read(path) for path in paths if (path / "config.json").exists()]
+
+    @property
+    def missing(self) -> str:
+        """What an unfinished run still has to do; ``""`` when it is finished."""
+        if self.state.get("done"):
+            return ""
+        if "before" not in self.state:
+            return "nothing is measured yet"
+        if not self.state.get("stopped"):
+            return "the search has not ended"
+        return (
+            "the baselines are not done" if "test_after" in self.state else "the test split is not read yet"
+        )
+
+
+def summary(evaluation: Evaluation | None) -> Facts | None:
+    """Return ``mean, low, high, n, failed``."""
+    return evaluation.summary() if evaluation else None
+
+
+def compared(before: Evaluation | None, after: Evaluation | None, *, seed: int = 0) -> Facts | None:
+    """Compare two evaluations example by example: the gain's mean, interval, n, and one-sided p."""
+    if before is None or after is None:
+        return None
+    old, new = by_example(before), by_example(after)
+    both = [example for example in old if example in new]
+    if not both:
+        return None
+    pairs = [old[e] for e in both], [new[e] for e in both]
+    gain = paired_interval(*pairs)
+    p = paired_test(*pairs, rng=generator(seed, "report"))
+    return {"mean": gain.mean, "low": gain.low, "high": gain.high, "n": gain.n, "p": p}
+
+
+def by_example(evaluation: Evaluation) -> dict[str, float]:
+    """Return each example's score, the mean of its repeats."""
+    groups: dict[str, list[float]] = {}
+    for row in evaluation.rows:
+        groups.setdefault(row.example, []).append(row.score)
+    return {example: sum(scores) / len(scores) for example, scores in groups.items()}
+
+
+def plain(value: Any) -> Any:
+    """Return facts as strict JSON: limits that say nothing (one example has no spread) become ``None``."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

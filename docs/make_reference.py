@@ -1,0 +1,95 @@
+"""Write docs/reference.md from the docstrings of the public names: ``python docs/make_reference.py``."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import compound
+from compound.cli import app
+from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings
+
+OUTPUT = Path(__file__).parent / "reference.md"
+GROUPS = {
+    "Declaring": "Input System LLM Retriever Selector Hyperparameter Function FirstOf Loop Map BM25 Dense PassageIndex",
+    "Spaces": "Text Demos Choice Int Float LoRA",
+    "Running and optimizing": "run evaluate optimize load load_system Executor Result Budget",
+    "Data and metrics": "Dataset Example Score exact_match token_f1 accuracy mrr recall_at_k custom",
+    "Values": "Configuration Trace Usage Component CompoundError",
+}
+
+
+def main() -> None:
+    """Write the page."""
+    OUTPUT.write_text(page(), encoding="utf-8")
+
+
+def page() -> str:
+    """Return the whole page."""
+    parts = ["# Reference", "Made from the docstrings by `docs/make_reference.py`. `import compound as cp`."]
+    for title, names in GROUPS.items():
+        parts.append(f"## {title}")
+        parts += [_entry(name) for name in names.split()]
+    parts += ["## `optimize:` in YAML", *(_settings(s) for s in (OptimizeSettings, BudgetSettings, PromptSettings))]
+    parts += ["## Commands", *_commands()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _entry(name: str) -> str:
+    value = getattr(compound, name)
+    target = value.__init__ if inspect.isclass(value) else value
+    try:
+        signature = re.sub(r"\bself(, |\))", r"\1", str(inspect.signature(target))).replace("(, ", "(")
+    except (TypeError, ValueError):
+        signature = "(…)"
+    signature = re.sub(r" -> None$", "", signature) if inspect.isclass(value) else signature
+    return f"### `cp.{name}`\n\n```python\n{name}{_shorter(signature)}\n```\n\n{_fenced(inspect.getdoc(value) or '')}"
+
+
+def _shorter(signature: str) -> str:
+    return re.sub(r"'|compound\.\w+\.|collections\.abc\.|<object object at \w+>", "", signature)
+
+
+def _fenced(doc: str) -> str:
+    """Put doctest blocks between fences, and Google section heads in bold."""
+    lines: list[str] = []
+    inside = False
+    for line in doc.splitlines():
+        starts = line.lstrip().startswith(">>>")
+        if starts and not inside:
+            lines.append("\n```python")
+            inside = True
+        if inside and not line.strip():
+            lines.append("```")
+            inside = False
+        heading = re.fullmatch(r"(Args|Attributes|Returns|Raises|Example|Yields):", line)
+        lines.append(f"**{heading[1]}**\n" if heading else line.strip() if inside else _item(line))
+    return "\n".join([*lines, "```"] if inside else lines)
+
+
+def _item(line: str) -> str:
+    match = re.fullmatch(r"    (\S[^:]*): (.*)", line)
+    return f"- `{match[1]}`: {match[2]}" if match else line
+
+
+def _settings(model: Any) -> str:
+    rows = [f"**{model.__name__}**: {inspect.getdoc(model)}\n", "| key | default | what |", "| --- | --- | --- |"]
+    for name, field in model.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        shown = "see below" if hasattr(default, "model_dump") else f"`{default!r}`"
+        rows.append(f"| `{name}` | {shown} | {field.description} |")
+    return "\n".join(rows)
+
+
+def _commands() -> list[str]:
+    return [
+        f"`compound {command.name or command.callback.__name__}`: {inspect.getdoc(command.callback)}"
+        for command in app.registered_commands
+        if command.callback is not None
+    ]
+
+
+if __name__ == "__main__":
+    main()

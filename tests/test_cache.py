@@ -1,0 +1,560 @@
+"""The cache: what it answers is what executing again would give, and one call is made once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from compound.budget import Budget, Meter
+from compound.cache import Cache, DiskCache, MemoryCache
+from compound.component import CallContext, Component, Input
+from compound.components.flow import Map
+from compound.components.function import Function
+from compound.components.llm import LLM
+from compound.components.retriever import Retriever
+from compound.contracts import Message, Request, Usage
+from compound.errors import BudgetExhausted, CallError, RunDirectoryError, TransientError
+from compound.executor import Executor
+from compound.ports import Port
+from compound.space import Float, Text
+from compound.system import System
+from compound.testing import ScriptedLM
+from compound.trace import Failure, Trace
+
+Q = Input("q", str)
+
+
+def run(system: System, inputs: Mapping[str, Any], executor: Executor, **options: Any) -> Trace:
+    return asyncio.run(executor.run(system, inputs, **options))
+
+
+def ask(name: str = "llm", **settings: Any) -> System:
+    return System("ask", outputs={"y": LLM(name, **settings)(q=Q)}, lm="m")
+
+
+def told_by_seed(_: str, rng: np.random.Generator) -> str:
+    return str(rng.integers(10**12))
+
+
+class Bench:
+    """One scripted model behind one cached executor."""
+
+    def __init__(self, script: Any = told_by_seed, *, cache: Cache | None = None, **options: Any) -> None:
+        self.lm = ScriptedLM(script)
+        self.cache = cache or MemoryCache()
+        self.executor = Executor(
+            {"m": self.lm, "other": ScriptedLM(script, name="other")}, cache=self.cache, **options
+        )
+
+    def answer(self, system: System, q: str = "?", **options: Any) -> Any:
+        return run(system, {"q": q}, self.executor, **options).outputs["y"]
+
+    @property
+    def requests(self) -> int:
+        return len(self.lm.requests)
+
+
+# --- what is equal -------------------------------------------------------------------------------------
+
+
+def test_an_equal_call_comes_from_the_cache_and_costs_nothing() -> None:
+    bench = Bench()
+    first = run(ask(), {"q": "?"}, bench.executor)
+    second = run(ask(), {"q": "?"}, bench.executor)
+    assert (bench.requests, second.outputs) == (1, first.outputs)
+    assert (first.call("llm").reused, second.call("llm").reused) == (False, True)
+    assert (first.usage.calls, second.usage, second.call("llm").usage) == (1, Usage(), first.usage)
+    assert (first.equivalents, second.equivalents) == (1.0, 0.0)
+    assert bench.executor.meter.usage == first.usage
+
+
+def test_a_greedy_call_is_shared_between_examples_and_samples_and_a_sampled_one_is_not() -> None:
+    greedy = Bench()
+    answers = {greedy.answer(ask(), example=e, sample=s) for e in "ab" for s in (0, 1)}
+    assert (len(answers), greedy.requests) == (1, 1)
+    sampled = Bench()
+    system = ask(temperature=0.7)
+    drawn = [sampled.answer(system, example=e, sample=s) for e in "ab" for s in (0, 1)]
+    assert (len(set(drawn)), sampled.requests) == (4, 4)
+    assert [sampled.answer(system, example=e, sample=s) for e in "ab" for s in (0, 1)] == drawn
+    assert sampled.requests == 4
+
+
+def test_whether_a_call_is_shared_follows_the_temperature_it_is_bound_to() -> None:
+    bench = Bench()
+    system = ask(temperature=Float(0.0, 1.0, value=0.0))
+    assert bench.answer(system, sample=0) == bench.answer(system, sample=1)
+    warm = system.bind({"llm.temperature": 1.0})
+    assert bench.answer(warm, sample=0) != bench.answer(warm, sample=1)
+
+
+def test_bypassing_asks_again_and_stores_nothing() -> None:
+    answers = iter(["first", "second", "third"])
+    bench = Bench(lambda _: next(answers))
+    assert [bench.answer(ask(), cache=False) for _ in range(2)] == ["first", "second"]
+    assert [bench.answer(ask()) for _ in range(2)] == ["third", "third"]
+    assert bench.requests == 3
+
+
+def test_equal_components_share_their_calls_whatever_they_are_called() -> None:
+    bench = Bench()
+    assert bench.answer(ask("one")) == bench.answer(ask("two"))
+    assert bench.requests == 1
+
+
+BASE: dict[str, Any] = {"prompt": "Answer.", "max_tokens": 20}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"prompt": "Reply."},
+        {"prompt": Text("Reply.")},
+        {"max_tokens": 21},
+        {"system": "Be brief."},
+        {"stop": ("x",)},
+        {"lm": "other"},
+        {"demos": ({"inputs": {"q": "1"}, "outputs": {"output": "2"}},)},
+        {"output": int},
+        {"output": {"answer": str}},
+        {"format": "json"},
+        {"temperature": 0.5},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_whatever_changes_the_answer_changes_the_key(changed: dict[str, Any]) -> None:
+    def system(**settings: Any) -> System:
+        node = LLM("llm", **{**BASE, **settings})(q=Q)
+        return System("s", outputs={"y": node}, lm="m")
+
+    bench = Bench(lambda _: '{"output": "1", "answer": "2"}')
+    run(system(), {"q": "?"}, bench.executor)
+    again = run(system(), {"q": "?"}, bench.executor)
+    other = run(system(**changed), {"q": "?"}, bench.executor)
+    assert (again.calls[0].reused, other.calls[0].reused) == (True, False)
+
+
+def test_another_engine_behind_the_same_name_is_asked_again() -> None:
+    cache = MemoryCache()
+    engines = [ScriptedLM([name], name=name) for name in ("version 1", "version 2")]
+    answers = [run(ask(), {"q": "?"}, Executor({"m": lm}, cache=cache)).outputs["y"] for lm in engines]
+    assert answers == ["version 1", "version 2"]
+
+
+def test_another_input_is_another_call() -> None:
+    bench = Bench(lambda message: message)
+    assert bench.answer(ask(), "a") != bench.answer(ask(), "b")
+    assert bench.requests == 2
+
+
+def test_inputs_in_another_order_make_another_prompt_and_another_call() -> None:
+    bench = Bench(lambda message: message)
+    llm = LLM("llm")
+    first, second = llm(q=Q, context=Q), llm(context=Q, q=Q, name="second")
+    trace = run(System("s", outputs={"a": first, "b": second}, lm="m"), {"q": "?"}, bench.executor)
+    assert trace.outputs["a"] != trace.outputs["b"]
+    assert bench.requests == 2
+
+
+def test_the_seed_names_the_samples_and_leaves_greedy_calls_alone() -> None:
+    cache = MemoryCache()
+    one, two = Bench(cache=cache, seed=1), Bench(cache=cache, seed=2)
+    assert one.answer(ask()) == two.answer(ask())
+    assert (one.requests, two.requests) == (1, 0)
+    assert one.answer(ask(temperature=1.0)) != two.answer(ask(temperature=1.0))
+
+
+class Shelf:
+    """An index that counts its searches."""
+
+    digest = "shelf-1"
+
+    def __init__(self) -> None:
+        self.searches = 0
+
+    def open(self) -> Shelf:
+        return self
+
+    def search(self, query: str, k: int) -> Sequence[Mapping[str, Any]]:
+        self.searches += 1
+        return [{"text": f"{query} {i}"} for i in range(k)]
+
+
+def test_searches_are_cached_and_functions_run_again() -> None:
+    shelf, ran = Shelf(), []
+
+    def note(passages: list[dict[str, Any]]) -> int:
+        ran.append(len(passages))
+        return len(passages)
+
+    passages = Retriever("searcher", index=shelf, k=2)(query=Q)
+    system = System("s", outputs={"y": Function("note", note)(passages=passages)})
+    bench = Bench()
+    assert [bench.answer(system) for _ in range(3)] == [2, 2, 2]
+    assert (shelf.searches, ran) == (1, [2, 2, 2])
+
+
+# --- at the same time ----------------------------------------------------------------------------------
+
+
+def together(executor: Executor, system: System, inputs: Sequence[Mapping[str, Any]]) -> list[Any]:
+    async def scenario() -> list[Any]:
+        runs = (executor.run(system, given_inputs, example=str(i)) for i, given_inputs in enumerate(inputs))
+        results = await asyncio.gather(*runs, return_exceptions=True)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return results
+
+    return asyncio.run(scenario())
+
+
+async def slow(message: str) -> str:
+    await asyncio.sleep(0.001)
+    return message
+
+
+def test_equal_calls_at_once_make_one_request() -> None:
+    bench = Bench(slow)
+    traces = together(bench.executor, ask(), [{"q": "?"}] * 5)
+    assert len({trace.outputs["y"] for trace in traces}) == 1
+    assert bench.requests == 1
+    assert [trace.call("llm").reused for trace in traces].count(False) == 1
+    assert sum(trace.usage.calls for trace in traces) == 1
+
+
+def test_equal_items_of_one_map_make_one_request() -> None:
+    bench = Bench(slow)
+    body = System("one", outputs={"y": LLM("llm")(q=Q)})
+    system = System("s", outputs={"y": Map("each", body, over="q")(q=Input("qs", list[str]))}, lm="m")
+    trace = run(system, {"qs": ["a", "b", "a", "a"]}, bench.executor)
+    assert bench.requests == 2
+    assert trace.outputs["y"][0] == trace.outputs["y"][2] == trace.outputs["y"][3] != trace.outputs["y"][1]
+
+
+def test_without_a_cache_every_call_is_made() -> None:
+    lm = ScriptedLM(slow)
+    together(Executor({"m": lm}), ask(), [{"q": "?"}] * 5)
+    assert len(lm.requests) == 5
+
+
+def test_who_waits_for_an_equal_call_gets_its_failure_too() -> None:
+    async def fails(_: str) -> str:
+        await asyncio.sleep(0.001)
+        raise CallError("refused")
+
+    bench = Bench(fails)
+    traces = together(bench.executor, ask(), [{"q": "?"}] * 3)
+    assert bench.requests == 1
+    assert [trace.failure for trace in traces] == [Failure("error", "refused")] * 3
+
+
+def test_when_the_first_of_equal_calls_is_cancelled_another_is_made() -> None:
+    gates: list[asyncio.Event] = []
+
+    async def gated(message: str) -> str:
+        gates.append(asyncio.Event())
+        await gates[-1].wait()
+        return "done"
+
+    bench = Bench(gated)
+
+    async def scenario() -> tuple[Trace, Trace]:
+        first, *others = [asyncio.create_task(bench.executor.run(ask(), {"q": "?"})) for _ in range(3)]
+        while not gates:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        first.cancel()
+        while len(gates) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        gates[1].set()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        second, third = await asyncio.gather(*others)
+        return second, third
+
+    second, third = asyncio.run(scenario())
+    assert (second.outputs, third.outputs, bench.requests) == ({"y": "done"}, {"y": "done"}, 2)
+
+
+def test_when_the_budget_ends_all_who_wait_for_one_call_are_told() -> None:
+    bench = Bench(slow, meter=Meter(Budget(calls=0)))
+    results = together(bench.executor, ask(), [{"q": "?"}] * 3)
+    assert [type(result) for result in results] == [BudgetExhausted] * 3
+    assert bench.requests == 0
+
+
+# --- failures ------------------------------------------------------------------------------------------
+
+
+def test_a_text_that_does_not_parse_is_stored_with_what_did() -> None:
+    bench = Bench(lambda _: "a: 1\nb: many")
+    node = LLM("llm", output={"a": int, "b": int})(q=Q)
+    system = System("s", outputs={"y": node.a, "z": node.b}, lm="m")
+    first, second = (run(system, {"q": "?"}, bench.executor) for _ in range(2))
+    assert bench.requests == 1
+    assert first.failure is not None
+    assert (second.failure, second.call("llm").outputs) == (first.failure, {"a": 1})
+    assert first.failure.kind == "parse"
+
+
+@pytest.mark.parametrize("error", [TransientError("busy"), CallError("refused"), ValueError("odd")])
+def test_a_failure_that_may_pass_is_not_stored(error: Exception) -> None:
+    bench = Bench([error, "fine"])
+    system = ask(retries=0)
+    assert run(system, {"q": "?"}, bench.executor).failure is not None
+    assert bench.answer(system) == "fine"
+
+
+def test_a_cached_call_remembers_how_often_it_was_tried_and_what_it_cost() -> None:
+    async def no_sleep(seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    bench = Bench([TransientError("busy"), "fine"], sleep=no_sleep)
+    first, second = (run(ask(), {"q": "?"}, bench.executor) for _ in range(2))
+    assert (first.call("llm").attempts, first.call("llm").usage.calls) == (2, 2)
+    assert (second.call("llm").attempts, second.call("llm").usage) == (2, first.call("llm").usage)
+
+
+# --- nothing changes -----------------------------------------------------------------------------------
+
+
+class Person(BaseModel):
+    name: str
+    tags: list[str] = []
+
+
+class Gives(Component):
+    """A cacheable component that returns a given value and counts its runs."""
+
+    kind = "gives"
+    inputs = None
+    cacheable = True
+    version = "1"
+
+    def __init__(self, kind: Any, make: Callable[[], Any]) -> None:
+        self.name, self.ran, self._kind, self._make = "gives", 0, kind, make
+
+    @property
+    def outputs(self) -> Mapping[str, Port]:
+        return {"output": Port(self._kind)}
+
+    async def run(self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext) -> Any:
+        self.ran += 1
+        return {"output": self._make()}
+
+
+def disk(path: Path) -> DiskCache:
+    return DiskCache(path / "cache.sqlite")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "requests"),
+    [
+        (list[dict[str, Any]], [{"b": 1, "a": [None, 2.5]}], 1),
+        (str, "é \x00 \U0001f600", 1),
+        (float, float("inf"), 1),
+        (Person, Person(name="Ada", tags=["x"]), 1),
+        (list[Person], [Person(name="Ada")], 1),
+        (dict[int, str], {1: "a"}, 1),
+        (tuple[int, str], (1, "a"), 1),
+        (set[int], {1, 2}, 2),
+        (Any, (1, 2), 2),
+        (Any, object, 2),
+        (Any, {1: "a"}, 2),
+        (Any, "\ud800", 2),
+    ],
+)
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_a_value_comes_back_as_it_was_or_is_not_cached(
+    kind: Any, value: Any, requests: int, where: str, tmp_path: Path
+) -> None:
+    component = Gives(kind, lambda: value)
+    system = System("s", outputs={"y": component(q=Q)})
+    bench = Bench(cache=disk(tmp_path) if where == "disk" else None)
+    answers = [bench.answer(system) for _ in range(2)]
+    assert answers == [value, value]
+    assert type(answers[1]) is type(value)
+    assert json.dumps(answers, default=repr) == json.dumps([value, value], default=repr)
+    assert component.ran == requests
+
+
+def test_changing_what_came_from_the_cache_does_not_change_the_cache() -> None:
+    component = Gives(list[int], lambda: [1, 2])
+    system = System("s", outputs={"y": component(q=Q)})
+    bench = Bench()
+    for _ in range(3):
+        answer = bench.answer(system)
+        assert answer == [1, 2]
+        answer.append(3)
+
+
+def test_results_with_and_without_a_cache_are_equal(tmp_path: Path) -> None:
+    sampler = LLM("sampler", temperature=1.0, output=int)
+    body = System("one", outputs={"n": sampler(q=Q)})
+    numbers = Map("each", body, over="q")(q=Input("qs", list[str]))
+    judge = LLM("judge", output=int)(numbers=numbers)
+    system = System("s", outputs={"y": judge, "numbers": numbers}, lm="m")
+
+    def outcomes(cache: Cache | None) -> list[Any]:
+        executor = Executor({"m": ScriptedLM(told_by_seed)}, cache=cache, seed=5)
+        traces = [
+            run(system, {"qs": ["a", "a", "b"]}, executor, example=e, sample=s)
+            for e in "eef"
+            for s in (0, 1, 0)
+        ]
+        return [(t.outputs, t.failure, [(c.address, c.outputs, c.usage) for c in t.calls]) for t in traces]
+
+    # a greedy engine must not look at the seed: the judge's answer is the same in every example
+    def greedy(cache: Cache | None) -> list[Any]:
+        executor = Executor({"m": ScriptedLM(lambda message: str(len(message)))}, cache=cache, seed=5)
+        return [run(system, {"qs": ["a", "a", "b"]}, executor, example=e).outputs for e in "eef"]
+
+    assert greedy(None) == greedy(MemoryCache()) == greedy(disk(tmp_path))
+    with_cache = [[call for call in row[2] if call[0] != "judge"] for row in outcomes(MemoryCache())]
+    assert [[call for call in row[2] if call[0] != "judge"] for row in outcomes(None)] == with_cache
+
+
+# --- on disk -------------------------------------------------------------------------------------------
+
+
+def test_a_disk_cache_survives_reopening(tmp_path: Path) -> None:
+    first = Bench(cache=disk(tmp_path))
+    answers = [first.answer(ask(temperature=1.0), sample=i) for i in range(3)]
+    assert isinstance(first.cache, DiskCache)
+    first.cache.close()
+    second = Bench(cache=disk(tmp_path))
+    assert [second.answer(ask(temperature=1.0), sample=i) for i in range(3)] == answers
+    assert (first.requests, second.requests) == (3, 0)
+
+
+@given(
+    st.dictionaries(
+        st.text(), st.none() | st.integers() | st.text() | st.lists(st.floats(allow_nan=False)), max_size=4
+    )
+)
+def test_a_cache_gives_back_what_was_put(row: dict[str, Any]) -> None:
+    memory, on_disk = MemoryCache(), DiskCache(":memory:")
+    for cache in (memory, on_disk):
+        assert cache.get("key") is None
+        cache.put("key", row)
+        assert cache.get("key") == row
+        assert cache.get("other") is None
+    on_disk.close()
+
+
+def test_what_is_stored_first_stays(tmp_path: Path) -> None:
+    cache = disk(tmp_path)
+    cache.put("k", {"outputs": 1})
+    cache.put("k", {"outputs": 2})
+    assert cache.get("k") == {"outputs": 1}
+
+
+def test_two_caches_on_one_file_see_each_others_entries(tmp_path: Path) -> None:
+    one, two = disk(tmp_path), disk(tmp_path)
+    one.put("k", {"outputs": 1})
+    assert two.get("k") == {"outputs": 1}
+
+
+def test_threads_may_share_a_cache(tmp_path: Path) -> None:
+    cache = disk(tmp_path)
+
+    def work(part: int) -> None:
+        for i in range(50):
+            cache.put(f"{part}.{i}", {"outputs": i})
+            assert cache.get(f"{part}.{i}") == {"outputs": i}
+
+    threads = [threading.Thread(target=work, args=(part,)) for part in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [cache.get(f"{part}.{i}") for part in range(4) for i in range(50)] == [
+        {"outputs": i} for i in range(50)
+    ] * 4
+
+
+def sqlite_file(path: Path, *statements: str) -> None:
+    database = sqlite3.connect(path)
+    for statement in statements:
+        database.execute(statement)
+    database.commit()
+    database.close()
+
+
+@pytest.mark.parametrize("foreign", ["text", "other tables", "other columns", "folder"])
+def test_a_foreign_file_is_refused_and_left_as_it_is(tmp_path: Path, foreign: str) -> None:
+    path = tmp_path / "cache.sqlite"
+    if foreign == "text":
+        path.write_text("not a database, but long enough to look like something: " * 20)
+    elif foreign == "other tables":
+        sqlite_file(path, "CREATE TABLE users (name TEXT)")
+    elif foreign == "other columns":
+        sqlite_file(path, "CREATE TABLE outcome (id INTEGER)")
+    else:
+        path.mkdir()
+    before = path.read_bytes() if path.is_file() else b""
+    with pytest.raises(RunDirectoryError) as error:
+        DiskCache(path)
+    assert f"{path} is not a usable cache" in str(error.value)
+    assert "delete the file to start an empty one" in str(error.value)
+    assert not path.is_file() or path.read_bytes() == before
+
+
+def test_what_was_stored_after_the_checkpoint_is_pending_once(tmp_path: Path) -> None:
+    cache = disk(tmp_path)
+    for step in range(3):
+        cache.step = step
+        cache.put(f"k{step}", {"outputs": step})
+    assert not any(cache.take_pending(f"k{step}") for step in range(3))
+    cache.close()
+    resumed = DiskCache(tmp_path / "cache.sqlite", step=1)
+    assert [resumed.take_pending(f"k{step}") for step in range(3)] == [False, True, True]
+    assert not any(resumed.take_pending(f"k{step}") for step in range(3))
+    resumed.put("new", {"outputs": 3})
+    assert not resumed.take_pending("new")
+    resumed.close()
+    again = DiskCache(tmp_path / "cache.sqlite", step=2)
+    assert [again.take_pending(key) for key in ("k0", "k1", "k2", "new")] == [False, False, True, False]
+    assert not MemoryCache().take_pending("k0")
+
+
+def test_a_resumed_run_counts_what_an_uninterrupted_one_would_have_counted(tmp_path: Path) -> None:
+    questions = ["a", "b", "a", "c"]
+
+    def counted(bench: Bench, part: Sequence[str]) -> Usage:
+        for q in part:
+            bench.answer(ask(), q)
+        return bench.executor.meter.usage
+
+    whole = counted(Bench(), questions)
+    # checkpoint 0 covers "a"; the kill comes after "b" was stored and before checkpoint 1
+    killed = Bench(cache=disk(tmp_path))
+    before = counted(killed, questions[:1])
+    assert isinstance(killed.cache, DiskCache)
+    killed.cache.step = 1
+    counted(killed, questions[1:2])
+    killed.cache.close()
+    resumed = Bench(cache=DiskCache(tmp_path / "cache.sqlite", step=1))
+    resumed.executor.meter.charge(before)
+    assert counted(resumed, questions[1:]) == whole
+    assert (killed.requests, resumed.requests) == (2, 1)
+
+
+def test_what_is_asked_beside_the_calls_is_kept_too() -> None:
+    bench = Bench(told_by_seed)
+    request = Request((Message("user", "write a prompt"),), seed=3)
+
+    async def twice() -> list[str]:
+        return [(await bench.executor.ask("m", request)).text for _ in range(2)]
+
+    first, second = asyncio.run(twice())
+    assert (first, bench.requests) == (second, 1)

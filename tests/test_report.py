@@ -1,0 +1,405 @@
+"""The report: numbers against ones computed by hand, honest words, and texts that try to break out."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from markdown_it import MarkdownIt
+from scipy import stats
+
+import compound as cp
+from compound.contracts import Example
+from compound.data import Dataset, Split
+from compound.errors import ParseError, RunDirectoryError
+from compound.metrics import exact_match
+from compound.optimizing import optimize
+from compound.recorder import Interrupted, Recorder
+from compound.report import closing, summarize, write
+from compound.report_text import line_diff, visible, word_diff
+from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings
+from compound.testing import ScriptedLM
+
+HOSTILE = (
+    "</style><script>alert(1)</script> | a & b\n```\n# Injected\n````\n| x | y |\n| --- | --- |\n"
+    "![p](http://evil.example/p.png) <img src=x onerror=alert(1)> 漢字 é \u202e \x00 \\| $x$ " + "long " * 400
+)
+TITLES = ["Methods", "What changed", "Score by iteration", "Decisions", "Jobs", "The graph", "Costs by component",
+          "Failures", "Examples", "Use it", "Provenance"]  # fmt: skip
+Reply = Callable[[str, np.random.Generator], Any]
+
+
+class WithoutTest(Dataset):
+    """Data without a test split."""
+
+    def examples(self, role: Split, *args: Any, **kwargs: Any) -> list[Example]:
+        return [] if role == "test" else super().examples(role, *args, **kwargs)
+
+
+def answer(message: str) -> str:
+    return message.split("Question: ")[-1].split("\n")[0].split()[-1]
+
+
+def helped_by_prompt(message: str, rng: np.random.Generator) -> Any:
+    helped = any(clue in message for clue in ("few words", "only the answer", "brief", "short phrase"))
+    return answer(message) if rng.random() < (0.8 if helped else 0.2) else "a wrong answer"
+
+
+def never_better(message: str, rng: np.random.Generator) -> Any:
+    return answer(message) if rng.random() < 0.5 else "a wrong answer"
+
+
+def often_failing(message: str, rng: np.random.Generator) -> Any:
+    return ParseError(f"no field in {HOSTILE[:60]!r}") if rng.random() < 0.3 else answer(message)
+
+
+def always_right(message: str, rng: np.random.Generator) -> Any:
+    return answer(message)
+
+
+def make(
+    path: Path,
+    reply: Reply,
+    *,
+    prompt: str = "Answer the question.",
+    test: int = 40,
+    on_start: Callable[[Recorder], None] | None = None,
+    **settings: Any,
+) -> Path:
+    """Optimize a small system and return the run directory."""
+
+    def trimmed(text: str, cut: float) -> str:
+        return text.strip()
+
+    question = cp.Input("question", str)
+    answerer = cp.LLM("answerer", prompt=cp.Text(prompt), temperature=1.0)
+    trim = cp.Function("trim", trimmed, cut=cp.Float(0, 1, value=0.5))
+    system = cp.System("demo", outputs={"answer": trim(text=answerer(question=question))}, lm="scripted")
+
+    def rows(n: int) -> list[dict[str, str]]:
+        return [{"question": f"what is {i}", "answer": str(i)} for i in range(n)]
+
+    wanted: dict[str, Any] = {
+        "budget": BudgetSettings(system_runs=500), "iterations": 2, "valid_size": 30,
+        "prompts": PromptSettings(proposers=("edits",)), **settings,
+    }  # fmt: skip
+    optimize(
+        system, Dataset.of(train=rows(60), valid=rows(30), test=rows(test)), exact_match("answer"),
+        OptimizeSettings(**wanted), run_dir=path, engines={"scripted": ScriptedLM(reply)}, on_start=on_start,
+    )  # fmt: skip
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """One finished run of each sort; the tests only read them."""
+    folder = tmp_path_factory.mktemp("runs")
+    return {
+        "improved": make(folder / "improved", helped_by_prompt, baselines=("random",)),
+        "unchanged": make(folder / "unchanged", never_better),
+        "no test": make(folder / "no-test", helped_by_prompt, test=0),
+        "failing": make(folder / "failing", often_failing, max_failed=0.9),
+        "hostile": make(folder / "hostile", helped_by_prompt, prompt=HOSTILE),
+        "perfect": make(folder / "perfect", always_right),
+    }
+
+
+class Page(HTMLParser):
+    """Checks that tags are balanced and nothing is loaded; collects tags and text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            assert not name.startswith("on")
+            assert name not in ("src", "srcset", "action", "data")
+            assert not name.endswith("href") or (value or "").startswith("#")
+            assert not re.search(r"url\((?!#)", value or "")
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += "" if "style" in self.open else data
+
+
+def page(path: Path) -> Page:
+    text = (path / "report.html").read_text(encoding="utf-8")
+    assert not re.search(r"@import|url\((?!#)", text.split("</style>")[0])
+    return Page(text)
+
+
+def headings(markdown: str) -> list[str]:
+    """Return the headings a Markdown parser finds, and check that it finds no HTML and no image."""
+    tokens = MarkdownIt("commonmark").enable("table").parse(markdown)
+    inside = [child for token in tokens for child in token.children or ()]
+    assert not [
+        t for t in (*tokens, *inside) if t.type in ("html_block", "html_inline", "image", "link_open")
+    ]
+    return [tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "heading_open"]
+
+
+def rows_of(path: Path, name: str) -> dict[str, float]:
+    state = json.loads((path / "checkpoint.json").read_text())["state"]
+    return {example: score for example, _, score, _ in state[name]["rows"]}
+
+
+def t_interval(values: list[float]) -> tuple[float, float, float]:
+    mean = sum(values) / len(values)
+    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
+    half = float(stats.t.ppf(0.975, len(values) - 1)) * spread / math.sqrt(len(values))
+    return mean, mean - half, mean + half
+
+
+def test_the_headline_holds_the_numbers_computed_by_hand(runs: Mapping[str, Path]) -> None:
+    path = runs["improved"]
+    before, after = rows_of(path, "test_before"), rows_of(path, "test_after")
+    gains = [after[e] - before[e] for e in before]
+    facts = summarize(path)
+    found = facts["test"]
+    for side, values in (("before", [*before.values()]), ("after", [*after.values()]), ("gain", gains)):
+        assert [found[side][k] for k in ("mean", "low", "high")] == pytest.approx(t_interval(values))
+    up, down = sum(g > 0 for g in gains), sum(g < 0 for g in gains)
+    # Differences are -1, 0 and 1, so the permutation test is the sign test.
+    assert found["gain"]["p"] == pytest.approx(stats.binom.sf(up - 1, up + down, 0.5), abs=2e-3)
+    assert facts["verdict"] == "better"
+    texts = [
+        f"{found['before']['mean']:.3f}",
+        f"{found['after']['mean']:.3f}",
+        f"{found['gain']['low']:.3f}",
+        "40 ex",
+    ]
+    for text in texts:
+        assert text in facts["sentence"]
+        assert text in page(path).text
+    assert facts["examples"]["counts"] == {"gained": up, "lost": down, "same": 40 - up - down}
+
+
+def test_methods_have_their_own_scores_and_spending(runs: Mapping[str, Path]) -> None:
+    path = runs["improved"]
+    start, search, random = summarize(path)["methods"]
+    assert (start["method"], search["method"], random["method"]) == ("unoptimized", "search", "random")
+    for row, folder in ((search, path), (random, path / "baselines" / "random")):
+        values = rows_of(folder, "test_after")
+        assert row["test"]["mean"] == pytest.approx(sum(values.values()) / 40)
+        events = [json.loads(text) for text in (folder / "events.jsonl").read_text().splitlines()]
+        ended = next(e for e in events if e["event"] == "test_after")
+        assert {k: row[k] for k in ended["spent"]} == ended["spent"]
+        assert row["accepted"] == sum(e["accepted"] for e in events if e["event"] == "decision") > 0
+    ours, theirs = rows_of(path, "test_after"), rows_of(path / "baselines" / "random", "test_after")
+    assert random["versus"]["mean"] == pytest.approx(sum(ours[e] - theirs[e] for e in ours) / 40)
+
+
+def test_costs_by_component_add_up_to_what_was_spent(runs: Mapping[str, Path]) -> None:
+    path = runs["failing"]
+    facts = summarize(path)
+    traces = [json.loads(text) for text in (path / "traces.jsonl").read_text().splitlines()]
+    calls = [c for t in traces for c in t["calls"] if c["component"] == "answerer" and not c["reused"]]
+    by_name = {row["component"]: row for row in facts["components"]}
+    assert by_name["answerer"]["executed"] == len(calls)
+    assert by_name["answerer"]["prompt_tokens"] == sum(c["usage"][1] for c in calls)
+    assert by_name["answerer"]["seconds"] == pytest.approx(sum(c["seconds"] for c in calls))
+    for name in ("calls", "prompt_tokens", "completion_tokens"):
+        assert sum(row[name] for row in facts["components"]) == facts["spent"][name]
+
+
+def test_failures_are_grouped_and_counted(runs: Mapping[str, Path]) -> None:
+    path = runs["failing"]
+    facts = summarize(path)
+    traces = [json.loads(text) for text in (path / "traces.jsonl").read_text().splitlines()]
+    failed = [t["split"] for t in traces if t["failure"]]
+    (group,) = facts["failures"]
+    assert (group["kind"], group["where"], group["count"]) == ("parse", "answerer", len(failed))
+    assert (group["valid"], group["test"]) == (failed.count("valid"), failed.count("test"))
+    assert any("failed run scores 0.000 and stays in the mean" in note for note in facts["notes"])
+    assert any("failure" in example["after"] for example in facts["examples"]["worst"])
+
+
+def test_nothing_accepted_is_said_and_the_system_stays(runs: Mapping[str, Path]) -> None:
+    facts = summarize(runs["unchanged"])
+    assert facts["verdict"] == "unchanged"
+    assert facts["sentence"].startswith("Nothing was accepted")
+    assert facts["title"].endswith(", unchanged")
+    assert (facts["changes"], facts["methods"][1]["gain"]) == ([], None)
+    assert "Nothing changed" in (runs["unchanged"] / "report.md").read_text(encoding="utf-8")
+
+
+def test_scores_without_spread_are_not_taken_for_certainty(runs: Mapping[str, Path]) -> None:
+    assert any("no width" in note for note in summarize(runs["perfect"])["notes"])
+
+
+def test_without_a_test_split_the_gain_is_called_optimistic(runs: Mapping[str, Path]) -> None:
+    facts = summarize(runs["no test"])
+    assert facts["title"].startswith("validation score")
+    assert "one-sided p" not in facts["sentence"]
+    assert {
+        "There is no test split.",
+        "The validation split also chose this configuration: expect less on new data.",
+    } <= {*facts["notes"]}
+    assert facts["examples"]["split"] == "valid"
+
+
+def test_a_test_split_the_budget_did_not_reach_is_named(tmp_path: Path) -> None:
+    path = make(
+        tmp_path / "run", helped_by_prompt, budget=BudgetSettings(system_runs=300, calls=420, test_share=0.02)
+    )
+    facts = summarize(path)
+    assert facts["test"]["after"] is None
+    assert any(note.startswith("The test split was not read: budget") for note in facts["notes"])
+    assert page(path).tags.count("svg") == 2
+
+
+@pytest.mark.parametrize("events", [0, 1, 4, 12])
+def test_an_unfinished_run_is_reported_as_such(tmp_path: Path, events: int) -> None:
+    path, recorders = tmp_path / "run", list[Recorder]()
+
+    def stop_later(recorder: Recorder) -> None:
+        recorders.append(recorder)
+        recorder._listener = lambda event: (
+            counted.append(event["event"] != "call")
+            or (  # type: ignore[func-returns-value]
+                recorder.stop() if sum(counted) >= events else None
+            )
+        )
+
+    counted: list[bool] = []
+    if events == 0:
+        finished = make(path, always_right)
+        for name in ("checkpoint.json", "events.jsonl", "traces.jsonl", "best.json"):
+            (finished / name).unlink()
+    else:
+        with pytest.raises(Interrupted):
+            make(path, helped_by_prompt, on_start=stop_later)
+    write(path)
+    facts = summarize(path)
+    assert facts["missing"]
+    assert facts["sentence"].startswith(("Unfinished: ", "Nothing is measured yet"))
+    assert "goes on with it" in page(path).text
+    assert headings((path / "report.md").read_text(encoding="utf-8"))[1] == "Methods"
+    assert closing(path)
+
+
+def test_hostile_texts_stay_texts(runs: Mapping[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    for file in runs["hostile"].iterdir():
+        if file.is_file():
+            (path / file.name).write_bytes(file.read_bytes())
+    traces = [json.loads(text) for text in (path / "traces.jsonl").read_text(encoding="utf-8").splitlines()]
+    for trace in traces:
+        trace["inputs"] = {HOSTILE[:40]: HOSTILE + "\ud800"}
+        trace["outputs"] = {"answer": [HOSTILE, {"deep": HOSTILE}]}
+        trace["gold"], trace["feedback"] = {"|": HOSTILE}, HOSTILE
+        trace["failure"] = [HOSTILE[:20], HOSTILE]
+    (path / "traces.jsonl").write_text("".join(json.dumps(trace) + "\n" for trace in traces))
+    write(path)
+    found = page(path)
+    assert not {"script", "img"} & {*found.tags}
+    assert "<script>alert(1)</script>" in found.text
+    markdown = (path / "report.md").read_text(encoding="utf-8")
+    assert [h for h in headings(markdown)[1:] if h in TITLES] == TITLES
+    assert "Injected" not in " ".join(headings(markdown))
+    for text in (markdown, found.text):
+        assert not {"\x00", "\u202e", "\ud800"} & {*text}
+        assert "漢字" in text
+    assert len(markdown) < 100_000
+
+
+def test_both_forms_are_complete_and_load_nothing(runs: Mapping[str, Path]) -> None:
+    for path in runs.values():
+        found, markdown = page(path), (path / "report.md").read_text(encoding="utf-8")
+        assert [h for h in headings(markdown) if h in TITLES] == TITLES
+        assert found.tags.count("svg") == 2
+        assert found.tags.count("h2") == len(TITLES)
+        assert len({*re.findall(r' id="([^"]+)"', (path / "report.html").read_text())}) > len(TITLES)
+        json.dumps(summarize(path), allow_nan=False)
+
+
+def test_ids_are_unique_although_two_figures_are_on_the_page(runs: Mapping[str, Path]) -> None:
+    ids = re.findall(r' id="([^"]+)"', (runs["improved"] / "report.html").read_text(encoding="utf-8"))
+    assert len(ids) == len({*ids})
+
+
+def test_the_report_is_the_same_when_written_again(runs: Mapping[str, Path]) -> None:
+    path = runs["improved"]
+    first = [(path / name).read_bytes() for name in ("report.md", "report.html")]
+    write(path)
+    assert first == [(path / name).read_bytes() for name in ("report.md", "report.html")]
+
+
+def test_without_matplotlib_it_says_how_to_get_figures(
+    runs: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = runs["improved"]
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    write(path)
+    found = page(path)
+    assert "svg" not in found.tags
+    assert 'pip install "compound-ai[report]"' in found.text
+    assert "compound-ai\\[report\\]" in (path / "report.md").read_text(encoding="utf-8")
+    monkeypatch.undo()
+    write(path)
+
+
+def test_the_closing_words_hold_result_change_cost_and_paths(runs: Mapping[str, Path]) -> None:
+    path = runs["improved"]
+    text = closing(path)
+    assert summarize(path)["sentence"] in text
+    assert "answerer.prompt:\n  - Answer the question." in text
+    assert "system runs on the search" in text
+    assert text.endswith(f"best configuration: {path / 'best.json'}")
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="not a run directory"):
+        write(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "new"),
+        ("old", ""),
+        ("a b c d", "a x c d"),
+        ("one\ntwo", "one\n2\n"),
+        (HOSTILE, HOSTILE.replace("a", "e")),
+    ],
+)
+def test_a_diff_holds_both_texts(before: str, after: str) -> None:
+    pieces = word_diff(before, after)
+    assert "".join(text for kind, text in pieces if kind != "new") == before
+    assert "".join(text for kind, text in pieces if kind != "old") == after
+    lines = line_diff(before, after)
+    assert "\n".join(text[1:] for text in lines if text[0] != "+") == before
+    assert "\n".join(text[1:] for text in lines if text[0] != "-") == after
+
+
+def test_unlike_texts_are_shown_one_after_the_other() -> None:
+    before, after = "Rewrite the question as a query.", "You are an expert librarian; name five keywords!"
+    assert word_diff(before, after) == [("old", before), ("new", after)]
+
+
+def test_what_cannot_be_seen_is_shown_by_its_code() -> None:
+    assert visible("a\u202eb\x07c\ud800d\te\n") == "a\\u202eb\\u0007c\\ud800d\te\n"
