@@ -43,16 +43,23 @@ def render(
     Answer: 2
     <BLANKLINE>
     Question: 2+2
-    Answer:
     """
     head = [prompt.strip(), _format_note(outputs, layout)]
     blocks = [part for part in head if part]
     for demo in demos:
         shown = show_inputs(_ordered(demo["inputs"], inputs))
         blocks.append(f"{shown}\n{show_outputs(_ordered(demo['outputs'], outputs), layout)}")
-    cue = f"\n{label(next(iter(outputs)))}:" if layout == "text" else ""
-    blocks.append(show_inputs(inputs) + cue)
+    blocks.append(show_inputs(inputs))
     return "\n\n".join(blocks)
+
+
+def cue(outputs: Mapping[str, Port], layout: Layout) -> str:
+    """Return how an answer begins: the field's label when there is one field; others begin by themselves.
+
+    >>> cue({"country": Port(str)}, "text")
+    'Country:'
+    """
+    return f"{label(next(iter(outputs)))}:" if layout == "text" else ""
 
 
 def _ordered(values: Mapping[str, Any], like: Iterable[str]) -> dict[str, Any]:
@@ -83,25 +90,21 @@ def _spaced(text: str) -> str:
 
 
 def show(value: Any) -> str:
-    """Return a value as text for a model: passages one per line, other structures as JSON.
+    """Return a value as text for a model: passages one per line, texts numbered, the rest as JSON.
 
     >>> show([{"title": "Peru", "text": "Lima is its capital.", "score": 2.0}])
-    '[1] Peru: Lima is its capital.'
+    'Peru: Lima is its capital.'
     """
     if isinstance(value, str):
         return value
-    if isinstance(value, Sequence) and value and all(isinstance(item, str | Mapping) for item in value):
-        lines = [_passage(item) for item in value]
-        if None not in lines:
-            return "\n".join(f"[{i}] {line}" for i, line in enumerate(lines, 1))
+    if isinstance(value, Sequence) and value and all(isinstance(item, str) for item in value):
+        return "\n".join(f"[{i}] {text}" for i, text in enumerate(value, 1))
+    if isinstance(value, Sequence) and value and all(isinstance(v, Mapping) and "text" in v for v in value):
+        return "\n".join(_passage(item) for item in value)
     return canonical(value)
 
 
-def _passage(item: str | Mapping[str, Any]) -> str | None:
-    if isinstance(item, str):
-        return item
-    if "text" not in item:
-        return None
+def _passage(item: Mapping[str, Any]) -> str:
     return f"{item['title']}: {item['text']}" if item.get("title") else str(item["text"])
 
 
@@ -134,10 +137,12 @@ def parse(text: str, outputs: Mapping[str, Port], layout: Layout) -> dict[str, A
     """
     if layout == "text":
         name, port = next(iter(outputs.items()))
-        raw: Mapping[str, Any] = {name: text.strip()}
+        repeated = f"{label(name)}:"  # a model that was only shown the cue may write it itself
+        raw: Mapping[str, Any] = {name: text.strip().removeprefix(repeated).strip()}
         outputs = {name: port}
     else:
-        raw = (_json_object if layout == "json" else _fields)(text, list(outputs))
+        names = list(outputs)
+        raw = _json_object(text, names) if layout == "json" else _fields(text, names)
     parsed: dict[str, Any] = {}
     problems: list[str] = []
     for name, port in outputs.items():

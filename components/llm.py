@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from compound.component import CallContext, Component, check_name
-from compound.components.fields import Layout, parse, render
+from compound.components.fields import Layout, cue, parse, render
 from compound.configuration import digest
 from compound.contracts import Message, Request
 from compound.errors import DeclarationError, ParseError
 from compound.ports import Port, spell
 from compound.space import Choice, Demos, Float, Int, Text, Weights
 
-RENDERING = 1  # raised whenever the same settings give another prompt
+RENDERING = 2  # raised whenever the same settings give another prompt
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +133,7 @@ class LLM(Component):
                 seed=call.seed,
                 adapter=(values["weights"] or {}).get("path", ""),
                 want_tokens=self.weights is not None,
+                cue=cue(self.outputs, self.layout),
             ),
         )
         try:

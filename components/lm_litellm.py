@@ -78,7 +78,7 @@ class LiteLLMEngine:
 
     def worst_case(self, request: Request) -> Usage:  # noqa: D102
         # A token holds at least a byte, in every tokenizer.
-        size = HEAD + sum(len(message.content.encode()) + TURN for message in request.messages)
+        size = HEAD + sum(len(message.content.encode()) + TURN for message in request.cued)
         return Usage(1, size, request.max_tokens, self._cost(size, request.max_tokens))
 
     async def generate(self, request: Request) -> Completion:  # noqa: D102
@@ -102,7 +102,7 @@ class LiteLLMEngine:
         """Return what litellm is called with."""
         arguments: dict[str, Any] = {
             "model": self.model,
-            "messages": [{"role": m.role, "content": m.content} for m in request.messages],
+            "messages": [{"role": m.role, "content": m.content} for m in request.cued],
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
             "seed": request.seed % 2**31,

@@ -101,8 +101,8 @@ class TransformersEngine:
     def worst_case(self, request: Request) -> Usage:  # noqa: D102
         if self._tokenizer is not None:
             with contextlib.suppress(CallError):
-                return Usage(1, len(self._encode(request.messages)), request.max_tokens)
-        size = sum(len(message.content.encode()) + TURN for message in request.messages)
+                return Usage(1, len(self._encode(request.messages, request.cue)), request.max_tokens)
+        size = sum(len(message.content.encode()) + TURN for message in request.cued)
         return Usage(1, size + HEAD, request.max_tokens)  # a token holds at least a byte
 
     async def generate(self, request: Request) -> Completion:  # noqa: D102
@@ -218,7 +218,7 @@ class TransformersEngine:
 
     def _prompt(self, request: Request) -> tuple[int, ...]:
         """Return a request's prompt, if it and the answer fit into the model's context."""
-        tokens = self._encode(request.messages)
+        tokens = self._encode(request.messages, request.cue)
         if request.max_tokens < 1:
             raise CallError(f"max_tokens must be at least 1, not {request.max_tokens}")
         if len(tokens) + request.max_tokens > self._context:
@@ -229,8 +229,8 @@ class TransformersEngine:
             )
         return tokens
 
-    def _tokenize(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
-        """Return the tokens of a chat; also called by `worst_case`, on the event loop."""
+    def _tokenize(self, messages: tuple[Message, ...], cue: str) -> tuple[int, ...]:
+        """Return the tokens of a chat and of how its answer begins; also called by `worst_case`, on the event loop."""
         turns = [{"role": message.role, "content": message.content} for message in messages]
         with self._tokenizing:
             try:
@@ -239,7 +239,7 @@ class TransformersEngine:
                 raise CallError(
                     f"the chat template of {self.model!r} refuses the messages: {error}"
                 ) from error
-            return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
+            return tuple(self._tokenizer(text + cue, add_special_tokens=False).input_ids)
 
 
 def _settle(loop: asyncio.AbstractEventLoop, until: float) -> None:

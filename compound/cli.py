@@ -139,9 +139,11 @@ def evaluate(
         show({**summary, "failures": evaluation.failures(), "calls": usage.calls, "tokens": usage.tokens,
               "cost": usage.cost, "rows": [[r.example, r.score] for r in evaluation.rows]})  # fmt: skip
     else:
-        print(f"{split}: {summary['mean']:.4f} [{summary['low']:.4f}, {summary['high']:.4f}] on {summary['n']} "
-              f"examples, {summary['failed']} failed, {evaluation.usage.calls} calls, "
-              f"{evaluation.usage.tokens} tokens")  # fmt: skip
+        usage = evaluation.usage
+        print(
+            f"{split}: {summary['mean']:.4f} [{summary['low']:.4f}, {summary['high']:.4f}] on "
+            f"{summary['n']} examples, {summary['failed']} failed, {usage.calls} calls, {usage.tokens} tokens"
+        )
         for reason, times in evaluation.failures()[:5]:
             print(f"  {times} x {reason}")
     if min_score is not None and summary["mean"] < min_score:

@@ -30,7 +30,7 @@ def check_name(kind: str, name: object) -> None:
     """Raise `DeclarationError` unless ``name`` can stand in addresses and configuration keys."""
     if not isinstance(name, str) or not NAME.match(name):
         raise DeclarationError(
-            f"{kind} name must be letters, digits and underscores, not starting with a digit, but got {name!r}"
+            f"{kind} name must be letters, digits and underscores, no digit first, but got {name!r}"
         )
 
 
@@ -322,7 +322,8 @@ def _check_condition(name: str, condition: Condition | None) -> None:
     source = condition.source
     if not fits(type(condition.value), source.type) and not _literal_holds(source.type, condition.value):
         raise WiringError(
-            f"{name}: when expects {source.label} to equal {condition.value!r}, but it is {spell(source.type)}",
+            f"{name}: when expects {source.label} to equal {condition.value!r}, "
+            f"but it is {spell(source.type)}",
             hint="use when=output.equals(value) with a value the output can have",
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,6 @@ from typing import Any
 from compound.document import Address, Document, shown
 from compound.engines import EMBEDDED
 from compound.errors import CompoundError, DeclarationError, nearest
-from compound.file_settings import SpaceModel
-from compound.file_types import Model
 from compound.python_code import find_code
 
 
@@ -70,13 +68,3 @@ class Context:
 
     def _is_model(self, name: str) -> bool:
         return name in self.models or name in EMBEDDED or "/" in name or os.path.isdir(name)
-
-    def settings(self, model: Model | Mapping[str, Any], address: Address) -> dict[str, Any] | None:
-        """Return what an entry gives, spaces made; None when one of them is impossible."""
-        given = model.given if isinstance(model, Model) else model
-        made = {key: self.setting(value, (*address, key)) for key, value in given.items()}
-        return None if any(self.document.wrong((*address, key)) for key in given) else made
-
-    def setting(self, value: Any, address: Address) -> Any:
-        """Return a plain value as it is, and a space made."""
-        return self.attempt(address, value.make) if isinstance(value, SpaceModel) else value

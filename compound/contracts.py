@@ -74,7 +74,9 @@ class Request:
     ``seed`` names the request's own random stream (64 bits): the same request with the same seed gives
     the same text on an engine that can promise it. ``temperature`` 0 means greedy. ``stop`` strings end
     the text and are not part of it. ``adapter`` is a LoRA folder to sample with, or ``""``.
-    ``want_tokens`` asks for a `TokenRecord`.
+    ``want_tokens`` asks for a `TokenRecord`. ``cue`` is how the answer begins: engines that can put words
+    into the model's mouth do so, others show the cue at the end of the last message; it is never part of the
+    completion's text.
     """
 
     messages: tuple[Message, ...]
@@ -85,6 +87,15 @@ class Request:
     adapter: str = ""
     want_tokens: bool = False
     timeout: float | None = None
+    cue: str = ""
+
+    @property
+    def cued(self) -> tuple[Message, ...]:
+        """The messages with the cue shown, for engines that cannot begin the answer."""
+        if not self.cue:
+            return self.messages
+        *earlier, last = self.messages
+        return (*earlier, Message(last.role, f"{last.content}\n{self.cue}"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ Address = tuple[str | int, ...]
 _PLAIN_KEY = re.compile(r"[\w$.:/-]{1,60}\Z")
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class _Place:
     """Where something stands: in the file (group 0), or among the overrides (group 1)."""
 
@@ -28,7 +28,7 @@ class _Place:
     label: str
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class _Problem:
     place: _Place
     text: str
@@ -138,10 +138,8 @@ class Document:
         """Return the place of an address, or of the nearest thing around it that has one."""
         for depth in range(len(address), -1, -1):
             part = address[:depth]
-            first, second = (
-                (self._keys, self._values) if key or depth < len(address) else (self._values, self._keys)
-            )
-            place = first.get(part) or second.get(part)
+            value, name = self._values.get(part), self._keys.get(part)
+            place = (name or value) if key or depth < len(address) else (value or name)
             if place is not None:
                 return place
         return self._place_of(0)

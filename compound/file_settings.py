@@ -149,6 +149,11 @@ class WeightsSpace(SpaceModel):
         return Weights(value, base.rank, base.alpha, targets)
 
 
+def made(value: Any) -> Any:
+    """Return a setting's space, or its plain value."""
+    return value.make() if isinstance(value, SpaceModel) else value
+
+
 def form(value: Any) -> str:
     """Return which form a setting has: ``~plain``, or a space told by its key.
 

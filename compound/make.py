@@ -32,6 +32,7 @@ from compound.file_components import (
     RetrieverEntry,
     SelectorEntry,
 )
+from compound.file_settings import made
 from compound.ports import Port, spell
 from compound.shape import fitted
 from compound.space import Choice
@@ -49,39 +50,39 @@ def make_component(context: Context, name: str, address: Address, body: MakeBody
             if isinstance(context.document.at(inside), dict):
                 body(inside, name)
         return None
-    made: Component | None = _MAKERS[type(entry)](context, name, entry, address, body)
-    return made
+    component: Component | None = _MAKERS[type(entry)](context, name, entry, address, body)
+    return component
+
+
+def _made(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: made(value) for key, value in given.items()}
 
 
 def _llm(context: Context, name: str, entry: LLMEntry, address: Address, _: MakeBody) -> LLM | None:
     inside = (*address, "llm")
-    given = context.settings(entry.llm, inside)
-    if given is None:
-        return None
-    if "demos" in given and isinstance(given["demos"], list):
-        given["demos"] = tuple(demo.model_dump() for demo in given["demos"])
+    given = _made(entry.llm.given)
+    if isinstance(entry.llm.demos, list):
+        given["demos"] = tuple(demo.model_dump() for demo in entry.llm.demos)
     lm = given.get("lm")
     if lm is not None:
         context.check_models(lm.options if isinstance(lm, Choice) else [lm], (*inside, "lm"))
     given |= {"stop": tuple(entry.llm.stop), "output": entry.out}
-    made: LLM | None = context.attempt(inside, lambda: LLM(name, **given))
-    return made
+    component: LLM | None = context.attempt(inside, lambda: LLM(name, **given))
+    return component
 
 
 def _retriever(
     context: Context, name: str, entry: RetrieverEntry, address: Address, _: MakeBody
 ) -> Retriever | None:
     inside = (*address, "retriever")
-    given = context.settings(entry.retriever, inside)
-    if given is None:
-        return None
+    given = _made(entry.retriever.given)
     kind = {BM25Settings: BM25, DenseSettings: Dense}.get(type(entry.retriever), PassageIndex)
     index = {key: value for key, value in given.items() if key not in ("index", "k")}
     if "corpus" in index:
         index["corpus"] = context.folder / index["corpus"]
     rest = {"k": given["k"]} if "k" in given else {}
-    made: Retriever | None = context.attempt(inside, lambda: Retriever(name, kind(**index), **rest))
-    return made
+    component: Retriever | None = context.attempt(inside, lambda: Retriever(name, kind(**index), **rest))
+    return component
 
 
 def _selector(context: Context, name: str, entry: SelectorEntry, address: Address, _: MakeBody) -> Any:
@@ -94,31 +95,28 @@ def _selector(context: Context, name: str, entry: SelectorEntry, address: Addres
 def _hyperparameter(
     context: Context, name: str, entry: HyperparameterEntry, address: Address, _: MakeBody
 ) -> Hyperparameter | None:
-    space = context.setting(entry.hyperparameter, (*address, "hyperparameter"))
-    return Hyperparameter(name, space) if space is not None else None
+    return Hyperparameter(name, entry.hyperparameter.make())
 
 
 def _function(
     context: Context, name: str, entry: FunctionEntry, address: Address, _: MakeBody
 ) -> Function | None:
     inside = (*address, "function")
-    settings = context.settings(entry.function.model_extra or {}, inside)
+    settings = _made(entry.function.model_extra or {})
     function = context.function(entry.function.call, (*inside, "call"))
-    if settings is None or function is None:
-        return None
-    if _unknown(context, function, settings, inside):
+    if function is None or _unknown(context, function, settings, inside):
         return None
     rest = {key: value for key, value in entry.function.given.items() if key != "call"}
     outputs = entry.out if isinstance(entry.out, dict) else None
-    made: Function | None = context.attempt(
+    component: Function | None = context.attempt(
         inside, lambda: Function(name, function, outputs=outputs, **rest, **settings), who=entry.function.call
     )
-    if made is not None and outputs is None and entry.out is not None:
-        returned = made.outputs["output"].type
+    if component is not None and outputs is None and entry.out is not None:
+        returned = component.outputs["output"].type
         if entry.out != returned:
             wrong = f"says {spell(entry.out)}, but the function returns {spell(returned)}"
             context.document.report((*address, "out"), wrong)
-    return made
+    return component
 
 
 def _first_of(
@@ -134,10 +132,9 @@ def _first_of(
 def _loop(context: Context, name: str, entry: LoopEntry, address: Address, body: MakeBody) -> Loop | None:
     inside = (*address, "loop")
     turn = body((*inside, "body"), name)
-    turns = context.setting(entry.loop.max_turns, (*inside, "max_turns"))
-    if turn is None or turns is None:
+    if turn is None:
         return None
-    carry, until = entry.loop.carry, entry.loop.until
+    carry, until, turns = entry.loop.carry, entry.loop.until, made(entry.loop.max_turns)
     # Each part is tried alone, so that every mistake is found and stands at its own line.
     for source, target in carry.items():
         context.attempt(
@@ -160,9 +157,9 @@ def _map(context: Context, name: str, entry: MapEntry, address: Address, body: M
 
 def _class(context: Context, name: str, entry: ClassEntry, address: Address, _: MakeBody) -> Component | None:
     inside = (*address, "settings")
-    settings = context.settings(entry.settings, inside)
+    settings = _made(entry.settings)
     found = context.code(entry.code, (*address, "class"))
-    if settings is None or found is None:
+    if found is None:
         return None
     if not (isinstance(found, type) and issubclass(found, Component)):
         context.document.report((*address, "class"), f"{entry.code} is not a subclass of Component")
@@ -170,14 +167,16 @@ def _class(context: Context, name: str, entry: ClassEntry, address: Address, _: 
     if _unknown(context, found, settings, inside):
         return None
     kind: Callable[..., Component] = found
-    made: Component | None = context.attempt(
-        (*address, "class"), lambda: _sound(kind(name, **settings)), who=entry.code
+    component: Component | None = context.attempt(
+        (*address, "class"), lambda: _sound(kind(name, **settings), name), who=entry.code
     )
-    return made
+    return component
 
 
-def _sound(component: Component) -> Component:
+def _sound(component: Component, name: str) -> Component:
     """Return a user's component whose declarations can be read; the rest relies on them."""
+    if component.name != name:
+        raise DeclarationError(f"a component named {name!r} must keep its name, but says {component.name!r}")
     inputs, outputs = component.inputs, component.outputs
     for ports in (outputs, {} if inputs is None else inputs):
         if not isinstance(ports, Mapping) or not all(isinstance(port, Port) for port in ports.values()):

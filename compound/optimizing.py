@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module, metadata
@@ -202,7 +203,7 @@ def describe(problem: Problem) -> dict[str, Any]:
             role: {"n": len(examples), "digest": digest([[e.id, e.inputs, e.gold] for e in examples])}
             for role, examples in splits.items()
         },
-        "metric": repr(problem.metric),
+        "metric": re.sub(r" at 0x[0-9a-f]+", "", repr(problem.metric)),  # addresses change by process
         "optimize": problem.settings.model_dump(mode="json"),
         "versions": versions(),
     }

@@ -17,6 +17,7 @@ from compound.file_components import INDEXES
 from compound.file_model import POSSIBLE, TAGGED, File
 from compound.file_settings import SPACES
 
+_NAME = "must consist of letters, digits and underscores, not starting with a digit"
 _MUST: Mapping[str, str] = {
     "string_type": "must be a text",
     "int_type": "must be a whole number",
@@ -33,11 +34,11 @@ _MUST: Mapping[str, str] = {
     "greater_than_equal": "must be >= {ge}",
     "less_than": "must be < {lt}",
     "less_than_equal": "must be <= {le}",
+    "string_pattern_mismatch": _NAME,
     "form": "{message}",
     "wrong": "{what}",
 }
 _BESIDES = ("in", "when", "out", "settings")
-_NAME = "must consist of letters, digits and underscores, not starting with a digit"
 
 
 @functools.cache

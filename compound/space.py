@@ -206,7 +206,7 @@ class Float(Space):
 
 
 def _check_bounds(space: Int | Float) -> None:
-    if space.value is None:  # type: ignore[redundant-expr]
+    if getattr(space, "value", None) is None:
         object.__setattr__(space, "value", space.low)
     name = type(space).__name__
     whole = int if isinstance(space, Int) else (int, float)

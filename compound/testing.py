@@ -105,7 +105,7 @@ class ScriptedLM:
         )
 
     def _reply(self, request: Request, number: int) -> Any:
-        message = request.messages[-1].content
+        message = request.cued[-1].content
         script = self._script
         if callable(script):
             code = getattr(script, "__code__", None)
@@ -126,4 +126,4 @@ class ScriptedLM:
 
 
 def _words(request: Request) -> int:
-    return sum(len(message.content.split()) for message in request.messages)
+    return sum(len(message.content.split()) for message in request.cued)

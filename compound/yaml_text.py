@@ -12,6 +12,11 @@ import yaml
 from compound.errors import DeclarationError
 from compound.scalars import BOOL, FLOAT, INT, NOT_FINITE, NULL
 
+_BLOCK = re.compile(r"\S(.*\S)?(\n+\S(.*\S)?)*\n?\Z")  # no line begins or ends with a space
+_ODD = re.compile(
+    "[^\n -~\xa1-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010fffe]|[\u2028\u2029]"
+)  # written as escapes
+
 
 class Flow(dict[str, Any]):
     """A mapping to be written on one line."""
@@ -69,7 +74,12 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: _Dumper, value: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+    style = None
+    if _ODD.search(value) or ("\n" in value and not _BLOCK.match(value)):
+        style = '"'
+    elif "\n" in value:
+        style = "|"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 
 def _flow(dumper: _Dumper, value: Flow) -> yaml.Node:

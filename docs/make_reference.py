@@ -13,7 +13,8 @@ from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings
 
 OUTPUT = Path(__file__).parent / "reference.md"
 GROUPS = {
-    "Declaring": "Input System LLM Retriever Selector Hyperparameter Function FirstOf Loop Map BM25 Dense PassageIndex",
+    "Declaring": "Input System LLM Retriever Selector Hyperparameter Function FirstOf Loop Map "
+    "BM25 Dense PassageIndex",
     "Spaces": "Text Demos Choice Int Float LoRA",
     "Running and optimizing": "run evaluate optimize load load_system Executor Result Budget",
     "Data and metrics": "Dataset Example Score exact_match token_f1 accuracy mrr recall_at_k custom",
@@ -32,7 +33,8 @@ def page() -> str:
     for title, names in GROUPS.items():
         parts.append(f"## {title}")
         parts += [_entry(name) for name in names.split()]
-    parts += ["## `optimize:` in YAML", *(_settings(s) for s in (OptimizeSettings, BudgetSettings, PromptSettings))]
+    settings = (OptimizeSettings, BudgetSettings, PromptSettings)
+    parts += ["## `optimize:` in YAML", *map(_settings, settings)]
     parts += ["## Commands", *_commands()]
     return "\n\n".join(parts) + "\n"
 
@@ -45,7 +47,8 @@ def _entry(name: str) -> str:
     except (TypeError, ValueError):
         signature = "(…)"
     signature = re.sub(r" -> None$", "", signature) if inspect.isclass(value) else signature
-    return f"### `cp.{name}`\n\n```python\n{name}{_shorter(signature)}\n```\n\n{_fenced(inspect.getdoc(value) or '')}"
+    code = f"```python\n{name}{_shorter(signature)}\n```"
+    return f"### `cp.{name}`\n\n{code}\n\n{_fenced(inspect.getdoc(value) or '')}"
 
 
 def _shorter(signature: str) -> str:
@@ -75,7 +78,8 @@ def _item(line: str) -> str:
 
 
 def _settings(model: Any) -> str:
-    rows = [f"**{model.__name__}**: {inspect.getdoc(model)}\n", "| key | default | what |", "| --- | --- | --- |"]
+    about = f"**{model.__name__}**: {inspect.getdoc(model)}\n"
+    rows = [about, "| key | default | what |", "| --- | --- | --- |"]
     for name, field in model.model_fields.items():
         default = field.get_default(call_default_factory=True)
         shown = "see below" if hasattr(default, "model_dump") else f"`{default!r}`"

@@ -73,4 +73,5 @@ def _drawn(
     if isinstance(space, Demos):
         return draw(pools[key], space.max, rng) if pools.get(key) else None
     assert isinstance(space, Text)  # the method gives no other kind to this optimizer
-    return edited(task.system.configuration[key], rng, 2)
+    text = edited(task.system.configuration[key], rng, 2)
+    return None if space.problem(text) else text

@@ -108,7 +108,7 @@ class PromptSearch:
         current = task.system.configuration[key]
         if proposer == "edits":
             text = edited(current, rng, self.most_edits)
-            return {key: text} if text != current else {}
+            return {key: text} if text != current and not task.system.parameters[key].problem(text) else {}
         return await self._written(task, key, current, attempt)
 
     async def _written(self, task: Task, key: str, current: str, attempt: int) -> dict[str, Any]:

@@ -181,6 +181,11 @@ def test_a_skipped_node_leaves_optional_inputs_at_their_default_and_skips_what_n
     assert addresses(trace) == ["sum"]
 
 
+def test_when_both_branches_ran_first_of_takes_the_first_of_its_ports() -> None:
+    pick = FirstOf("pick", int, ("b", "a"))(a=f("left", plus)(x=X), b=f("right", times)(x=X))
+    assert run(System("s", outputs={"y": pick}), {"x": 7}).outputs == {"y": 70}
+
+
 def test_when_every_branch_is_skipped_first_of_fails() -> None:
     flag = Input("flag", bool)
     left, right = f("l", plus)(x=X, when=flag), f("r", times)(x=X, when=flag)
@@ -428,7 +433,7 @@ def test_demonstrations_stops_and_the_system_message_reach_the_engine() -> None:
     assert trace.outputs == {"y": "4"}
     assert [(m.role, m.content) for m in lm.requests[0].messages] == [
         ("system", "Be brief."),
-        ("user", "Sum.\n\nQuestion: 1+1\nAnswer: 2\n\nQuestion: 2+2\nAnswer:"),
+        ("user", "Sum.\n\nQuestion: 1+1\nAnswer: 2\n\nQuestion: 2+2"),
     ]
 
 
@@ -879,7 +884,8 @@ def varied() -> System:
     even = f("even", times)(x=drawn, when=judge.equals("even"))
     odd = f("odd", plus)(x=drawn, when=judge.equals("odd"))
     picked = FirstOf("pick", int)(a=even, b=odd)
-    return System("varied", outputs={"y": f("sum", add)(a=picked, b=looped), "best": best}, lm="m")
+    beside = {name: f(name, plus)(x=X) for name in ("zeta", "alpha", "mid", "beta")}
+    return System("varied", outputs={"y": f("sum", add)(a=picked, b=looped), "best": best, **beside}, lm="m")
 
 
 def max_of(xs: list[int]) -> int:
@@ -1049,7 +1055,7 @@ def test_usage_adds_up_over_the_calls_of_a_run() -> None:
     system = System("s", outputs={"a": LLM("a", prompt="p")(x=X), "b": LLM("b", prompt="p")(x=X)}, lm="m")
     executor = Executor({"m": lm})
     trace = run(system, {"x": 1}, executor)
-    prompt = len(lm.requests[0].messages[-1].content.split())
+    prompt = len(lm.requests[0].cued[-1].content.split())
     assert trace.usage == Usage(2, 2 * prompt, 4, 0.5 * (2 * prompt + 4))
     assert executor.meter.usage == trace.usage
 

@@ -10,7 +10,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from compound.components.fields import Layout, parse, read, render, show, show_inputs, show_outputs
+from compound.components.fields import Layout, cue, parse, read, render, show, show_inputs, show_outputs
 from compound.errors import ParseError
 from compound.ports import Port
 
@@ -51,8 +51,10 @@ def test_the_json_layout_shows_the_shape_and_writes_demonstrations_as_json() -> 
     assert text == 'Solve.\n\nReply with one JSON object: {"answer": int}\n\nQ: 1+1\n{"answer":2}\n\nQ: 2+2'
 
 
-def test_a_single_text_field_ends_with_a_cue() -> None:
-    assert render("", [], {"search_query": "x"}, ports(output=str), "text") == "Search query: x\nAnswer:"
+def test_a_single_text_field_begins_with_a_cue() -> None:
+    assert render("", [], {"search_query": "x"}, ports(output=str), "text") == "Search query: x"
+    assert cue(ports(output=str), "text") == "Answer:"
+    assert parse("Answer: Lima", ports(output=str), "text") == {"output": "Lima"}
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_a_single_text_field_ends_with_a_cue() -> None:
         (3, "3"),
         (True, "true"),
         (["a", "b"], "[1] a\n[2] b"),
-        ([{"title": "Peru", "text": "Lima"}, {"text": "Oslo"}], "[1] Peru: Lima\n[2] Oslo"),
+        ([{"title": "Peru", "text": "Lima"}, {"text": "Oslo"}], "Peru: Lima\nOslo"),
         ([1, 2], "[1,2]"),
         ([], "[]"),
         ({"b": 1, "a": 2}, '{"a":2,"b":1}'),

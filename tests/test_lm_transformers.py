@@ -403,6 +403,7 @@ def test_torch_never_runs_on_the_event_loop(folder: Path, monkeypatch: pytest.Mo
 
 def test_a_cancelled_call_leaves_the_others_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = engine(folder)
+    passes = watch(lm, monkeypatch)
     started, go = threading.Event(), threading.Event()
     original = decoding.Decoder.run
 
@@ -412,30 +413,26 @@ def test_a_cancelled_call_leaves_the_others_alone(folder: Path, monkeypatch: pyt
         original(self, batch)
 
     monkeypatch.setattr(decoding.Decoder, "run", held)
-    requests = varied(4)
+    requests = [ask("endless", max_tokens=400), *varied(3)]
 
     async def work() -> list[Completion | BaseException]:
-        tasks = [asyncio.create_task(lm.generate(request)) for request in requests]
+        running = [asyncio.create_task(lm.generate(request)) for request in requests]
         await asyncio.to_thread(started.wait, 30)
-        late = asyncio.create_task(lm.generate(requests[0]))  # cancelled before its batch starts
+        waiting = [asyncio.create_task(lm.generate(request)) for request in requests]
         await asyncio.sleep(0)
-        tasks[1].cancel()
-        late.cancel()
+        running[0].cancel()
+        waiting[0].cancel()
         go.set()
-        done = await asyncio.gather(*tasks, late, return_exceptions=True)
-        done.append(await lm.generate(requests[1]))
+        done = await asyncio.gather(*running, *waiting, return_exceptions=True)
         await lm.aclose()
         return done
 
-    *first, late, again = asyncio.run(work())
-    expected = run(engine(folder), *requests)
-    assert isinstance(first[1], asyncio.CancelledError)
-    assert isinstance(late, asyncio.CancelledError)
-    for i in (0, 2, 3):
-        assert isinstance(first[i], Completion)
-        assert first[i].text == expected[i].text  # type: ignore[union-attr]
-    assert isinstance(again, Completion)
-    assert again.text == expected[1].text
+    done = asyncio.run(work())
+    expected = [answer.text for answer in run(engine(folder), *requests[1:])]
+    for first, *others in (done[:4], done[4:]):
+        assert isinstance(first, asyncio.CancelledError)
+        assert [answer.text for answer in others if isinstance(answer, Completion)] == expected
+    assert len(passes) < 100, "a cancelled row is not decoded to its end"
 
 
 def test_a_failing_batch_fails_its_own_calls_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -599,7 +596,7 @@ def smollm2() -> str:
     return "smollm2"
 
 
-QUESTIONS = ["What is the capital of France?", "What is the capital of Italy?", "What do bees make?"]
+QUESTIONS = ["What is the capital of France?", "Which planet is the largest?", "What do bees make?"]
 
 
 @pytest.mark.slow
@@ -607,7 +604,7 @@ def test_the_real_model_answers_a_simple_question(smollm2: str) -> None:
     torch.set_num_threads(2)
     answers = run(TransformersEngine(smollm2), *(ask(text, max_tokens=24) for text in QUESTIONS))
     assert "Paris" in answers[0].text
-    assert "Rome" in answers[1].text
+    assert "Jupiter" in answers[1].text
     assert "honey" in answers[2].text.lower()
 
 

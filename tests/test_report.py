@@ -22,7 +22,7 @@ from compound.data import Dataset, Split
 from compound.errors import ParseError, RunDirectoryError
 from compound.metrics import exact_match
 from compound.optimizing import optimize
-from compound.recorder import Interrupted, Recorder
+from compound.recorder import Interrupted, Listener, Recorder
 from compound.report import closing, summarize, write
 from compound.report_text import line_diff, visible, word_diff
 from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings
@@ -45,7 +45,8 @@ class WithoutTest(Dataset):
 
 
 def answer(message: str) -> str:
-    return message.split("Question: ")[-1].split("\n")[0].split()[-1]
+    """Return the last word of the last question."""
+    return str(re.findall(r"Question: .*?(\S+)$", message, re.MULTILINE)[-1])
 
 
 def helped_by_prompt(message: str, rng: np.random.Generator) -> Any:
@@ -71,7 +72,9 @@ def make(
     *,
     prompt: str = "Answer the question.",
     test: int = 40,
+    numbers: bool = False,
     on_start: Callable[[Recorder], None] | None = None,
+    listener: Listener | None = None,
     **settings: Any,
 ) -> Path:
     """Optimize a small system and return the run directory."""
@@ -81,7 +84,7 @@ def make(
 
     question = cp.Input("question", str)
     answerer = cp.LLM("answerer", prompt=cp.Text(prompt), temperature=1.0)
-    trim = cp.Function("trim", trimmed, cut=cp.Float(0, 1, value=0.5))
+    trim = cp.Function("trim", trimmed, cut=cp.Float(0, 1, value=0.5) if numbers else 0.5)
     system = cp.System("demo", outputs={"answer": trim(text=answerer(question=question))}, lm="scripted")
 
     def rows(n: int) -> list[dict[str, str]]:
@@ -91,9 +94,10 @@ def make(
         "budget": BudgetSettings(system_runs=500), "iterations": 2, "valid_size": 30,
         "prompts": PromptSettings(proposers=("edits",)), **settings,
     }  # fmt: skip
+    data = (Dataset if test else WithoutTest).of(train=rows(60), valid=rows(30), test=rows(test))
     optimize(
-        system, Dataset.of(train=rows(60), valid=rows(30), test=rows(test)), exact_match("answer"),
-        OptimizeSettings(**wanted), run_dir=path, engines={"scripted": ScriptedLM(reply)}, on_start=on_start,
+        system, data, exact_match("answer"), OptimizeSettings(**wanted), run_dir=path,
+        engines={"scripted": ScriptedLM(reply)}, on_start=on_start, listener=listener,
     )  # fmt: skip
     return path
 
@@ -103,7 +107,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """One finished run of each sort; the tests only read them."""
     folder = tmp_path_factory.mktemp("runs")
     return {
-        "improved": make(folder / "improved", helped_by_prompt, baselines=("random",)),
+        "improved": make(folder / "improved", helped_by_prompt, numbers=True, baselines=("random",)),
         "unchanged": make(folder / "unchanged", never_better),
         "no test": make(folder / "no-test", helped_by_prompt, test=0),
         "failing": make(folder / "failing", often_failing, max_failed=0.9),
@@ -273,25 +277,20 @@ def test_a_test_split_the_budget_did_not_reach_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("events", [0, 1, 4, 12])
 def test_an_unfinished_run_is_reported_as_such(tmp_path: Path, events: int) -> None:
-    path, recorders = tmp_path / "run", list[Recorder]()
+    path, seen, recorders = tmp_path / "run", list[str](), list[Recorder]()
 
-    def stop_later(recorder: Recorder) -> None:
-        recorders.append(recorder)
-        recorder._listener = lambda event: (
-            counted.append(event["event"] != "call")
-            or (  # type: ignore[func-returns-value]
-                recorder.stop() if sum(counted) >= events else None
-            )
-        )
+    def stop_later(event: Mapping[str, Any]) -> None:
+        seen.extend([event["event"]] if event["event"] != "call" else [])
+        if len(seen) == events:
+            recorders[0].stop()
 
-    counted: list[bool] = []
     if events == 0:
         finished = make(path, always_right)
         for name in ("checkpoint.json", "events.jsonl", "traces.jsonl", "best.json"):
             (finished / name).unlink()
     else:
         with pytest.raises(Interrupted):
-            make(path, helped_by_prompt, on_start=stop_later)
+            make(path, helped_by_prompt, on_start=recorders.append, listener=stop_later)
     write(path)
     facts = summarize(path)
     assert facts["missing"]
@@ -301,12 +300,42 @@ def test_an_unfinished_run_is_reported_as_such(tmp_path: Path, events: int) -> N
     assert closing(path)
 
 
-def test_hostile_texts_stay_texts(runs: Mapping[str, Path], tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    path.mkdir()
-    for file in runs["hostile"].iterdir():
+def copied(path: Path, to: Path) -> Path:
+    to.mkdir()
+    for file in path.iterdir():
         if file.is_file():
-            (path / file.name).write_bytes(file.read_bytes())
+            (to / file.name).write_bytes(file.read_bytes())
+    return to
+
+
+def test_every_kind_of_change_is_shown(runs: Mapping[str, Path], tmp_path: Path) -> None:
+    path = copied(runs["improved"], tmp_path / "run")
+    stored = json.loads((path / "checkpoint.json").read_text())
+    demos = [{"inputs": {"question": f"what is {i}"}, "outputs": {"output": str(i)}} for i in range(3)]
+    config = json.loads((path / "config.json").read_text())
+    config["start"]["answerer.demos"] = demos[:2]
+    stored["state"]["best"] |= {
+        "answerer.demos": demos[1:],
+        "trim.cut": 0.25,
+        "answerer.prompt": "Answer in short.",
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "checkpoint.json").write_text(json.dumps(stored))
+    write(path)
+    markdown, html = ((path / name).read_text(encoding="utf-8") for name in ("report.md", "report.html"))
+    assert "**trim.cut**: 0.5 → 0.25" in markdown
+    assert "```diff\n-Answer the question.\n+Answer in short.\n```" in markdown
+    states = [
+        re.search(rf"(kept|new|removed): question: what is {i} ⟶ output: {i}", markdown) for i in range(3)
+    ]
+    assert [found and found[1] for found in states] == ["removed", "kept", "new"]
+    assert "<del>0.5</del> → <ins>0.25</ins>" in html
+    assert "<span>Answer </span><del>the question</del><ins>in short</ins><span>.</span>" in html
+    assert [html.count(f'<li class="{state}">') for state in ("removed", "kept", "new")] == [1, 1, 1]
+
+
+def test_hostile_texts_stay_texts(runs: Mapping[str, Path], tmp_path: Path) -> None:
+    path = copied(runs["hostile"], tmp_path / "run")
     traces = [json.loads(text) for text in (path / "traces.jsonl").read_text(encoding="utf-8").splitlines()]
     for trace in traces:
         trace["inputs"] = {HOSTILE[:40]: HOSTILE + "\ud800"}

@@ -72,6 +72,21 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
     ("old", "new", "lines"),
     [
         (
+            "system: small",
+            "system: my system",
+            [
+                "f.yaml:1:9: system: must consist of letters, digits and underscores, not starting with a digit, but got 'my system'",
+            ],
+        ),
+        (
+            "size:",
+            "the-size:",
+            [
+                "f.yaml:6:3: components.'the-size': must consist of letters, digits and underscores, not starting with a digit",
+                "f.yaml:7:88: components.judge.in.size: $size names no input and no node; possible: $judge, $question, $thinker",
+            ],
+        ),
+        (
             "lm: smollm2\n",
             "",
             [
