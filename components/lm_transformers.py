@@ -230,7 +230,7 @@ class TransformersEngine:
         return tokens
 
     def _tokenize(self, messages: tuple[Message, ...], cue: str) -> tuple[int, ...]:
-        """Return the tokens of a chat and of how its answer begins; also called by `worst_case`, on the event loop."""
+        """Return the tokens of a chat and its answer's cue; `worst_case` calls it on the event loop."""
         turns = [{"role": message.role, "content": message.content} for message in messages]
         with self._tokenizing:
             try:

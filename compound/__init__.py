@@ -7,7 +7,7 @@ transformers, optuna nor litellm.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.1.0"
 
@@ -56,7 +56,7 @@ _HOME = {
     "Selector": "compound.components.selector",
 }
 
-__all__ = sorted(_HOME)
+__all__ = sorted(_HOME)  # noqa: PLE0605 - the names are loaded lazily
 
 
 def __getattr__(name: str) -> Any:

@@ -204,8 +204,6 @@ class Caller:
             self._unsettled.add(key)
             if outcome.failure is None or outcome.failure.kind in ("parse", "type"):
                 self._store(key, attempt.component, outcome)
-            future.set_result(outcome)
-            return outcome
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
                 future.cancel()
@@ -213,6 +211,9 @@ class Caller:
                 future.set_exception(error)
                 future.exception()  # retrieved here: nobody may be waiting for it
             raise
+        else:
+            future.set_result(outcome)
+            return outcome
         finally:
             del self._in_flight[key]
 
