@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import re
 import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, create_model
+from pydantic import Discriminator, Field, Tag, create_model
 
 from compound.data import Split
 from compound.engines import KINDS as ENGINES
@@ -23,16 +25,6 @@ from compound.file_settings import TAGGED as SPACE_TAGS
 from compound.file_types import Code, Model, Name
 from compound.metrics import METRICS
 from compound.settings import OptimizeSettings
-
-
-class EngineSettings(Model):
-    """A model and how it is run; further keys are the engine's own settings."""
-
-    model_config = ConfigDict(extra="allow")
-
-    model: str = Field(min_length=1)
-    """The model the engine serves."""
-
 
 SplitBy = Annotated[
     Annotated[str, Tag("~column")] | Annotated[dict[Split, float], Tag("~shares")],
@@ -66,10 +58,18 @@ def _model(name: str, doc: str, **fields: Any) -> type[Model]:
 
 
 def _arguments(factory: Callable[..., Any]) -> dict[str, Any]:
-    """Return a function's parameters as the fields of a model."""
-    hints = typing.get_type_hints(factory)
-    parameters = inspect.signature(factory).parameters.values()
-    return {p.name: (hints[p.name], ... if p.default is p.empty else p.default) for p in parameters}
+    """Return the parameters of a function or class as the fields of a model."""
+    hints = typing.get_type_hints(vars(factory)["__init__"] if isinstance(factory, type) else factory)
+    doc = inspect.getdoc(factory) or ""
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(factory).parameters.items():
+        described = re.search(rf"^( +){name}: (.+(?:\n\1 +.+)*)$", doc, re.MULTILINE)
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[name] = (
+            hints[name],
+            Field(default, description=" ".join(described[2].split()) if described else None),
+        )
+    return fields
 
 
 def _summary(factory: Callable[..., Any]) -> str:
@@ -85,9 +85,16 @@ class CustomMetric(Model):
     """What reports call it; the function's name by default."""
 
 
-def _metric(name: str, factory: Callable[..., Any]) -> type[Model]:
+def _entry(name: str, factory: Callable[..., Any]) -> type[Model]:
+    """Return the model of ``{name: {parameter: value}}``."""
     settings = _model(f"{name}_settings", _summary(factory), **_arguments(factory))
-    return _model(f"{name}_metric", _summary(factory), **{name: (settings, ...)})
+    return _model(f"{name}_entry", _summary(factory), **{name: (settings, ...)})
+
+
+def _engine_class(place: str) -> Callable[..., Any]:
+    module, _, name = place.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
 
 
 def _union(models: Mapping[str, type[Model]]) -> Any:
@@ -95,12 +102,10 @@ def _union(models: Mapping[str, type[Model]]) -> Any:
 
 
 _METRICS = {
-    **{name: _metric(name, factory) for name, factory in METRICS.items()},
-    "custom": _model("custom_metric", "A metric of your own.", custom=(CustomMetric, ...)),
+    **{name: _entry(name, factory) for name, factory in METRICS.items()},
+    "custom": _model("custom_entry", "A metric of your own.", custom=(CustomMetric, ...)),
 }
-_ENGINES = {
-    kind: _model(f"{kind}_engine", f"A {kind} engine.", **{kind: (EngineSettings, ...)}) for kind in ENGINES
-}
+_ENGINES = {kind: _entry(kind, _engine_class(place)) for kind, place in ENGINES.items()}
 
 
 if typing.TYPE_CHECKING:

@@ -178,7 +178,8 @@ def make_problem(
     }
     splits: dict[str, Sequence[Example]] = {}
     for role, size in sizes.items():
-        splits[role] = data.examples(role, inputs, limit=size, seed=settings.seed)
+        none = data.rows is not None and not data.rows.get(role)
+        splits[role] = [] if none else data.examples(role, inputs, limit=size, seed=settings.seed)
         if not splits[role] and role != "test":
             raise DataError(
                 f"the {role} split is empty", hint="an optimization needs train and valid examples"

@@ -21,6 +21,7 @@ from compound.report_text import line, shown, word_diff
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 VIEW = "width=device-width, initial-scale=1"
+CONTEXT = 300  # characters of an unchanged passage that are shown at each of its ends
 VOID = ("meta",)
 
 
@@ -148,7 +149,16 @@ def _(block: Change) -> Markup:
 def text_diff(before: str, after: str) -> Markup:
     """Return a text with what is gone struck through and what is new marked."""
     names = {"old": "del", "new": "ins", "same": "span"}
-    return tag("div", *(tag(names[kind], text) for kind, text in word_diff(before, after)), class_="text")
+    pieces = [(kind, _context(text) if kind == "same" else text) for kind, text in word_diff(before, after)]
+    return tag("div", *(tag(names[kind], text) for kind, text in pieces), class_="text")
+
+
+def _context(text: str) -> str:
+    """Leave out the middle of a long text that did not change."""
+    left_out = len(text) - 2 * CONTEXT
+    if left_out < CONTEXT:
+        return text
+    return f"{text[:CONTEXT]} … {left_out:,} unchanged characters … {text[-CONTEXT:]}"
 
 
 def _demos(block: Change) -> Markup:

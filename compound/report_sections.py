@@ -47,8 +47,8 @@ def _figure(name: str, caption: str, draw: Callable[[Any], str], facts: Any) -> 
     try:
         return Figure(name, caption, svg=draw(facts))
     except MissingExtra as error:
-        return Figure(name, caption, missing=f"No figure: {error.message}. To get it: {error.hint}, "
-                      "then `compound report` on this run.")  # fmt: skip
+        return Figure(name, caption, missing=f"No figure without matplotlib: {error.hint}, then "
+                      "`compound report` on this run.")  # fmt: skip
 
 
 def _curve(facts: Mapping[str, Any]) -> Block:

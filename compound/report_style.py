@@ -110,12 +110,14 @@ section>dl>div{grid-template-columns:11rem 1fr}
  section>dl>div{grid-template-columns:1fr;margin-bottom:.4rem}
 }
 @media print{
- body{max-width:none;padding:0;font-size:9.5pt}
+ html{font-size:72%}
+ body{max-width:none;padding:0;font-size:9pt}
  nav{display:none}
  h2,h3,h4,figure,article,tr,.demos li{break-inside:avoid}
  h2,h3,h4{break-after:avoid}
- .wide{overflow:visible}
- table{font-size:7pt}
+ .wide{overflow:visible;background:none}
+ table{font-size:7.5pt}
+ .limits{white-space:nowrap}
  th,td{padding:.25rem .35rem}
  .limits{display:block;color:var(--muted);font-size:.92em}
 td.number{white-space:normal}

@@ -24,7 +24,8 @@ def headline(facts: Mapping[str, Any]) -> dict[str, Any]:
     verdict = _verdict(result["gain"]) if changed else "unchanged"
     sentence = _change(result, split, verdict) if changed else _no_change(facts, result, split)
     before, after = number(result["before"]["mean"]), number(result["after"]["mean"])
-    scores = f"{before} → {after}" if changed else f"{before}, unchanged"
+    same = f"{before} so far" if facts["missing"] else f"{before}, unchanged"
+    scores = f"{before} → {after}" if changed else same
     return {
         "title": f"{SPLITS[split]} score {scores}",
         "sentence": f"Unfinished: {facts['missing']}. So far: {sentence}" if facts["missing"] else sentence,
@@ -67,11 +68,11 @@ def _no_change(facts: Mapping[str, Any], result: Mapping[str, Any], split: str) 
         if tested
         else "the search found nothing worth a test on the validation split"
     )
-    kept = "" if facts["missing"] else ", and the system stays as it was"
-    return (
-        f"Nothing was accepted: {found}{kept}. Its {SPLITS[split]} score is {interval(result['before'])} "
-        f"({plural(result['before']['n'], 'example')}, 95 % interval)."
-    )
+    claim = f"Nothing was accepted: {found}, and the system stays as it was."
+    if facts["missing"]:
+        claim = f"{plural(tested, 'configuration')} put to the test, none accepted."
+    score = f"Its {SPLITS[split]} score is {interval(result['before'])}"
+    return f"{claim} {score} ({plural(result['before']['n'], 'example')}, 95 % interval)."
 
 
 def _notes(facts: Mapping[str, Any], result: Mapping[str, Any], split: str) -> list[str]:

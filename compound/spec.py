@@ -24,6 +24,7 @@ from compound.dump import dump
 from compound.engines import find_engine, open_engine
 from compound.errors import DeclarationError, SpecError, nearest
 from compound.file_model import POSSIBLE, CustomMetric, DataSettings, SplitBy, schema
+from compound.file_model import Engine as EngineModel
 from compound.file_model import Metric as MetricModel
 from compound.metrics import METRICS, custom
 from compound.overrides import apply
@@ -164,8 +165,9 @@ def _check_models(context: Context) -> None:
 
 
 def _engines(document: Document) -> dict[str, EngineSettings]:
-    found: Mapping[str, Mapping[str, Mapping[str, Any]]] = document.at(("engines",)) or {}
-    return {name: next(iter(engine.items())) for name, engine in found.items()}
+    found = {name: fitted(document, EngineModel, ("engines", name)) for name in _keys(document, "engines")}
+    kinds = {name: next(iter(model.given)) for name, model in found.items()}
+    return {name: (kind, getattr(found[name], kind).given) for name, kind in kinds.items()}
 
 
 def _optimize(context: Context) -> OptimizeSettings:

@@ -143,6 +143,11 @@ def test_the_server_is_sent_the_messages_the_key_and_the_sampling_settings(serve
     assert server.keys == ["Bearer secret-1"]
 
 
+def test_a_cue_is_shown_at_the_end_of_the_last_message(server: Server) -> None:
+    ask(engine(server), request("What?", cue="answer:"))
+    assert server.received[0]["messages"] == [{"role": "user", "content": "What?\nanswer:"}]
+
+
 def test_text_behind_a_stop_string_is_cut_even_if_the_provider_sent_it(server: Server) -> None:
     server.answer("one END two STOP three")
     assert ask(engine(server), request(stop=("STOP", "END"))).text == "one "

@@ -236,6 +236,15 @@ def test_the_checkpoints_own_sampling_settings_do_not_leak_in(folder: Path, tmp_
     assert [sampled(answer) for answer in run(engine(penalized), *requests)] == plain
 
 
+def test_a_cue_is_the_answers_beginning_and_no_part_of_its_text(folder: Path, oracle: Any) -> None:
+    cued, plain = run(engine(folder), ask(cue="answer: the"), ask())
+    assert cued.tokens is not None
+    assert plain.tokens is not None
+    assert oracle.text(cued.tokens.prompt) == oracle.text(plain.tokens.prompt) + "answer: the"
+    assert cued.text == oracle.text(cued.tokens.sampled)
+    assert cued.usage.prompt_tokens > plain.usage.prompt_tokens
+
+
 # -- where answers end ----------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from html.parser import HTMLParser
@@ -50,8 +51,9 @@ def answer(message: str) -> str:
 
 
 def helped_by_prompt(message: str, rng: np.random.Generator) -> Any:
-    helped = any(clue in message for clue in ("few words", "only the answer", "brief", "short phrase"))
-    return answer(message) if rng.random() < (0.8 if helped else 0.2) else "a wrong answer"
+    clues = ("few words", "only the answer", "brief", "short phrase", "expert", "Check", "one line")
+    share = 0.2 + 0.35 * sum(clue in message for clue in clues)
+    return answer(message) if rng.random() < share else "a wrong answer"
 
 
 def never_better(message: str, rng: np.random.Generator) -> Any:
@@ -72,6 +74,7 @@ def make(
     *,
     prompt: str = "Answer the question.",
     test: int = 40,
+    temperature: float = 1.0,
     numbers: bool = False,
     on_start: Callable[[Recorder], None] | None = None,
     listener: Listener | None = None,
@@ -83,7 +86,7 @@ def make(
         return text.strip()
 
     question = cp.Input("question", str)
-    answerer = cp.LLM("answerer", prompt=cp.Text(prompt), temperature=1.0)
+    answerer = cp.LLM("answerer", prompt=cp.Text(prompt), temperature=temperature)
     trim = cp.Function("trim", trimmed, cut=cp.Float(0, 1, value=0.5) if numbers else 0.5)
     system = cp.System("demo", outputs={"answer": trim(text=answerer(question=question))}, lm="scripted")
 
@@ -109,7 +112,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     return {
         "improved": make(folder / "improved", helped_by_prompt, numbers=True, baselines=("random",)),
         "unchanged": make(folder / "unchanged", never_better),
-        "no test": make(folder / "no-test", helped_by_prompt, test=0),
+        "no test": make(folder / "no-test", helped_by_prompt, test=0, temperature=0.0),
         "failing": make(folder / "failing", often_failing, max_failed=0.9),
         "hostile": make(folder / "hostile", helped_by_prompt, prompt=HOSTILE),
         "perfect": make(folder / "perfect", always_right),
@@ -165,6 +168,14 @@ def headings(markdown: str) -> list[str]:
     return [tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "heading_open"]
 
 
+def cells(markdown: str, heading: str) -> list[str]:
+    """Return the cells of the first table under a heading, as a Markdown parser splits them."""
+    tokens = MarkdownIt("commonmark").enable("table").parse(markdown.split(f"## {heading}\n")[1])
+    kinds = [token.type for token in tokens]
+    table = range(kinds.index("tbody_open"), kinds.index("tbody_close"))
+    return [tokens[i + 1].content for i in table if kinds[i] == "td_open"]
+
+
 def rows_of(path: Path, name: str) -> dict[str, float]:
     state = json.loads((path / "checkpoint.json").read_text())["state"]
     return {example: score for example, _, score, _ in state[name]["rows"]}
@@ -212,21 +223,39 @@ def test_methods_have_their_own_scores_and_spending(runs: Mapping[str, Path]) ->
         ended = next(e for e in events if e["event"] == "test_after")
         assert {k: row[k] for k in ended["spent"]} == ended["spent"]
         assert row["accepted"] == sum(e["accepted"] for e in events if e["event"] == "decision") > 0
-    ours, theirs = rows_of(path, "test_after"), rows_of(path / "baselines" / "random", "test_after")
-    assert random["versus"]["mean"] == pytest.approx(sum(ours[e] - theirs[e] for e in ours) / 40)
 
 
-def test_costs_by_component_add_up_to_what_was_spent(runs: Mapping[str, Path]) -> None:
-    path = runs["failing"]
+def test_a_baseline_is_compared_on_the_same_examples(runs: Mapping[str, Path], tmp_path: Path) -> None:
+    path = Path(shutil.copytree(runs["improved"], tmp_path / "run"))
+    file = path / "baselines" / "random" / "checkpoint.json"
+    stored = json.loads(file.read_text())
+    for row in stored["state"]["test_after"]["rows"][:30]:
+        row[2] = 0.0
+    file.write_text(json.dumps(stored))
+    write(path)
+    ours, theirs = rows_of(path, "test_after"), rows_of(file.parent, "test_after")
+    mean, low, high = t_interval([ours[e] - theirs[e] for e in ours])
+    assert (
+        f"search is ahead of random: the paired difference is +{mean:.3f} [{low:.3f}, {high:.3f}]"
+        in page(path).text
+    )
+
+
+@pytest.mark.parametrize("name", ["failing", "no test"])
+def test_costs_by_component_add_up_to_what_was_spent(runs: Mapping[str, Path], name: str) -> None:
+    path = runs[name]
     facts = summarize(path)
     traces = [json.loads(text) for text in (path / "traces.jsonl").read_text().splitlines()]
-    calls = [c for t in traces for c in t["calls"] if c["component"] == "answerer" and not c["reused"]]
+    every = [c for t in traces for c in t["calls"] if c["component"] == "answerer"]
+    calls = [c for c in every if not c["reused"]]
+    assert (len(calls) < len(every)) == (name == "no test")  # where nothing is drawn, decisions use the cache
     by_name = {row["component"]: row for row in facts["components"]}
     assert by_name["answerer"]["executed"] == len(calls)
+    assert by_name["answerer"]["reused"] == len(every) - len(calls)
     assert by_name["answerer"]["prompt_tokens"] == sum(c["usage"][1] for c in calls)
     assert by_name["answerer"]["seconds"] == pytest.approx(sum(c["seconds"] for c in calls))
-    for name in ("calls", "prompt_tokens", "completion_tokens"):
-        assert sum(row[name] for row in facts["components"]) == facts["spent"][name]
+    for kind in ("calls", "prompt_tokens", "completion_tokens"):
+        assert sum(row[kind] for row in facts["components"]) == facts["spent"][kind]
 
 
 def test_failures_are_grouped_and_counted(runs: Mapping[str, Path]) -> None:
@@ -300,16 +329,8 @@ def test_an_unfinished_run_is_reported_as_such(tmp_path: Path, events: int) -> N
     assert closing(path)
 
 
-def copied(path: Path, to: Path) -> Path:
-    to.mkdir()
-    for file in path.iterdir():
-        if file.is_file():
-            (to / file.name).write_bytes(file.read_bytes())
-    return to
-
-
 def test_every_kind_of_change_is_shown(runs: Mapping[str, Path], tmp_path: Path) -> None:
-    path = copied(runs["improved"], tmp_path / "run")
+    path = Path(shutil.copytree(runs["improved"], tmp_path / "run"))
     stored = json.loads((path / "checkpoint.json").read_text())
     demos = [{"inputs": {"question": f"what is {i}"}, "outputs": {"output": str(i)}} for i in range(3)]
     config = json.loads((path / "config.json").read_text())
@@ -335,7 +356,7 @@ def test_every_kind_of_change_is_shown(runs: Mapping[str, Path], tmp_path: Path)
 
 
 def test_hostile_texts_stay_texts(runs: Mapping[str, Path], tmp_path: Path) -> None:
-    path = copied(runs["hostile"], tmp_path / "run")
+    path = Path(shutil.copytree(runs["hostile"], tmp_path / "run"))
     traces = [json.loads(text) for text in (path / "traces.jsonl").read_text(encoding="utf-8").splitlines()]
     for trace in traces:
         trace["inputs"] = {HOSTILE[:40]: HOSTILE + "\ud800"}
@@ -350,6 +371,9 @@ def test_hostile_texts_stay_texts(runs: Mapping[str, Path], tmp_path: Path) -> N
     markdown = (path / "report.md").read_text(encoding="utf-8")
     assert [h for h in headings(markdown)[1:] if h in TITLES] == TITLES
     assert "Injected" not in " ".join(headings(markdown))
+    _, message, where, valid, test, together = cells(markdown, "Failures")
+    assert "| a \\& b" in message
+    assert (int(valid) + int(test), where) == (int(together), "–")
     for text in (markdown, found.text):
         assert not {"\x00", "\u202e", "\ud800"} & {*text}
         assert "漢字" in text

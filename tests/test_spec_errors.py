@@ -82,7 +82,7 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
             "size:",
             "the-size:",
             [
-                "f.yaml:6:3: components.'the-size': must consist of letters, digits and underscores, not starting with a digit",
+                "f.yaml:6:3: components.the-size: must consist of letters, digits and underscores, not starting with a digit",
                 "f.yaml:7:88: components.judge.in.size: $size names no input and no node; possible: $judge, $question, $thinker",
             ],
         ),
@@ -299,12 +299,12 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
         ),
         (
             "outputs:",
-            "engines: {a: {litelm: {model: x}}, b: {litellm: {}}, c: 3, d: {transformers: {model: ''}}}\noutputs:",
+            "engines: {a: {litelm: {model: x}}, b: {litellm: {}}, c: 3, d: {transformers: {determinstic: true}}}\noutputs:",
             [
                 "f.yaml:8:15: engines.a.litelm: unknown engine; did you mean 'litellm'?",
                 "f.yaml:8:40: engines.b.litellm: 'model' is missing",
                 "f.yaml:8:57: engines.c: must be a mapping with one engine, but got 3; possible: litellm, transformers",
-                "f.yaml:8:86: engines.d.transformers.model: must not be empty",
+                "f.yaml:8:79: engines.d.transformers.determinstic: unknown key; did you mean 'deterministic'?",
             ],
         ),
         (

@@ -96,7 +96,8 @@ def nest(text: str, rng: random.Random) -> str:
         return text
     word, depth = rng.choice(words), rng.choice([*range(1, 9), 45])
     opening, closing = rng.choice([("[", "]"), ("{a: ", "}")])
-    return text[: word.start()] + opening * depth + str(word[0]) + closing * depth + text[word.end() :]
+    nested = f"{opening * depth}{word[0]}{closing * depth}"
+    return text[: word.start()] + nested + text[word.end() :]
 
 
 def reindent(text: str, rng: random.Random) -> str:
