@@ -129,7 +129,8 @@ class Map(Composite):
         >>> body = System("one", outputs={"y": Function("square", square)(x=Input("x", int))})
         >>> squares = Map("squares", body, over="x")
         >>> import compound
-        >>> compound.run(System("demo", outputs={"ys": squares(x=Input("xs", list[int]))}), {"xs": [1, 2]}).outputs
+        >>> system = System("demo", outputs={"ys": squares(x=Input("xs", list[int]))})
+        >>> compound.run(system, {"xs": [1, 2]}).outputs
         {'ys': [1, 4]}
     """
 
