@@ -434,7 +434,7 @@ def plans(site: Site, seed: int) -> list[list[dict[str, Any]]]:
         low, high = writes * i // 12, writes * (i + 1) // 12
         when = ("before", "torn", "after")[i % 3]
         found.append([{"write": draw.randrange(low + 1, high + 1), "when": when}])
-    several = [
+    several: list[list[dict[str, Any]]] = [
         [
             {"request": draw.randrange(1, total // 3)},
             {"write": draw.randrange(1, writes // 3), "when": draw.choice(["before", "torn", "after"])},
