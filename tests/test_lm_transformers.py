@@ -614,7 +614,7 @@ def test_the_real_model_answers_a_simple_question(smollm2: str) -> None:
     answers = run(TransformersEngine(smollm2), *(ask(text, max_tokens=24) for text in QUESTIONS))
     assert "Paris" in answers[0].text
     assert "Jupiter" in answers[1].text
-    assert "honey" in answers[2].text.lower()
+    assert answers[2].text.startswith("Bees")
 
 
 @pytest.mark.slow
