@@ -89,8 +89,8 @@ class TestOrder:
         assert [row.score for row in result.rows] == [float(i) for i in range(40) for _ in range(2)]
         assert seen == [row.example for row in result.rows]
 
-    def test_scores_stay_with_their_examples_under_random_latency(self) -> None:
-        """With answers handed on as they come, 7 of 8 would be compared with another row's gold."""
+    def test_d3_scores_stay_with_their_examples_under_random_latency(self) -> None:
+        """The reference handed answers on as they came: most were compared with another row's gold."""
         lm = ScriptedLM(asked_for, latency=any_time)
         system = System("s", outputs={"answer": LLM("a", prompt="Say")(x=Input("x", int))}, lm="lm")
         result = finished(

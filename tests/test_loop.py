@@ -277,7 +277,7 @@ class TestPlan:
         assert valid[:3] == [0, 1, 1]
 
     @settings(max_examples=12)
-    @given(st.integers(0, 600), st.sampled_from([0.0, 1.0]), st.integers(1, 4), st.integers(1, 4))
+    @given(st.integers(30, 300), st.sampled_from([0.0, 1.0]), st.integers(1, 4), st.integers(1, 4))
     def test_the_search_never_starves_a_planned_decision(
         self,
         tmp_path_factory: pytest.TempPathFactory,
@@ -292,6 +292,7 @@ class TestPlan:
                 "budget": BudgetSettings(system_runs=12 + runs),
                 "iterations": iterations,
                 "minibatch": minibatch,
+                "candidates": 16,
             }
         )
         system = demo(temperature=temperature, w=0.9)
