@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from compound.components import loading, models
-from compound.components.lm_transformers import TransformersEngine
+from compound.components.engines import loading, models
+from compound.components.engines.lm_transformers import TransformersEngine
 from compound.contracts import Completion, Message, Request
 
 INSTRUCTION = (

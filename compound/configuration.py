@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,22 @@ def canonical(value: Any) -> str:
 def plain(value: Any) -> Any:
     """Return ``value`` as JSON types, its mappings in their own order; no NaN."""
     return json.loads(json.dumps(value, allow_nan=False, default=_plain))
+
+
+def readable(value: Any) -> Any:
+    """Return ``value`` as JSON types; what JSON cannot hold is written as text, without its address.
+
+    >>> readable({"f": object(), "x": float("inf")})
+    {'f': '<object object>', 'x': 'inf'}
+    """
+    try:
+        return plain(value)
+    except (TypeError, ValueError):
+        if isinstance(value, Mapping):
+            return {str(key): readable(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [readable(item) for item in value]
+        return re.sub(r" at 0x[0-9a-f]+", "", repr(value))  # addresses change by process
 
 
 def _plain(value: Any) -> Any:

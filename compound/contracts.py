@@ -126,6 +126,11 @@ class Engine(Protocol):
         """How many requests may be in flight at once."""
         ...
 
+    @property
+    def priced(self) -> bool:
+        """Whether the cost in `Usage` is known; if not, the engine cannot be used under a cost budget."""
+        ...
+
     async def generate(self, request: Request) -> Completion:
         """Answer one request."""
         ...

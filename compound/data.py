@@ -39,7 +39,7 @@ class Dataset:
         path: A folder of ``<split>.jsonl`` or ``.csv`` files (also ``.gz``), one such file with
             ``split_by``, or, if nothing lies there, the id of a data set on the Hugging Face hub.
         train, valid, test: The split each role reads: a file's stem, a value of the ``split_by``
-            column, or a hub split.
+            column, or a hub split. ``test=None`` says that there is no test split.
         fields: Names for columns: the system's input or the gold field, and the column it is read from;
             ``a.b`` reads entry ``b`` of column ``a``.
         id: The column that identifies a row; a row without it is called ``<split>-<line>``.
@@ -56,7 +56,7 @@ class Dataset:
     path: str | Path
     train: str = "train"
     valid: str = "dev"
-    test: str = "test"
+    test: str | None = "test"
     fields: Mapping[str, str] = field(default_factory=dict)
     id: str = "id"
     split_by: str | Mapping[Split, float] | None = None
@@ -86,6 +86,14 @@ class Dataset:
         rows: dict[Split, Sequence[Row]] = {"train": tuple(train), "valid": tuple(valid), "test": tuple(test)}
         return cls("memory", "train", "valid", "test", fields, id, rows=rows)
 
+    def has(self, role: Split) -> bool:
+        """Return whether a role is declared at all; reads nothing."""
+        if self.rows is not None:
+            return bool(self.rows.get(role))
+        if isinstance(self.split_by, Mapping):
+            return role in self.split_by
+        return getattr(self, role) is not None
+
     def examples(
         self, role: Split, inputs: Sequence[str], limit: int | None = None, seed: int | None = None
     ) -> list[Example]:
@@ -108,6 +116,8 @@ class Dataset:
             raise DeclarationError(f"no role {role!r}", hint=f"roles: {', '.join(ROLES)}")
         if limit is not None and limit < 1:
             raise DeclarationError(f"limit >= 1 must hold, got {limit}")
+        if not self.has(role):
+            raise DataError(f"{self.path} has no {role} split", hint=f"give {role}= its name, or its rows")
         source, rows = self._read(role)
         wanted = role if isinstance(self.split_by, Mapping) else getattr(self, role)
         lines: dict[str, int] = {}
@@ -267,8 +277,9 @@ def _file_of_split(folder: Path, split: str) -> Path:
     fitting = [name for name in present if name in {split + extension for extension in EXTENSIONS}]
     if len(fitting) != 1:
         count = "several files" if fitting else "no file"
+        none = "; without a test split, say test: null" if split == "test" and not fitting else ""
         raise DataError(
-            f"{folder}: {count} of split {split!r}", hint=f"files: {', '.join(present) or 'none'}"
+            f"{folder}: {count} of split {split!r}", hint=f"files: {', '.join(present) or 'none'}{none}"
         )
     return folder / fitting[0]
 

@@ -76,7 +76,7 @@ def as_svg(system: System) -> str:
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    from compound.figures import graph_svg
     from compound.optimizing import drawing
+    from compound.report.figures import graph_svg
 
     return graph_svg(drawing(system))

@@ -15,8 +15,8 @@ from compound.errors import DeclarationError
 
 EMBEDDED = ("smollm2",)
 KINDS = {
-    "transformers": "compound.components.lm_transformers:TransformersEngine",
-    "litellm": "compound.components.lm_litellm:LiteLLMEngine",
+    "transformers": "compound.components.engines.lm_transformers:TransformersEngine",
+    "litellm": "compound.components.engines.lm_litellm:LiteLLMEngine",
 }
 
 

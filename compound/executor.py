@@ -22,7 +22,7 @@ from compound.calls import Attempt, Caller, Outcome
 from compound.component import Component, Composite, Input, Node, Source, Value
 from compound.contracts import Completion, Engine, Request
 from compound.errors import CallError, DeclarationError, nearest
-from compound.plan import Plan, Step, prepare
+from compound.plan import Plan, Step, misfit, prepare
 from compound.ports import accepts, spell
 from compound.streams import stream
 from compound.system import System
@@ -161,6 +161,10 @@ class Executor:
         """
         if (outputs is None) == (resample is None):
             raise DeclarationError("fork takes either outputs or resample")
+        if system.identity != trace.system:
+            raise DeclarationError(
+                "the trace was made by another system", hint="fork with the system that made it"
+            )
         if system.configuration.digest != trace.configuration:
             raise DeclarationError(
                 "the trace was made with another configuration", hint="bind the system to it before forking"
@@ -204,6 +208,7 @@ class Executor:
         outputs, failure = _finish(run.system, results, calls)
         return Trace(
             example=run.example,
+            system=run.system.identity,
             configuration=run.system.configuration.digest,
             seed=run.seed,
             sample=run.sample,
@@ -265,7 +270,12 @@ class Executor:
             values = {**values, **{name: arguments[name].data for name in step.wired_settings}}
         address = prefix + node.name
         here = (*place, step.place)
-        if isinstance(node.component, Composite):
+        wrong = misfit(step, values) if step.wired_settings else ""
+        if wrong:
+            given = {port: value.data for port, value in arguments.items()}
+            call = Call(address, node.name, node.component.name, parents, given, {}, Failure("type", wrong),
+                        sample=run.sample)  # fmt: skip
+        elif isinstance(node.component, Composite):
             driven = await self._drive(run, node.component, address, here, arguments, values)
             if not isinstance(driven, Failure):
                 return driven or {name: Value(FAILED, parents) for name in outputs}

@@ -120,6 +120,7 @@ class Loop:
         budget = problem.settings.budget
         self.meter = Meter(budget.search())
         self.test_meter = Meter(budget.test())
+        self.test_meter.pause()  # its minutes begin with the test
         self.executor = Executor(
             problem.engines,
             cache=recorder.cache,
@@ -138,8 +139,11 @@ class Loop:
             while not state["stopped"]:
                 await self._sweep()
                 await self._decide()
+            self.meter.pause()
             if "test_after" not in state:
+                self.test_meter.proceed()
                 await self._test()
+            self.test_meter.pause()
         finally:
             await self.executor.aclose()
 
@@ -176,16 +180,20 @@ class Loop:
             state.update(
                 current={"optimizer": job.optimizer, "keys": list(job.keys), "reason": dict(job.reason)},
                 spent=self.meter.system_runs,
-                share=self._share(plan),
+                share=self._share(plan, job),
             )
         current = state["current"]
         return Job(current["optimizer"], tuple(current["keys"]), current["reason"])
 
-    def _share(self, plan: Plan) -> float:
-        """Return the job's share: what is left, less the decisions to come, over the jobs to come."""
+    def _share(self, plan: Plan, job: Job) -> float:
+        """Return the job's share by weight of what is left, less the decisions to come."""
+        weights = {(j.optimizer, j.keys): j.weight for j in self.problem.method.jobs}
+        done = self.state["history"][len(self.state["history"]) - self.state["job"] :]
+        worked = sum(weights[d["optimizer"], tuple(d["keys"])] for d in done)
         decisions: int = plan.decisions - self.state["decision"]
-        jobs: int = decisions * plan.jobs - self.state["job"]
-        return max(0.0, self.meter.remaining_runs() - decisions * plan.cost) / max(1, jobs)
+        total = sum(weights.values())
+        ahead = max(total - worked, job.weight) + (decisions - 1) * total
+        return max(0.0, self.meter.remaining_runs() - decisions * plan.cost) * job.weight / ahead
 
     async def _work(self, job: Job, share: float) -> None:
         """Let one optimizer propose, checkpointing its progress."""

@@ -24,11 +24,13 @@ class Job:
         optimizer: a name in `Method.optimizers`.
         keys: the parameters it may change.
         reason: the numbers the choice was made from, for the record.
+        weight: its part of a sweep's budget, against the other jobs'.
     """
 
     optimizer: str
     keys: tuple[str, ...]
     reason: Mapping[str, float] = field(default_factory=dict)
+    weight: float = 1.0
 
     @property
     def name(self) -> str:

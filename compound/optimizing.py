@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import platform
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module, metadata
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from compound.calls import Engines
-from compound.configuration import Configuration, digest
+from compound.configuration import Configuration, digest, readable
 from compound.contracts import Example, Metric
 from compound.data import Dataset, Split
 from compound.engines import find_engine
@@ -178,8 +177,8 @@ def make_problem(
     }
     splits: dict[str, Sequence[Example]] = {}
     for role, size in sizes.items():
-        none = data.rows is not None and not data.rows.get(role)
-        splits[role] = [] if none else data.examples(role, inputs, limit=size, seed=settings.seed)
+        found = data.examples(role, inputs, limit=size, seed=settings.seed) if data.has(role) else []
+        splits[role] = found
         if not splits[role] and role != "test":
             raise DataError(
                 f"the {role} split is empty", hint="an optimization needs train and valid examples"
@@ -198,13 +197,14 @@ def describe(problem: Problem) -> dict[str, Any]:
         "system": problem.system.name,
         "signature": problem.system.signature,
         "defaults": dict(problem.system.defaults),
+        "settings": dict(problem.system.settings),
         "start": problem.system.configuration.to_json(),
         "graph": drawing(problem.system),
         "data": {
             role: {"n": len(examples), "digest": digest([[e.id, e.inputs, e.gold] for e in examples])}
             for role, examples in splits.items()
         },
-        "metric": re.sub(r" at 0x[0-9a-f]+", "", repr(problem.metric)),  # addresses change by process
+        "metric": readable(problem.metric),
         "optimize": problem.settings.model_dump(mode="json"),
         "versions": versions(),
     }

@@ -9,4 +9,4 @@ from pathlib import Path
 def cache_folder() -> Path:
     """Return ``$COMPOUND_CACHE``, or ``~/.cache/compound``."""
     chosen = os.environ.get("COMPOUND_CACHE")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "compound"
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "compound"

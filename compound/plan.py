@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compound.component import Component, Node, Output, Source
+from compound.ports import accepts, spell
 from compound.space import Space
 from compound.system import System
 
@@ -54,10 +55,21 @@ def prepare(system: System, bound: System) -> Plan:
     return Plan(steps, system.successors, waiting, roots, chain)
 
 
+def misfit(step: Step, values: Mapping[str, Any]) -> str:
+    """Return which setting got a value of another type over its wire, or ``""``."""
+    for name in step.wired_settings:
+        kind = step.node.inputs[name].type
+        if not accepts(kind, values[name]):
+            return f"{step.node.name}.{name} must be {spell(kind)}, but got {values[name]!r:.200}"
+    return ""
+
+
 def values_of(component: Component, bound: System) -> dict[str, Any]:
     """Return the settings a component runs with: configured, fixed, or the system's default."""
     values: dict[str, Any] = {}
     for name, setting in component.settings.items():
-        value = bound.configuration[f"{component.name}.{name}"] if isinstance(setting, Space) else setting
+        value = setting
+        if isinstance(setting, Space):  # a setting that is wired at every node has no key
+            value = bound.configuration.get(f"{component.name}.{name}", setting.value)
         values[name] = bound.defaults.get(name) if value is None else value
     return values

@@ -124,7 +124,7 @@ class Recorder:
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "cost": round(usage.cost, 9),  # a sum in order of completion: its last digits mean nothing
-            "seconds": round(self._meters[0].seconds, 3),
+            "seconds": round(sum(meter.seconds for meter in self._meters), 3),
         }
 
     def close(self) -> None:

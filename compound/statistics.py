@@ -1,7 +1,7 @@
 """Intervals and tests for scores: pure functions, and any chance in them is passed in by the caller.
 
-An improvement is accepted by `paired_test` at a level that `AlphaSpending` hands out: the test is valid
-for any score (no normality), and a run of many decisions errs with probability ``alpha`` at most.
+An improvement is accepted by `paired_test`, which is valid for any score (no normality). The loop divides
+``alpha`` over its planned decisions, so that a run errs with probability ``alpha`` at most.
 """
 
 from __future__ import annotations
@@ -115,26 +115,6 @@ def paired_test(before: Values, after: Values, *, rng: np.random.Generator) -> f
         signs = 1 - 2 * rng.integers(0, 2, size=(_CHUNK, len(differences)), dtype=np.int8)
         reached += int(np.sum(signs @ differences >= threshold))
     return (reached + 1) / (FLIPS + 1)
-
-
-@dataclass(frozen=True, slots=True)
-class AlphaSpending:
-    """A chance ``alpha`` of one false claim, spread over decisions whose number is not known before.
-
-    >>> AlphaSpending(0.1).level(1)
-    0.05
-    """
-
-    alpha: float
-
-    def __post_init__(self) -> None:
-        _check_share(alpha=self.alpha)
-
-    def level(self, decision: int) -> float:
-        """Return the level of decision 1, 2, …: ``alpha / (i (i + 1))``, which sums to ``alpha``."""
-        if decision < 1:
-            raise ValueError(f"decisions are counted from 1, got {decision}")
-        return self.alpha / (decision * (decision + 1))
 
 
 def binomial_upper(successes: int, n: int, level: float = 0.95) -> float:

@@ -7,14 +7,14 @@ immutable: `bind` returns another one, so two threads can run two configurations
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import networkx as nx
 
 from compound.component import Component, Composite, Input, Node, Output, Outputs, Source, check_name
-from compound.configuration import Configuration, canonical, digest
+from compound.configuration import Configuration, canonical, digest, readable
 from compound.errors import ConfigurationError, WiringError, nearest
 from compound.ports import names, spell
 from compound.space import Space
@@ -80,7 +80,7 @@ class System:
     def components(self) -> Mapping[str, Component]:
         """Every component by name, those inside loops and maps included."""
         found: dict[str, Component] = {}
-        for component in _components(self.nodes.values()):
+        for component in (node.component for node in _all_nodes(self.nodes.values())):
             other = found.setdefault(component.name, component)
             if other is not component:
                 raise WiringError(
@@ -91,17 +91,36 @@ class System:
 
     @functools.cached_property
     def parameters(self) -> Mapping[str, Space]:
-        """Every tunable parameter, by ``component.parameter``."""
+        """Every tunable parameter, by ``component.parameter``; not those that a wire feeds at every node."""
+        wires: dict[str, set[str]] = {}
+        for node in _all_nodes(self.nodes.values()):
+            wires.setdefault(node.component.name, set(node.wires)).intersection_update(node.wires)
         return {
             f"{name}.{parameter}": space
             for name, component in sorted(self.components.items())
             for parameter, space in component.parameters.items()
+            if parameter not in wires[name]
         }
 
     @functools.cached_property
     def signature(self) -> str:
         """A digest of the structure: components, their versions, wires and outputs, not the values."""
         return digest(_structure(self))
+
+    @functools.cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """Every setting that is not tunable, by ``component.setting``, as JSON types."""
+        return {
+            f"{name}.{setting}": readable(value)
+            for name, component in sorted(self.components.items())
+            for setting, value in component.settings.items()
+            if not isinstance(value, Space)
+        }
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """A digest of all that a run depends on besides the configuration, the inputs and chance."""
+        return digest([self.signature, self.settings, self.defaults])
 
     @functools.cached_property
     def successors(self) -> Mapping[str, tuple[str, ...]]:
@@ -137,7 +156,9 @@ class System:
 
     def with_lm(self, lm: str) -> System:
         """Return this system with another default model."""
-        return _copy(self, defaults={**self.defaults, "lm": lm})
+        other = _copy(self, defaults={**self.defaults, "lm": lm})
+        other.__dict__.pop("identity", None)
+        return other
 
 
 def replace_configuration(system: System, configuration: Configuration) -> System:
@@ -257,11 +278,12 @@ def _ordered(system: str, nodes: Mapping[str, Node]) -> dict[str, Node]:
         ) from None
 
 
-def _components(nodes: Any) -> Iterator[Component]:
+def _all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Yield nodes and those of the bodies inside them."""
     for node in nodes:
-        yield node.component
+        yield node
         if isinstance(node.component, Composite):
-            yield from _components(node.component.body.nodes.values())
+            yield from _all_nodes(node.component.body.nodes.values())
 
 
 def _structure(system: System) -> dict[str, Any]:

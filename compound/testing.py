@@ -25,6 +25,8 @@ class ScriptedLM:
             or a function of the last message, or of the message and the request's random generator
             (two parameters); it may be async. A reply that is an exception is raised.
         latency: seconds to wait, or a function of the request's generator.
+        price: dollars for each word, read or written.
+        priced: whether that price counts as known.
 
     Usage counts words as tokens. ``requests`` keeps what was asked.
 
@@ -44,12 +46,14 @@ class ScriptedLM:
         concurrency: int = 64,
         latency: float | Callable[[np.random.Generator], float] = 0.0,
         price: float = 0.0,
+        priced: bool = True,
     ) -> None:
         self._script = script
         self._name = name
         self._concurrency = concurrency
         self._latency = latency
         self._price = price
+        self.priced = priced
         self.requests: list[Request] = []
         self.in_flight = 0
         self.most_in_flight = 0

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from compound.configuration import plain
+from compound.configuration import readable
 from compound.contracts import NO_USAGE, TokenRecord, Usage
 
 
@@ -62,7 +62,8 @@ class Trace:
     """Everything one run of a system did, calls in an order that does not depend on timing.
 
     ``outputs`` is empty when the run failed; ``equivalents`` is the fraction of the run that was really
-    executed (a fork or a cached run costs less than one system run).
+    executed (a fork or a cached run costs less than one system run). ``system`` and ``configuration`` are
+    digests of what ran.
     """
 
     example: str
@@ -76,6 +77,7 @@ class Trace:
     score: float | None = None
     feedback: str = ""
     parts: Mapping[str, float] = field(default_factory=dict)
+    system: str = ""
 
     @property
     def usage(self) -> Usage:
@@ -118,11 +120,12 @@ def to_json(trace: Trace) -> dict[str, Any]:
     """Return a trace as JSON types; what JSON cannot hold is written as text."""
     return {
         "example": trace.example,
+        "system": trace.system,
         "configuration": trace.configuration,
         "seed": trace.seed,
         "sample": trace.sample,
-        "inputs": _plain(trace.inputs),
-        "outputs": _plain(trace.outputs),
+        "inputs": readable(trace.inputs),
+        "outputs": readable(trace.outputs),
         "failure": _failure_to_json(trace.failure),
         "score": trace.score,
         "feedback": trace.feedback,
@@ -140,8 +143,8 @@ def call_to_json(call: Call) -> dict[str, Any]:
         "component": call.component,
         "invocation": call.invocation,
         "parents": list(call.parents),
-        "inputs": _plain(call.inputs),
-        "outputs": _plain(call.outputs),
+        "inputs": readable(call.inputs),
+        "outputs": readable(call.outputs),
         "failure": _failure_to_json(call.failure),
         "usage": [usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cost],
         "seconds": round(call.seconds, 6),
@@ -160,6 +163,7 @@ def from_json(data: Mapping[str, Any]) -> Trace:
     """Read what `to_json` wrote."""
     return Trace(
         example=data["example"],
+        system=data["system"],
         configuration=data["configuration"],
         seed=data["seed"],
         sample=data["sample"],
@@ -203,15 +207,3 @@ def _failure_to_json(failure: Failure | None) -> list[str] | None:
 
 def _failure_from_json(data: Any) -> Failure | None:
     return Failure(*data) if data else None
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON types, its mappings in their own order."""
-    try:
-        return plain(value)
-    except (TypeError, ValueError):
-        if isinstance(value, Mapping):
-            return {str(key): _plain(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [_plain(item) for item in value]
-        return repr(value)  # not JSON: an object, or a number that is not finite

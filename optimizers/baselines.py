@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from compound.configuration import canonical
 from compound.optimization import Progress, Proposal, Task
-from compound.optimizers.demos import bootstrap, draw
+from compound.optimizers.demos import draw
 from compound.optimizers.edits import edited
-from compound.optimizers.prompts import demo_keys, split, winner
+from compound.optimizers.prompts import Pools, bootstrapped, split, winner
 from compound.optimizers.racing import Standing, race
 from compound.space import Choice, Demos, Float, Int, Text
 from compound.streams import generator
@@ -27,10 +27,7 @@ class RandomSearch:
         state = dict(task.resume or {})
         pool_examples, examples = split(task)
         if "candidates" not in state:
-            traces = await task.scorer.traces({}, pool_examples) if pool_examples else []
-            pools = {
-                key: bootstrap(traces, task.system.components[key.split(".")[0]]) for key in demo_keys(task)
-            }
+            pools = await bootstrapped(task, pool_examples)
             state = {"candidates": self._candidates(task, pools), "race": None}
             yield Progress(state, f"{len(state['candidates'])} random configurations")
         standings: list[Standing] = []
@@ -43,9 +40,7 @@ class RandomSearch:
                     standings = event
         yield winner(candidates, standings)
 
-    def _candidates(
-        self, task: Task, pools: Mapping[str, Sequence[Mapping[str, Any]]]
-    ) -> list[dict[str, Any]]:
+    def _candidates(self, task: Task, pools: Pools) -> list[dict[str, Any]]:
         seen: set[str] = set()
         found: list[dict[str, Any]] = []
         for attempt in range(6 * task.candidates):
@@ -60,9 +55,7 @@ class RandomSearch:
         return found
 
 
-def _drawn(
-    task: Task, key: str, pools: Mapping[str, Sequence[Mapping[str, Any]]], rng: np.random.Generator
-) -> Any:
+def _drawn(task: Task, key: str, pools: Pools, rng: np.random.Generator) -> Any:
     space = task.system.parameters[key]
     if isinstance(space, Choice):
         return space.options[rng.integers(len(space.options))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,36 +12,42 @@ from compound.component import Component
 from compound.configuration import canonical
 from compound.trace import Trace
 
-SUCCESS = 0.5  # the score from which a trace counts as successful
+SHARPNESS = 4  # how much likelier a demonstration from a better trace is drawn
 LONGEST = 1500  # characters of one demonstration
 
 
-def bootstrap(
-    traces: Sequence[Trace], component: Component, success: float = SUCCESS
-) -> list[dict[str, Any]]:
-    """Return demonstrations of a component: what it read and wrote in successful traces, best first.
+@dataclass(frozen=True)
+class Found:
+    """A demonstration and how likely it is to be drawn, against the others of its pool."""
 
-    When fewer than two traces reach ``success``, the best ones with any score count instead. Equal
-    demonstrations appear once; very long ones are left out.
+    demo: Mapping[str, Any]
+    weight: float
+
+
+def bootstrap(traces: Sequence[Trace], component: Component) -> list[Found]:
+    """Return demonstrations of a component: what it read and wrote in traces that scored, best first.
+
+    A trace's demonstrations weigh ``(score / best) ** SHARPNESS``: where the best traces are exact, those
+    with partial credit are rarely drawn; where none is, they are what there is. Equal demonstrations
+    appear once; very long ones are left out.
     """
-    ranked = sorted(
-        (t for t in traces if t.failure is None and (t.score or 0) > 0), key=lambda t: -(t.score or 0)
-    )
-    good = [t for t in ranked if (t.score or 0) >= success]
-    chosen = good if len(good) >= 2 else ranked[:4]
-    found: dict[str, dict[str, Any]] = {}
-    for trace in chosen:
+    scored = [(t.score or 0.0, t) for t in traces if t.failure is None and (t.score or 0.0) > 0]
+    best = max((score for score, _ in scored), default=1.0)
+    found: dict[str, Found] = {}
+    for score, trace in sorted(scored, key=lambda pair: -pair[0]):
         for call in trace.calls_of(component.name):
             if call.failure is None:
                 inputs = {n: v for n, v in call.inputs.items() if n not in component.settings}
                 demo = {"inputs": inputs, "outputs": dict(call.outputs)}
                 text = canonical(demo)
                 if len(text) <= LONGEST:
-                    found.setdefault(text, demo)
+                    found.setdefault(text, Found(demo, (score / best) ** SHARPNESS))
     return list(found.values())
 
 
-def draw(pool: Sequence[Mapping[str, Any]], most: int, rng: np.random.Generator) -> list[Mapping[str, Any]]:
-    """Draw 1 to ``most`` different demonstrations."""
+def draw(pool: Sequence[Found], most: int, rng: np.random.Generator) -> list[Mapping[str, Any]]:
+    """Draw 1 to ``most`` different demonstrations, by weight."""
     count = int(rng.integers(1, min(most, len(pool)) + 1))
-    return [pool[i] for i in rng.choice(len(pool), size=count, replace=False)]
+    weights = np.array([max(found.weight, 1e-9) for found in pool])
+    chosen = rng.choice(len(pool), size=count, replace=False, p=weights / weights.sum())
+    return [pool[i].demo for i in chosen]

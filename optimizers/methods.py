@@ -14,25 +14,26 @@ from compound.settings import OptimizeSettings
 from compound.space import Choice, Demos, Float, Int, Text, Weights
 from compound.system import System
 
+PROMPTS_WEIGHT = 3.0  # finding demonstrations costs runs before the first candidate is scored
+
 
 def search(system: System, settings: OptimizeSettings) -> Method:
-    """Prompt search for each component with texts or demonstrations, number search for all the rest."""
+    """Prompt search for all texts and demonstrations, number search for all the rest."""
     optimizers: Mapping[str, Optimizer] = {
         "prompts": PromptSearch(
             settings.prompts.proposers, settings.prompts.edits_per_candidate, settings.prompts.lm
         ),
         "numbers": NumberSearch(),
     }
-    by_component: dict[str, list[str]] = {}
+    prompts: list[str] = []
     numbers: list[str] = []
     for key, space in system.parameters.items():
         if isinstance(space, Text | Demos):
-            by_component.setdefault(key.split(".")[0], []).append(key)
+            prompts.append(key)
         elif isinstance(space, Choice | Int | Float):
             numbers.append(key)
-    jobs = [Job("prompts", tuple(keys)) for keys in by_component.values()]
-    if numbers:
-        jobs.append(Job("numbers", tuple(numbers)))
+    jobs = [Job("prompts", tuple(prompts), weight=PROMPTS_WEIGHT)] if prompts else []
+    jobs += [Job("numbers", tuple(numbers))] if numbers else []
     return Method("search", optimizers, jobs, Uniform())
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from compound.configuration import canonical
 from compound.contracts import Example
 from compound.optimization import Progress, Proposal, Task
-from compound.optimizers.demos import bootstrap, draw
+from compound.optimizers.demos import Found, bootstrap, draw
 from compound.optimizers.edits import edited
 from compound.optimizers.opro import ask, proposal
 from compound.optimizers.racing import Standing, race
@@ -22,12 +22,18 @@ from compound.space import Demos, Text
 from compound.streams import generator, stream
 
 LARGEST_POOL = 48  # examples
-POOL_SHARE = 0.3  # of a job's system runs, to find demonstrations
+POOL_SHARE = 0.4  # of a job's system runs, to find demonstrations
+
+
+Pools = Mapping[str, Sequence[Found]]
 
 
 @dataclass(frozen=True)
 class PromptSearch:
-    """Searches the texts and demonstrations of one component.
+    """Searches the texts and demonstrations of one or several components together.
+
+    Demonstrations of several components come from the same successful traces, so a candidate changes those
+    of all components at once; a text is changed one at a time.
 
     Attributes:
         proposers: where candidates come from, in turn: ``demos``, ``edits``, ``opro``.
@@ -44,9 +50,10 @@ class PromptSearch:
         state = dict(task.resume or {})
         pool_examples, examples = split(task)
         if "candidates" not in state:
-            pool = await self._pool(task, pool_examples)
-            state = {"candidates": await self._candidates(task, pool), "race": None}
-            yield Progress(state, f"{len(state['candidates'])} candidates, {len(pool)} demonstrations found")
+            pools = await bootstrapped(task, pool_examples) if "demos" in self.proposers else {}
+            state = {"candidates": await self._candidates(task, pools), "race": None}
+            found = sum(map(len, pools.values()))
+            yield Progress(state, f"{len(state['candidates'])} candidates, {found} demonstrations found")
         candidates = state["candidates"]
         standings: list[Standing] = []
         if candidates:
@@ -57,21 +64,10 @@ class PromptSearch:
                     standings = event
         yield winner(candidates, standings)
 
-    async def _pool(self, task: Task, examples: Sequence[Example]) -> list[dict[str, Any]]:
-        keys = demo_keys(task)
-        if not keys or "demos" not in self.proposers or not examples:
-            return []
-        traces = await task.scorer.traces({}, examples)
-        component = task.system.components[keys[0].split(".")[0]]
-        return bootstrap(traces, component)
-
-    async def _candidates(self, task: Task, pool: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    async def _candidates(self, task: Task, pools: Pools) -> list[dict[str, Any]]:
         """Make distinct candidates, the proposers taking turns; later ones may combine two changes."""
-        makers = {
-            "demos": bool(pool and demo_keys(task)),
-            "edits": bool(text_keys(task)),
-            "opro": bool(text_keys(task)),
-        }
+        texts = bool(text_keys(task))
+        makers = {"demos": any(pools.values()), "edits": texts, "opro": texts}
         active = [name for name in self.proposers if makers[name]]
         seen = {canonical({k: task.system.configuration[k] for k in task.keys})}
         seen |= {canonical(dict(t.values)) for t in task.tried}
@@ -80,10 +76,10 @@ class PromptSearch:
             if len(found) == task.candidates:
                 break
             rng = generator(task.seed, "candidate", attempt)
-            made = await self._make(active[attempt % len(active)], task, pool, rng, attempt)
+            made = await self._make(active[attempt % len(active)], task, pools, rng, attempt)
             if made and len(active) > 1 and attempt >= task.candidates // 2 and rng.random() < 0.5:
                 other = active[(attempt + 1) % len(active)]
-                made = {**(await self._make(other, task, pool, rng, attempt)), **made}
+                made = {**(await self._make(other, task, pools, rng, attempt)), **made}
             full = {k: made.get(k, task.system.configuration[k]) for k in task.keys}
             if made and canonical(full) not in seen:
                 seen.add(canonical(full))
@@ -91,18 +87,14 @@ class PromptSearch:
         return found
 
     async def _make(
-        self,
-        proposer: str,
-        task: Task,
-        pool: Sequence[Mapping[str, Any]],
-        rng: np.random.Generator,
-        attempt: int,
+        self, proposer: str, task: Task, pools: Pools, rng: np.random.Generator, attempt: int
     ) -> dict[str, Any]:
         if proposer == "demos":
-            key = demo_keys(task)[0]
-            space = task.system.parameters[key]
-            assert isinstance(space, Demos)  # demo_keys returns nothing else
-            return {key: draw(pool, space.max, rng)}
+            return {
+                key: draw(pool, space.max, rng)
+                for key, pool in pools.items()
+                if pool and isinstance(space := task.system.parameters[key], Demos)
+            }
         keys = text_keys(task)
         key = keys[rng.integers(len(keys))]
         current = task.system.configuration[key]
@@ -124,6 +116,15 @@ class PromptSearch:
         if text is None or task.system.parameters[key].problem(text):
             return {}
         return {key: text}
+
+
+async def bootstrapped(task: Task, examples: Sequence[Example]) -> dict[str, list[Found]]:
+    """Run the incumbent on examples set apart, and return demonstrations for each key that holds some."""
+    keys = demo_keys(task)
+    if not keys or not examples:
+        return {}
+    traces = await task.scorer.traces({}, examples)
+    return {key: bootstrap(traces, task.system.components[key.split(".")[0]]) for key in keys}
 
 
 def split(task: Task) -> tuple[Sequence[Example], Sequence[Example]]:

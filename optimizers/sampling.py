@@ -7,7 +7,7 @@ trial's sampler is seeded by the trial's number, so that a resumed search contin
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from compound.streams import stream
 
 FINALISTS = 3
 STARTUP = 4  # trials drawn at random before TPE has something to learn from
+ROUND = 4  # trials scored at once
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class NumberSearch:
             else:
                 async for trials in self._sample(task, state["trials"], examples):
                     state = {**state, "trials": trials}
-                    yield Progress(state, f"trial {len(trials)}: {trials[-1][1]:.3f}")
+                    yield Progress(state, f"{len(trials)} trials: best {max(t[1] for t in trials):.3f}")
                 state = {**state, "finalists": _best(state["trials"])}
             yield Progress(state, f"{len(state['finalists'])} settings to race")
         standings: list[Standing] = []
@@ -53,12 +54,19 @@ class NumberSearch:
     async def _sample(
         self, task: Task, trials: Sequence[Any], examples: Sequence[Any]
     ) -> AsyncIterator[list[Any]]:
+        """Yield the trials so far after each round: a few at once, so that models get full batches."""
         trials = list(trials)
         batch = examples[: task.minibatch]
-        while len(trials) < 2 * task.candidates and task.scorer.left >= len(batch) * (FINALISTS + 2):
-            values = suggest(task, trials)
-            (evaluation,) = await task.scorer.score([values], batch)
-            trials.append([values, evaluation.mean])
+        wanted = 2 * task.candidates
+        while len(trials) < wanted:
+            affordable = int(min(task.scorer.left / len(batch) - FINALISTS - 1, ROUND, wanted - len(trials)))
+            if affordable < 1:
+                return
+            round_: list[dict[str, Any]] = []
+            for _ in range(affordable):
+                round_.append(suggest(task, trials, round_))
+            evaluations = await task.scorer.score(round_, batch)
+            trials += [[values, e.mean] for values, e in zip(round_, evaluations, strict=True)]
             yield list(trials)
 
 
@@ -79,8 +87,8 @@ def _options(space: Space, most: int) -> list[Any]:
     return [None] * (most + 2)  # too many to enumerate
 
 
-def suggest(task: Task, trials: Sequence[Any]) -> dict[str, Any]:
-    """Return what TPE would try next, given the trials so far."""
+def suggest(task: Task, trials: Sequence[Any], pending: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Return what TPE would try next, given the trials so far and those whose score is still to come."""
     try:
         import optuna
     except ImportError:
@@ -88,11 +96,16 @@ def suggest(task: Task, trials: Sequence[Any]) -> dict[str, Any]:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     spaces = {key: _distribution(task.system.parameters[key]) for key in task.keys}
     sampler = optuna.samplers.TPESampler(
-        seed=stream(task.seed, "trial", len(trials)) % 2**32, n_startup_trials=STARTUP, multivariate=False
+        seed=stream(task.seed, "trial", len(trials) + len(pending)) % 2**32,
+        n_startup_trials=STARTUP,
+        constant_liar=True,  # what is pending counts as bad, so that a round is spread out
     )
     study = optuna.create_study(direction="maximize", sampler=sampler)
     for values, mean in trials:
         study.add_trial(optuna.trial.create_trial(params=dict(values), distributions=spaces, value=mean))
+    running = optuna.trial.TrialState.RUNNING
+    for values in pending:
+        study.add_trial(optuna.trial.create_trial(state=running, params=dict(values), distributions=spaces))
     trial = study.ask(spaces)
     return {key: trial.params[key] for key in task.keys}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compound.optimization import Job
@@ -28,6 +28,5 @@ class Uniform:
         fewest = min(done[job.optimizer, job.keys] for job in jobs)
         order = generator(seed, "schedule", fewest).permutation(len(jobs))
         waiting = [jobs[i] for i in order if done[jobs[i].optimizer, jobs[i].keys] == fewest]
-        return Job(
-            waiting[0].optimizer, waiting[0].keys, {"rounds": float(fewest), "waiting": float(len(waiting))}
-        )
+        chosen: Job = replace(waiting[0], reason={"rounds": float(fewest), "waiting": float(len(waiting))})
+        return chosen

@@ -320,7 +320,7 @@ def test_rows_in_memory_are_named_by_split_and_position() -> None:
     assert ids(data) == ["train-1"]
     with pytest.raises(DataError, match=r"^memory valid:2: no column 'q'"):
         data.examples("valid", ["q"])
-    with pytest.raises(DataError, match="no rows of split 'test'"):
+    with pytest.raises(DataError, match="memory has no test split"):
         data.examples("test", ["q"])
 
 
@@ -355,3 +355,16 @@ def test_every_row_of_real_data_becomes_an_example() -> None:
     examples = data.examples("valid", ["question", "context"])
     assert len(examples) == 200
     assert all(example.gold["answer"] and example.inputs["question"] for example in examples)
+
+
+def test_a_data_set_may_lack_a_test_split_when_it_says_so(tmp_path: Path) -> None:
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}.jsonl").write_text('{"q": "a"}\n')
+    assert Dataset(tmp_path).has("test")
+    with pytest.raises(DataError, match="no file of split 'test'.*without a test split, say test: null"):
+        Dataset(tmp_path).examples("test", ["q"])
+    without = Dataset(tmp_path, test=None)
+    assert [without.has(role) for role in ("train", "valid", "test")] == [True, True, False]
+    with pytest.raises(DataError, match="has no test split"):
+        without.examples("test", ["q"])
+    assert not Dataset(tmp_path, split_by={"train": 0.5, "valid": 0.5}).has("test")

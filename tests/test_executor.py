@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import compound
+from compound.budget import Budget, Meter
 from compound.calls import LONGEST_WAIT
 from compound.component import CallContext, Component, Input
 from compound.components.flow import Loop, Map
@@ -239,6 +240,22 @@ def test_the_turn_limit_of_a_loop_can_be_tuned() -> None:
     system = shrinking(max_turns=Int(1, 4, value=1), until=None)
     assert run(system, {"start": 64}).outputs == {"y": 33}
     assert run(system.bind({"shrink.max_turns": 4}), {"start": 64}).outputs == {"y": 5}
+
+
+def test_a_wired_setting_of_another_type_is_a_failed_call() -> None:
+    body = System("turn", outputs={"x": f("halve", halve)(x=X)})
+    loop = Loop("shrink", body, carry={"x": "x"}, max_turns=3)
+    scaled = f("scale", scale, by=3)
+    for node, where in [
+        (scaled(x=X, by=Input("n", Any)), "scale.by"),
+        (loop(x=X, max_turns=Input("n", Any)), "shrink.max_turns"),
+    ]:
+        system = System("s", outputs={"y": node})
+        trace = run(system, {"x": 8, "n": "two"})
+        assert trace.failure is not None
+        assert trace.failure.kind == "type"
+        assert f"{where} must be int, but got 'two'" in trace.failure.message
+        assert run(system, {"x": 8, "n": 2}).failure is None
 
 
 @pytest.mark.parametrize("turns", [0, -1])
@@ -1075,3 +1092,15 @@ def test_a_choice_inside_a_body_is_set_from_outside() -> None:
     system = System("s", outputs={"ys": Map("each", body, over="x")(x=XS)})
     assert run(system, {"xs": [1, 2]}).outputs == {"ys": [1, 2]}
     assert run(system.bind({"scale.by": 10}), {"xs": [1, 2]}).outputs == {"ys": [10, 20]}
+
+
+def test_under_a_cost_limit_a_model_without_a_price_is_refused_before_it_is_called() -> None:
+    lm = ScriptedLM(lambda _: "yes", priced=False)
+    system = System("s", outputs={"y": LLM("a", prompt="Say yes.")(x=X)}, lm="lm")
+    assert asyncio.run(Executor({"lm": lm}).run(system, {"x": 1})).outputs == {"y": "yes"}
+    limited = Executor({"lm": lm}, meter=Meter(Budget(cost=9.0)))
+    with pytest.raises(
+        DeclarationError, match="budget.cost is set, but the price of 'lm' is not known; give the model"
+    ):
+        asyncio.run(limited.run(system, {"x": 2}))
+    assert len(lm.requests) == 1

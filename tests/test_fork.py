@@ -547,11 +547,23 @@ def test_a_fork_of_a_trace_of_another_configuration_is_refused() -> None:
 def test_a_fork_with_another_system_is_refused() -> None:
     lab = Lab()
     trace = lab.run(chain(lab, 1), {"x": 1})
-    other = System("other", outputs={"y": lab.f("m1", plus)(x=X)})
-    with pytest.raises(
-        DeclarationError, match="cannot fork at 'n1': it is no call of a component of system 'other'"
-    ):
-        lab.fork(other, trace, "n1", resample=0)
+    others = [chain(lab, 2), chain(lab, 1).with_lm("other")]
+    for other in others:
+        with pytest.raises(DeclarationError, match="made by another system; fork with the system"):
+            lab.fork(other, trace, "n1", resample=0)
+    assert lab.fork(chain(lab, 1), trace, "n1", resample=0).outputs == trace.outputs
+
+
+def test_a_fork_with_another_setting_that_is_not_tunable_is_refused() -> None:
+    def asking(prompt: str) -> System:
+        return System("s", outputs={"y": LLM("a", prompt=prompt, takes={})()}, lm="lm")
+
+    executor = Executor({"lm": ScriptedLM(lambda request: "yes")})
+    trace = asyncio.run(executor.run(asking("Say yes."), {}))
+    assert asking("Say yes.").settings["a.prompt"] == "Say yes."
+    with pytest.raises(DeclarationError, match="made by another system"):
+        asyncio.run(executor.fork(asking("Say no."), trace, "a", resample=1))
+    assert asyncio.run(executor.fork(asking("Say yes."), trace, "a", resample=1)).outputs == {"y": "yes"}
 
 
 def test_a_loop_or_map_that_failed_as_a_whole_cannot_be_forked_itself() -> None:

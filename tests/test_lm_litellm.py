@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from compound.components.lm_litellm import LiteLLMEngine
+from compound.components.engines.lm_litellm import LiteLLMEngine
 from compound.contracts import Completion, Engine, Message, Request
 from compound.errors import CallError, CompoundError, TransientError
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from compound.components import decoding, loading, prefill  # noqa: E402
-from compound.components.lm_transformers import TransformersEngine  # noqa: E402
-from compound.components.sampling import Row  # noqa: E402
+from compound.components.engines import decoding, loading, prefill  # noqa: E402
+from compound.components.engines.lm_transformers import TransformersEngine  # noqa: E402
+from compound.components.engines.sampling import Row  # noqa: E402
 from compound.contracts import Completion, Engine, Message, Request  # noqa: E402
 from compound.errors import CallError, CompoundError, ModelNotFound  # noqa: E402
 
@@ -598,7 +598,7 @@ def test_what_cannot_be_done_is_refused(folder: Path, settings: dict[str, Any], 
 
 @pytest.fixture(scope="module")
 def smollm2() -> str:
-    from compound.components import models
+    from compound.components.engines import models
 
     if models.available()[0].state == "absent":
         pytest.skip("the weights of smollm2 are not installed")

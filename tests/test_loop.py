@@ -535,7 +535,7 @@ class TestSeed:
         assert len({(folder / "best.json").read_bytes() for folder in folders}) == 1
 
     def test_d1_every_component_is_visited(self, tmp_path: Path) -> None:
-        first = LLM("first", prompt=Text("Answer the question."), temperature=1.0)
+        first = LLM("first", prompt=Text("Answer the question."), temperature=Float(0.5, 1.0))
         second = LLM("second", prompt=Text("Repeat the question."), temperature=1.0)
         draft = first(question=Input("question", str))
         system = System(
@@ -547,7 +547,14 @@ class TestSeed:
         jobs = [tuple(e["keys"]) for e in events(tmp_path / "run", "job")]
         assert len(jobs) >= 4
         for i in range(0, len(jobs) - 1, 2):
-            assert set(jobs[i : i + 2]) == {("first.prompt",), ("second.prompt",)}
+            assert set(jobs[i : i + 2]) == {("first.prompt", "second.prompt"), ("first.temperature",)}
+        shown = [request.messages[-1].content for request in lm.requests]
+        for own in ("Answer the question.", "Repeat the question."):  # both prompts had other versions
+            assert any(own in text for text in shown)
+        seconds = [text for text in shown if "draft" in text.lower()]
+        firsts = [text for text in shown if text not in seconds]
+        assert any("Answer the question." not in text for text in firsts)
+        assert any("Repeat the question." not in text for text in seconds)
 
     def test_d2_jobs_are_not_scored_on_the_same_batch_again_and_again(self, tmp_path: Path) -> None:
         lm = ScriptedLM(lambda message, rng: asked_for(message) if rng.random() < 0.5 else "dunno")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compound.components import loading, models
+from compound.components.engines import loading, models
 from compound.errors import CompoundError, ModelNotFound
 
 pytest.importorskip("transformers")

@@ -25,7 +25,7 @@ from compound.evaluation import Evaluation, Row
 from compound.optimization import Job, Optimizer, Progress, Proposal, Task, Tried
 from compound.optimizers import edits
 from compound.optimizers.baselines import RandomSearch
-from compound.optimizers.demos import bootstrap, draw
+from compound.optimizers.demos import Found, bootstrap, draw
 from compound.optimizers.edits import edited, sentences
 from compound.optimizers.opro import ask, proposal
 from compound.optimizers.prompts import PromptSearch, demo_keys, split, winner
@@ -434,12 +434,33 @@ ANSWERER = LLM("answerer", prompt=Text("Answer."), demos=Demos(max=3))
 
 
 class TestDemos:
-    def test_only_successful_traces_become_demonstrations(self) -> None:
+    def test_traces_that_score_become_demonstrations_weighed_by_their_scores(self) -> None:
         rows = examples(6)
         traces = [trace(e, score) for e, score in zip(rows, (1.0, 0.0, 0.6, 0.4, 0.5, None), strict=True)]
         traces.append(trace(Example("broken", {"question": "q"}), 1.0, failure=Failure("error", "down")))
         found = bootstrap(traces, ANSWERER)
-        assert [demo["outputs"]["output"] for demo in found] == ["right e0", "right e2", "right e4"]
+        assert [f.demo["outputs"]["output"] for f in found] == [
+            "right e0",
+            "right e2",
+            "right e4",
+            "right e3",
+        ]
+        assert [f.weight for f in found] == pytest.approx([1.0, 0.1296, 0.0625, 0.0256])
+
+    def test_weights_do_not_depend_on_the_scale_of_the_metric(self) -> None:
+        rows = examples(2)
+        small, large = (
+            bootstrap([trace(e, s * scale) for e, s in zip(rows, (0.9, 0.45), strict=True)], ANSWERER)
+            for scale in (0.1, 100)
+        )
+        assert [f.weight for f in small] == pytest.approx([1.0, 1 / 16])
+        assert [f.weight for f in large] == pytest.approx([1.0, 1 / 16])
+
+    def test_demonstrations_of_better_traces_are_drawn_more_often(self) -> None:
+        pool = [Found({"n": 0}, 1.0), Found({"n": 1}, 1 / 16)]
+        drawn = [draw(pool, 1, rng(seed)) for seed in range(400)]
+        firsts = sum(d == [{"n": 0}] for d in drawn)
+        assert 355 <= firsts <= 395  # 16 of 17: 376, standard deviation 4.7
 
     def test_a_failed_call_is_no_demonstration(self) -> None:
         rows = examples(3)
@@ -447,13 +468,7 @@ class TestDemos:
         bad = replace(traces[1].calls[0], failure=Failure("parse", "no field"))
         traces[1] = replace(traces[1], calls=(bad, replace(traces[1].calls[0], outputs={"output": "again"})))
         found = bootstrap(traces, ANSWERER)
-        assert [d["outputs"]["output"] for d in found] == ["right e0", "again", "right e2"]
-
-    def test_partly_right_traces_count_only_where_hardly_any_is_right(self) -> None:
-        rows = examples(7)
-        scores = (0.1, 0.4, 0.0, 0.3, 0.9, 0.2, 0.05)
-        found = bootstrap([trace(e, s) for e, s in zip(rows, scores, strict=True)], ANSWERER)
-        assert [d["outputs"]["output"] for d in found] == ["right e4", "right e1", "right e3", "right e5"]
+        assert [f.demo["outputs"]["output"] for f in found] == ["right e0", "again", "right e2"]
 
     def test_where_nothing_is_right_there_are_no_demonstrations(self) -> None:
         assert bootstrap([trace(e, 0.0) for e in examples(5)], ANSWERER) == []
@@ -464,16 +479,16 @@ class TestDemos:
         found = bootstrap(
             [trace(one, 1.0), same, trace(three, 1.0, outputs={"output": "x" * 2000})], ANSWERER
         )
-        assert found == [{"inputs": {"question": "q0"}, "outputs": {"output": "right e0"}}]
+        assert found == [Found({"inputs": {"question": "q0"}, "outputs": {"output": "right e0"}}, 1.0)]
 
     def test_demonstrations_show_inputs_and_no_settings(self) -> None:
         (example,) = examples(1)
         wired = trace(example, 1.0, inputs={"question": "q0", "temperature": 0.5})
-        assert bootstrap([wired, trace(example, 1.0)], ANSWERER)[0]["inputs"] == {"question": "q0"}
+        assert bootstrap([wired, trace(example, 1.0)], ANSWERER)[0].demo["inputs"] == {"question": "q0"}
 
     @given(st.integers(1, 10), st.integers(1, 6), SEEDS)
     def test_drawn_demonstrations_are_distinct_and_not_too_many(self, n: int, most: int, seed: int) -> None:
-        pool = [{"inputs": {"q": i}, "outputs": {"a": i}} for i in range(n)]
+        pool = [Found({"inputs": {"q": i}, "outputs": {"a": i}}, 0.0 if i % 3 else 1.0) for i in range(n)]
         drawn = draw(pool, most, rng(seed))
         assert 1 <= len(drawn) <= min(n, most)
         assert len({canonical(d) for d in drawn}) == len(drawn)

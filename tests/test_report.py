@@ -25,7 +25,7 @@ from compound.metrics import exact_match
 from compound.optimizing import optimize
 from compound.recorder import Interrupted, Listener, Recorder
 from compound.report import closing, summarize, write
-from compound.report_text import line_diff, visible, word_diff
+from compound.report.text import line_diff, visible, word_diff
 from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings
 from compound.testing import ScriptedLM
 

@@ -99,6 +99,10 @@ class Remote:
     async def aclose(self):
         pass
 
+    @property
+    def priced(self):
+        return True
+
 
 def suffix(answer: str, end: str) -> str:
     return answer + end

@@ -25,9 +25,9 @@ from compound.errors import DeclarationError, SpecError
 from compound.metrics import TokenF1
 from compound.space import Choice, Demos, Float, Int, Text, Weights
 from compound.spec import Program, load, loads, schema
+from compound.spec.yaml_source import read
 from compound.sync import run
 from compound.testing import ScriptedLM
-from compound.yaml_source import read
 
 ROOT = Path(__file__).parents[1]
 FILES = ROOT / "tests" / "spec"
@@ -98,8 +98,12 @@ def test_engines_of_the_file_come_before_the_convention(
     everything: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[tuple[str, dict[str, Any]]] = []
-    monkeypatch.setattr("compound.spec.open_engine", lambda kind, **given: opened.append((kind, given)))
-    monkeypatch.setattr("compound.spec.find_engine", lambda lm: opened.append(("by name", {"lm": lm})))
+    monkeypatch.setattr(
+        "compound.spec.program.open_engine", lambda kind, **given: opened.append((kind, given))
+    )
+    monkeypatch.setattr(
+        "compound.spec.program.find_engine", lambda lm: opened.append(("by name", {"lm": lm}))
+    )
     for lm in ("mock", "openai/gpt-4o-mini"):
         everything.find_engine(lm)
     assert opened == [everything.engines["mock"], ("by name", {"lm": "openai/gpt-4o-mini"})]
@@ -110,7 +114,7 @@ def test_an_engine_with_settings_of_another_kind_names_its_entry(
 ) -> None:
     def strict(kind: str, *, model: str) -> None: ...
 
-    monkeypatch.setattr("compound.spec.open_engine", strict)
+    monkeypatch.setattr("compound.spec.program.open_engine", strict)
     with pytest.raises(
         DeclarationError, match=r"engines\.mock\.litellm: .*unexpected keyword argument 'api_base'"
     ):

@@ -9,7 +9,7 @@ import pytest
 
 from compound.errors import SpecError
 from compound.spec import load, loads
-from compound.yaml_source import read
+from compound.spec.yaml_source import read
 
 FILES = Path(__file__).parent / "spec"
 EVERYTHING, SMALL = ((FILES / f"{name}.yaml").read_text("utf-8") for name in ("everything", "small"))

@@ -26,9 +26,9 @@ from compound.metrics import find_label, normalize
 from compound.ports import Port
 from compound.space import Choice, Demos, Float, Int, LoRA, Text, Weights
 from compound.spec import Program, dump, load, loads
+from compound.spec.yaml_source import read
+from compound.spec.yaml_text import write
 from compound.system import System
-from compound.yaml_source import read
-from compound.yaml_text import write
 
 FILES = Path(__file__).parent / "spec"
 QUESTION = Input("question")

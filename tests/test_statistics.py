@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from compound.statistics import (
-    AlphaSpending,
     Interval,
     binomial_upper,
     cluster_mean_interval,
@@ -181,25 +180,6 @@ def test_a_real_difference_is_found() -> None:
 def test_scores_of_different_examples_are_refused() -> None:
     with pytest.raises(ValueError, match="same examples, got 2 and 1"):
         paired_test([0, 1], [1], rng=rng())
-
-
-@given(st.floats(0.001, 0.999), st.integers(1, 200))
-def test_spent_levels_never_exceed_alpha_and_tend_to_it(alpha: float, n: int) -> None:
-    spending = AlphaSpending(alpha)
-    spent = math.fsum(spending.level(i) for i in range(1, n + 1))
-    assert spent == pytest.approx(alpha * n / (n + 1))
-    assert spent < alpha
-
-
-def test_levels_equal_those_computed_by_hand() -> None:
-    assert [AlphaSpending(0.06).level(i) for i in (1, 2, 3)] == pytest.approx([0.03, 0.01, 0.005])
-
-
-def test_a_decision_zero_and_an_alpha_of_one_are_refused() -> None:
-    with pytest.raises(ValueError, match="counted from 1"):
-        AlphaSpending(0.05).level(0)
-    with pytest.raises(ValueError, match="0 < alpha < 1"):
-        AlphaSpending(1.0)
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,15 @@ def test_a_setting_may_be_wired_and_its_type_counts() -> None:
     )
 
 
+def test_a_setting_that_a_wire_feeds_at_every_node_is_not_tunable() -> None:
+    scaled = Function("scale", scale, by=Float(0.0, 9.0, value=2.0))
+    factor = Input("factor", float)
+    first = scaled(x=Input("x", float), by=factor)
+    assert list(System("s", outputs={"y": first}).parameters) == []
+    both_uses = System("s", outputs={"y": scaled(x=first, name="again")})
+    assert list(both_uses.parameters) == ["scale.by"]  # one use still reads it
+
+
 def test_a_condition_must_compare_with_a_value_its_source_can_have() -> None:
     route = Function("route", echo)(text=question())
     size = Function("size", count)(text=question())

@@ -1,0 +1,1 @@
+"""Engines: what runs the models that LLM components call, behind `compound.contracts.Engine`."""

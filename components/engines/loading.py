@@ -1,0 +1,87 @@
+"""Loading a local model: on which device, and in which number format.
+
+On a CPU the faster format differs by a factor of five in both directions (bfloat16 is fast only where the
+processor multiplies it natively), so it is measured, with one small matrix product.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import Any
+
+from compound.components.engines import models
+from compound.errors import CompoundError, MissingExtra
+
+ATTENTION = {"full_attention", "sliding_attention"}
+SIZE = (256, 512, 1024)  # of the measured product: a few milliseconds in the slower format
+
+
+def device() -> str:
+    """Return ``cuda`` where there is one, else ``cpu``."""
+    return "cuda" if _torch().cuda.is_available() else "cpu"
+
+
+@functools.cache
+def fastest_dtype() -> str:
+    """Return the format that multiplies matrices faster here: ``bfloat16`` on a GPU, measured on a CPU."""
+    torch = _torch()
+    if device() == "cuda":
+        return "bfloat16"
+    seconds = {name: _product_seconds(getattr(torch, name)) for name in ("float32", "bfloat16")}
+    return min(seconds, key=lambda name: seconds[name])
+
+
+def load(name: str, dtype: str = "auto") -> tuple[Any, Any]:
+    """Return a model, ready for inference, and its tokenizer.
+
+    Raises:
+        ModelNotFound: the weights are not here and cannot be fetched.
+        CompoundError: the model cannot be run by this package.
+    """
+    torch = _torch()
+    folder = models.resolve(name)
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError:
+        raise MissingExtra(f"the model {name!r}", "transformers", "local") from None
+    dtype = fastest_dtype() if dtype == "auto" else dtype
+    try:
+        with models.quiet():
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    except (OSError, ValueError) as error:
+        raise CompoundError(
+            f"{folder} does not hold a causal language model that transformers can load: {error}",
+            hint="a folder needs config.json, *.safetensors and the tokenizer's files",
+        ) from error
+    other = set(getattr(model.config, "layer_types", None) or ()) - ATTENTION
+    if other:
+        raise CompoundError(
+            f"{name!r} has layers other than attention ({', '.join(sorted(other))})",
+            hint="serve it with vLLM and name it hosted_vllm/MODEL",
+        )
+    if tokenizer.chat_template is None:
+        raise CompoundError(f"{name!r} has no chat template", hint="use an instruction-tuned model")
+    return model.to(device()).eval(), tokenizer
+
+
+def _product_seconds(dtype: Any) -> float:
+    """Return the best time of a few matrix products."""
+    torch = _torch()
+    rows, inner, columns = SIZE
+    left, right = torch.ones(rows, inner, dtype=dtype), torch.ones(inner, columns, dtype=dtype)
+    seconds = []
+    for _ in range(4):
+        start = time.perf_counter()
+        left @ right
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise MissingExtra("a model in this process", "torch", "local") from None
+    return torch

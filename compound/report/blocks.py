@@ -1,0 +1,86 @@
+"""What a section of the report is made of; each form of the report knows how to write each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compound.report.tables import Table
+from compound.report.text import number
+
+
+@dataclass(frozen=True)
+class Code:
+    """A block of code."""
+
+    language: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """One parameter that changed; the kind is ``text``, ``demos`` or ``value``."""
+
+    key: str
+    kind: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure: its SVG, or why there is none, and the graph when it shows one."""
+
+    name: str
+    caption: str
+    svg: str = ""
+    missing: str = ""
+    graph: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Examples with their scores and outputs; ``before`` is shown only where something changed."""
+
+    title: str
+    items: Sequence[Mapping[str, Any]]
+    changed: bool
+
+    def heading(self, example: Mapping[str, Any]) -> str:
+        """Return an example's name with its scores."""
+        now = number(example["after"]["score"])
+        scores = f"{number(example['before']['score'])} → {now}" if self.changed else now
+        return f"{example['example']}: {scores}"
+
+    def groups(self, example: Mapping[str, Any]) -> list[tuple[str, Mapping[str, str]]]:
+        """Return an example's inputs, gold and outcomes as names with values; empty ones are left out."""
+        groups = [("input", example["inputs"]), ("gold", example["gold"])]
+        if self.changed:
+            groups.append(("before", _outcome(example["before"])))
+        groups.append(("after" if self.changed else "output", _outcome(example["after"])))
+        return [(title, values) for title, values in groups if values]
+
+
+def _outcome(side: Mapping[str, Any]) -> dict[str, str]:
+    """Return what came out: the outputs, the failure, the metric's feedback."""
+    extra = {name: side[name] for name in ("failure", "feedback") if side.get(name)}
+    return {**side.get("outputs", {}), **extra}
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Names with values."""
+
+    items: Sequence[tuple[str, str]]
+
+
+Block = str | Table | Code | Change | Figure | Examples | Pairs
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what stands under it."""
+
+    title: str
+    blocks: Sequence[Block]

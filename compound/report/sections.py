@@ -1,0 +1,164 @@
+"""What stands in the report, in which order: sections of blocks that both forms know how to write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from compound.errors import MissingExtra
+from compound.report import tables
+from compound.report.blocks import Block, Change, Code, Examples, Figure, Pairs, Section
+from compound.report.curve import curve_svg
+from compound.report.figures import graph_svg
+from compound.report.text import count, money, p_value, plural, seconds, shown
+
+
+def sections(facts: Mapping[str, Any]) -> list[Section]:
+    """Return the report's sections."""
+    none = "Nothing changed: the best configuration is the one the search started from."
+    return [
+        Section("Methods", _methods(facts)),
+        Section("What changed", [Change(**change) for change in facts["changes"]] or [none]),
+        Section("Score by iteration", [_curve(facts)]),
+        Section("Decisions", _decisions(facts)),
+        Section("Jobs", _jobs(facts)),
+        Section(
+            "The graph", [replace(_figure("graph", GRAPH, graph_svg, facts["graph"]), graph=facts["graph"])]
+        ),
+        Section("Costs by component", _costs(facts)),
+        Section("Failures", _failures(facts)),
+        Section("Examples", _examples(facts)),
+        Section("Use it", _use(facts)),
+        Section("Provenance", _provenance(facts)),
+    ]
+
+
+CURVE = (
+    "Lines follow the validation score of the best configuration so far. Dots are the validation scores each "
+    "decision rests on, labelled with what changed (in brackets when rejected); bars are 95 % intervals. "
+    "Triangles are comparisons on train examples: from the incumbent (dash) to the proposal (triangle)."
+)
+GRAPH = "Data flows from left to right; what an edge feeds is written on it."
+
+
+def _figure(name: str, caption: str, draw: Callable[[Any], str], facts: Any) -> Figure:
+    try:
+        return Figure(name, caption, svg=draw(facts))
+    except MissingExtra as error:
+        return Figure(name, caption, missing=f"No figure without matplotlib: {error.hint}, then "
+                      "`compound report` on this run.")  # fmt: skip
+
+
+def _curve(facts: Mapping[str, Any]) -> Block:
+    begun = any(curve["start"] for curve in facts["curves"])
+    return _figure("curve", CURVE, curve_svg, facts) if begun else "Nothing is measured yet."
+
+
+def _methods(facts: Mapping[str, Any]) -> list[Block]:
+    how = (
+        "Means over examples with 95 % intervals; gains are paired by example. The validation split chose "
+        "the configuration, so its scores lean upward; the test split is read once, at the end. Calls, "
+        "tokens, cost and time cover the search and the reading of the test split."
+    )
+    return [tables.methods(facts), *tables.versus(facts), how]
+
+
+def _decisions(facts: Mapping[str, Any]) -> list[Block]:
+    if not facts["decisions"]:
+        return ["No configuration was put to the test on the validation split."]
+    planned = facts["plan"]["decisions"]
+    how = (
+        "A configuration is accepted when p, from a one-sided paired permutation test on validation "
+        f"examples, is at most the level. The levels of the {plural(planned, 'planned decision')} sum to "
+        f"{p_value(facts['alpha'])}: the chance, over the whole run, of accepting one that is no better."
+    )
+    return [tables.decisions(facts), how]
+
+
+def _jobs(facts: Mapping[str, Any]) -> list[Block]:
+    return [tables.jobs(facts)] if facts["jobs"] else ["No optimizer has finished a job."]
+
+
+def _costs(facts: Mapping[str, Any]) -> list[Block]:
+    if not facts["components"]:
+        return ["No run is recorded."]
+    how = (
+        "Each call on validation and test examples is recorded; the last row is what was spent beside them. "
+        "Calls run side by side, so their summed seconds exceed the time on the clock."
+    )
+    return [tables.costs(facts), how]
+
+
+def _failures(facts: Mapping[str, Any]) -> list[Block]:
+    if not facts["failures"]:
+        return ["No run on validation or test examples failed."]
+    more = facts["other_failures"]
+    return [tables.failures(facts), *([f"Other messages: {plural(more, 'failed run')}."] if more else [])]
+
+
+def _examples(facts: Mapping[str, Any]) -> list[Block]:
+    found = facts["examples"]
+    if found["counts"] is None:
+        return ["No scored examples yet."]
+    split = {"test": "test", "valid": "validation"}[found["split"]]
+    counts, changed, repeats = found["counts"], bool(facts["changes"]), found["repeats"]
+    total = plural(sum(counts.values()), f"{split} example")
+    moved = f"{counts['gained']:,} gained, {counts['lost']:,} lost, {counts['same']:,} stayed."
+    several = f" Scores are means of {repeats} runs; the first is shown." if repeats > 1 else ""
+    groups = [("Lost most", "lost"), ("Gained most", "gained"), ("Worst now", "worst")]
+    wanted = groups if changed else [("Worst", "worst")]
+    return [
+        f"Of {total}, {moved}{several}" if changed else f"The worst of {total}.{several}",
+        *(Examples(title, found[key], changed) for title, key in wanted if found[key]),
+    ]
+
+
+def _use(facts: Mapping[str, Any]) -> list[Block]:
+    if not facts["files"]["best.json"]:
+        return ["The search writes best.json when it ends; the command that began the run goes on with it."]
+    names = [name.lstrip("$") for name, kind in facts["graph"]["nodes"] if kind == "input"]
+    words, inputs = (
+        join.join(form % name for name in names) for join, form in ((" ", "%s=…"), (", ", '"%s": …'))
+    )
+    return [
+        Code("sh", f"compound run FILE --config best.json {words}".rstrip()),
+        Code("python", "import compound as cp\n\nbest = cp.load(\"best.json\")\n"
+             f"trace = cp.run(system.bind(best), {{{inputs}}})"),
+        "best.json lies beside this report and is all another process needs, besides the system itself.",
+    ]  # fmt: skip
+
+
+def _provenance(facts: Mapping[str, Any]) -> list[Block]:
+    found, settings = facts["provenance"], facts["provenance"]["settings"]
+    limits = {name: value for name, value in settings["budget"].items() if value is not None}
+    others = {name: value for name, value in settings.items() if name not in ("budget", "method", "seed")}
+    pairs = [
+        ("system", facts["system"]), ("signature", found["signature"]), ("metric", facts["metric"]),
+        ("method", facts["method"]), ("seed", str(facts["seed"])), ("budget", _spelled(limits)),
+        ("settings", _spelled(others)), ("defaults", _spelled(found["defaults"])),
+        ("configuration at the start", found["start"]), ("best configuration", found["best"]),
+        ("began", _moment(found["began"])), ("last recorded", _moment(found["ended"])),
+        ("spent", spending(facts["spent"])),
+        ("versions", ", ".join(f"{name} {version}" for name, version in found["versions"].items())),
+    ]  # fmt: skip
+    return [Pairs([(name, value) for name, value in pairs if value]), tables.data(facts)]
+
+
+def spending(spent: Mapping[str, Any]) -> str:
+    """Return what was spent, in words."""
+    tokens = spent.get("prompt_tokens", 0) + spent.get("completion_tokens", 0)
+    return (
+        f"{count(spent.get('system_runs', 0))} system runs on the search and "
+        f"{count(spent.get('test_runs', 0))} on the test split, {count(spent.get('calls', 0))} calls, "
+        f"{count(tokens)} tokens, {money(spent.get('cost', 0.0))}, {seconds(spent.get('seconds', 0.0))}"
+    )
+
+
+def _spelled(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {shown(value)}" for name, value in values.items())
+
+
+def _moment(at: float | None) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at)) if at else ""

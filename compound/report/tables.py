@@ -1,0 +1,175 @@
+"""The report's tables: headings and cells as text, for Markdown and HTML alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compound.report.text import count, interval, limits, line, money, number, p_value, seconds, signed
+
+Row = Sequence[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headings, rows, and which columns hold numbers (they are aligned to the right)."""
+
+    headings: Sequence[str]
+    rows: Sequence[Row]
+    numeric: frozenset[int]
+
+
+def _table(headings: Sequence[str], rows: Sequence[Row]) -> Table:
+    """Make a table; a heading that begins with ``#`` stands over numbers."""
+    numeric = frozenset(i for i, heading in enumerate(headings) if heading.startswith("#"))
+    return Table([heading.removeprefix("#") for heading in headings], rows, numeric)
+
+
+def methods(facts: Mapping[str, Any]) -> Table:
+    """Return the comparison of the unoptimized system, this method and the baselines."""
+    headings = (
+        "method", f"#validation{_same_n(facts, 'valid')}", f"#test{_same_n(facts, 'test')}", "#gain on test",
+        "#failed", "#accepted", "#search runs", "#test runs", "#calls", "#tokens", "#cost", "#time",
+    )  # fmt: skip
+    rows = [
+        (
+            row["method"] + (" (unfinished)" if row.get("missing") else ""),
+            _measured(facts, row, "valid"), _measured(facts, row, "test"), interval(row["gain"], signed),
+            count(row["failed"]), f"{row['accepted']} of {row['decisions']}" if "accepted" in row else "–",
+            count(row.get("system_runs")), count(row.get("test_runs")), count(row.get("calls")),
+            count(_tokens(row)), money(row.get("cost")), seconds(row.get("seconds")),
+        )
+        for row in facts["methods"]
+    ]  # fmt: skip
+    return _table(headings, rows)
+
+
+def _tokens(row: Mapping[str, Any]) -> int | None:
+    return row["prompt_tokens"] + row["completion_tokens"] if row.get("calls") is not None else None
+
+
+def _ns(facts: Mapping[str, Any], split: str) -> set[int]:
+    return {row[split]["n"] for row in facts["methods"] if row[split]}
+
+
+def _same_n(facts: Mapping[str, Any], split: str) -> str:
+    """Return how many examples all methods were measured on; ``""`` when it differs between them."""
+    ns = _ns(facts, split)
+    return f", n\u00a0=\u00a0{count(*ns)}" if len(ns) == 1 else ""
+
+
+def _measured(facts: Mapping[str, Any], row: Mapping[str, Any], split: str) -> str:
+    different = len(_ns(facts, split)) > 1 and row[split]
+    return interval(row[split]) + (f", n = {row[split]['n']}" if different else "")
+
+
+def decisions(facts: Mapping[str, Any]) -> Table:
+    """Return the acceptance decisions on the validation split."""
+    headings = (
+        "#no.",
+        "#after runs",
+        "changed",
+        "#best before",
+        "#candidate",
+        "#gain",
+        "#p",
+        "#level",
+        "verdict",
+    )
+    rows = [
+        (
+            str(d["decision"]), count(d["at"]), ", ".join(change[0] for change in d["changes"]),
+            interval(d["before"]), interval(d["after"]), interval(d["gain"], signed), p_value(d["p"]),
+            p_value(d["level"]), "accepted" if d["accepted"] else d["note"] or "rejected",
+        )
+        for d in facts["decisions"]
+    ]  # fmt: skip
+    return _table(headings, rows)
+
+
+def jobs(facts: Mapping[str, Any]) -> Table:
+    """Return what was tried, by whom, and what came of it on train examples."""
+    headings = (
+        "#no.", "optimizer", "parameters", "#tried", "#train before", "#train after", "#runs", "outcome",
+    )  # fmt: skip
+    rows = [
+        (
+            str(j["job"] + 1), j["optimizer"], ", ".join(j["keys"]), count(j["tried"]),
+            number(j["train_before"]), number(j["train_after"]), count(j["runs"]),
+            _outcome(j["values"], line(j["note"] or "")),
+        )
+        for j in facts["jobs"]
+    ]  # fmt: skip
+    return _table(headings, rows)
+
+
+def _outcome(values: Mapping[str, Any], note: str) -> str:
+    proposal = "; ".join(f"{key} = {brief(value)}" for key, value in values.items())
+    return f"{proposal} ({note})" if proposal and note else proposal or note or "no proposal"
+
+
+def brief(value: Any) -> str:
+    """Return a value in a few words."""
+    if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+        return f"{len(value)} demonstrations"
+    return line(value, 60)
+
+
+def costs(facts: Mapping[str, Any]) -> Table:
+    """Return the costs by component on recorded runs, and of everything else."""
+    headings = (
+        "component", "#executed", "#from cache", "#model calls", "#tokens in", "#tokens out", "#cost",
+        "#seconds, summed", "#seconds each",
+    )  # fmt: skip
+    rows = [
+        (
+            c["component"] or "train runs and prompt writing", count(c["executed"]), count(c["reused"]),
+            count(c["calls"]), count(c["prompt_tokens"]), count(c["completion_tokens"]), money(c["cost"]),
+            "–" if c["seconds"] is None else f"{c['seconds']:,.1f}",
+            f"{c['seconds'] / c['executed']:.3f}" if c["executed"] else "–",
+        )
+        for c in facts["components"]
+    ]  # fmt: skip
+    return _table(headings, rows)
+
+
+def failures(facts: Mapping[str, Any]) -> Table:
+    """Return why recorded runs failed."""
+    headings = ("kind", "message", "component", "#validation", "#test", "#together")
+    rows = [
+        (
+            f["kind"],
+            line(f["message"], 300),
+            f["where"] or "–",
+            count(f["valid"]),
+            count(f["test"]),
+            count(f["count"]),
+        )
+        for f in facts["failures"]
+    ]
+    return _table(headings, rows)
+
+
+def data(facts: Mapping[str, Any]) -> Table:
+    """Return the splits with their sizes and digests."""
+    rows = [(role, count(d["n"]), d["digest"]) for role, d in facts["provenance"]["data"].items()]
+    return _table(("split", "#examples", "digest"), rows)
+
+
+def versus(facts: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each baseline: by how much this method's test score is higher or lower."""
+    found = []
+    for row in facts["methods"]:
+        gap = row["versus"]
+        if not gap:
+            continue
+        open_ = gap["low"] is None or gap["low"] <= 0 <= gap["high"]
+        word = "ahead of" if gap["mean"] > 0 else "behind"
+        claim = f"not clearly apart from {row['method']}" if open_ else f"{word} {row['method']}"
+        found.append(
+            f"On the test split {facts['method']} is {claim}: "
+            f"the paired difference is {signed(gap['mean'])} {limits(gap)}".rstrip()
+            + "."
+        )
+    return found

@@ -1,0 +1,135 @@
+"""What the recorded traces tell: costs by component, failures by reason, and the examples that moved.
+
+Validation and test runs leave traces, the search's train runs do not; what those spent is in the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from compound.evaluation import Evaluation
+from compound.report.record import Facts, Record, by_example
+from compound.report.text import shown
+from compound.store import read_records
+
+SHOWN = 5  # examples of each group
+GROUPS = 20  # reasons of failure
+USAGE = ("calls", "prompt_tokens", "completion_tokens", "cost")
+
+Shown = dict[tuple[str, str, int], Facts]  # by configuration, example and sample
+
+
+def read_traces(record: Record) -> Facts:
+    """Read the traces once and return ``components``, ``failures`` and ``examples``."""
+    split, before, after = _compared_split(record)
+    wanted = {e.configuration for e in (before, after) if e}
+    components: dict[str, Facts] = {}
+    failures: dict[tuple[str, str, str], Facts] = {}
+    texts: Shown = {}
+    for trace in read_records(record.path / "traces.jsonl"):
+        for call in trace["calls"]:
+            _add_cost(components, call)
+        if trace["failure"]:
+            _add_failure(failures, trace)
+        if trace["split"] == split and trace["configuration"] in wanted:
+            texts[trace["configuration"], trace["example"], trace["sample"]] = _texts(trace)
+    common = sorted(failures.values(), key=lambda group: -group["count"])
+    return {
+        "components": [*components.values(), *_rest(record, components.values())],
+        "failures": common[:GROUPS],
+        "other_failures": sum(group["count"] for group in common[GROUPS:]),
+        "examples": _examples(split, before, after, texts),
+    }
+
+
+def _compared_split(record: Record) -> tuple[str, Evaluation | None, Evaluation | None]:
+    """Return the test split's evaluations, or else the validation split's."""
+    pairs = {"test": ("test_before", "test_after"), "valid": ("before", "incumbent")}
+    for split, (first, last) in pairs.items():
+        before, after = record.evaluation(first), record.evaluation(last)
+        if before and after:
+            return split, before, after
+    return "valid", None, None
+
+
+def _add_cost(components: dict[str, Facts], call: Mapping[str, Any]) -> None:
+    """Add one call to its component; a call answered from the cache costs nothing."""
+    empty = {"component": call["component"], "executed": 0, "reused": 0, "seconds": 0.0}
+    row = components.setdefault(call["component"], {**empty, **dict.fromkeys(USAGE, 0)})
+    if call["reused"]:
+        row["reused"] += 1
+        return
+    row["executed"] += 1
+    row["seconds"] += call["seconds"]
+    for name, value in zip(USAGE, call["usage"], strict=True):
+        row[name] += value
+
+
+def _rest(record: Record, rows: Iterable[Facts]) -> list[Facts]:
+    """Return a row for what was spent outside the recorded runs: train runs and written prompts."""
+    totals = {name: record.spent.get(name, 0) for name in USAGE}
+    rows = list(rows)
+    rest = {name: totals[name] - sum(row[name] for row in rows) for name in USAGE}
+    if rest["calls"] <= 0:
+        return []
+    return [{"component": "", "executed": None, "reused": None, "seconds": None, **rest}]
+
+
+def _add_failure(failures: dict[tuple[str, str, str], Facts], trace: Mapping[str, Any]) -> None:
+    kind, message = trace["failure"]
+    where = next((call["component"] for call in trace["calls"] if call["failure"]), "")
+    group = failures.setdefault(
+        (kind, message, where),
+        {"kind": kind, "message": shown(message), "where": where, "count": 0, "valid": 0, "test": 0},
+    )
+    group["count"] += 1
+    group[trace["split"]] += 1
+
+
+def _texts(trace: Mapping[str, Any]) -> Facts:
+    """Return what is shown of a trace, cut to a readable length."""
+    inputs = trace["inputs"]
+    gold = {key: value for key, value in trace["gold"].items() if inputs.get(key) != value}
+    failure = trace["failure"]
+    return {
+        "inputs": {key: shown(value) for key, value in inputs.items()},
+        "gold": {key: shown(value) for key, value in gold.items()},
+        "outputs": {key: shown(value) for key, value in trace["outputs"].items()},
+        "failure": f"{failure[0]}: {shown(failure[1])}" if failure else "",
+        "feedback": "" if failure else shown(trace["feedback"]),
+    }
+
+
+def _examples(split: str, before: Evaluation | None, after: Evaluation | None, texts: Shown) -> Facts:
+    """Return the examples that lost and gained most, the worst ones left, and how many moved."""
+    if before is None or after is None:
+        return {"split": split, "counts": None, "lost": [], "gained": [], "worst": []}
+    old, new = by_example(before), by_example(after)
+    gains = {example: new[example] - old[example] for example in old if example in new}
+    lost = sorted((e for e in gains if gains[e] < 0), key=lambda e: gains[e])
+    gained = sorted((e for e in gains if gains[e] > 0), key=lambda e: -gains[e])
+    worst = [
+        e for e in sorted(gains, key=lambda e: new[e]) if e not in lost[:SHOWN] and new[e] < max(new.values())
+    ]
+    first, last = _first_samples(before), _first_samples(after)
+
+    def show(example: str) -> Facts:
+        then = texts.get((before.configuration, example, first[example]), {})
+        now = texts.get((after.configuration, example, last[example]), {})
+        sides = {"before": {**then, "score": old[example]}, "after": {**now, "score": new[example]}}
+        shared = {name: now.get(name) or then.get(name, {}) for name in ("inputs", "gold")}
+        return {"example": example, **shared, **sides}
+
+    return {
+        "split": split,
+        "counts": {"lost": len(lost), "gained": len(gained), "same": len(gains) - len(lost) - len(gained)},
+        "repeats": len(after.rows) // max(1, len(new)),
+        "lost": [show(e) for e in lost[:SHOWN]],
+        "gained": [show(e) for e in gained[:SHOWN]],
+        "worst": [show(e) for e in worst[:SHOWN]],
+    }
+
+
+def _first_samples(evaluation: Evaluation) -> dict[str, int]:
+    return {row.example: row.sample for row in reversed(evaluation.rows)}

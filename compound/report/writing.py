@@ -1,0 +1,53 @@
+"""The report of a run: ``report.md`` and ``report.html``, written from the run directory's files alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from compound.report.facts import summarize
+from compound.report.html import page
+from compound.report.markdown import markdown
+from compound.report.sections import spending
+from compound.report.tables import brief
+from compound.report.text import line_diff, visible
+from compound.store import write_atomically
+
+
+def write(path: str | Path) -> None:
+    """Write ``report.md`` and ``report.html`` into a run directory, of a finished or an unfinished run.
+
+    Without matplotlib they have no figures and say how to get them.
+
+    Raises:
+        RunDirectoryError: it is no run directory, or one of its files is broken.
+    """
+    facts = summarize(path)
+    write_atomically(Path(path) / "report.md", visible(markdown(facts)))
+    write_atomically(Path(path) / "report.html", visible(page(facts)))
+
+
+def closing(path: str | Path) -> str:
+    """Return what a terminal shows when a run ends: the result, what changed, what it cost, the files.
+
+    Raises:
+        RunDirectoryError: it is no run directory, or one of its files is broken.
+    """
+    facts, folder = summarize(path), Path(path)
+    blocks = [
+        [f"{facts['system']}: {facts['title']}", facts["sentence"], *facts["notes"]],
+        [line for change in facts["changes"] for line in _changed(change)],
+        [f"spent: {spending(facts['spent'])}", f"report: {folder / 'report.html'}"],
+    ]
+    if facts["files"]["best.json"]:
+        blocks[-1].append(f"best configuration: {folder / 'best.json'}")
+    return visible("\n\n".join("\n".join(lines) for lines in blocks if lines))
+
+
+def _changed(change: Mapping[str, Any]) -> list[str]:
+    """Return one change: a text as the lines that differ, everything else as old and new."""
+    if change["kind"] != "text":
+        return [f"{change['key']}: {brief(change['before'])} -> {brief(change['after'])}"]
+    lines = line_diff(change["before"] or "", change["after"] or "")
+    return [f"{change['key']}:", *(f"  {line[0]} {line[1:]}" for line in lines if line[0] in "-+")]

@@ -1,0 +1,194 @@
+"""From a file's components and references to a `System`, finding every wrong edge on the way.
+
+All nodes are first made without wires: their ports are known then, so that each edge is checked alone,
+whatever is wrong elsewhere. Only a graph without mistakes is wired for good.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import networkx as nx
+
+from compound.component import NAME, Component, Condition, Input, Node, connect
+from compound.errors import nearest
+from compound.spec.context import Context
+from compound.spec.document import Address
+from compound.spec.edges import Edges, Names
+from compound.spec.file_types import Reference, Type
+from compound.spec.make import make_component
+from compound.spec.shape import fitted
+from compound.spec.uses import Use, head, read_use
+from compound.system import System
+
+
+class Graph:
+    """One graph of the file: the system itself, or the body of a loop or map."""
+
+    def __init__(self, context: Context, address: Address, name: str, outer: Graph | None = None) -> None:
+        self._context = context
+        self._document = context.document
+        self._address = address
+        self._name = name
+        self._outer = outer
+        self._made: dict[str, Component | None] = {}
+        self._being_made: list[str] = []
+        self._used: set[str] = set()
+        self._complete = True  # whether every name and every edge could be read
+        self._inputs = {name: Input(name, self._type(name)) for name in self._names("inputs")}
+        self._entries = self._names("components")
+        self._uses: dict[str, Use] = {}
+        self._outputs: dict[str, str] = {}
+
+    def system(self, lm: str | None = None) -> System | None:
+        """Return the graph as a system, or None; everything wrong with it is noted."""
+        for name in self._entries:
+            self._component(name)
+        uses = [*map(self._own_node, self._entries), *map(self._further_node, self._names("nodes"))]
+        self._complete &= all(use.whole for use in uses)
+        self._outputs = self._read_outputs()
+        self._uses = {use.name: use for use in uses if not self._is_declaration(use, uses)}
+        stubs = {name: use.stub() for name, use in self._uses.items()}
+        edges = Edges(self._context, Names(self._inputs, stubs))
+        for use in self._uses.values():
+            edges.check(use)
+        for key, reference in self._outputs.items():
+            edges.source(reference, (*self._address, "outputs", key))
+        order = self._order()
+        if self._complete and edges.known and order is not None:
+            self._note_unused()
+        broken = any(use.component is None for use in self._uses.values())
+        if order is None or broken or not self._complete or self._document.wrong(self._address):
+            return None
+        return self._wired(order, lm)
+
+    # Reading names, components and uses
+
+    def _names(self, section: str) -> list[str]:
+        found = self._document.at((*self._address, section))
+        keys = list(found) if isinstance(found, dict) else []
+        absent = not self._document.has((*self._address, section))
+        self._complete &= (isinstance(found, dict) or absent) and all(NAME.match(key) for key in keys)
+        return [key for key in keys if NAME.match(key)]
+
+    def _type(self, name: str) -> Any:
+        kind = fitted(self._document, Type, (*self._address, "inputs", name))
+        return Any if kind is None else kind
+
+    def _component(self, name: str) -> Component | None:
+        """Make a component when it is first asked for: bodies may use what is declared further down."""
+        if name not in self._made:
+            address = (*self._address, "components", name)
+            if name in self._being_made:
+                circle = " -> ".join([*self._being_made, name])
+                self._document.report(address, f"contains itself: {circle}", key=True)
+                return None
+            self._being_made.append(name)
+            self._made[name] = make_component(self._context, name, address, self._body)
+            self._being_made.remove(name)
+        return self._made[name]
+
+    def _body(self, address: Address, name: str) -> System | None:
+        return Graph(self._context, address, name, outer=self).system()
+
+    def _find(self, name: str) -> Component | None:
+        """Return a component by name, from here or from the graphs around this one."""
+        if name in self._entries:
+            self._used.add(name)
+            return self._component(name)
+        return self._outer._find(name) if self._outer else None
+
+    def _visible(self) -> list[str]:
+        return [*self._entries, *(self._outer._visible() if self._outer else [])]
+
+    def _own_node(self, name: str) -> Use:
+        address = (*self._address, "components", name)
+        first = self._context.names.setdefault(name, address)
+        if first != address:
+            hint = f"the first is at {self._document.label(first, key=True)}"
+            self._document.report(address, f"a second component is named {name!r}", hint, key=True)
+        self._refuse_input(name, address)
+        return read_use(self._document, name, address, self._made[name])
+
+    def _further_node(self, name: str) -> Use:
+        address = (*self._address, "nodes", name)
+        component, used, visible = None, self._document.at((*address, "use")), self._visible()
+        if name in self._entries:
+            self._document.report(address, "a component's own node has this name", "choose another", key=True)
+        self._refuse_input(name, address)
+        if isinstance(used, str) and NAME.match(used):
+            component = self._find(used)
+            if used not in visible:
+                self._document.report((*address, "use"), f"no component {used!r}", nearest(used, visible))
+        return read_use(self._document, name, address, component)
+
+    def _refuse_input(self, name: str, address: Address) -> None:
+        if name in self._inputs:
+            what = f"${name} would name an input and a node"
+            self._document.report(address, what, "rename one of them", key=True)
+
+    def _read_outputs(self) -> dict[str, str]:
+        outputs = {}
+        for key in self._names("outputs"):
+            address = (*self._address, "outputs", key)
+            if fitted(self._document, Reference, address) is None:
+                self._complete = False
+            else:
+                outputs[key] = self._document.at(address)
+        self._complete &= bool(outputs)
+        return outputs
+
+    def _is_declaration(self, use: Use, uses: list[Use]) -> bool:
+        """Return whether an entry only declares a component for other nodes to use."""
+        bare = use.whole and not use.references and use.address[-2] == "components"
+        references = [*self._outputs.values(), *(r for other in uses for r in other.references)]
+        return bare and use.name in self._used and use.name not in map(head, references)
+
+    # The graph as a whole
+
+    def _order(self) -> list[str] | None:
+        """Return the nodes so that each comes after what it reads, or None after naming every cycle."""
+        graph = nx.DiGraph()
+        graph.add_nodes_from(self._uses)
+        for use in self._uses.values():
+            graph.add_edges_from((head(r), use.name) for r in use.references if head(r) in self._uses)
+        if nx.is_directed_acyclic_graph(graph):
+            return list(nx.topological_sort(graph))
+        for group in nx.strongly_connected_components(graph):
+            part = graph.subgraph(group)
+            if part.number_of_edges():
+                first = next(name for name in self._uses if name in group)
+                circle = [edge[0] for edge in nx.find_cycle(part, first)]
+                start = circle.index(first) if first in circle else 0
+                named = " -> ".join([*circle[start:], *circle[:start], circle[start]])
+                address = self._uses[circle[start]].address
+                self._document.report(address, f"a cycle: {named}", "use a loop for repetition", key=True)
+        return None
+
+    def _note_unused(self) -> None:
+        graph = nx.DiGraph()
+        graph.add_nodes_from([*self._uses, *self._inputs])
+        for use in self._uses.values():
+            graph.add_edges_from((head(r), use.name) for r in use.references)
+        targets = {head(reference) for reference in self._outputs.values()}
+        needed = targets.union(*(nx.ancestors(graph, target) for target in targets))
+        for name, use in self._uses.items():
+            if name not in needed:
+                what = "no output depends on this node"
+                self._document.report(use.address, what, "use it or remove it", key=True)
+        for name in self._inputs:
+            if name not in targets and not graph.out_degree(name):
+                address, what = (*self._address, "inputs", name), "nothing reads this input"
+                self._document.report(address, what, "connect it or remove it", key=True)
+
+    def _wired(self, order: list[str], lm: str | None) -> System:
+        nodes: dict[str, Node | None] = {}
+        names = Names(self._inputs, nodes)
+        for name in order:
+            use = self._uses[name]
+            assert use.component is not None
+            wires = {port: names.resolve(reference) for port, reference in use.wires.items()}
+            when = Condition(names.resolve(use.when[0]), use.when[1]) if use.when else None
+            nodes[name] = connect(use.component, name, wires, when)
+        outputs = {key: names.resolve(reference) for key, reference in self._outputs.items()}
+        return System(self._name, outputs, inputs=list(self._inputs.values()), lm=lm)

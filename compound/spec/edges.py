@@ -1,0 +1,123 @@
+"""The edges of a graph: what a reference means, and whether it may feed a port.
+
+Each edge is tried alone, with all other ports of its node fed by what fits everything: so every wrong edge
+is found, and the core says what is wrong with it. A reference to a broken component fits everything too:
+it is no second mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from compound.component import Component, Condition, Input, Node, Output, Source, connect
+from compound.components.llm import LLM
+from compound.errors import DeclarationError, WiringError, nearest
+from compound.spec.context import Context
+from compound.spec.document import Address
+from compound.spec.uses import Use
+
+ANYTHING = Input("anything", Any)
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the references of a graph can name; a node that is None is broken."""
+
+    inputs: Mapping[str, Input]
+    nodes: Mapping[str, Node | None]
+
+    def resolve(self, reference: str) -> Source:
+        """Return what a reference means.
+
+        Raises:
+            WiringError: it means nothing.
+        """
+        name, _, field = reference[1:].partition(".")
+        if name in self.inputs:
+            if field:
+                raise WiringError(f"${name} is an input and has no fields", hint=f"write ${name}")
+            return self.inputs[name]
+        if name not in self.nodes:
+            possible = {f"${known}" for known in (*self.inputs, *self.nodes)}
+            raise WiringError(f"{reference} names no input and no node", hint=nearest(f"${name}", possible))
+        node = self.nodes[name]
+        return ANYTHING if node is None else _output(node, field)
+
+
+def _output(node: Node, field: str) -> Output:
+    fields = node.component.outputs
+    if not field and len(fields) != 1:
+        choices = ", ".join(f"${node.name}.{known}" for known in fields)
+        raise WiringError(f"${node.name} has {len(fields)} outputs", hint=f"write one of {choices}")
+    if field and field not in fields:
+        raise WiringError(f"{node.name} has no output {field!r}", hint=nearest(field, fields))
+    return Output(node, field or next(iter(fields)))
+
+
+class Edges:
+    """Checks the edges of one graph; ``known`` turns false at the first reference without a meaning."""
+
+    def __init__(self, context: Context, names: Names) -> None:
+        self._context = context
+        self._document = context.document
+        self._names = names
+        self.known = True
+
+    def source(self, reference: str, address: Address, *, key: bool = False) -> Source:
+        """Return what a reference means, or what fits everything after noting that it means nothing."""
+        try:
+            return self._names.resolve(reference)
+        except WiringError as error:
+            self.known = False
+            self._document.report_error(address, error, key=key)
+            return ANYTHING
+
+    def check(self, use: Use) -> None:
+        """Note every wrong edge of a node, and every port that is left without one."""
+        sources = {port: self.source(r, (*use.address, "in", port)) for port, r in use.wires.items()}
+        condition = self._condition(use)
+        component = use.component
+        if component is None:
+            return
+        required = [port for port, p in (component.inputs or {}).items() if not p.optional]
+        fed: Mapping[str, Source] = dict.fromkeys(required, ANYTHING)
+        for port, source in sources.items():
+            self._try(component, use, (*use.address, "in", port), {**fed, port: source})
+        for port in required if use.whole else ():
+            if port not in sources:
+                self._try(component, use, (*use.address, "in"), {p: s for p, s in fed.items() if p != port})
+        if condition is not None:
+            self._try(component, use, (*use.address, "when"), fed, condition)
+        if isinstance(component, LLM):
+            self._check_model(component, use, sources)
+
+    def _condition(self, use: Use) -> Condition | None:
+        if use.when is None:
+            return None
+        reference, value = use.when
+        mapping = isinstance(self._document.at((*use.address, "when")), dict)
+        address = (*use.address, "when", *([reference] if mapping else []))
+        return Condition(self.source(reference, address, key=mapping), value)
+
+    def _try(
+        self,
+        component: Component,
+        use: Use,
+        address: Address,
+        wires: Mapping[str, Source],
+        when: Condition | None = None,
+    ) -> None:
+        try:
+            connect(component, use.name, wires, when)
+        except DeclarationError as error:
+            hint = "write `when: {$node.field: VALUE}` with a value it can have" if when else error.hint
+            self._document.report(address, error.message, hint, key=True)
+
+    def _check_model(self, component: LLM, use: Use, sources: Mapping[str, Source]) -> None:
+        if "lm" not in sources:
+            if component.lm is None:
+                self._context.without_model.setdefault(component.name, use.address)
+        elif get_origin(sources["lm"].type) is Literal:
+            self._context.check_models(get_args(sources["lm"].type), (*use.address, "in", "lm"))

@@ -1,0 +1,164 @@
+"""What the YAML file may hold, as one pydantic model; the JSON Schema for editors comes from it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import typing
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag, create_model
+
+from compound.data import Split
+from compound.engines import KINDS as ENGINES
+from compound.metrics import METRICS
+from compound.settings import OptimizeSettings
+from compound.spec.file_components import (
+    KINDS,
+    BM25Settings,
+    Body,
+    DenseSettings,
+    PassagesSettings,
+    one_key,
+)
+from compound.spec.file_settings import TAGGED as SPACE_TAGS
+from compound.spec.file_types import Code, Model, Name
+
+SplitBy = Annotated[
+    Annotated[str, Tag("~column")] | Annotated[dict[Split, float], Tag("~shares")],
+    Discriminator(lambda value: "~shares" if isinstance(value, Mapping) else "~column"),
+]
+
+
+class DataSettings(Model):
+    """Where the examples are."""
+
+    path: str = Field(min_length=1)
+    """A folder or file relative to this file, or a data set's id on the Hugging Face hub."""
+    train: str = "train"
+    """The split to learn from."""
+    valid: str = "dev"
+    """The split that decides about acceptance."""
+    test: str | None = "test"
+    """The split the report reads, once; `null` when there is none."""
+    fields: dict[str, str] = Field(default={})
+    """Column of each input or gold field whose column has another name."""
+    id: str = "id"
+    """The column that identifies a row."""
+    split_by: SplitBy | None = None
+    """For one file: the column that names the split, or the share of each."""
+    subset: str | None = None
+    """The hub's name of a part of the data set."""
+
+
+def _model(name: str, doc: str, **fields: Any) -> type[Model]:
+    return create_model(name, __base__=Model, __doc__=doc, __module__=__name__, **fields)
+
+
+def _arguments(factory: Callable[..., Any]) -> dict[str, Any]:
+    """Return the parameters of a function or class as the fields of a model."""
+    hints = typing.get_type_hints(vars(factory)["__init__"] if isinstance(factory, type) else factory)
+    doc = inspect.getdoc(factory) or ""
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(factory).parameters.items():
+        described = re.search(rf"^( +){name}: (.+(?:\n\1 +.+)*)$", doc, re.MULTILINE)
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[name] = (
+            hints[name],
+            Field(default, description=" ".join(described[2].split()) if described else None),
+        )
+    return fields
+
+
+def _summary(factory: Callable[..., Any]) -> str:
+    return (inspect.getdoc(factory) or "").split("\n", 1)[0]
+
+
+class CustomMetric(Model):
+    """A function of (outputs, example) that returns a number or a Score."""
+
+    call: Code
+    """The function, as module:name."""
+    name: str = ""
+    """What reports call it; the function's name by default."""
+
+
+def _entry(name: str, factory: Callable[..., Any]) -> type[Model]:
+    """Return the model of ``{name: {parameter: value}}``."""
+    settings = _model(f"{name}_settings", _summary(factory), **_arguments(factory))
+    return _model(f"{name}_entry", _summary(factory), **{name: (settings, ...)})
+
+
+def _engine_class(place: str) -> Callable[..., Any]:
+    module, _, name = place.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def _union(models: Mapping[str, type[Model]]) -> Any:
+    return typing.Union[tuple(Annotated[model, Tag(f"~{name}")] for name, model in models.items())]  # noqa: UP007
+
+
+_METRICS = {
+    **{name: _entry(name, factory) for name, factory in METRICS.items()},
+    "custom": _model("custom_entry", "A metric of your own.", custom=(CustomMetric, ...)),
+}
+_ENGINES = {kind: _entry(kind, _engine_class(place)) for kind, place in ENGINES.items()}
+
+
+if typing.TYPE_CHECKING:
+    Metric = Model
+    Engine = Model
+else:
+    Metric = Annotated[_union(_METRICS), one_key(_METRICS, "metric")]
+    Engine = Annotated[_union(_ENGINES), one_key(_ENGINES, "engine")]
+
+
+class File(Body):
+    """A compound AI system, with its data, its metric and how to optimize it."""
+
+    system: Name
+    """The system's name, for run directories and reports."""
+    lm: str | None = None
+    """The model of every LLM component that names none: smollm2, a folder, provider/model, or engine."""
+    engines: dict[str, Engine] = Field(default={})
+    """Named models with settings, usable wherever a model's name stands."""
+    data: DataSettings | None = None
+    """The examples."""
+    metric: Metric | None = None
+    """How outputs are scored, by exactly one metric."""
+    optimize: OptimizeSettings = OptimizeSettings()
+    """How the system is optimized."""
+
+
+POSSIBLE: Mapping[str, Mapping[str, type[Model]]] = {"kind": KINDS, "metric": _METRICS, "engine": _ENGINES}
+"""The keys of which exactly one must be there, by what they choose."""
+TAGGED: Mapping[str, type[Model]] = {
+    **SPACE_TAGS,
+    "~bm25": BM25Settings,
+    "~dense": DenseSettings,
+    "~passages": PassagesSettings,
+    **{f"~{name}": model for group in POSSIBLE.values() for name, model in group.items()},
+}
+"""Which model a part of an error's location stands for."""
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of the file."""
+    found = {"$schema": "https://json-schema.org/draft/2020-12/schema", **File.model_json_schema()}
+    _close(found)
+    return found
+
+
+def _close(part: Any) -> None:
+    """Refuse keys that are no names: pydantic says which keys fit, but not that there are no others."""
+    if isinstance(part, dict):
+        if "patternProperties" in part:
+            part.setdefault("additionalProperties", False)
+        for item in part.values():
+            _close(item)
+    elif isinstance(part, list):
+        for item in part:
+            _close(item)

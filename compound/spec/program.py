@@ -1,0 +1,211 @@
+"""The YAML file of a system, its data, its metric and how to optimize it: read, checked, resolved.
+
+Every mistake of a file is reported at once, as ``file:line:column: where.it.is: what; hint``.
+A file that names Python code (``call:``, ``class:``) is as trusted as Python; ``allow_import=False``
+refuses such files.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compound.contracts import Engine, Metric
+from compound.data import EXTENSIONS, Dataset
+from compound.engines import find_engine, open_engine
+from compound.errors import DeclarationError, SpecError, nearest
+from compound.metrics import METRICS, custom
+from compound.settings import OptimizeSettings
+from compound.spec.build import Graph
+from compound.spec.context import Context
+from compound.spec.document import Document
+from compound.spec.file_model import POSSIBLE, CustomMetric, DataSettings, SplitBy
+from compound.spec.file_model import Engine as EngineModel
+from compound.spec.file_model import Metric as MetricModel
+from compound.spec.overrides import apply
+from compound.spec.shape import fitted, note_misfits
+from compound.spec.yaml_source import MAX_BYTES, read
+from compound.system import System
+
+EngineSettings = tuple[str, Mapping[str, Any]]
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a file says, ready to run.
+
+    Attributes:
+        path: the file.
+        text: its text as given, without overrides.
+        system: the system, bound to the values it starts from.
+        data: where the examples are, if the file says so.
+        metric: how outputs are scored, if the file says so.
+        optimize: how to optimize.
+        engines: the models the file names, each with the kind of its engine and settings.
+    """
+
+    path: Path
+    text: str
+    system: System
+    data: Dataset | None
+    metric: Metric | None
+    optimize: OptimizeSettings
+    engines: Mapping[str, EngineSettings]
+
+    def find_engine(self, lm: str) -> Engine:
+        """Return the engine of a model: one of the file's, or one by the form of the name.
+
+        Raises:
+            DeclarationError: there is none, or its settings are not those of its kind.
+        """
+        if lm not in self.engines:
+            return find_engine(lm)
+        kind, settings = self.engines[lm]
+        try:
+            return open_engine(kind, **settings)
+        except TypeError as error:
+            raise DeclarationError(f"{self.path}: engines.{lm}.{kind}: {error}") from error
+
+
+def load(
+    path: str | Path,
+    *,
+    overrides: Sequence[tuple[str, str]] = (),
+    allow_import: bool = True,
+    models: Collection[str] = (),
+) -> Program:
+    """Read a file; paths in it are relative to its folder.
+
+    Args:
+        path: the file.
+        overrides: entries to replace, such as ``("optimize.budget.system_runs", "150")``; a value is read
+            as YAML.
+        allow_import: whether the file may name Python code.
+        models: model names besides the file's own that the caller has engines for.
+
+    Raises:
+        SpecError: the file cannot be read, or something in it is wrong.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise SpecError([f"{path}: cannot be read: {reason}"]) from None
+    return _load(raw, Path(path), overrides, allow_import, models)
+
+
+def loads(
+    text: str | bytes,
+    *,
+    path: str | Path = "system.yaml",
+    overrides: Sequence[tuple[str, str]] = (),
+    allow_import: bool = True,
+    models: Collection[str] = (),
+) -> Program:
+    """Read a text as if it stood in the file ``path``; see `load`.
+
+    >>> program = loads('''
+    ... system: demo
+    ... lm: smollm2
+    ... inputs: {question: str}
+    ... components:
+    ...   answerer: {llm: {prompt: {tune: Answer in a few words.}}, in: {question: $question}}
+    ... outputs: {answer: $answerer}
+    ... ''')
+    >>> program.system.configuration["answerer.prompt"]
+    'Answer in a few words.'
+    """
+    return _load(text, Path(path), overrides, allow_import, models)
+
+
+def _load(
+    raw: bytes | str,
+    path: Path,
+    overrides: Sequence[tuple[str, str]],
+    allow_import: bool,
+    models: Collection[str],
+) -> Program:
+    document = read(raw, str(path))
+    apply(document, overrides)
+    note_misfits(document)
+    context = Context(document, path.parent, allow_import, {*models, *_keys(document, "engines")})
+    lm = fitted(document, str, ("lm",))
+    if lm is not None:
+        context.check_models([lm], ("lm",))
+    system = Graph(context, (), str(document.at(("system",)))).system(lm)
+    _check_models(context)
+    data, metric = _data(context), _metric(context)
+    optimize = _optimize(context)
+    document.check()
+    assert system is not None
+    return Program(path, document.text, system, data, metric, optimize, _engines(document))
+
+
+def _keys(document: Document, section: str) -> list[str]:
+    found = document.at((section,))
+    return list(found) if isinstance(found, dict) else []
+
+
+def _check_models(context: Context) -> None:
+    """Note, once, that some components have no model."""
+    missing = context.without_model
+    if missing and not context.document.has(("lm",)):
+        first = next(iter(missing.values()))
+        names = ", ".join(missing)
+        context.document.report(first, f"no model for {names}", "add `lm: smollm2` to the file", key=True)
+
+
+def _engines(document: Document) -> dict[str, EngineSettings]:
+    found = {name: fitted(document, EngineModel, ("engines", name)) for name in _keys(document, "engines")}
+    kinds = {name: next(iter(model.given)) for name, model in found.items()}
+    return {name: (kind, getattr(found[name], kind).given) for name, kind in kinds.items()}
+
+
+def _optimize(context: Context) -> OptimizeSettings:
+    address = ("optimize",)
+    found = fitted(context.document, OptimizeSettings, address) if context.document.has(address) else None
+    settings = found or OptimizeSettings()
+    if settings.prompts.lm is not None:
+        context.check_models([settings.prompts.lm], (*address, "prompts", "lm"))
+    return settings
+
+
+def _data(context: Context) -> Dataset | None:
+    shares = fitted(context.document, SplitBy | None, ("data", "split_by"))
+    context.attempt(("data", "split_by"), lambda: Dataset("", split_by=shares))
+    given = fitted(context.document, DataSettings | None, ("data",))
+    if given is None or context.document.wrong(("data",)):
+        return None
+    rest = {key: value for key, value in given.given.items() if key != "path"}
+    return Dataset(_data_path(context.folder, given.path), **rest)
+
+
+def _data_path(folder: Path, path: str) -> str | Path:
+    """Return a path beside the file, unless nothing lies there and it can be a data set's id on the hub."""
+    beside = folder / path
+    is_id = _HUB_ID.fullmatch(path) is not None and not path.endswith(EXTENSIONS)
+    return path if is_id and not os.path.exists(beside) else beside
+
+
+def _metric(context: Context) -> Metric | None:
+    document = context.document
+    model = fitted(document, MetricModel | None, ("metric",))
+    if model is None:
+        return None
+    name = next(name for name in POSSIBLE["metric"] if name in type(model).model_fields)
+    settings, address = getattr(model, name), ("metric", name)
+    if isinstance(settings, CustomMetric):
+        function = context.function(settings.call, (*address, "call"))
+        return None if function is None else custom(function, settings.name)
+    outputs, output = _keys(document, "outputs"), settings.output
+    if outputs and output not in outputs:
+        document.report((*address, "output"), f"no output {output!r}", nearest(output, outputs))
+    made: Metric | None = context.attempt(address, functools.partial(METRICS[name], **settings.given))
+    return made

@@ -1,0 +1,201 @@
+"""From a document to typed models; what does not fit is noted with its place and the nearest name."""
+
+from __future__ import annotations
+
+import functools
+import json
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from compound.errors import nearest
+from compound.spec.document import Address, Document, shown
+from compound.spec.file_components import INDEXES
+from compound.spec.file_model import POSSIBLE, TAGGED, File
+from compound.spec.file_settings import SPACES
+
+_NAME = "must consist of letters, digits and underscores, not starting with a digit"
+_MUST: Mapping[str, str] = {
+    "string_type": "must be a text",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a mapping",
+    "model_attributes_type": "must be a mapping",
+    "none_required": "must be left out",
+    "greater_than": "must be > {gt}",
+    "greater_than_equal": "must be >= {ge}",
+    "less_than": "must be < {lt}",
+    "less_than_equal": "must be <= {le}",
+    "string_pattern_mismatch": _NAME,
+    "form": "{message}",
+    "wrong": "{what}",
+}
+_BESIDES = ("in", "when", "out", "settings")
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def fitted(document: Document, kind: Any, address: Address = ()) -> Any:
+    """Return the value at an address as a ``kind``, or None when it does not fit (nothing is noted)."""
+    try:
+        return _validated(document, kind, address)
+    except ValidationError:
+        return None
+
+
+def note_misfits(document: Document) -> None:
+    """Note everything in the file that is not of the shape a file has."""
+    try:
+        _validated(document, File, ())
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            _note(document, detail)
+
+
+def _validated(document: Document, kind: Any, address: Address) -> Any:
+    # JSON rather than Python input: in strict mode only this turns lists into tuples.
+    return _adapter(kind).validate_json(json.dumps(document.at(address)), strict=True)
+
+
+def _note(document: Document, detail: ErrorDetails) -> None:
+    address, of_key = _address(document, detail["loc"])
+    value = document.at(address)
+    if of_key:
+        _bad_key(document, detail, address)
+    elif detail["type"] in _SPECIAL:
+        _SPECIAL[detail["type"]](document, detail, address)
+    elif detail["type"] == "missing":
+        document.report(address[:-1], f"{str(address[-1])!r} is missing", key=True)
+    else:
+        context = {**detail.get("ctx", {}), "message": detail["msg"]}
+        hint = str(context.get("hint", ""))
+        must = _MUST.get(detail["type"])
+        what = must.format(**context) if must else str(context.get("what", detail["msg"]))
+        if detail["type"] == "form" and isinstance(value, dict) and not set(value) & set(SPACES):
+            hint = nearest(next(iter(value), ""), SPACES)
+        document.report(address, f"{what}, but got {shown(value)}" if must else what, hint)
+
+
+def _address(document: Document, loc: tuple[str | int, ...]) -> tuple[Address, bool]:
+    """Return the address of an error, without pydantic's own marks, and whether it is about a key."""
+    address: Address = ()
+    for part in loc:
+        if not _is_mark(part) or document.has((*address, part)):
+            address = (*address, part)
+    return address, bool(loc) and loc[-1] == "[key]" and address[-1:] != ("[key]",)
+
+
+def _is_mark(part: str | int) -> bool:
+    return isinstance(part, str) and (part.startswith("~") or part == "[key]")
+
+
+def _bad_key(document: Document, detail: ErrorDetails, address: Address) -> None:
+    context = detail.get("ctx", {})
+    if detail["type"] == "literal_error":
+        document.report(address, "unknown key", _expected(detail, str(address[-1])), key=True)
+    else:
+        document.report(address, str(context.get("what", _NAME)), str(context.get("hint", "")), key=True)
+
+
+def _expected(detail: ErrorDetails, name: str) -> str:
+    listed = str(detail.get("ctx", {}).get("expected", "")).replace(" or ", ", ")
+    return nearest(name, [item.strip("'") for item in listed.split(", ")])
+
+
+def _unknown_key(document: Document, detail: ErrorDetails, address: Address) -> None:
+    possible = _keys(_model_at(detail["loc"][:-1]))
+    document.report(address, "unknown key", nearest(str(address[-1]), possible), key=True)
+
+
+def _not_listed(document: Document, detail: ErrorDetails, address: Address) -> None:
+    value = document.at(address)
+    document.report(address, f"cannot be {shown(value)}", _expected(detail, str(value)))
+
+
+def _count(document: Document, detail: ErrorDetails, address: Address) -> None:
+    context = detail.get("ctx", {})
+    low, high, found = context.get("min_length"), context.get("max_length"), context.get("actual_length")
+    if found == 0 or not document.at(address):
+        document.report(address, "must not be empty")
+    else:
+        wanted = f"at least {low}" if low is not None else f"at most {high}"
+        document.report(address, f"must have {wanted} entries, but has {found}")
+
+
+def _one_key(document: Document, detail: ErrorDetails, address: Address) -> None:
+    noun = detail["msg"]
+    possible = POSSIBLE[noun]
+    value = document.at(address)
+    if not isinstance(value, dict):
+        document.report(address, f"must be a mapping with one {noun}, but got {shown(value)}", _all(possible))
+        return
+    found = [key for key in value if key in possible]
+    others = [key for key in value if key not in possible and key not in _BESIDES]
+    if found:
+        kinds = " and ".join(map(repr, found))
+        document.report((*address, found[1]), f"names several: {kinds}", f"keep one {noun}", key=True)
+    elif others:
+        document.report((*address, others[0]), f"unknown {noun}", nearest(others[0], possible), key=True)
+    else:
+        document.report(address, f"names no {noun}", _all(possible), key=True)
+
+
+def _index(document: Document, detail: ErrorDetails, address: Address) -> None:
+    value = document.at(address)
+    if not isinstance(value, dict):
+        document.report(address, f"must be a mapping, but got {shown(value)}")
+    elif "index" not in value:
+        document.report(address, "'index' is missing", _all(INDEXES), key=True)
+    else:
+        index = value["index"]
+        document.report((*address, "index"), f"unknown index {shown(index)}", nearest(str(index), INDEXES))
+
+
+def _all(names: Iterable[str]) -> str:
+    return f"possible: {', '.join(sorted(names))}"
+
+
+_SPECIAL: Mapping[str, Callable[[Document, ErrorDetails, Address], None]] = {
+    "extra_forbidden": _unknown_key,
+    "literal_error": _not_listed,
+    "too_short": _count,
+    "too_long": _count,
+    "string_too_short": _count,
+    "one_key": _one_key,
+    "index": _index,
+}
+
+
+def _model_at(loc: tuple[str | int, ...]) -> type[BaseModel]:
+    """Return the model an error's location leads to: tags name models, keys name their fields."""
+    model: type[BaseModel] = File
+    for part in loc:
+        if _is_mark(part):
+            model = TAGGED.get(str(part), model)
+        for name, field in model.model_fields.items():
+            if part in (name, field.alias):
+                model = next(_models(field.annotation), model)
+    return model
+
+
+def _models(annotation: Any) -> Iterator[Any]:
+    """Yield the only model in an annotation; which of several is meant, a tag says."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    found = [model for argument in typing.get_args(annotation) for model in _models(argument)]
+    yield from found if len(found) == 1 else ()
+
+
+def _keys(model: type[BaseModel]) -> list[str]:
+    return [field.alias or name for name, field in model.model_fields.items()]

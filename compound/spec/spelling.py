@@ -1,0 +1,63 @@
+"""How types, spaces and Python code are spelled in the YAML file."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from compound.errors import DeclarationError
+from compound.ports import parse, spell
+from compound.space import Choice, Demos, Float, Int, LoRA, Space, Text, Weights
+from compound.spec.yaml_text import Flow
+
+Tree = dict[str, Any]
+
+
+def spell_type(kind: Any, where: str) -> str:
+    """Return a port type as the file spells it."""
+    text = spell(kind)
+    try:
+        same = parse(text) == kind
+    except DeclarationError:
+        same = False
+    if not same:
+        raise DeclarationError(f"{where}: the type {text} cannot be written in YAML", hint="use a plain type")
+    return text
+
+
+def spell_space(space: Space, value: Any) -> Tree:
+    """Return a space that starts at a value."""
+    if isinstance(space, Text):
+        limit = {} if space.max_length == Text.max_length else {"max_length": space.max_length}
+        return {"tune": value, **limit}
+    if isinstance(space, Demos):
+        return {"tune": space.max, **({"value": value} if value else {})}
+    if isinstance(space, Choice):
+        return Flow(choice=space.options, value=value)
+    if isinstance(space, Int | Float):
+        key = "int" if isinstance(space, Int) else "float"
+        return Flow({key: [space.low, space.high], "value": value, **({"log": True} if space.log else {})})
+    if isinstance(space, Weights):
+        targets = {} if space.targets == LoRA().targets else {"targets": space.targets}
+        shape = {"rank": space.rank, "alpha": space.alpha, **targets}
+        return {"lora": Flow(shape), **({"value": value} if value else {})}
+    raise DeclarationError(f"a {type(space).__name__} space has no spelling in YAML")
+
+
+def spell_code(found: Any, name: str) -> str:
+    """Return ``module:name`` of a function or class that can be found by it."""
+    module, path = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
+    here: Any = None
+    if isinstance(module, str) and isinstance(path, str) and module != "__main__" and "<" not in path:
+        try:
+            here = importlib.import_module(module)
+            for part in path.split("."):
+                here = getattr(here, part)
+        except (ImportError, AttributeError):
+            here = None
+    if here is None or here != found:
+        raise DeclarationError(
+            f"{name}: {path or found!r} of {module} cannot be named in a file",
+            hint="define it at the top of a module",
+        )
+    return f"{module}:{path}"
