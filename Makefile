@@ -29,6 +29,9 @@ format: $(VENV)/dev.stamp ## Format the code
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/dev.stamp ## Write docs/reference.md from the docstrings
+	$(BIN)/python docs/make_reference.py
+
 bench: $(VENV)/dev.stamp ## Measure overheads and the embedded engine; results go to benchmarks/data
 	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.overhead
 	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.engine_throughput

@@ -177,7 +177,8 @@ def run(
         for name, value in trace.outputs.items():
             print(value if len(trace.outputs) == 1 and isinstance(value, str) else f"{name}: {value}")
     if trace.failure is not None:
-        print(f"error: {trace.failure.kind}: {trace.failure.message}", file=sys.stderr)
+        where = next((f"{call.address}: " for call in trace.calls if call.failure is not None), "")
+        print(f"error: {where}{trace.failure.kind}: {trace.failure.message}", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -277,7 +278,7 @@ def models_list(as_json: AsJson = False) -> None:
 def _measurable(program: Program, what: str) -> Any:
     missing = [key for key in ("data", "metric") if getattr(program, key) is None]
     if missing:
-        raise SpecError([f"{program.path}:1:1: {what} needs `{missing[0]}:` in the file"])
+        raise SpecError([f"{program.path}:1:1: {what} needs `{key}:` in the file" for key in missing])
     return program
 
 

@@ -44,7 +44,8 @@ def _line(node: Node) -> str:
     component = node.component
     wires = ", ".join(f"{port}={source.label}" for port, source in node.wires.items())
     outputs = ", ".join(f"{name}: {spell(port.type)}" for name, port in component.outputs.items())
-    tuned = f"  [{', '.join(component.parameters)}]" if component.parameters else ""
+    free = [name for name in component.parameters if name not in node.wires]
+    tuned = f"  [{', '.join(free)}]" if free else ""
     use = "" if component.name == node.name else f" = {component.name}"
     when = f"  when {node.when.source.label} == {node.when.value!r}" if node.when else ""
     return f"{node.name}{use}: {component.kind}({wires}) -> {outputs}{tuned}{when}"

@@ -458,9 +458,8 @@ def _finish(
     """Return the outputs, or why there are none: a run fails when one of its outputs is missing."""
     for name, value in results.items():
         if value.data is FAILED:
-            failed = [call for call in calls if call.failure is not None]
-            first = failed[0].failure if failed else None
-            return {}, first or Failure("error", f"output {name!r} failed")
+            reasons = [call.failure for call in calls if call.failure is not None]
+            return {}, reasons[0] if reasons else Failure("error", f"output {name!r} failed")
         if value.data is ABSENT:
             return {}, Failure("skipped", f"{_skipped(system, name)} was skipped by a condition")
     return {name: value.data for name, value in results.items()}, None

@@ -60,7 +60,7 @@ class OptimizeSettings(_Settings):
     """How a system is optimized."""
 
     method: str = "search"
-    """`search` (prompts, demonstrations, choices and numbers in turn), or `random`."""
+    """`search` (prompts, demonstrations, choices and numbers), `random`, or `module:function` of your own."""
     seed: int = Field(default=0, ge=0)
     """Names every random stream of the run."""
     budget: BudgetSettings = BudgetSettings()

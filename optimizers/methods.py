@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from compound.errors import DeclarationError, nearest
 from compound.optimization import Job, Method, Optimizer
@@ -12,6 +13,7 @@ from compound.optimizers.sampling import NumberSearch
 from compound.optimizers.scheduler import Uniform
 from compound.settings import OptimizeSettings
 from compound.space import Choice, Demos, Float, Int, Text, Weights
+from compound.spec.python_code import find_code
 from compound.system import System
 
 PROMPTS_WEIGHT = 3.0  # finding demonstrations costs runs before the first candidate is scored
@@ -44,18 +46,25 @@ def random(system: System, settings: OptimizeSettings) -> Method:
     return Method("random", {"random": RandomSearch()}, jobs, Uniform())
 
 
-METHODS: Mapping[str, Callable[[System, OptimizeSettings], Method]] = {"search": search, "random": random}
+MakeMethod = Callable[[System, OptimizeSettings], Method]
+METHODS: Mapping[str, MakeMethod] = {"search": search, "random": random}
 
 
 def method(name: str, system: System, settings: OptimizeSettings) -> Method:
     """Return a method for a system.
 
+    Args:
+        name: one of `METHODS`, or ``module:function`` for one of your own.
+        system: what is to be optimized.
+        settings: how.
+
     Raises:
         DeclarationError: there is no such method, or the system has nothing it could change.
     """
-    if name not in METHODS:
-        raise DeclarationError(f"no method {name!r}", hint=nearest(name, METHODS))
-    chosen = METHODS[name](system, settings)
+    if name not in METHODS and ":" not in name:
+        raise DeclarationError(f"no method {name!r}", hint=f"{nearest(name, METHODS)}, or module:function")
+    make: MakeMethod = METHODS[name] if name in METHODS else find_code(name, Path())
+    chosen = make(system, settings)
     if not chosen.jobs:
         raise DeclarationError(
             f"system {system.name!r} has no parameter that method {name!r} can change",

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import os
 import random
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -379,6 +384,54 @@ def test_deterministic_batches_have_one_shape_per_length_class(
     run(lm, *varied(21))
     assert {rows for rows, _, _ in passes} == {decoding.EXACT_ROWS}
     assert all(tokens == 1 or tokens % decoding.BUCKET == 0 for _, tokens, _ in passes)
+
+
+WHOLE_RUN = """
+import os, sys
+import compound as cp
+import compound.report
+import torch
+from compound.components.engines.lm_transformers import TransformersEngine
+from compound.optimizing import optimize
+from compound.settings import BudgetSettings, OptimizeSettings
+
+torch.set_num_threads(1)
+os.fsync = compound.report.write = lambda _: None
+question = cp.Input("question", str)
+first = cp.LLM("first", prompt=cp.Text("Say a word."), demos=cp.Demos(max=2), temperature=0.8, max_tokens=6)
+second = cp.LLM("second", prompt=cp.Text("Answer."), temperature=cp.Float(0.0, 1.0), max_tokens=6)
+system = cp.System("two", outputs={"y": second(word=first(question=question), question=question)}, lm="lm")
+words = "the quick brown fox jumps over a lazy dog and runs far away from king town".split()
+rows = [{"question": f"{a} {b}", "answer": a} for a in words for b in words[:6]]
+data = cp.Dataset.of(train=rows[:40], valid=rows[40:56], test=rows[56:64])
+metric = cp.custom(lambda outputs, example: len(set(outputs["y"]) & set(example.gold["answer"])) / 10, "letters")
+settings = OptimizeSettings(
+    minibatch=4, candidates=3, iterations=2, valid_size=None, budget=BudgetSettings(system_runs=90),
+    concurrency=64 if int(os.environ["PYTHONHASHSEED"]) % 2 else 1,
+)
+lm = TransformersEngine(sys.argv[1], dtype="float32", deterministic=True)
+optimize(system, data, metric, settings, run_dir=sys.argv[2], engines={"lm": lm})
+"""
+
+
+def test_a_whole_deterministic_run_is_the_same_under_eight_hash_seeds_one_call_at_a_time_or_many(
+    folder: Path, tmp_path: Path
+) -> None:
+    def optimized(seed: int) -> str:
+        target = tmp_path / str(seed)
+        subprocess.run(
+            [sys.executable, "-c", WHOLE_RUN, str(folder), str(target)],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONHASHSEED": str(seed)},
+            check=True,
+        )
+        events = [json.loads(line) for line in (target / "events.jsonl").read_text().splitlines()]
+        for event in events:
+            del event["at"], event["spent"]["seconds"]
+        assert {"baseline", "job", "test_after"} <= {event["event"] for event in events}
+        return json.dumps(events)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert len(set(pool.map(optimized, range(8)))) == 1
 
 
 # -- batches, threads, loops ----------------------------------------------------------------------------

@@ -505,7 +505,7 @@ class TestSeed:
         assert len(made) == 3
 
     def test_hash_order_leaves_no_mark(self, tmp_path: Path) -> None:
-        """Eight processes with eight string hashes write the same events."""
+        """Eight processes with eight string hashes, one call at a time or many, write the same events."""
         program = (
             "import os, sys, importlib.util\n"
             "from pathlib import Path\n"
@@ -515,9 +515,10 @@ class TestSeed:
             "sys.modules['loop_tests'] = tests\n"
             "spec.loader.exec_module(tests)\n"
             "os.fsync = compound.report.write = lambda _: None\n"
-            "lm = tests.ScriptedLM(tests.teacher)\n"
+            "lm = tests.ScriptedLM(tests.teacher, latency=tests.any_time)\n"
             "budget = tests.BudgetSettings(system_runs=200)\n"
-            "options = tests.EVERYTHING.model_copy(update={'budget': budget})\n"
+            "many = 64 if int(os.environ['PYTHONHASHSEED']) % 2 else 1\n"
+            "options = tests.EVERYTHING.model_copy(update={'budget': budget, 'concurrency': many})\n"
             "tests.run(Path(sys.argv[2]), options, lm, tests.demo(w=0.9))\n"
         )
         folders = [tmp_path / str(seed) for seed in range(8)]

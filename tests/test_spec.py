@@ -73,7 +73,7 @@ def test_the_example_of_the_design_loads(tmp_path: Path) -> None:
     assert program.system.defaults == {"lm": "smollm2"}
     assert program.data == Dataset("data/hotpotqa", "train", "dev", "test")
     assert program.metric == TokenF1("token_f1", "answer", "answer")
-    assert program.optimize.method == "optimas"
+    assert program.optimize.method == "search"
     assert program.optimize.budget.system_runs == 400
     assert program.text == DESIGN
     assert program.path == path

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -152,3 +156,31 @@ def test_a_file_of_nothing_but_openings_is_refused(opening: str) -> None:
 def test_the_files_that_are_damaged_are_good() -> None:
     for text in GOOD:
         loads(text, path=FILES / "f.yaml")
+
+
+def main_of(path: Path) -> tuple[int, str]:
+    """Check a file in a process of its own; returns the exit code and what went to stderr."""
+    ran = subprocess.run(
+        [sys.executable, "-c", "from compound.cli import main; main()", "check", str(path), "--no-import"],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return ran.returncode, ran.stderr
+
+
+def test_fifty_damaged_files_through_the_command_leave_no_traceback(tmp_path: Path) -> None:
+    def check(seed: int) -> tuple[int, int, str]:
+        path = tmp_path / f"{seed}.yaml"
+        path.write_bytes(damaged(seed))
+        return (seed, *main_of(path))
+
+    (tmp_path / "good.yaml").write_text(GOOD[0])
+    assert main_of(tmp_path / "good.yaml") == (0, "")
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(check, range(20_000, 20_050)))
+    for seed, code, err in results:
+        assert "Traceback" not in err, (seed, err)
+        assert code == (2 if err else 0), (seed, code, err)
+        assert all(re.match(rf".*{seed}\.yaml:\d+:\d+: .", line) for line in err.splitlines()), (seed, err)

@@ -10,9 +10,11 @@ from compound.report.facts import summarize
 from compound.report.html import page
 from compound.report.markdown import markdown
 from compound.report.sections import spending
-from compound.report.tables import brief
+from compound.report.tables import brief, methods, versus
 from compound.report.text import line_diff, visible
 from compound.store import write_atomically
+
+SHOWN = ("method", "validation", "test", "gain on test", "search runs")  # columns a terminal has room for
 
 
 def write(path: str | Path) -> None:
@@ -37,12 +39,25 @@ def closing(path: str | Path) -> str:
     facts, folder = summarize(path), Path(path)
     blocks = [
         [f"{facts['system']}: {facts['title']}", facts["sentence"], *facts["notes"]],
+        _compared(facts),
         [line for change in facts["changes"] for line in _changed(change)],
         [f"spent: {spending(facts['spent'])}", f"report: {folder / 'report.html'}"],
     ]
     if facts["files"]["best.json"]:
         blocks[-1].append(f"best configuration: {folder / 'best.json'}")
     return visible("\n\n".join("\n".join(lines) for lines in blocks if lines))
+
+
+def _compared(facts: Mapping[str, Any]) -> list[str]:
+    """Return the methods beside each other, and how they differ, when there is more than one."""
+    if len(facts["methods"]) < 3:  # the unoptimized system and this method
+        return []
+    table = methods(facts)
+    kept = [i for i, heading in enumerate(table.headings) if heading.split(",")[0] in SHOWN]
+    rows = [[str(row[i]) for i in kept] for row in (table.headings, *table.rows)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return [*lines, *versus(facts)]
 
 
 def _changed(change: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ refuses such files.
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -23,7 +24,7 @@ from compound.metrics import METRICS, custom
 from compound.settings import OptimizeSettings
 from compound.spec.build import Graph
 from compound.spec.context import Context
-from compound.spec.document import Document
+from compound.spec.document import Address, Document
 from compound.spec.file_model import POSSIBLE, CustomMetric, DataSettings, SplitBy
 from compound.spec.file_model import Engine as EngineModel
 from compound.spec.file_model import Metric as MetricModel
@@ -174,7 +175,19 @@ def _optimize(context: Context) -> OptimizeSettings:
     settings = found or OptimizeSettings()
     if settings.prompts.lm is not None:
         context.check_models([settings.prompts.lm], (*address, "prompts", "lm"))
+    _check_method(context, settings.method, (*address, "method"))
+    for i, name in enumerate(settings.baselines):
+        _check_method(context, name, (*address, "baselines", i))
     return settings
+
+
+def _check_method(context: Context, name: str, address: Address) -> None:
+    """Note a method that does not exist; one of the user's own is imported, so that it is found later."""
+    known = importlib.import_module("compound.optimizers.methods").METHODS
+    if ":" in name:
+        context.function(name, address)
+    elif name not in known:
+        context.document.report(address, f"no method {name!r}", f"{nearest(name, known)}, or module:function")
 
 
 def _data(context: Context) -> Dataset | None:

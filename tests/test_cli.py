@@ -1,0 +1,343 @@
+"""The commands as a user meets them: what they print where, their exit codes, and no traceback ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compound import cli as module
+from compound.configuration import load
+
+ROOT = Path(__file__).parents[1]
+GAME = Path(__file__).parent / "cli"
+
+
+@dataclass
+class Ran:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a system and its data, which is the working directory."""
+    shutil.copytree(GAME, tmp_path, dirs_exist_ok=True)
+    rows = [{"id": str(i), "x": i % 9, "target": 2.0 * (i % 9)} for i in range(120)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run a command in this process."""
+
+    def run(*arguments: str) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["compound", *arguments])
+        before = signal.getsignal(signal.SIGINT)
+        capsys.readouterr()
+        try:
+            with pytest.raises(SystemExit) as ended:
+                module.main()
+        finally:
+            signal.signal(signal.SIGINT, before)
+        printed = capsys.readouterr()
+        code = ended.value.code
+        assert isinstance(code, int)
+        assert "Traceback" not in printed.out + printed.err
+        return Ran(code, printed.out, printed.err)
+
+    return run
+
+
+def command(*arguments: str, **environment: str) -> list[Any]:
+    """Return what `subprocess` needs to run a command for real."""
+    code = "from compound.cli import main; main()"
+    return [[sys.executable, "-c", code, *arguments], {**os.environ, "PYTHONPATH": str(ROOT), **environment}]
+
+
+# --- check ---------------------------------------------------------------------------------------------
+
+
+def test_check_says_ok_and_loads_neither_model_nor_data(game: Path, cli: Any) -> None:
+    (game / "rows.jsonl").unlink()
+    ran = cli("check", "game.yaml")
+    assert (ran.code, ran.out) == (0, "game.yaml: ok: 1 nodes, 2 parameters to tune\n")
+    facts = json.loads(cli("check", "game.yaml", "--json").out)
+    assert facts == {"system": "game", "nodes": ["guesser"], "parameters": ["guesser.aim", "guesser.mode"]}
+
+
+@pytest.mark.parametrize("name", ["atlas.yaml", "hotpotqa.yaml", "hotpotqa_open.yaml"])
+def test_the_systems_of_the_benchmarks_are_good(name: str, cli: Any) -> None:
+    ran = cli("check", str(ROOT / "benchmarks" / name))
+    assert ran.code == 0, ran.err
+
+
+def test_check_tells_every_mistake_with_its_place(game: Path, cli: Any) -> None:
+    text = (game / "game.yaml").read_text()
+    bad = text.replace("float: [0, 4]", "float: [4, 0]").replace("seed: 3", "sed: 3").replace("$x}", "$z}")
+    (game / "bad.yaml").write_text(bad)
+    ran = cli("check", "bad.yaml")
+    assert ran.code == 2
+    places = [re.match(r"bad\.yaml:(\d+):\d+: ", line) for line in ran.err.splitlines()]
+    assert [int(place[1]) for place in places if place] == [5, 6, 11]
+    assert "did you mean 'seed'" in ran.err
+    assert "names no input and no node; possible: $guesser, $x" in ran.err
+
+
+def test_a_file_that_is_not_there_is_bad_input(game: Path, cli: Any) -> None:
+    ran = cli("check", "gmae.yaml")
+    assert ran.code == 2
+    assert "gmae.yaml" in ran.err
+
+
+def test_no_import_refuses_a_file_that_names_code(game: Path, cli: Any) -> None:
+    (game / "game.py").write_text("raise SystemExit('it ran')")
+    ran = cli("check", "game.yaml", "--no-import")
+    assert ran.code == 2
+    assert "it ran" not in ran.out + ran.err
+    assert re.search(r"game\.yaml:5:\d+: .*game:guess", ran.err)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a [x, x, x, x, x, x, x, x, x]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a, *a]\nc: [*b, *b, *b, *b, *b, *b]\n",
+        "system: !!python/object/apply:os.system ['touch harmed']\n",
+        "system: !!python/name:os.system\n",
+    ],
+    ids=["alias bomb", "python call", "python name"],
+)
+def test_hostile_yaml_is_refused_and_does_nothing(game: Path, cli: Any, text: str) -> None:
+    (game / "bad.yaml").write_text(text)
+    ran = cli("check", "bad.yaml")
+    assert ran.code == 2
+    assert re.match(r"bad\.yaml:\d+:\d+: ", ran.err)
+    assert not (game / "harmed").exists()
+
+
+# --- run and evaluate ----------------------------------------------------------------------------------
+
+
+def test_run_prints_the_output_and_json_prints_the_trace(game: Path, cli: Any) -> None:
+    assert cli("run", "game.yaml", "x=4").out == "y: 6.0\n"
+    trace = json.loads(cli("run", "game.yaml", "x=4", "--json").out)
+    assert trace["outputs"] == {"y": 6.0}
+    assert [call["address"] for call in trace["calls"]] == ["guesser"]
+
+
+def test_a_failed_run_exits_1_and_says_where(game: Path, cli: Any) -> None:
+    ran = cli("run", "game.yaml", "x=-1")
+    assert ran.code == 1
+    assert "guesser" in ran.err
+    assert "no negative numbers" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["x"], "'x' must be NAME=VALUE"),
+        (["z=1"], "no input 'z'"),
+        (["x=one"], "input 'x' must be int, but got 'one'"),
+        ([], "x"),
+        (["x=1", "--set", "optimize.sed=1"], "did you mean 'seed'"),
+        (["x=1", "--set", "nonsense"], "--set nonsense: must be KEY=VALUE"),
+        (["x=1", "--config", "nowhere.json"], "nowhere.json"),
+        (["x=1", "--frobnicate"], "No such option"),
+    ],
+)
+def test_bad_arguments_of_run_exit_2(game: Path, cli: Any, arguments: list[str], message: str) -> None:
+    ran = cli("run", "game.yaml", *arguments)
+    assert ran.code == 2
+    assert message in ran.err
+
+
+def test_evaluate_reports_mean_interval_and_cost(game: Path, cli: Any) -> None:
+    ran = cli(
+        "evaluate", "game.yaml", "--limit", "10", "--set", 'components.guesser.function.mode.value="close"'
+    )
+    assert ran.code == 0
+    assert re.match(
+        r"valid: 0\.\d{4} \[0\.\d{4}, \d\.\d{4}\] on 10 examples, 0 failed, 0 calls, 0 tokens", ran.out
+    )
+    found = json.loads(
+        cli("evaluate", "game.yaml", "--split", "train", "--limit", "8", "--no-cache", "--json").out
+    )
+    assert {"mean", "low", "high", "n", "failed", "failures", "calls", "tokens", "cost", "rows"} <= set(found)
+    assert found["n"] == len(found["rows"]) == 8
+    assert found["mean"] == pytest.approx(sum(score for _, score in found["rows"]) / 8)
+
+
+def test_a_demand_that_is_not_met_exits_1(game: Path, cli: Any) -> None:
+    assert cli("evaluate", "game.yaml", "--min-score", "0.99").code == 1
+    assert cli("evaluate", "game.yaml", "--min-score", "0.01").code == 0
+
+
+def test_what_evaluate_cannot_do_exits_2(game: Path, cli: Any) -> None:
+    assert (
+        "no such split; possible: dev, test, train, valid"
+        in cli("evaluate", "game.yaml", "--split", "dvalid").err
+    )
+    row = (game / "rows.jsonl").read_text().splitlines()
+    (game / "rows.jsonl").write_text("\n".join([*row[:5], "{broken", *row[5:]]))
+    ran = cli("evaluate", "game.yaml")
+    assert ran.code == 2
+    assert "rows.jsonl:6: not JSON" in ran.err
+    (game / "rows.jsonl").unlink()
+    assert cli("evaluate", "game.yaml").code == 2
+
+
+def test_mostly_failing_runs_exit_1_with_the_reason(game: Path, cli: Any) -> None:
+    rows = [{"id": str(i), "x": -1, "target": 0.0} for i in range(60)]
+    (game / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    ran = cli("evaluate", "game.yaml")
+    assert ran.code == 1
+    assert "no negative numbers" in ran.err
+
+
+# --- optimize ------------------------------------------------------------------------------------------
+
+
+def test_optimize_finds_the_number_and_another_process_can_use_it(game: Path, cli: Any) -> None:
+    ran = cli("optimize", "game.yaml", "--json")
+    assert ran.code == 0, ran.err
+    result = json.loads(ran.out)
+    for name in ("before", "after", "test_before", "test_after"):
+        assert set(result[name]) == {"mean", "low", "high", "n", "failed"}
+    assert {"system_runs", "calls", "tokens", "seconds", "accepted", "configuration"} <= set(result)
+    assert result["accepted"] >= 1
+    assert result["test_after"]["low"] > result["test_before"]["mean"]
+    assert "baseline" in ran.err
+    best = game / "runs" / "game" / "best.json"
+    assert dict(load(best)) == result["configuration"]
+    arguments, environment = command("run", "game.yaml", "x=4", "--config", str(best))
+    used = subprocess.run(arguments, env=environment, cwd=game, capture_output=True, text=True, check=True)
+    before, after = 6.0, float(used.stdout.removeprefix("y: "))
+    assert abs(after - 8.0) < abs(before - 8.0)
+
+
+def test_a_finished_run_wants_new_and_reports_can_be_written_again(game: Path, cli: Any) -> None:
+    assert "best configuration" in cli("optimize", "game.yaml", "--quiet").out
+    again = cli("optimize", "game.yaml")
+    assert again.code == 2
+    assert "--new" in again.err
+    assert cli("optimize", "game.yaml", "--new", "--quiet").code == 0
+    assert sorted(p.name for p in (game / "runs").iterdir()) == ["game", "game-2"]
+    other = cli("optimize", "game.yaml", "--set", "optimize.seed=4")
+    assert other.code == 2
+    (game / "runs/game/report.html").unlink()
+    assert "report.html" in cli("report", "runs/game").out
+    assert (game / "runs/game/report.html").is_file()
+    assert json.loads(cli("report", "runs/game", "--json").out)["system"] == "game"
+    listed = cli("runs").out
+    assert listed.count("finished") == 2
+    assert [row["run"] for row in json.loads(cli("runs", "--json").out)] == ["runs/game", "runs/game-2"]
+
+
+def test_a_dry_run_estimates_and_leaves_nothing(game: Path, cli: Any) -> None:
+    found = json.loads(cli("optimize", "game.yaml", "--dry-run").out)
+    assert found["at_most"]["system_runs"] >= 400
+    assert found["plan"]["decisions"] >= 1
+    assert not (game / "runs").exists()
+
+
+def test_a_folder_that_is_no_run_is_refused_and_left_alone(game: Path, cli: Any) -> None:
+    (game / "mine").mkdir()
+    (game / "mine" / "notes.txt").write_text("keep")
+    ran = cli("optimize", "game.yaml", "--run-dir", "mine")
+    assert ran.code == 2
+    assert [p.name for p in (game / "mine").iterdir()] == ["notes.txt"]
+    for name in ("mine", "nowhere"):
+        assert cli("report", name).code == 2
+
+
+def test_optimize_needs_data_and_a_metric(game: Path, cli: Any) -> None:
+    text = (game / "game.yaml").read_text()
+    (game / "bare.yaml").write_text(text[: text.index("data:")])
+    ran = cli("optimize", "bare.yaml")
+    assert ran.code == 2
+    assert "bare.yaml:1:1: optimize needs `data:`" in ran.err
+    assert "needs `metric:`" in ran.err
+
+
+def test_an_unknown_method_is_bad_input(game: Path, cli: Any) -> None:
+    ran = cli("optimize", "game.yaml", "--set", "optimize.method=serch")
+    assert ran.code == 2
+    assert "did you mean 'search'" in ran.err
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(game: Path, cli: Any) -> None:
+    expected = json.loads(cli("optimize", "game.yaml", "--json", "--run", "whole").out)
+    arguments, environment = command("optimize", "game.yaml", GAME_SECONDS="0.02")
+    running = subprocess.Popen(
+        arguments, env=environment, cwd=game, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    events = game / "runs" / "game" / "events.jsonl"
+    until = time.monotonic() + 60
+    while not (events.exists() and events.read_text().count("\n") >= 2) and time.monotonic() < until:
+        time.sleep(0.02)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 130, err
+    assert "stopping after this step" in err
+    assert "Traceback" not in err
+    assert cli("runs").out.count("unfinished") == 1
+    resumed = json.loads(cli("optimize", "game.yaml", "--json").out)
+    for key in ("configuration", "before", "after", "test_after", "accepted", "system_runs"):
+        assert resumed[key] == expected[key]
+
+
+# --- the rest ------------------------------------------------------------------------------------------
+
+
+def test_graph_draws_in_three_ways(game: Path, cli: Any) -> None:
+    assert "guesser: function(x=$x)" in cli("graph", "game.yaml").out
+    assert cli("graph", "game.yaml", "--format", "mermaid").out.startswith("flowchart LR")
+    assert "<svg" in cli("graph", "game.yaml", "--format", "svg").out
+    assert cli("graph", "game.yaml", "--format", "svgg").code == 2
+
+
+def test_schema_is_a_schema_and_models_are_listed(cli: Any) -> None:
+    assert json.loads(cli("schema").out)["type"] == "object"
+    assert "smollm2" in cli("models", "list").out
+    assert cli("models", "get", "smollm3").code == 2
+
+
+def test_the_version_is_told(cli: Any) -> None:
+    assert re.fullmatch(r"compound \d+\.\d+\.\d+.*\n", cli("--version").out)
+
+
+@pytest.mark.parametrize(
+    "name", ["optimize", "evaluate", "run", "check", "graph", "report", "runs", "schema"]
+)
+def test_every_command_has_help_with_an_example(name: str, cli: Any) -> None:
+    ran = cli(name, "--help")
+    assert ran.code == 0
+    assert f"compound {name}" in ran.out.split("Example")[1]
+
+
+def test_a_defect_is_told_in_one_line_and_debug_shows_it(
+    game: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr("compound.drawing.draw", broken)
+    ran = cli("graph", "game.yaml")
+    assert ran.code == 1
+    assert ran.err.startswith("error: ZeroDivisionError: oops\nhint: this is a defect of compound")
+    monkeypatch.setattr(sys, "argv", ["compound", "--debug", "graph", "game.yaml"])
+    with pytest.raises(ZeroDivisionError):
+        module.main()

@@ -1,0 +1,174 @@
+"""The documentation says what is so: its code runs, its files load, its commands exist, its links lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib.util
+import inspect
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.main import get_command
+
+import compound as cp
+from compound.cli import app
+from compound.spec import loads
+from compound.testing import ScriptedLM
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [text for kind, text in BLOCK.findall(page.read_text("utf-8")) if kind == language]
+
+
+def cases(language: str) -> list[Any]:
+    return [
+        pytest.param(page, text, id=f"{page.stem}-{i}")
+        for page in PAGES
+        if page.name != "reference.md"  # it shows signatures
+        for i, text in enumerate(blocks(page, language))
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the files that the pages speak of."""
+    monkeypatch.chdir(tmp_path)
+    passages = [{"id": f"p{i}", "title": f"T{i}", "text": f"Lima lies on river {i}."} for i in range(9)]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, passages)))
+    rows = [json.dumps({"question": f"Which river is {i}?", "answer": str(i)}) for i in range(60)]
+    for name in ("data", "data/qa"):
+        (tmp_path / name).mkdir()
+        for split in ("train", "dev", "test"):
+            (tmp_path / name / f"{split}.jsonl").write_text("\n".join(rows))
+    return tmp_path
+
+
+def execute(text: str, names: dict[str, Any]) -> None:
+    """Run a block, which may await something."""
+    code = compile(text, "block", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    result = eval(code, names)
+    if inspect.iscoroutine(result):
+        asyncio.run(result)
+
+
+def answering(message: str) -> str:
+    return (re.findall(r"\d+", message) or ["none"])[-1]
+
+
+@pytest.mark.parametrize(("page", "text"), cases("python"))
+def test_code_runs(page: Path, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compound.engines.open_engine", lambda *_, **__: ScriptedLM(answering))
+    ask = cp.LLM("rewriter", prompt=cp.Text("Say a number."))(question=cp.Input("question", str))
+    search = cp.Retriever("searcher", cp.BM25("corpus.jsonl"), k=cp.Choice(1, 5, 10))(query=ask)
+    system = cp.System("demo", outputs={"passages": search}, lm="smollm2")
+    executor = cp.Executor({"smollm2": ScriptedLM(answering)})
+    names: dict[str, Any] = {
+        "cp": cp,
+        "system": system,
+        "executor": executor,
+        "trace": asyncio.run(executor.run(system, {"question": "Which river is 3?"})),
+    }
+    for name, values in [("demo", system.configuration), ("qa", {"searcher.k": 5})]:
+        (folder / "runs" / name).mkdir(parents=True)
+        cp.Configuration(values).save(folder / "runs" / name / "best.json")
+    (folder / "qa.yaml").write_text(blocks(ROOT / "docs" / "start.md", "yaml")[0])
+    found = blocks(page, "python")
+    for block in found[: found.index(text) + 1]:  # a block may build upon those before it
+        execute(block, names)
+
+
+@pytest.mark.parametrize(("page", "text"), cases("yaml"))
+def test_files_load(page: Path, text: str, folder: Path) -> None:
+    whole = yaml.safe_load(text)
+    if "system" in whole:
+        loads(text, path=folder / "system.yaml")
+        return
+    base = yaml.safe_load((ROOT / "tests" / "spec" / "small.yaml").read_text())
+    if "components" in whole:
+        base = {"system": "s", "lm": "smollm2", "inputs": {"question": "str"}, "outputs": {"y": "$answerer"}}
+        base["data"] = {"path": "data"}
+    (folder / "my_metrics.py").write_text("def brevity(outputs, example):\n    return 1.0\n")
+    loads(yaml.safe_dump({**base, **whole}, sort_keys=False), path=folder / "system.yaml")
+
+
+@pytest.mark.parametrize(("page", "text"), cases("sh"))
+def test_commands_exist(page: Path, text: str) -> None:
+    commands: Any = get_command(app)
+    targets = re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if not words:
+            continue
+        if words[0] == "make":
+            assert words[1] in targets
+        elif words[0] == "compound":
+            command = commands
+            while hasattr(command, "commands"):
+                command = command.commands[words.pop(1)]
+            known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+            assert {word for word in words if word.startswith("--")} <= known
+        else:
+            assert words[0] in ("pip", "python")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text("utf-8")):
+        assert "://" in target or (page.parent / target).exists(), target
+
+
+def test_the_reference_is_the_one_of_these_docstrings() -> None:
+    made = importlib.util.spec_from_file_location("make_reference", ROOT / "docs" / "make_reference.py")
+    assert made is not None
+    assert made.loader is not None
+    module = importlib.util.module_from_spec(made)
+    made.loader.exec_module(module)
+    assert (ROOT / "docs" / "reference.md").read_text("utf-8") == module.page(), "run: make docs"
+
+
+def test_the_optimizer_of_the_guide_optimizes(folder: Path) -> None:
+    """What the guide tells to write is put into a file, and named by a system."""
+    guide = blocks(ROOT / "docs" / "guides" / "extending.md", "python")
+    code = [block for block in guide if "class OneDraw" in block or "def method(" in block]
+    (folder / "my_optimizer.py").write_text("\n".join(code))
+    (folder / "toy.py").write_text(
+        "def pick(x: int, mode: str) -> int:\n    return x if mode == 'b' else 0\n"
+    )
+    rows = [{"id": f"{split}-{i}", "x": i % 7, "y": i % 7} for split in "abc" for i in range(50)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    program = loads(
+        """
+system: toy
+inputs: {x: int}
+components:
+  picker: {function: {call: "toy:pick", mode: {choice: [a, b]}}, in: {x: $x}, out: int}
+outputs: {y: $picker}
+data: {path: rows.jsonl, split_by: {train: 0.4, valid: 0.4, test: 0.2}}
+metric: {exact_match: {output: y, gold: y}}
+optimize: {method: "my_optimizer:method", budget: {system_runs: 300}}
+""",
+        path=folder / "toy.yaml",
+    )
+    assert program.data is not None
+    assert program.metric is not None
+    result = cp.optimize(
+        program.system,
+        program.data,
+        program.metric,
+        settings=program.optimize,
+        run_dir=folder / "run",
+        progress=False,
+    )
+    assert dict(result.best) == {"picker.mode": "b"}
+    assert result.test_after is not None
+    assert result.test_after.mean == 1.0
