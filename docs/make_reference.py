@@ -52,6 +52,7 @@ def _entry(name: str) -> str:
 
 
 def _shorter(signature: str) -> str:
+    signature = re.sub(r"<(?:class|function) '?([\w.]+)'?(?: at \w+)?>", r"\1", signature)
     signature = re.sub(r" = <[^>]*>", " = …", signature)  # the address of an object changes by process
     return re.sub(r"'|compound\.\w+\.|collections\.abc\.", "", signature)
 

@@ -62,7 +62,7 @@ def execute(text: str, names: dict[str, Any]) -> None:
 
 
 def answering(message: str) -> str:
-    return (re.findall(r"\d+", message) or ["none"])[-1]
+    return str((re.findall(r"\d+", message) or ["none"])[-1])
 
 
 @pytest.mark.parametrize(("page", "text"), cases("python"))

@@ -2,6 +2,10 @@
 
 import os
 import time
+from collections.abc import Mapping
+from typing import Any
+
+from compound import Example
 
 
 def guess(x: int, aim: float, mode: str) -> float:
@@ -11,5 +15,5 @@ def guess(x: int, aim: float, mode: str) -> float:
     return x * aim + (5.0 if mode == "far" else 0.0)
 
 
-def near(outputs, example):
+def near(outputs: Mapping[str, Any], example: Example) -> float:
     return max(0.0, 1.0 - abs(outputs["y"] - example.gold["target"]) / 10)
