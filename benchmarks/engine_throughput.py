@@ -1,6 +1,6 @@
 """How fast the in-process engine is: 64 calls made together, against one direct batch and one-by-one calls.
 
-``python -m compound.benchmarks.engine_throughput`` prints JSON. Every way answers the same prompts greedily
+``python -m compound.benchmarks.engine_throughput`` prints JSON and saves it. Every way answers the same prompts greedily
 with the same number of new tokens (ends are switched off), in the same process and number format, so that
 the ratios hold on a busy machine too. Two shapes of prompts: ``shared`` is what compound systems send (one
 instruction and demonstrations, another question), ``different`` has nothing in common but the chat template.
@@ -23,6 +23,7 @@ from compound.components.engines import loading, models
 from compound.components.engines.lm_transformers import TransformersEngine
 from compound.contracts import Completion, Message, Request
 
+OUTPUT = Path(__file__).parent / "data" / "engine_throughput.json"
 INSTRUCTION = (
     "Answer the question in a few words, using the passages. Say 'unknown' if they do not hold the answer."
 )
@@ -168,7 +169,7 @@ def measure(shape: str, folder: str, args: argparse.Namespace, direct: Direct) -
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, print and save."""
     import torch
     import transformers
 
@@ -198,7 +199,9 @@ def main() -> None:
         "new_tokens_each": args.new_tokens,
         **shapes,
     }
-    print(json.dumps(result, indent=2))
+    text = json.dumps(result, indent=2)
+    print(text)
+    OUTPUT.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

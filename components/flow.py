@@ -61,6 +61,7 @@ class Loop(Composite):
         self.carry = dict(carry)
         self.until = until
         self.max_turns = max_turns
+        _without_model(name, body)
         if (max_turns.low if isinstance(max_turns, Int) else max_turns) < 1:
             raise DeclarationError(f"loop {name!r}: max_turns must be >= 1, but got {max_turns}")
         for source, target in self.carry.items():
@@ -140,6 +141,7 @@ class Map(Composite):
         self.name = name
         self.body = body
         self.over = over
+        _without_model(name, body)
         _known(name, "over", over, body.inputs)
 
     @property
@@ -185,6 +187,14 @@ class Map(Composite):
 
 def _join(*sources: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(address for group in sources for address in group))
+
+
+def _without_model(name: str, body: System) -> None:
+    if body.defaults:
+        raise DeclarationError(
+            f"{name!r}: its body names the model {body.defaults['lm']!r}, but a body has none of its own",
+            hint="give lm to the outermost system, or to the components of the body",
+        )
 
 
 def _known(name: str, what: str, value: str, possible: Mapping[str, Any]) -> None:

@@ -38,7 +38,7 @@ class LLM(Component):
         weights: a LoRA adapter, tunable when given.
         takes: declared inputs and types.
         system: a system message.
-        timeout: seconds for one try.
+        timeout: seconds for one try of a remote model; one in this process takes the time it takes.
         retries: how often transient errors are tried again.
 
     Example:

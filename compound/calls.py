@@ -149,12 +149,16 @@ class Caller:
             )
         context.wait()
         async with self._limit(engine), self._meter.reserve(engine.worst_case(request)) as used:
-            context.go()
+            if engine.remote:
+                context.go()
             try:
                 completion = await engine.generate(request)
             except BaseException:
                 context.usage += UNREPORTED
                 raise
+            finally:
+                if not engine.remote:
+                    context.go()
             context.usage += completion.usage
             used.append(completion.usage)
             return completion

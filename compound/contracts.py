@@ -127,6 +127,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def remote(self) -> bool:
+        """Whether an answer may never come; time limits do not count a wait for a model in this process."""
+        ...
+
+    @property
     def priced(self) -> bool:
         """Whether the cost in `Usage` is known; if not, the engine cannot be used under a cost budget."""
         ...

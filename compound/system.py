@@ -69,7 +69,12 @@ class System:
         set_("outputs", dict(outputs))
         set_("nodes", _ordered(name, found_nodes))
         set_("defaults", {"lm": lm} if lm else {})
-        set_("configuration", Configuration({k: s.value for k, s in self.parameters.items()}))
+        start = {key: space.value for key, space in self.parameters.items()}
+        for node in _all_nodes(self.nodes.values()):
+            if isinstance(node.component, Composite):  # a body that was bound keeps its values
+                bound = node.component.body.configuration
+                start |= {key: value for key, value in bound.items() if key in start}
+        set_("configuration", Configuration(start))
 
     @functools.cached_property
     def graph(self) -> nx.DiGraph:

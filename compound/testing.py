@@ -27,6 +27,7 @@ class ScriptedLM:
         latency: seconds to wait, or a function of the request's generator.
         price: dollars for each word, read or written.
         priced: whether that price counts as known.
+        remote: whether time limits count the wait for an answer.
 
     Usage counts words as tokens. ``requests`` keeps what was asked.
 
@@ -47,6 +48,7 @@ class ScriptedLM:
         latency: float | Callable[[np.random.Generator], float] = 0.0,
         price: float = 0.0,
         priced: bool = True,
+        remote: bool = True,
     ) -> None:
         self._script = script
         self._name = name
@@ -54,6 +56,7 @@ class ScriptedLM:
         self._latency = latency
         self._price = price
         self.priced = priced
+        self.remote = remote
         self.requests: list[Request] = []
         self.in_flight = 0
         self.most_in_flight = 0

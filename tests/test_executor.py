@@ -775,6 +775,15 @@ def test_waiting_for_a_turn_at_the_engine_is_not_part_of_the_time_limit() -> Non
     assert trace.outputs == {"a": "done", "b": "done"}
 
 
+@pytest.mark.parametrize("remote", [True, False])
+def test_only_a_remote_model_can_take_too_long(remote: bool) -> None:
+    """A model in this process gives its answer in the end: leaving it would waste what it has done."""
+    lm = ScriptedLM(lambda _: "done", latency=0.05, remote=remote)
+    asked = LLM("asked", prompt="Say done.", timeout=0.01, retries=0)(x=Input("q"))
+    trace = run(System("s", outputs={"a": asked}, lm="m"), {"q": ""}, Executor({"m": lm}))
+    assert (trace.failure is not None) == remote
+
+
 def test_an_engine_that_takes_too_long_is_left_and_its_place_is_free_again() -> None:
     async def answer(message: str) -> str:
         if "stuck" in message:

@@ -35,6 +35,7 @@ HEAVY = {
 # modules that are nothing without their library, and are themselves imported where they are used
 ALLOWED = {
     "components/engines/decoding.py",
+    "components/engines/packing.py",
     "components/engines/prefill.py",
     "components/engines/sampling.py",
     "components/engines/lm_transformers.py",

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from compound.components.engines import decoding, loading, prefill  # noqa: E402
+from compound.components.engines import decoding, loading, packing, prefill  # noqa: E402
 from compound.components.engines.lm_transformers import TransformersEngine  # noqa: E402
 from compound.components.engines.sampling import Row  # noqa: E402
 from compound.contracts import Completion, Engine, Message, Request  # noqa: E402
@@ -355,6 +355,25 @@ def test_kept_beginnings_are_forgotten_when_they_are_too_many(folder: Path) -> N
             reader.read([(first, *range(50))])
     assert sorted(len(kept) for kept in reader._kept) == [50, 50]
     assert [kept[0] for kept in reader._kept] == [8, 9]
+
+
+def test_packed_layers_compute_what_the_layers_did(folder: Path) -> None:
+    plain = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    packed, _ = loading.load(str(folder), "float32")
+    kinds = Counter(type(layer) for layer in packed.modules())
+    assert (kinds[torch.nn.Linear], kinds[packing.PackedLinear]) == (
+        0,
+        22,
+    )  # 7 in each of 3 blocks, and the head
+    for shape in ((1, 1), (5, 1), (3, 40)):
+        tokens = torch.randint(0, 300, shape, generator=torch.Generator().manual_seed(1))
+        with torch.inference_mode():
+            torch.testing.assert_close(packed(tokens).logits, plain(tokens).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_half_precision_is_not_packed(folder: Path) -> None:
+    model, _ = loading.load(str(folder), "bfloat16")
+    assert any(type(layer) is torch.nn.Linear for layer in model.modules())
 
 
 # -- the deterministic mode -----------------------------------------------------------------------------

@@ -99,9 +99,7 @@ class Remote:
     async def aclose(self):
         pass
 
-    @property
-    def priced(self):
-        return True
+    priced = remote = True
 
 
 def suffix(answer: str, end: str) -> str:

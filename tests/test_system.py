@@ -545,6 +545,21 @@ def test_the_signature_changes_with_the_code_of_a_function_and_with_the_body_of_
     assert looped(plus).signature != looped(minus).signature
 
 
+def test_a_body_that_was_bound_keeps_its_values_and_names_no_model() -> None:
+    def turn(lm: str | None = None) -> System:
+        step = Function("step", scale, by=Float(0.0, 9.0, value=2.0))
+        return System("turn", outputs={"x": step(x=Input("x", float))}, lm=lm)
+
+    def looped(body: System) -> System:
+        loop = Loop("loop", body, carry={"x": "x"}, max_turns=Int(1, 3))
+        return System("demo", outputs={"x": loop(x=Input("x", float))})
+
+    assert looped(turn()).configuration["step.by"] == 2.0
+    assert looped(turn().bind({"step.by": 5.0})).configuration["step.by"] == 5.0
+    with pytest.raises(DeclarationError, match="give lm to the outermost system"):
+        looped(turn(lm="a"))
+
+
 def test_the_graph_names_inputs_nodes_and_the_ports_their_edges_feed() -> None:
     q = question()
     text = Function("echo", echo)(text=q)

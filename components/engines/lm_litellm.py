@@ -72,6 +72,10 @@ class LiteLLMEngine:
         return self._concurrency
 
     @property
+    def remote(self) -> bool:  # noqa: D102
+        return True
+
+    @property
     def priced(self) -> bool:
         """Whether calls have a known price; if not, their cost is counted as 0."""
         return self.price is not None or _listed(self.model) is not None

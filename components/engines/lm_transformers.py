@@ -96,7 +96,11 @@ class TransformersEngine:
 
     @property
     def concurrency(self) -> int:  # noqa: D102
-        return 2 * self.max_batch  # one batch at work and one forming; more would wait into their timeouts
+        return 2 * self.max_batch  # one batch at work and one forming
+
+    @property
+    def remote(self) -> bool:  # noqa: D102
+        return False
 
     @property
     def priced(self) -> bool:  # noqa: D102

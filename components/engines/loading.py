@@ -63,7 +63,9 @@ def load(name: str, dtype: str = "auto") -> tuple[Any, Any]:
         )
     if tokenizer.chat_template is None:
         raise CompoundError(f"{name!r} has no chat template", hint="use an instruction-tuned model")
-    return model.to(device()).eval(), tokenizer
+    from compound.components.engines.packing import pack
+
+    return pack(model.to(device()).eval()), tokenizer
 
 
 def _product_seconds(dtype: Any) -> float:

@@ -81,7 +81,7 @@ class LLMSettings(Model):
     system: str = ""
     """A system message."""
     timeout: float | None = Field(default=120.0, gt=0)
-    """Seconds for one try."""
+    """Seconds for one try of a remote model."""
     retries: int = Field(default=3, ge=0)
     """How often transient errors are tried again."""
 
