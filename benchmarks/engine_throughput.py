@@ -1,9 +1,10 @@
 """How fast the in-process engine is: 64 calls made together, against one direct batch and one-by-one calls.
 
-``python -m compound.benchmarks.engine_throughput`` prints JSON and saves it. Every way answers the same prompts greedily
-with the same number of new tokens (ends are switched off), in the same process and number format, so that
-the ratios hold on a busy machine too. Two shapes of prompts: ``shared`` is what compound systems send (one
-instruction and demonstrations, another question), ``different`` has nothing in common but the chat template.
+``python -m compound.benchmarks.engine_throughput`` prints JSON and saves it. Every way answers the same
+prompts greedily with the same number of new tokens (ends are switched off), in one process and number
+format, so that the ratios hold on a busy machine too. Two shapes of prompts: ``shared`` is what compound
+systems send (one instruction and demonstrations, another question), ``different`` has nothing in common but
+the chat template.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from types import CodeType
 from typing import Any
 
+from compound.code import code_digest
 from compound.component import CallContext, Component
 from compound.errors import DeclarationError
 from compound.ports import Port
@@ -65,7 +65,7 @@ class Function(Component):
         }
         self._outputs = {f: Port(t) for f, t in (outputs or {"output": _returned(name, hints)}).items()}
         self._single = outputs is None
-        self._version = f"function:{_code(function)}"
+        self._version = f"function:{code_digest(function)}"
 
     @property
     def inputs(self) -> Mapping[str, Port]:  # noqa: D102
@@ -92,7 +92,10 @@ class Function(Component):
         arguments = {**inputs, **values}
         if self.stochastic:
             arguments["rng"] = call.rng
-        result = self.function(**arguments)
+        if self.timeout is None or inspect.iscoroutinefunction(self.function):
+            result = self.function(**arguments)
+        else:  # only what runs beside the event loop can be left behind when its time is over
+            result = await asyncio.to_thread(self.function, **arguments)
         if inspect.isawaitable(result):
             result = await result
         if self._single:
@@ -133,26 +136,6 @@ def _returned(name: str, hints: Mapping[str, Any]) -> Any:
             f"function {name!r} does not say what it returns", hint="write `-> str`, or give outputs={...}"
         )
     return hints["return"]
-
-
-def _code(function: Callable[..., Any]) -> str:
-    """Digest what the function does: its byte code and constants, without file or line."""
-    code = getattr(function, "__code__", None) or type(function).__call__.__code__
-    text = f"{_walk(code)}{getattr(function, '__defaults__', None)!r}"
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _walk(code: CodeType) -> str:
-    constants = [
-        _walk(c) if isinstance(c, CodeType) else repr(sorted(map(repr, c)) if isinstance(c, frozenset) else c)
-        for c in code.co_consts
-    ]
-    return f"{code.co_code.hex()}|{code.co_names}|{code.co_varnames}|{constants}"
-
-
-def first_of(name: str, kind: Any, ports: tuple[str, ...] = ("a", "b")) -> FirstOf:
-    """Return a component that passes on the first input present; joins conditional branches."""
-    return FirstOf(name, kind, ports)
 
 
 class FirstOf(Component):

@@ -104,7 +104,8 @@ class LLM(Component):
     @property
     def version(self) -> str:  # noqa: D102
         fields = {name: spell(port.type) for name, port in self.outputs.items()}
-        return "llm:" + digest([RENDERING, fields, self.layout, self.stop, self.system])
+        trained = self.weights is not None  # its outcomes hold token records
+        return "llm:" + digest([RENDERING, fields, self.layout, self.stop, self.system, trained])
 
     def deterministic(self, values: Mapping[str, Any]) -> bool:  # noqa: D102
         return not values["temperature"]

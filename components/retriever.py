@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from compound.component import CallContext, Component, check_name
 from compound.components.index import PassageIndex
 from compound.contracts import Retrieving
-from compound.errors import DeclarationError
+from compound.errors import CallError, DataError, DeclarationError
 from compound.ports import Port
 from compound.space import Choice, Int
 
@@ -81,6 +81,9 @@ class Retriever(Component):
     ) -> Mapping[str, Any]:
         query, k = inputs["query"], values["k"]
         if isinstance(self.index, PassageIndex):
-            return {"passages": self.index.rank(query, inputs["passages"], k)}
+            try:
+                return {"passages": self.index.rank(query, inputs["passages"], k)}
+            except DataError as error:  # passages may come from a model: they fail this call alone
+                raise CallError(error.message, hint=error.hint) from error
         index = await asyncio.to_thread(self.index.open)
         return {"passages": [dict(passage) for passage in index.search(query, k)]}

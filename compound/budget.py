@@ -16,6 +16,9 @@ from typing import Any
 from compound.contracts import NO_USAGE, Usage
 from compound.errors import BudgetExhausted, DeclarationError
 
+HINT = "raise the limit; a run that has not ended yet then goes on"
+MARGIN = 0.2  # of the runs that limits other than system_runs are expected to hold
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -92,9 +95,23 @@ class Meter:
             self._started = self._clock()
 
     def remaining_runs(self) -> float:
-        """Return how many system runs are left (infinity without a limit)."""
-        limit = self.budget.system_runs
-        return float("inf") if limit is None else max(0.0, limit - self.system_runs)
+        """Return how many system runs are left (infinity without a limit).
+
+        What the runs so far took, of every other limit, says how many more fit into it; `MARGIN` of that is
+        kept back, since other configurations may take more.
+        """
+        budget, usage, done = self.budget, self.usage, self.system_runs
+        lefts = [float("inf") if budget.system_runs is None else budget.system_runs - done]
+        minutes = None if budget.minutes is None else budget.minutes * 60
+        for limit, used in [
+            (budget.calls, usage.calls),
+            (budget.tokens, usage.tokens),
+            (budget.cost, usage.cost),
+            (minutes, self.seconds),
+        ]:
+            if limit is not None and used and done:
+                lefts.append((limit - used) / (used / done) * (1 - MARGIN))
+        return max(0.0, min(lefts))
 
     async def reserve_run(self) -> None:
         """Hold one whole system run until `charge_runs` says what it really took.
@@ -103,11 +120,13 @@ class Meter:
             BudgetExhausted: it does not fit, even when every run in flight has settled.
         """
         limit = self.budget.system_runs
+        if problem := self._late():
+            raise BudgetExhausted(f"budget: {problem}", hint=HINT)
         while limit is not None and self.system_runs + self._runs_held + 1 > limit + 1e-9:
             if not self._runs_held:
                 raise BudgetExhausted(
                     f"budget: {self.system_runs:.1f} of {limit:g} system runs are used",
-                    hint="raise budget.system_runs",
+                    hint=HINT,
                 )
             await self._settlement()
         self._runs_held += 1
@@ -123,10 +142,6 @@ class Meter:
         """Give back every run held: none of them will finish."""
         self._runs_held = 0
         self._wake()
-
-    def charge(self, usage: Usage) -> None:
-        """Count usage that was recorded before a crash and is now read from the record."""
-        self.usage += usage
 
     async def count(self, usage: Usage) -> None:
         """Count usage as `reserve` would: what a record holds must fit as a call must.
@@ -148,7 +163,7 @@ class Meter:
         """
         while problem := self._over(self._reserved + worst):
             if self._reserved == NO_USAGE or self._over(worst):
-                raise BudgetExhausted(f"budget: {problem}", hint="raise the limit, then resume the run")
+                raise BudgetExhausted(f"budget: {problem}", hint=HINT)
             await self._settlement()
         self._reserved += worst
         used: list[Usage] = []
@@ -171,10 +186,16 @@ class Meter:
             if not waiter.done():
                 waiter.set_result(None)
 
+    def _late(self) -> str:
+        minutes = self.budget.minutes
+        if minutes is not None and self.seconds >= minutes * 60:
+            return f"{self.seconds / 60:.1f} of {minutes:g} minutes are used"
+        return ""
+
     def _over(self, more: Usage) -> str:
         budget, total = self.budget, self.usage + more
-        if budget.minutes is not None and self.seconds >= budget.minutes * 60:
-            return f"{self.seconds / 60:.1f} of {budget.minutes:g} minutes are used"
+        if late := self._late():
+            return late
         if budget.calls is not None and total.calls > budget.calls:
             return f"the next call would be number {total.calls} of {budget.calls}"
         if budget.tokens is not None and total.tokens > budget.tokens:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ from compound.errors import (
 from compound.ports import accepts, convert, spell
 from compound.trace import Call, Failure
 
+ASK_RETRIES, ASK_SECONDS = 3, 120.0  # of requests that are no node's calls
 UNREPORTED = Usage(calls=1)  # what a request counts that failed on the way
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds between tries
 
@@ -123,7 +125,7 @@ class Caller:
         self._engines: dict[str, Engine] = {}
         self._limits: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Semaphore]] = {}
         self._in_flight: dict[str, asyncio.Future[Outcome]] = {}
-        self._unsettled: set[str] = set()
+        self._unsettled: Counter[str] = Counter()  # executions that no trace has been counted for
 
     def charging(self, meter: Meter) -> Caller:
         """Return a caller that shares everything but the budget."""
@@ -154,7 +156,10 @@ class Caller:
             try:
                 completion = await engine.generate(request)
             except BaseException:
-                context.usage += UNREPORTED
+                late = context.timer is not None and context.timer.expired()
+                lost = engine.worst_case(request) if late else UNREPORTED  # it may well have been answered
+                context.usage += lost
+                used.append(lost)
                 raise
             finally:
                 if not engine.remote:
@@ -172,12 +177,27 @@ class Caller:
             if self._cache is not None and self._cache.take_pending(key):
                 await self._meter.count(usage)
             return Completion(row["text"], usage)
-        completion = await self.generate(lm, request)
+        completion = await self._asked(lm, request)
         if self._cache is not None:
             usage = completion.usage
             spent = [usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cost]
             self._cache.put(key, {"text": completion.text, "usage": spent})
         return completion
+
+    async def _asked(self, lm: str, request: Request) -> Completion:
+        """Ask until it works, or the retries are used up."""
+        tries = 0
+        while True:
+            tries += 1
+            context = Context("", 0, self)
+            try:
+                async with asyncio.timeout(ASK_SECONDS) as context.timer:
+                    return await self.generate(lm, request, context)
+            except (TransientError, TimeoutError) as error:
+                if tries > ASK_RETRIES:
+                    raise CallError(f"{lm} gave no answer in {tries} tries: {error}") from error
+                passing = error if isinstance(error, TransientError) else TransientError(str(error))
+                await self._sleep(_wait(passing, tries, request.seed))
 
     def _limit(self, engine: Engine) -> asyncio.Semaphore:
         """Return the turnstile of an engine: one in each event loop, whatever names it goes by."""
@@ -211,7 +231,7 @@ class Caller:
         self._in_flight[key] = future
         try:
             outcome = await self._execute(attempt, key)
-            self._unsettled.add(key)
+            self._unsettled[key] += 1
             if outcome.failure is None or outcome.failure.kind in ("parse", "type"):
                 self._store(key, attempt.component, outcome)
         except BaseException as error:
@@ -239,16 +259,18 @@ class Caller:
         outcome = _from_row(row, key, component)
         if not self._cache.take_pending(key):
             return _again(outcome)
-        self._unsettled.add(key)
+        self._unsettled[key] += 1
         await self._meter.count(outcome.usage)
         return outcome
 
     def settle(self, calls: Sequence[Call]) -> None:
-        """Say which of equal calls was executed: the first in order, whichever was first in time."""
+        """Say which of equal calls were executed: the first in order, whichever were first in time."""
         for call in calls:
             if call.key:
-                call.reused = call.key not in self._unsettled
-                self._unsettled.discard(call.key)
+                call.reused = not self._unsettled[call.key]
+                self._unsettled[call.key] -= not call.reused
+                if not self._unsettled[call.key]:
+                    del self._unsettled[call.key]
 
     def _key(self, attempt: Attempt) -> str:
         component, values = attempt.component, attempt.values
@@ -299,6 +321,8 @@ class Caller:
                 async with asyncio.timeout(component.timeout) as context.timer:
                     outputs = await component.run(_own(attempt.inputs), _own(attempt.values), context)
             except TimeoutError:
+                if context.timer is None or not context.timer.expired():
+                    raise  # the component's own
                 raise TransientError(f"{attempt.address} took longer than {component.timeout:g} s") from None
         _check_outputs(component, attempt.address, outputs)
         return outputs

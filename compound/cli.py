@@ -140,8 +140,9 @@ def evaluate(
               "cost": usage.cost, "rows": [[r.example, r.score] for r in evaluation.rows]})  # fmt: skip
     else:
         usage = evaluation.usage
+        limits = "" if summary["low"] is None else f" [{summary['low']:.4f}, {summary['high']:.4f}]"
         print(
-            f"{split}: {summary['mean']:.4f} [{summary['low']:.4f}, {summary['high']:.4f}] on "
+            f"{split}: {summary['mean']:.4f}{limits} on "
             f"{summary['n']} examples, {summary['failed']} failed, {usage.calls} calls, {usage.tokens} tokens"
         )
         for reason, times in evaluation.failures()[:5]:
@@ -285,7 +286,7 @@ def _measurable(program: Program, what: str) -> Any:
 def _role(program: Any, split: str) -> Any:
     data = program.data
     names = {"train": "train", "valid": "valid", "test": "test"}
-    names |= {data.train: "train", data.valid: "valid", data.test: "test"}
+    names |= {data.train: "train", data.valid: "valid"} | ({data.test: "test"} if data.test else {})
     if split not in names:
         raise SpecError([f"--split {split}: no such split; possible: {', '.join(sorted(names))}"])
     return names[split]

@@ -6,7 +6,7 @@ from typing import Any
 
 from compound.component import Component, Composite
 from compound.data import Dataset
-from compound.loop import make_plan
+from compound.loop import make_plan, stochastic
 from compound.optimizing import make_problem
 from compound.space import Choice, Int
 from compound.system import System
@@ -16,13 +16,14 @@ def estimate(program: Any) -> dict[str, Any]:
     """Return the resolved settings, sizes, plan, and upper bounds of a program's optimization.
 
     Reads the data, loads no model. Calls are bounded by runs times the LLM calls of one run (a loop
-    counts with all its turns; a map with one item, since its length is known only at run time).
+    counts with all its turns; a map with one item, since its length is known only at run time). Retries
+    come on top.
     """
     problem = make_problem(
         program.system, program.data, program.metric, program.optimize, program.find_engine
     )
     settings = problem.settings
-    valid = len(problem.valid)
+    valid = len(problem.valid) * (settings.repeats if stochastic(problem.system) else 1)
     limit = settings.budget.system_runs
     left = float("inf") if limit is None else max(0.0, limit - valid)
     plan = make_plan(problem, left, len(problem.method.jobs))

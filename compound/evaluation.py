@@ -11,7 +11,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from compound.contracts import NO_USAGE, Example, Metric, Usage
 from compound.errors import CallError, CompoundError, DeclarationError, TooManyFailures
@@ -74,12 +74,12 @@ class Evaluation:
         return Counter(f"{r.failure.kind}: {r.failure.message}" for r in self.rows if r.failure).most_common()
 
     def summary(self) -> dict[str, Any]:
-        """Return ``mean, low, high, n, failed`` for reports."""
+        """Return ``mean, low, high, n, failed`` for reports; one example has no limits (``None``)."""
         interval = self.interval
         return {
             "mean": interval.mean,
-            "low": interval.low,
-            "high": interval.high,
+            "low": interval.low if interval.n > 1 else None,
+            "high": interval.high if interval.n > 1 else None,
             "n": interval.n,
             "failed": self.failed,
         }
@@ -252,14 +252,18 @@ class _Collector:
             self._stop_when_broken()
 
     def _stop_when_broken(self) -> None:
-        failed = self._failures.total()
-        if failed > self._rules.max_failed * self.total:
-            reason, count = self._failures.most_common(1)[0]
-            raise TooManyFailures(
-                f"{failed} of {self.total} runs failed, more than the share max_failed="
-                f"{self._rules.max_failed:g} allows; most often ({count} times): {reason}",
-                hint="mend the cause, or raise max_failed",
-            )
+        if self._failures.total() > self._rules.max_failed * self.total:
+            refuse_broken(self._failures.most_common(), self.total, self._rules)
+
+
+def refuse_broken(failures: Sequence[tuple[str, int]], total: int, rules: Rules) -> NoReturn:
+    """Raise `TooManyFailures` with the most frequent of the failures."""
+    reason, count = failures[0]
+    raise TooManyFailures(
+        f"{sum(times for _, times in failures)} of {total} runs failed, more than the share max_failed="
+        f"{rules.max_failed:g} allows; most often ({count} times): {reason}",
+        hint="mend the cause, or raise max_failed",
+    )
 
 
 async def _scored(trace: Trace, metric: Metric, example: Example, rules: Rules) -> Trace:

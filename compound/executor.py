@@ -390,6 +390,7 @@ def _gather(
     arguments: dict[str, Value] = {}
     sources: dict[str, None] = {}
     mark: _Mark | None = None
+    guarded_off = False
     for port, source in step.wires:
         value = _read(source, inputs, results)
         sources |= dict.fromkeys(value.sources)
@@ -405,13 +406,13 @@ def _gather(
         if guard.data is FAILED:
             mark = FAILED
         elif guard.data is ABSENT or guard.data != node.when.value:
-            mark = mark or ABSENT
+            guarded_off = True  # whatever became of its inputs, it would not have run
         if isinstance(node.component, Composite):  # what runs inside it obeys the condition too
             arguments = {p: Value(v.data, _join(v.sources, guard.sources)) for p, v in arguments.items()}
     for port, declared in node.inputs.items():
         if port not in arguments:
             arguments[port] = Value(declared.default)
-    return arguments, tuple(sources), mark
+    return arguments, tuple(sources), ABSENT if guarded_off else mark
 
 
 def _made(

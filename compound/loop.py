@@ -87,7 +87,8 @@ def make_plan(problem: Problem, left: float, jobs: int) -> Plan:
     cost = len(problem.valid) * repeats * (2 if fresh else 1)
     least = 2 * cost + jobs * LEAST_JOB * settings.minibatch
     affordable = settings.iterations if left == float("inf") else int(left // least)
-    decisions = max(1, min(settings.iterations, affordable))
+    decidable = int(settings.alpha * 2.0 ** min(len(problem.valid), 60))  # no p-value is below 2 ** -n
+    decisions = max(1, min(settings.iterations, affordable, decidable))
     return Plan(decisions, jobs, cost, settings.alpha / decisions)
 
 
@@ -97,7 +98,7 @@ def stochastic(system: System) -> bool:
         not component.deterministic({**values, **change})
         for component in system.components.values()
         for values in [values_of(component, system)]
-        for change in [{}, *_extremes(component)]
+        for change in [{}, *_extremes(component), *_wired(component, system)]
     )
 
 
@@ -108,6 +109,13 @@ def _extremes(component: Component) -> Iterator[dict[str, Any]]:
             yield from ({name: option} for option in space.options)
         elif isinstance(space, Int | Float):
             yield from ({name: space.low}, {name: space.high})
+
+
+def _wired(component: Component, system: System) -> Iterator[dict[str, Any]]:
+    """Yield what a wire may bring to a setting: nobody knows, so that anything but 0 is tried."""
+    for node in system.all_nodes():
+        if node.component is component:
+            yield from ({name: 1} for name in node.wires if name in component.settings)
 
 
 class Loop:
@@ -136,7 +144,7 @@ class Loop:
         try:
             if "before" not in state:
                 await self._baseline()
-            while not state["stopped"]:
+            while not state["stopped"] or state["job"]:  # a job that is done is owed its decision
                 await self._sweep()
                 await self._decide()
             self.meter.pause()
@@ -163,13 +171,13 @@ class Loop:
     async def _sweep(self) -> None:
         """Run the jobs of one sweep; each may change the working configuration."""
         state, plan = self.state, Plan(**self.state["plan"])
+        least = 2 * self.problem.settings.minibatch  # runs below which a job can compare nothing
         while state["job"] < plan.jobs and not state["stopped"]:
-            job = self._job(plan)
-            share = state["share"]
-            if share < 2 * self.problem.settings.minibatch:
+            if state["current"] is None and self._free(plan) < least:
                 state["stopped"] = "the rest of the budget is too small for another job"
                 return
-            await self._work(job, share)
+            job = self._job(plan)
+            await self._work(job, state["share"] if state["share"] >= least else 0.0)
 
     def _job(self, plan: Plan) -> Job:
         """Return the job under way, or choose the next and set its share of the budget."""
@@ -193,7 +201,12 @@ class Loop:
         decisions: int = plan.decisions - self.state["decision"]
         total = sum(weights.values())
         ahead = max(total - worked, job.weight) + (decisions - 1) * total
-        return max(0.0, self.meter.remaining_runs() - decisions * plan.cost) * job.weight / ahead
+        return self._free(plan) * job.weight / ahead
+
+    def _free(self, plan: Plan) -> float:
+        """Return the system runs left for jobs: those that decisions will need are set aside."""
+        decisions: int = plan.decisions - self.state["decision"]
+        return max(0.0, self.meter.remaining_runs() - decisions * plan.cost)
 
     async def _work(self, job: Job, share: float) -> None:
         """Let one optimizer propose, checkpointing its progress."""
@@ -214,6 +227,10 @@ class Loop:
             resume=state["optimizer"],
         )
         proposal = Proposal({}, note="the budget ended before a proposal")
+        if not share:
+            proposal = Proposal({}, note="its share of the budget is too small to compare anything")
+            self._finish(job, number, proposal, scorer)
+            return
         try:
             async for event in self.problem.method.optimizers[job.optimizer].propose(task):
                 if isinstance(event, Progress):
@@ -222,7 +239,7 @@ class Loop:
                 else:
                     proposal = event
         except BudgetExhausted as error:
-            state["stopped"] = str(error)
+            state["stopped"] = error.message
         self._finish(job, number, proposal, scorer)
 
     def _finish(self, job: Job, number: int, proposal: Proposal, scorer: JobScorer) -> None:
@@ -260,7 +277,7 @@ class Loop:
         try:
             record |= await self._compare(best, working, number)
         except BudgetExhausted as error:
-            state["stopped"] = str(error)
+            state["stopped"] = error.message
             record["note"] = "the budget ended before the decision"
         if record["accepted"]:
             state["best"] = working.configuration.to_json()
@@ -310,24 +327,27 @@ class Loop:
         for name, system in systems.items():
             if name in state:
                 continue
+            skipped = ""
             if not problem.test:
                 state[name] = None
             elif name == "test_after" and system.configuration == problem.system.configuration:
                 state[name] = state["test_before"]
             else:
-                state[name] = await self._read_test(executor, system, samples)
-            self.recorder.event(name, **self._summary(state[name]))
+                state[name], skipped = await self._read_test(executor, system, samples)
+            self.recorder.event(
+                name, **self._summary(state[name]), **({"skipped": skipped} if skipped else {})
+            )
 
-    async def _read_test(self, executor: Executor, system: System, samples: list[int]) -> Any:
+    async def _read_test(self, executor: Executor, system: System, samples: list[int]) -> tuple[Any, str]:
+        """Return the evaluation, or why there is none."""
         try:
             evaluation = await evaluate(
                 executor, system, self.problem.test, self.problem.metric, samples=samples,
                 rules=self.problem.rules, on_trace=self.recorder.trace("test"),
             )  # fmt: skip
         except BudgetExhausted as error:
-            self.recorder.event("test_skipped", reason=str(error))
-            return None
-        return evaluation.to_json()
+            return None, error.message
+        return evaluation.to_json(), ""
 
     @staticmethod
     def _summary(evaluation: Mapping[str, Any] | None) -> dict[str, Any]:

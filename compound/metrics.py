@@ -309,7 +309,7 @@ def _finite(value: Any, who: str) -> float:
 def _text(value: Any, where: str) -> str:
     if isinstance(value, str | numbers.Real):
         return str(value)
-    raise DataError(f"{where}: the output must be text or a number, got {type(value).__name__}")
+    raise CallError(f"{where}: the output must be text or a number, got {type(value).__name__}")
 
 
 def _equal(text: str, answer: Any) -> bool:
@@ -343,11 +343,13 @@ def _item(value: Any) -> str:
 
 def _items(found: Any, key: str | None, where: str) -> list[str]:
     if not isinstance(found, list | tuple):
-        raise DataError(f"{where}: the output must be a list, got {type(found).__name__}")
+        raise CallError(f"{where}: the output must be a list, got {type(found).__name__}")
     for item in found:
         if isinstance(item, Mapping) and (key is None or key not in item):
-            asked = "its items are objects" if key is None else f"an item has no entry {key!r}"
-            raise DataError(f"{where}: {asked}", hint=f"name one with key=: {', '.join(map(str, item))}")
+            hint = f"name one with key=: {', '.join(map(str, item))}"
+            if key is None:
+                raise DataError(f"{where}: its items are objects", hint=hint)
+            raise CallError(f"{where}: an item has no entry {key!r}", hint=hint)
     return [_item(item[key] if isinstance(item, Mapping) else item) for item in found]
 
 

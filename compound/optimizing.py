@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,9 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
+from compound.blocking import blocking
 from compound.calls import Engines
+from compound.code import described
 from compound.configuration import Configuration, digest, readable
 from compound.contracts import Example, Metric
 from compound.data import Dataset, Split
@@ -118,7 +120,7 @@ def optimize(
             raise RunDirectoryError(
                 f"{path} holds a finished run", hint="pass --new, or choose another --run"
             )
-        asyncio.run(Loop(problem, recorder).run())
+        blocking(Loop(problem, recorder).run())
         save_best(problem, recorder)
         for name in settings.baselines:
             _baseline(name, problem, recorder, listener, on_start)
@@ -147,7 +149,7 @@ def _baseline(
         on_start(recorder)
     try:
         if not recorder.state.get("done"):
-            asyncio.run(Loop(other, recorder).run())
+            blocking(Loop(other, recorder).run())
             save_best(other, recorder)
             recorder.state["done"] = True
             recorder.event("done")
@@ -183,10 +185,24 @@ def make_problem(
             raise DataError(
                 f"the {role} split is empty", hint="an optimization needs train and valid examples"
             )
-    method = import_module(METHODS).method(settings.method, system, settings)
+    methods = import_module(METHODS)
+    method = methods.method(settings.method, system, settings)
+    for name in settings.baselines:  # a name that does not exist is refused before anything is spent
+        methods.method(name, system, settings)
+    _decidable(len(splits["valid"]), settings.alpha)
     return Problem(
         system, splits["train"], splits["valid"], splits["test"], metric, settings, method, engines
     )
+
+
+def _decidable(n: int, alpha: float) -> None:
+    """Refuse a validation split on which not even a gain on every example could be accepted."""
+    least = math.ceil(-math.log2(alpha))
+    if n < least:
+        raise DataError(
+            f"{n} validation examples cannot show an improvement at alpha={alpha:g}",
+            hint=f"give at least {least}; 40 are a good start",
+        )
 
 
 def describe(problem: Problem) -> dict[str, Any]:
@@ -201,10 +217,10 @@ def describe(problem: Problem) -> dict[str, Any]:
         "start": problem.system.configuration.to_json(),
         "graph": drawing(problem.system),
         "data": {
-            role: {"n": len(examples), "digest": digest([[e.id, e.inputs, e.gold] for e in examples])}
-            for role, examples in splits.items()
+            role: {"n": len(rows), "digest": digest(readable([[e.id, e.inputs, e.gold] for e in rows]))}
+            for role, rows in splits.items()
         },
-        "metric": readable(problem.metric),
+        "metric": described(problem.metric),
         "optimize": problem.settings.model_dump(mode="json"),
         "versions": versions(),
     }

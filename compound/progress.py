@@ -34,7 +34,8 @@ def _score(event: Mapping[str, Any]) -> str:
     if event.get("mean") is None:
         return "not read"
     failed = f", {event['failed']} failed" if event.get("failed") else ""
-    return f"{event['mean']:.3f} [{event['low']:.3f}, {event['high']:.3f}] on {event['n']}{failed}"
+    limits = "" if event["low"] is None else f" [{event['low']:.3f}, {event['high']:.3f}]"
+    return f"{event['mean']:.3f}{limits} on {event['n']}{failed}"
 
 
 def _job(event: Mapping[str, Any]) -> str:
@@ -42,10 +43,9 @@ def _job(event: Mapping[str, Any]) -> str:
     if not event["values"]:
         return f"{event['optimizer']} on {keys}: {event['note']}"
     changed = ", ".join(event["values"])
-    return (
-        f"{event['optimizer']} on {keys}: train {event['train_before']:.3f} -> {event['train_after']:.3f}, "
-        f"proposes {changed}"
-    )
+    before, after = event["train_before"], event["train_after"]
+    compared = "" if before is None or after is None else f"train {before:.3f} -> {after:.3f}, "
+    return f"{event['optimizer']} on {keys}: {compared}proposes {changed}"
 
 
 def _decision(event: Mapping[str, Any]) -> str:

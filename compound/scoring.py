@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from compound.configuration import canonical
 from compound.contracts import Completion, Example, Request
 from compound.errors import DeclarationError
-from compound.evaluation import Evaluation, evaluate_all
+from compound.evaluation import Evaluation, evaluate_all, refuse_broken
 from compound.executor import Executor
 from compound.optimization import Tried
 from compound.system import System
@@ -75,11 +76,16 @@ class JobScorer:
         return traces
 
     async def _evaluate(self, candidates: Any, examples: Any, on_trace: Any) -> list[Evaluation]:
+        """Evaluate candidates; one that fails much only loses, but when all do, something is broken."""
         systems = [self._incumbent.bind(values) for values in candidates]
-        return await evaluate_all(
+        rules = self._problem.rules
+        evaluations = await evaluate_all(
             self._executor, systems, examples, self._problem.metric, samples=[TRAIN_SAMPLE],
-            rules=self._problem.rules, on_trace=on_trace,
+            rules=replace(rules, max_failed=1.0), on_trace=on_trace,
         )  # fmt: skip
+        if all(evaluation.failed > rules.max_failed * len(examples) for evaluation in evaluations):
+            refuse_broken(evaluations[0].failures(), len(examples), rules)
+        return evaluations
 
     async def generate(self, request: Request, lm: str | None = None) -> Completion:
         """Ask a model for something that is not part of the system."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import json
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from compound.blocking import blocking
 from compound.budget import Budget
 from compound.cache import DiskCache
 from compound.calls import Engines
@@ -52,7 +52,7 @@ def run(
         finally:
             await executor.aclose()
 
-    return asyncio.run(once())
+    return blocking(once())
 
 
 def evaluate(
@@ -84,7 +84,7 @@ def evaluate(
     rules = Rules(settings.concurrency, settings.failure_score, settings.max_failed, cache)
 
     async def all_of_them() -> Evaluation:
-        store = DiskCache(cache_folder() / "evaluate.sqlite")
+        store = DiskCache(cache_folder() / "evaluate.sqlite") if cache else None
         executor = Executor(engines or find_engine, cache=store, seed=settings.seed)
         try:
             return await evaluate_async(
@@ -92,9 +92,10 @@ def evaluate(
             )
         finally:
             await executor.aclose()
-            store.close()
+            if store is not None:
+                store.close()
 
-    return asyncio.run(all_of_them())
+    return blocking(all_of_them())
 
 
 def optimize(

@@ -70,7 +70,7 @@ class System:
         set_("nodes", _ordered(name, found_nodes))
         set_("defaults", {"lm": lm} if lm else {})
         start = {key: space.value for key, space in self.parameters.items()}
-        for node in _all_nodes(self.nodes.values()):
+        for node in self.all_nodes():
             if isinstance(node.component, Composite):  # a body that was bound keeps its values
                 bound = node.component.body.configuration
                 start |= {key: value for key, value in bound.items() if key in start}
@@ -85,7 +85,7 @@ class System:
     def components(self) -> Mapping[str, Component]:
         """Every component by name, those inside loops and maps included."""
         found: dict[str, Component] = {}
-        for component in (node.component for node in _all_nodes(self.nodes.values())):
+        for component in (node.component for node in self.all_nodes()):
             other = found.setdefault(component.name, component)
             if other is not component:
                 raise WiringError(
@@ -98,7 +98,7 @@ class System:
     def parameters(self) -> Mapping[str, Space]:
         """Every tunable parameter, by ``component.parameter``; not those that a wire feeds at every node."""
         wires: dict[str, set[str]] = {}
-        for node in _all_nodes(self.nodes.values()):
+        for node in self.all_nodes():
             wires.setdefault(node.component.name, set(node.wires)).intersection_update(node.wires)
         return {
             f"{name}.{parameter}": space
@@ -134,6 +134,10 @@ class System:
         return {
             name: tuple(sorted(self.graph.successors(name), key=position.__getitem__)) for name in self.nodes
         }
+
+    def all_nodes(self) -> Iterator[Node]:
+        """Yield the nodes, and those of the bodies inside them."""
+        return _all_nodes(self.nodes.values())
 
     def descendants(self, node: str) -> frozenset[str]:
         """Return the nodes that depend on ``node``, by name."""

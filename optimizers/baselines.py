@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +13,7 @@ from compound.configuration import canonical
 from compound.optimization import Progress, Proposal, Task
 from compound.optimizers.demos import draw
 from compound.optimizers.edits import edited
-from compound.optimizers.prompts import Pools, bootstrapped, split, winner
-from compound.optimizers.racing import Standing, race
+from compound.optimizers.prompts import Pools, bootstrapped, contest, split
 from compound.space import Choice, Demos, Float, Int, Text
 from compound.streams import generator
 
@@ -30,15 +30,8 @@ class RandomSearch:
             pools = await bootstrapped(task, pool_examples)
             state = {"candidates": self._candidates(task, pools), "race": None}
             yield Progress(state, f"{len(state['candidates'])} random configurations")
-        standings: list[Standing] = []
-        candidates = state["candidates"]
-        if candidates:
-            async for event in race(candidates, examples, task.scorer, task.minibatch, state["race"]):
-                if isinstance(event, Progress):
-                    yield Progress({"candidates": candidates, "race": event.state}, event.note)
-                else:
-                    standings = event
-        yield winner(candidates, standings)
+        async for event in contest(task, state["candidates"], examples, state):
+            yield event
 
     def _candidates(self, task: Task, pools: Pools) -> list[dict[str, Any]]:
         seen: set[str] = set()
@@ -60,8 +53,14 @@ def _drawn(task: Task, key: str, pools: Pools, rng: np.random.Generator) -> Any:
     if isinstance(space, Choice):
         return space.options[rng.integers(len(space.options))]
     if isinstance(space, Int):
+        if space.log:  # each whole number as likely as its ratio to the next
+            drawn = math.exp(rng.uniform(math.log(space.low), math.log(space.high + 1)))
+            return min(int(drawn), space.high)
         return int(rng.integers(space.low, space.high + 1))
     if isinstance(space, Float):
+        if space.log:
+            drawn = math.exp(rng.uniform(math.log(space.low), math.log(space.high)))
+            return min(max(drawn, space.low), space.high)
         return float(rng.uniform(space.low, space.high))
     if isinstance(space, Demos):
         return draw(pools[key], space.max, rng) if pools.get(key) else None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from compound.component import Component
-from compound.configuration import canonical
+from compound.configuration import canonical, plain
 from compound.trace import Trace
 
 SHARPNESS = 4  # how much likelier a demonstration from a better trace is drawn
@@ -38,7 +38,10 @@ def bootstrap(traces: Sequence[Trace], component: Component) -> list[Found]:
         for call in trace.calls_of(component.name):
             if call.failure is None:
                 inputs = {n: v for n, v in call.inputs.items() if n not in component.settings}
-                demo = {"inputs": inputs, "outputs": dict(call.outputs)}
+                try:
+                    demo = plain({"inputs": inputs, "outputs": dict(call.outputs)})
+                except (TypeError, ValueError):  # what a configuration cannot hold
+                    continue
                 text = canonical(demo)
                 if len(text) <= LONGEST:
                     found.setdefault(text, Found(demo, (score / best) ** SHARPNESS))

@@ -52,15 +52,15 @@ SHORTER: Mapping[str, str] = {
     r"\bas well as\b": "and",
 }
 
-SYNONYMS: Mapping[str, tuple[str, ...]] = {
-    "answer": ("reply to", "answer"),
-    "use": ("rely on", "use"),
-    "question": ("query", "question"),
-    "passages": ("texts", "passages"),
-    "write": ("give", "write"),
-    "short": ("brief", "short"),
-    "list": ("name", "list"),
-    "summarize": ("sum up", "summarize"),
+SYNONYMS: Mapping[str, str] = {
+    "answer": "reply to",
+    "use": "rely on",
+    "question": "query",
+    "passages": "texts",
+    "write": "give",
+    "short": "brief",
+    "list": "name",
+    "summarize": "sum up",
 }
 
 
@@ -141,7 +141,7 @@ def rephrase(parts: list[str], rng: np.random.Generator) -> list[str]:
     if not places:
         return parts
     i, word = places[rng.integers(len(places))]
-    other = SYNONYMS[word][0]
+    other = SYNONYMS[word]
 
     def keep_case(match: re.Match[str]) -> str:
         return other[:1].upper() + other[1:] if match.group()[0].isupper() else other
@@ -163,12 +163,17 @@ EDITS: tuple[tuple[Edit, float], ...] = (
 def edited(prompt: str, rng: np.random.Generator, most: int = 2) -> str:
     """Return a prompt that differs from ``prompt`` by 1 to ``most`` edits (or equals it when none applies).
 
+    Each edit changes one line; the others, and the layout, stay as they are.
+
     >>> edited("Answer the question.", np.random.default_rng(0)) != "Answer the question."
     True
     """
     weights = np.array([weight for _, weight in EDITS])
-    parts = sentences(prompt)
+    lines = prompt.split("\n")
     for _ in range(int(rng.integers(1, most + 1))):
         edit = EDITS[rng.choice(len(EDITS), p=weights / weights.sum())][0]
-        parts = edit(parts, rng)
-    return " ".join(parts) if "\n" not in prompt else "\n".join(parts)
+        filled = [i for i, line in enumerate(lines) if line.strip()] or [0]
+        i = filled[rng.integers(len(filled))] if len(filled) > 1 else filled[0]
+        indent = lines[i][: len(lines[i]) - len(lines[i].lstrip())]
+        lines[i] = indent + " ".join(edit(sentences(lines[i]), rng))
+    return "\n".join(lines)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from compound.contracts import Message, Request
 
@@ -18,7 +18,6 @@ MARK = re.compile(r"<prompt>(.*?)(?:</prompt>|\Z)", re.DOTALL | re.IGNORECASE)
 def ask(
     purpose: str,
     history: Sequence[tuple[str, float | None]],
-    examples: Sequence[Mapping[str, str]],
     seed: int,
     shown: int = 10,
 ) -> Request:
@@ -28,16 +27,13 @@ def ask(
         purpose: what the component does: its inputs and outputs in words.
         history: prompts and their scores, the last one where a prompt has several; the best ``shown`` are
             shown, the best last. ``None`` is a prompt that has no score yet.
-        examples: a few input texts with the output wanted.
         seed: the request's random stream.
         shown: how many earlier prompts to show.
     """
     best = sorted(dict(history).items(), key=lambda item: -math.inf if item[1] is None else item[1])[-shown:]
     lines = "\n".join(f"<prompt>{text}</prompt> {_score(score)}" for text, score in best)
-    cases = "\n".join(f"Input: {case['input']}\nWanted: {case['wanted']}" for case in examples)
     text = (
         f"A language model performs one step of a larger system. The step: {purpose}\n\n"
-        f"{'Cases:' if cases else ''}\n{cases}\n\n"
         f"Instructions tried so far, with their scores (higher is better):\n{lines}\n\n"
         "Write one new instruction that is different from all of these and scores higher. "
         "Write it between <prompt> and </prompt>, and nothing else."

@@ -13,6 +13,7 @@ import numpy as np
 
 from compound.configuration import canonical
 from compound.contracts import Example
+from compound.errors import CallError
 from compound.optimization import Progress, Proposal, Task
 from compound.optimizers.demos import Found, bootstrap, draw
 from compound.optimizers.edits import edited
@@ -54,15 +55,8 @@ class PromptSearch:
             state = {"candidates": await self._candidates(task, pools), "race": None}
             found = sum(map(len, pools.values()))
             yield Progress(state, f"{len(state['candidates'])} candidates, {found} demonstrations found")
-        candidates = state["candidates"]
-        standings: list[Standing] = []
-        if candidates:
-            async for event in race(candidates, examples, task.scorer, task.minibatch, state["race"]):
-                if isinstance(event, Progress):
-                    yield Progress({"candidates": candidates, "race": event.state}, event.note)
-                else:
-                    standings = event
-        yield winner(candidates, standings)
+        async for event in contest(task, state["candidates"], examples, state):
+            yield event
 
     async def _candidates(self, task: Task, pools: Pools) -> list[dict[str, Any]]:
         """Make distinct candidates, the proposers taking turns; later ones may combine two changes."""
@@ -109,10 +103,12 @@ class PromptSearch:
         request = ask(
             f"{component.name} writes {', '.join(component.outputs)}",
             [(current, None), *history],
-            [],
             stream(task.seed, "opro", attempt),
         )
-        text = proposal((await task.scorer.generate(request, self.lm)).text)
+        try:
+            text = proposal((await task.scorer.generate(request, self.lm)).text)
+        except CallError:  # a prompt that the model did not write is a candidate less
+            return {}
         if text is None or task.system.parameters[key].problem(text):
             return {}
         return {key: text}
@@ -151,6 +147,23 @@ def demo_keys(task: Task) -> list[str]:
 def text_keys(task: Task) -> list[str]:
     """Return the keys that hold texts."""
     return [key for key in task.keys if isinstance(task.system.parameters[key], Text)]
+
+
+async def contest(
+    task: Task,
+    candidates: Sequence[Mapping[str, Any]],
+    examples: Sequence[Example],
+    state: Mapping[str, Any],
+) -> AsyncIterator[Progress | Proposal]:
+    """Race candidates from ``state["race"]`` on, and propose the winner; progress keeps all of ``state``."""
+    standings: list[Standing] = []
+    if candidates:
+        async for event in race(candidates, examples, task.scorer, task.minibatch, state["race"]):
+            if isinstance(event, Progress):
+                yield Progress({**state, "race": event.state}, event.note)
+            else:
+                standings = event
+    yield winner(candidates, standings)
 
 
 def winner(candidates: Sequence[Mapping[str, Any]], standings: Sequence[Standing]) -> Proposal:

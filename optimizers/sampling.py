@@ -13,8 +13,7 @@ from typing import Any
 
 from compound.errors import MissingExtra
 from compound.optimization import Progress, Proposal, Task
-from compound.optimizers.prompts import split, winner
-from compound.optimizers.racing import Standing, race
+from compound.optimizers.prompts import contest, split
 from compound.space import Choice, Float, Int, Space
 from compound.streams import stream
 
@@ -41,15 +40,8 @@ class NumberSearch:
                     yield Progress(state, f"{len(trials)} trials: best {max(t[1] for t in trials):.3f}")
                 state = {**state, "finalists": _best(state["trials"])}
             yield Progress(state, f"{len(state['finalists'])} settings to race")
-        standings: list[Standing] = []
-        finalists = state["finalists"]
-        if finalists:
-            async for event in race(finalists, examples, task.scorer, task.minibatch, state["race"]):
-                if isinstance(event, Progress):
-                    yield Progress({**state, "race": event.state}, event.note)
-                else:
-                    standings = event
-        yield winner(finalists, standings)
+        async for event in contest(task, state["finalists"], examples, state):
+            yield event
 
     async def _sample(
         self, task: Task, trials: Sequence[Any], examples: Sequence[Any]

@@ -91,7 +91,7 @@ def test_a_worst_case_that_does_not_fit_is_refused_before_the_request(
     budget: Budget, spent: Usage, worst: Usage, message: str
 ) -> None:
     meter = Meter(budget)
-    meter.charge(spent)
+    meter.usage += spent
     assert message in refusal(lambda: spend(meter, worst, worst))
     assert meter.usage == spent
 
@@ -112,7 +112,7 @@ def test_time_is_a_limit_too() -> None:
     clock.now += 119.0
     settled(spend(meter, Usage(1), Usage(1)))
     clock.now += 1.0
-    assert "2.0 of 2 minutes are used; raise the limit, then resume the run" in refusal(
+    assert "2.0 of 2 minutes are used; raise the limit; a run that has not ended yet then goes on" in refusal(
         lambda: spend(meter, Usage(1), Usage(1))
     )
 

@@ -544,7 +544,7 @@ def test_a_resumed_run_counts_what_an_uninterrupted_one_would_have_counted(tmp_p
     counted(killed, questions[1:2])
     killed.cache.close()
     resumed = Bench(cache=DiskCache(tmp_path / "cache.sqlite", step=1))
-    resumed.executor.meter.charge(before)
+    resumed.executor.meter.usage += before
     assert counted(resumed, questions[1:]) == whole
     assert (killed.requests, resumed.requests) == (2, 1)
 

@@ -212,15 +212,18 @@ def test_recall_grows_with_k(found: list[int], gold: list[int]) -> None:
     assert values[-1] == pytest.approx(len(set(found) & set(gold)) / len(set(gold)))
 
 
-@pytest.mark.parametrize("metric", [mrr("hits", "titles"), recall_at_k("hits", "titles", key="name")])
-def test_ranked_objects_need_an_existing_key(metric: Metric) -> None:
-    with pytest.raises(DataError, match="name one with key=: id, title"):
+@pytest.mark.parametrize(
+    ("metric", "error"),
+    [(mrr("hits", "titles"), DataError), (recall_at_k("hits", "titles", key="name"), CallError)],
+)
+def test_ranked_objects_need_an_existing_key(metric: Metric, error: type[Exception]) -> None:
+    with pytest.raises(error, match="name one with key=: id, title"):
         metric.score({"hits": [{"id": "1", "title": "A"}]}, example(titles=["A"]))
 
 
 @pytest.mark.parametrize("metric", [mrr("hits", "titles"), recall_at_k("hits", "titles")])
 def test_a_text_is_no_ranked_list(metric: Metric) -> None:
-    with pytest.raises(DataError, match="must be a list, got str"):
+    with pytest.raises(CallError, match="must be a list, got str"):
         metric.score({"hits": "A"}, example(titles=["A"]))
 
 

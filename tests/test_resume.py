@@ -117,7 +117,7 @@ def run(folder, url):
     data = Dataset.of(train=rows(24, "tr"), valid=rows(12, "va"), test=rows(6, "te"))
     settings = OptimizeSettings(
         seed=SEED, minibatch=3, candidates=4, iterations=2, valid_size=None, concurrency=8, alpha=0.2,
-        budget=BudgetSettings(system_runs=230), baselines=("random",),
+        budget=BudgetSettings(system_runs=300), baselines=("random",),
         prompts=PromptSettings(proposers=("demos", "edits", "opro")),
     )
 
@@ -340,7 +340,7 @@ class Site:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("resume")
     program = folder / "program.py"
-    head = f"CONCURRENCY, INTERRUPTED, SEED = {CONCURRENCY}, {INTERRUPTED}, 3\n"
+    head = f"CONCURRENCY, INTERRUPTED, SEED = {CONCURRENCY}, {INTERRUPTED}, 1\n"
     program.write_text(head + PROGRAM, encoding="utf-8")
     workers = [Worker(program, folder / f"errors{i}") for i in range(WORKERS)]
     server = Server()

@@ -12,16 +12,30 @@ import email.utils
 import functools
 import json
 import os
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from compound.contracts import Completion, Request, Usage
-from compound.errors import CallError, CompoundError, MissingExtra, TransientError
+from compound.errors import CallError, CompoundError, DeclarationError, MissingExtra, TransientError
 
 HEAD, TURN = 128, 16  # tokens that a provider's chat format adds to a prompt, and to each message
 MAY_PASS = {408, 409, 425, 429}  # and every status from 500 on
 MILLION = 1_000_000
+OWNED = {
+    "model",
+    "messages",
+    "max_tokens",
+    "max_completion_tokens",
+    "n",
+    "temperature",
+    "stop",
+    "seed",
+    "stream",
+}
+_LOCK = threading.Lock()
+_OPEN: set[int] = set()  # engines that may have connections, in whichever thread: litellm closes all at once
 
 
 class LiteLLMEngine:
@@ -38,7 +52,8 @@ class LiteLLMEngine:
         timeout: seconds for one try, unless the request says otherwise.
         price: US dollars for a million prompt tokens and a million completion tokens; without it, litellm's
             price list. `priced` says whether there is a price: where there is none, calls cost 0.
-        extra: further arguments of the provider (``top_p``, ``reasoning_effort`` …).
+        extra: further arguments of the provider (``top_p``, ``reasoning_effort`` …); not those that
+            components set.
 
     Example:
         >>> engine = LiteLLMEngine("openai/gpt-4o-mini", price=(0.15, 0.60))
@@ -60,6 +75,11 @@ class LiteLLMEngine:
         self.model, self.api_base, self.api_key_env = model, api_base, api_key_env
         self.timeout, self.price, self.extra = timeout, price, dict(extra or {})
         self._concurrency = concurrency
+        if owned := sorted(OWNED & set(self.extra)):
+            raise DeclarationError(
+                f"engine {model!r}: extra must not set {', '.join(owned)}",
+                hint="components set these, and budgets are reserved by them",
+            )
 
     @property
     def name(self) -> str:  # noqa: D102
@@ -89,6 +109,8 @@ class LiteLLMEngine:
         if request.adapter:
             raise CallError(f"{self.name} cannot sample with the adapter {request.adapter!r}")
         litellm = await asyncio.to_thread(_litellm)
+        with _LOCK:
+            _OPEN.add(id(self))
         try:
             response = await litellm.acompletion(**self._arguments(request))
         except CompoundError:
@@ -98,8 +120,11 @@ class LiteLLMEngine:
         return self._completion(request, response)
 
     async def aclose(self) -> None:
-        """Close the connections that litellm keeps."""
-        if _litellm.cache_info().currsize:
+        """Close the connections that litellm keeps for all engines, once the last of them is closed."""
+        with _LOCK:
+            last = {id(self)} == _OPEN
+            _OPEN.discard(id(self))
+        if last:
             await _litellm().close_litellm_async_clients()
 
     def _arguments(self, request: Request) -> dict[str, Any]:
@@ -139,8 +164,10 @@ class LiteLLMEngine:
         # Not every provider takes stop strings, or as many.
         text = text[: min((at for stop in request.stop if (at := text.find(stop)) >= 0), default=len(text))]
         used = getattr(response, "usage", None)
-        prompt = getattr(used, "prompt_tokens", None) or 0
-        completion = getattr(used, "completion_tokens", None) or 0
+        worst = self.worst_case(request)  # what counts where the provider does not say
+        prompt = getattr(used, "prompt_tokens", None) or worst.prompt_tokens
+        completion = getattr(used, "completion_tokens", None)
+        completion = worst.completion_tokens if completion is None else completion
         usage = Usage(1, prompt, completion, self._cost(prompt, completion, used))
         return Completion(text, usage, "length" if choice.finish_reason == "length" else "stop")
 

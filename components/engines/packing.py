@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 
-class PackedLinear(torch.nn.Module):
+class PackedLinear(torch.nn.Module):  # type: ignore[misc]  # torch's types are not read
     """Computes what a linear layer computes, with its weights rearranged once. For inference only."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:

@@ -33,7 +33,7 @@ def summarize(path: str | Path) -> Facts:
         "seed": seed,
         "missing": record.missing,
         "stopped": record.state.get("stopped", ""),
-        "test_skipped": "; ".join(e["reason"] for e in record.all("test_skipped")),
+        "test_skipped": "; ".join(dict.fromkeys(e["skipped"] for e in record.events if e.get("skipped"))),
         "alpha": record.config["optimize"]["alpha"],
         "plan": record.state.get("plan"),
         "valid": _split(record, "before", "incumbent", seed),
