@@ -465,3 +465,21 @@ def test_an_executor_can_charge_another_budget_and_shares_the_rest() -> None:
     for executor in (search, test):
         with pytest.raises(BudgetExhausted):
             run(asking_often(), [1], executor)
+
+
+def test_limits_say_how_many_runs_they_hold_by_what_the_runs_so_far_took() -> None:
+    meter = Meter(Budget(calls=100, tokens=1000))
+    assert meter.remaining_runs() == float("inf")  # nothing is known yet
+    meter.usage += Usage(20, 200, 100)
+    meter.charge_runs(10.0)
+    # 80 calls at 2 a run: 40; 700 tokens at 30 a run: 23.3; four fifths of the smaller
+    assert meter.remaining_runs() == pytest.approx(700 / 30 * 0.8)
+    assert Meter(Budget(calls=5)).remaining_runs() == float("inf")
+
+
+def test_time_ends_runs_that_call_no_model() -> None:
+    clock = Clock()
+    meter = Meter(Budget(minutes=1), clock=clock)
+    settled(meter.reserve_run())
+    clock.now += 60
+    assert "1.0 of 1 minutes are used" in refusal(lambda: meter.reserve_run())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import random
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -513,3 +514,20 @@ def test_a_choice_can_be_measured_at_each_of_its_values() -> None:
     )
     assert [r.mean for r in results] == [1.0, 2.0, 3.0]
     assert len({r.configuration for r in results}) == 3
+
+
+def test_an_output_that_the_metric_cannot_read_fails_one_run_and_not_the_evaluation() -> None:
+    def answer(x: int) -> Any:
+        return None if x == 3 else "yes"
+
+    system = System("s", outputs={"a": Function("answer", answer)(x=Input("x", int))})
+    rows = [Example(str(i), {"x": i}, {"a": "yes"}) for i in range(8)]
+    result = finished(evaluate(Executor(), system, rows, exact_match("a")))
+    assert (result.mean, result.failed) == (7 / 8, 1)
+    assert "the output must be text or a number" in result.failures()[0][0]
+
+
+def test_one_example_has_no_interval_and_json_can_hold_it() -> None:
+    summary = Evaluation("digest", (Row("e", 0, 0.5),)).summary()
+    assert (summary["low"], summary["high"]) == (None, None)
+    assert json.dumps(summary, allow_nan=False)

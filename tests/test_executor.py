@@ -7,6 +7,7 @@ import json
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from pydantic import BaseModel
 
 import compound
 from compound.budget import Budget, Meter
+from compound.cache import MemoryCache
 from compound.calls import LONGEST_WAIT
 from compound.component import CallContext, Component, Input
 from compound.components.flow import Loop, Map
@@ -26,7 +28,7 @@ from compound.components.function import FirstOf, Function
 from compound.components.hyperparameter import Hyperparameter
 from compound.components.llm import LLM
 from compound.components.selector import Selector
-from compound.contracts import Usage
+from compound.contracts import Message, Request, Usage
 from compound.errors import CallError, DeclarationError, TransientError
 from compound.executor import Executor
 from compound.ports import Port
@@ -1115,3 +1117,77 @@ def test_under_a_cost_limit_a_model_without_a_price_is_refused_before_it_is_call
     ):
         asyncio.run(limited.run(system, {"x": 2}))
     assert len(lm.requests) == 1
+
+
+def test_a_node_that_would_not_run_anyway_does_not_pass_on_a_failure() -> None:
+    def broken(x: int) -> int:
+        raise ValueError("no")
+
+    go = Input("go", bool)
+    fast = f("fast", plus)(x=f("broken", broken)(x=X), when=go)
+    slow = f("slow", plus)(x=X, when=go.equals(False))
+    system = System("s", outputs={"y": FirstOf("any", int)(a=fast, b=slow)})
+    assert run(system, {"x": 1, "go": False}).outputs == {"y": 2}
+    assert run(system, {"x": 1, "go": True}).failure is not None
+
+
+def test_a_blocking_function_has_a_time_limit_too() -> None:
+    def sleepy(x: int) -> int:
+        time.sleep(0.5)
+        return x
+
+    trace = run(System("s", outputs={"y": f("sleepy", sleepy, timeout=0.02)(x=X)}), {"x": 1})
+    assert trace.failure == Failure("transient", "sleepy took longer than 0.02 s")
+
+
+def test_a_timeout_of_the_components_own_is_its_error() -> None:
+    async def own(x: int) -> int:
+        raise TimeoutError("the database")
+
+    trace = run(System("s", outputs={"y": f("own", own, timeout=50.0)(x=X)}), {"x": 1})
+    assert trace.failure == Failure("error", "TimeoutError: the database")
+
+
+def test_a_request_that_was_left_counts_with_its_worst_case() -> None:
+    """It may well have been answered and billed."""
+    lm = ScriptedLM(lambda _: "late", latency=5.0, price=0.01)
+    asked = LLM("asked", prompt="one two", timeout=0.01, retries=0, max_tokens=40)(x=Input("q"))
+    executor = Executor({"m": lm})
+    trace = run(System("s", outputs={"a": asked}, lm="m"), {"q": "three"}, executor)
+    worst = lm.worst_case(lm.requests[0])
+    assert executor.meter.usage == trace.usage == worst
+
+
+def test_a_request_outside_the_graph_is_tried_again_and_then_a_clear_error() -> None:
+    replies: list[Any] = [TransientError("busy"), "written"]
+    executor = Executor({"m": ScriptedLM(replies)}, sleep=_no_sleep)
+    request = Request((Message("user", "write"),))
+    assert asyncio.run(executor.ask("m", request)).text == "written"
+    stuck = Executor({"m": ScriptedLM([TransientError("busy")] * 9)}, sleep=_no_sleep)
+    with pytest.raises(CallError, match="m gave no answer in 4 tries: busy"):
+        asyncio.run(stuck.ask("m", request))
+
+
+def test_equal_calls_that_fail_are_all_counted() -> None:
+    """A failure that may pass is not kept, so each of the equal calls is made, and was paid for."""
+    lm = ScriptedLM([TransientError("busy"), TransientError("busy"), "fine"])
+    asked = LLM("asked", prompt="x", retries=0)(x=Input("q"))
+    system = System("s", outputs={"a": asked}, lm="m")
+    executor = Executor({"m": lm}, cache=MemoryCache())
+
+    async def thrice() -> list[Trace]:
+        return [await executor.run(system, {"q": ""}) for _ in range(3)]
+
+    traces = [executor.settle(trace) for trace in asyncio.run(thrice())]
+    assert [call.reused for trace in traces for call in trace.calls] == [False] * 3
+    assert sum(trace.usage.calls for trace in traces) == len(lm.requests) == 3
+
+
+def test_ordinary_code_may_wait_inside_a_running_loop() -> None:
+    """As in a notebook."""
+    system = System("s", outputs={"y": f("plus", plus)(x=X)})
+
+    async def cell() -> Any:
+        return compound.run(system, {"x": 1}).outputs
+
+    assert asyncio.run(cell()) == {"y": 2}

@@ -6,14 +6,16 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from compound.components.engines.lm_litellm import LiteLLMEngine
 from compound.contracts import Completion, Engine, Message, Request
-from compound.errors import CallError, CompoundError, TransientError
+from compound.errors import CallError, CompoundError, DeclarationError, TransientError
 
 pytest.importorskip("litellm")
 pytestmark = [  # litellm's own, at its first call
@@ -320,3 +322,34 @@ def test_an_adapter_is_refused(server: Server) -> None:
     with pytest.raises(CallError, match="adapter"):
         ask(engine(server), request(adapter="some/folder"))
     assert server.received == []
+
+
+def test_what_components_set_cannot_be_set_behind_the_budget() -> None:
+    with pytest.raises(DeclarationError, match="extra must not set max_tokens, n; components set these"):
+        LiteLLMEngine("openai/m", extra={"n": 5, "max_tokens": 9999, "top_p": 0.5})
+
+
+def test_where_the_server_does_not_say_what_it_used_the_worst_case_counts() -> None:
+    response = SimpleNamespace(
+        choices=[SimpleNamespace(finish_reason="stop", message=SimpleNamespace(content="hi"))], usage=None
+    )
+    lm = LiteLLMEngine("openai/m", price=(1.0, 1.0))
+    asked = request(max_tokens=50)
+    assert lm._completion(asked, response).usage == lm.worst_case(asked)
+
+
+def test_engines_in_other_threads_keep_their_connections(server: Server) -> None:
+    """litellm closes the connections of the whole process; only the last engine may ask for that."""
+
+    def work(number: int) -> list[str]:
+        async def several() -> list[str]:
+            lm = engine(server)
+            answers = [(await lm.generate(request(f"{number} {i}"))).text for i in range(4)]
+            await lm.aclose()
+            return answers
+
+        return asyncio.run(several())
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(work, range(8)))
+    assert len([text for several in answers for text in several]) == 32

@@ -22,10 +22,11 @@ from hypothesis import strategies as st
 from compound.budget import Meter
 from compound.component import Input
 from compound.components.function import Function
+from compound.components.hyperparameter import Hyperparameter
 from compound.components.llm import LLM
 from compound.configuration import load
 from compound.data import Dataset
-from compound.errors import BudgetExhausted, CompoundError, RunDirectoryError
+from compound.errors import BudgetExhausted, CallError, CompoundError, DataError, RunDirectoryError
 from compound.evaluation import Evaluation
 from compound.loop import LEAST_JOB, Loop, Plan, Problem, make_plan, stochastic
 from compound.metrics import custom, exact_match
@@ -700,3 +701,140 @@ def test_scores_of_a_sequence_of_examples_follow_the_data(tmp_path: Path) -> Non
     result = run(tmp_path / "run")
     ids: Sequence[str] = [row.example for row in result.before.rows]
     assert ids == [e.id for e in data().examples("valid", ["question"])]
+
+
+# --- what a review found -------------------------------------------------------------------------------
+
+
+def chosen(lm: str = "bad", **settings: Any) -> System:
+    """A system whose one number is the model, and one model is much better."""
+    asked = LLM("answerer", prompt="Answer.", lm=Choice("bad", "good", value=lm), temperature=1.0, **settings)
+    return System("chosen", outputs={"answer": asked(question=Input("question", str))})
+
+
+def models() -> dict[str, ScriptedLM]:
+    def never(message: str) -> str:
+        return "dunno"
+
+    return {"bad": ScriptedLM(never, name="bad"), "good": ScriptedLM(asked_for, name="good")}
+
+
+class TestReviewed:
+    def test_a_job_that_ended_with_the_budget_is_owed_its_decision_after_a_resume(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Last:
+            async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+                yield Proposal({"answerer.lm": "good"})
+
+        problem_method = Method("last", {"last": Last()}, [Job("last", ("answerer.lm",))], Uniform())
+        monkeypatch.setattr("compound.optimizers.methods.METHODS", {"last": lambda *_: problem_method})
+        options = SMALL.model_copy(update={"method": "last", "iterations": 1})
+
+        def optimized(folder: Path, **more: Any) -> Result:
+            return optimize(chosen(), data(), METRIC, options, run_dir=folder, engines=models(), **more)
+
+        recorders: list[Recorder] = []
+
+        def at_the_end_of_the_job(event: Mapping[str, Any]) -> None:
+            if event["event"] == "job":
+                recorders[-1].state["stopped"] = "the budget ended"
+                recorders[-1].stop()
+
+        with pytest.raises(Interrupted):
+            optimized(tmp_path / "run", listener=at_the_end_of_the_job, on_start=recorders.append)
+        state = read_json(tmp_path / "run", "checkpoint.json")["state"]
+        state["stopped"] = "the budget ended"
+        run_ = RunDirectory.open(tmp_path / "run")
+        run_.restore()
+        run_.checkpoint(state)
+        run_.close()
+        result = optimized(tmp_path / "run")
+        assert [e["accepted"] for e in events(tmp_path / "run", "decision")] == [True]
+        assert result.best["answerer.lm"] == "good"
+
+    def test_a_candidate_that_always_fails_only_loses(self, tmp_path: Path) -> None:
+        system = chosen()
+        engines = {**models(), "good": ScriptedLM(lambda _: CallError("out of order"), name="good")}
+        result = optimize(system, data(), METRIC, SMALL, run_dir=tmp_path / "run", engines=engines)
+        assert result.accepted == 0
+
+    def test_a_limit_of_calls_leaves_room_for_decisions(self, tmp_path: Path) -> None:
+        options = SMALL.model_copy(update={"budget": BudgetSettings(calls=250)})
+        result = optimize(
+            chosen(), data(valid=10), METRIC, options, run_dir=tmp_path / "run", engines=models()
+        )
+        assert result.accepted == 1
+        assert result.best["answerer.lm"] == "good"
+        assert result.spent["calls"] <= 250
+
+    def test_too_few_validation_examples_to_decide_are_refused_at_once(self, tmp_path: Path) -> None:
+        lm = ScriptedLM(student)
+        with pytest.raises(
+            DataError, match=r"4 validation examples cannot show .* at alpha=0.05; give at least 5"
+        ):
+            run(tmp_path / "run", lm=lm, splits=data(valid=4))
+        assert lm.requests == []
+        assert not (tmp_path / "run").exists()
+
+    def test_no_more_decisions_are_planned_than_can_accept(self, tmp_path: Path) -> None:
+        """Six examples allow p = 1/64 at best: three decisions at 0.05 / 3, not six at 0.05 / 6."""
+        options = SMALL.model_copy(update={"iterations": 6, "budget": BudgetSettings()})
+        recorded = run(tmp_path / "run", options, splits=data(train=20, valid=6, test=2))
+        assert recorded.path.exists()
+        plan = read_json(tmp_path / "run", "checkpoint.json")["state"]["plan"]
+        assert plan["decisions"] == 3
+        assert plan["level"] >= 2.0**-6
+
+    def test_a_job_with_too_small_a_share_is_passed_over(self, tmp_path: Path) -> None:
+        for seed in range(4):
+            options = SMALL.model_copy(
+                update={
+                    "seed": seed,
+                    "minibatch": 8,
+                    "budget": BudgetSettings(system_runs=75),
+                    "iterations": 1,
+                }
+            )
+            result = run(tmp_path / str(seed), options, splits=data(valid=10))
+            assert result.spent["system_runs"] > 30
+            assert any(e["runs"] > 0 for e in events(tmp_path / str(seed), "job"))
+
+    def test_a_temperature_that_comes_over_a_wire_makes_a_system_stochastic(self) -> None:
+        warmth = Hyperparameter("warmth", Float(0.0, 1.0))()
+        answer = LLM("answerer", prompt="Answer.", temperature=0.0)(
+            question=Input("question"), temperature=warmth
+        )
+        assert stochastic(System("s", outputs={"answer": answer}, lm="lm"))
+        plain = LLM("answerer", prompt="Answer.", temperature=0.0)(question=Input("question"))
+        assert not stochastic(System("s", outputs={"answer": plain}, lm="lm"))
+
+    def test_a_baseline_that_does_not_exist_is_refused_before_anything_is_spent(self, tmp_path: Path) -> None:
+        lm = ScriptedLM(student)
+        with pytest.raises(CompoundError, match="no method 'randon'; did you mean 'random'"):
+            run(tmp_path / "run", SMALL.model_copy(update={"baselines": ("randon",)}), lm)
+        assert lm.requests == []
+
+    def test_another_metric_function_of_the_same_name_is_noticed(self, tmp_path: Path) -> None:
+        def metric(bonus: float) -> Any:
+            return custom(
+                lambda outputs, example: bonus + (outputs["answer"] == example.gold["answer"]), "mine"
+            )
+
+        def stopped(folder: Path, bonus: float) -> None:
+            recorders: list[Recorder] = []
+            optimize(
+                demo(), data(), metric(bonus), SMALL, run_dir=folder, engines={"lm": ScriptedLM(student)},
+                on_start=recorders.append, listener=lambda _: recorders[-1].stop(),
+            )  # fmt: skip
+
+        for _ in range(2):
+            with pytest.raises(Interrupted):
+                stopped(tmp_path / "run", 0.25)
+        with pytest.raises(RunDirectoryError, match="changed: metric;"):
+            stopped(tmp_path / "run", 0.5)
+
+    def test_a_row_with_a_number_that_is_not_finite_is_no_crash(self, tmp_path: Path) -> None:
+        rows_ = [{"question": f"what is {i}", "answer": str(i), "weight": math.nan} for i in range(60)]
+        splits = Dataset.of(train=rows_[:30], valid=rows_[30:50], test=rows_[50:])
+        assert run(tmp_path / "run", splits=splits).path.exists()

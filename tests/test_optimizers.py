@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from compound.component import Input
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.configuration import canonical
 from compound.contracts import Completion, Example, Request
+from compound.errors import CallError
 from compound.evaluation import Evaluation, Row
 from compound.optimization import Job, Optimizer, Progress, Proposal, Task, Tried
 from compound.optimizers import edits
@@ -836,3 +838,56 @@ class TestUniform:
         reasons = [dict(job.reason) for job in schedule(6, seed=0)]
         assert [r["waiting"] for r in reasons] == [5.0, 4.0, 3.0, 2.0, 1.0, 5.0]
         assert [r["rounds"] for r in reasons] == [0.0] * 5 + [1.0]
+
+
+def test_demonstrations_are_what_a_configuration_can_hold() -> None:
+    """An output may be a model or a number that is not finite."""
+
+    class Answer(BaseModel):
+        text: str
+
+    one, two = examples(2)
+    typed = trace(one, 1.0, outputs={"output": Answer(text="hi")})
+    (found,) = bootstrap([typed, trace(two, 1.0, outputs={"output": math.inf})], ANSWERER)
+    assert found.demo["outputs"] == {"output": {"text": "hi"}}
+
+
+def test_random_search_draws_ratios_where_a_space_says_so() -> None:
+    target = system(
+        demos=(),
+        prompt="x",
+        temperature=Float(1e-6, 1.0, value=1.0, log=True),
+        max_tokens=Int(1, 1000, log=True),
+    )
+    search = RandomSearch()
+    progress, _ = proposed(search, task(target, Simulated(lambda _: 0.5), candidates=200, minibatch=1))
+    drawn = [
+        c["answerer.temperature"] for c in progress[0].state["candidates"] if "answerer.temperature" in c
+    ]
+    small = sum(value < 1e-3 for value in drawn) / len(drawn)
+    assert 0.35 < small < 0.65  # half of the ratios
+    words = [c["answerer.max_tokens"] for c in progress[0].state["candidates"] if "answerer.max_tokens" in c]
+    assert set(map(type, words)) == {int}
+    assert 0.3 < sum(value < 32 for value in words) / len(words) < 0.7
+
+
+def test_an_edit_leaves_the_other_lines_as_they_are() -> None:
+    prompt = "Answer the question.\n\n  - Be brief.\n  - Use the passages.\n"
+    for seed in range(60):
+        after = edited(prompt, rng(seed), 1)
+        lines, now = prompt.split("\n"), after.split("\n")
+        assert len(now) == len(lines)
+        changed = [i for i, (a, b) in enumerate(zip(lines, now, strict=True)) if a != b]
+        assert len(changed) <= 1
+        assert all(now[i].startswith(lines[i][: len(lines[i]) - len(lines[i].lstrip())]) for i in changed)
+
+
+def test_a_prompt_that_no_model_writes_is_a_candidate_less() -> None:
+    class Silent(Simulated):
+        async def generate(self, request: Request, lm: str | None = None) -> Completion:
+            raise CallError("content filter")
+
+    scorer = Silent(lambda _: 0.5)
+    progress, last = proposed(PromptSearch(("opro", "edits")), task(system(demos=()), scorer))
+    assert progress[0].state["candidates"]
+    assert last.tried
