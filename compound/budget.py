@@ -208,7 +208,7 @@ class Meter:
         """Return the state a checkpoint stores."""
         usage = self.usage
         return {
-            "usage": [usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cost],
+            "usage": usage.to_json(),
             "system_runs": self.system_runs,
             "runs": self.runs,
             "seconds": self.seconds,

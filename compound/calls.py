@@ -180,7 +180,7 @@ class Caller:
         completion = await self._asked(lm, request)
         if self._cache is not None:
             usage = completion.usage
-            spent = [usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cost]
+            spent = usage.to_json()
             self._cache.put(key, {"text": completion.text, "usage": spent})
         return completion
 
@@ -398,7 +398,7 @@ def _to_row(outcome: Outcome) -> dict[str, Any] | None:
         "outputs": outputs,
         "typed": outputs != outcome.outputs,  # models and the like: to be read through the ports
         "failure": [failure.kind, failure.message] if failure else None,
-        "usage": [usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cost],
+        "usage": usage.to_json(),
         "tokens": [[t.prompt, t.sampled, t.logprobs, t.finish_reason, t.adapter] for t in outcome.tokens],
         "attempts": outcome.attempts,
     }

@@ -31,6 +31,10 @@ class Usage:
         """Prompt and completion tokens together."""
         return self.prompt_tokens + self.completion_tokens
 
+    def to_json(self) -> list[float]:
+        """Return the four numbers; ``Usage(*numbers)`` reads them."""
+        return [self.calls, self.prompt_tokens, self.completion_tokens, self.cost]
+
     def __add__(self, other: Usage) -> Usage:
         return Usage(
             self.calls + other.calls,

@@ -93,7 +93,7 @@ class Evaluation:
                 [r.example, r.sample, r.score, [r.failure.kind, r.failure.message] if r.failure else None]
                 for r in self.rows
             ],
-            "usage": [usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cost],
+            "usage": usage.to_json(),
             "system_runs": self.system_runs,
         }
 

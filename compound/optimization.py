@@ -32,12 +32,6 @@ class Job:
     reason: Mapping[str, float] = field(default_factory=dict)
     weight: float = 1.0
 
-    @property
-    def name(self) -> str:
-        """A short name for tables: the component, or how many."""
-        components = sorted({key.split(".")[0] for key in self.keys})
-        return components[0] if len(components) == 1 else f"{len(components)} components"
-
 
 @dataclass(frozen=True)
 class Progress:

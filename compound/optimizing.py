@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from compound.evaluation import Evaluation
 from compound.loop import Loop, Problem, final_configuration
 from compound.recorder import Listener, Recorder
 from compound.settings import OptimizeSettings
+from compound.statistics import Interval, paired_interval
 from compound.store import RunDirectory, read_json
 from compound.system import System
 
@@ -59,6 +60,14 @@ class Result:
         """The report as Markdown."""
         return (self.path / "report.md").read_text(encoding="utf-8")
 
+    @property
+    def test_gain(self) -> Interval | None:
+        """The mean gain on the test split with its 95 % interval, paired by example."""
+        before, after = self.test_before, self.test_after
+        if before is None or after is None or len(before.scores) < 2:
+            return None
+        return paired_interval(before.scores, after.scores)
+
     def to_json(self) -> dict[str, Any]:
         """Return the result for machines."""
         spent = self.spent
@@ -67,6 +76,7 @@ class Result:
             "after": self.after.summary(),
             "test_before": self.test_before.summary() if self.test_before else None,
             "test_after": self.test_after.summary() if self.test_after else None,
+            "test_gain": asdict(self.test_gain) if self.test_gain else None,
             "system_runs": spent.get("system_runs", 0.0),
             "test_runs": spent.get("test_runs", 0.0),
             "calls": spent.get("calls", 0),

@@ -45,7 +45,6 @@ class Recorder:
             run.close()
             raise
         self.state: dict[str, Any] = dict(stored or {})
-        self.resumed = stored is not None
         self.cache: Cache = own if parent is None else _Layered(own, parent.cache)
         self._parent = parent
         self._disk = own

@@ -23,7 +23,7 @@ class RunDirectory:
     """One run's files.
 
     ``system.yaml`` as given, ``config.json`` resolved, ``events.jsonl``, ``traces.jsonl``,
-    ``checkpoint.json``, ``cache.sqlite``, ``best.json``, ``report.md``, ``report.html``, ``attempts.jsonl``.
+    ``checkpoint.json``, ``cache.sqlite``, ``best.json``, ``report.md``, ``report.html``.
 
     Example:
         >>> import tempfile

@@ -146,7 +146,7 @@ def call_to_json(call: Call) -> dict[str, Any]:
         "inputs": readable(call.inputs),
         "outputs": readable(call.outputs),
         "failure": _failure_to_json(call.failure),
-        "usage": [usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cost],
+        "usage": usage.to_json(),
         "seconds": round(call.seconds, 6),
         "sample": call.sample,
         "reused": call.reused,

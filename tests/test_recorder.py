@@ -56,13 +56,11 @@ class TestEvents:
         recorder.state["n"] = 2
         recorder.close()
         again = reopened(folder)
-        assert again.resumed
         assert again.state["n"] == 1
         assert names(folder) == ["baseline"]
         again.close()
 
     def test_a_new_run_begins_with_an_empty_state(self, recorder: Recorder) -> None:
-        assert not recorder.resumed
         assert recorder.state == {}
 
     def test_events_after_the_last_checkpoint_are_forgotten(self, recorder: Recorder, folder: Path) -> None:
