@@ -124,7 +124,7 @@ def test_normalising_twice_changes_nothing(text: str) -> None:
         ("", None),
     ],
 )
-def test_a_label_is_found_as_a_word_never_inside_one(text: str, label: str | None) -> None:
+def test_d11_a_label_is_found_as_a_word_never_inside_one(text: str, label: str | None) -> None:
     assert find_label(text, LABELS) == label
 
 
