@@ -183,7 +183,7 @@ async def evaluate_all(
             trace = await executor.run(
                 system, example.inputs, example=example.id, sample=sample, cache=rules.cache
             )
-            in_order.add(number, example, await _scored(trace, metric, example, rules))
+            in_order.add(number, example, await score(trace, metric, example, rules))
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -266,19 +266,19 @@ def refuse_broken(failures: Sequence[tuple[str, int]], total: int, rules: Rules)
     )
 
 
-async def _scored(trace: Trace, metric: Metric, example: Example, rules: Rules) -> Trace:
+async def score(trace: Trace, metric: Metric, example: Example, rules: Rules) -> Trace:
     """Score a trace; a failed run gets the failure score, and so does one whose metric fails."""
     if trace.failure is not None:
         return trace.scored(rules.failure_score, f"the run failed: {trace.failure.message}")
     try:
-        score = await apply(metric, trace.outputs, example)
+        found = await apply(metric, trace.outputs, example)
     except CallError as error:
         return _metric_failed(trace, str(error), rules)
     except CompoundError:
         raise
     except Exception as error:  # noqa: BLE001 - a user's metric may raise anything; it is that run's failure
         return _metric_failed(trace, f"{type(error).__name__}: {error}", rules)
-    return trace.scored(score.value, score.feedback, score.parts)
+    return trace.scored(found.value, found.feedback, found.parts)
 
 
 def _metric_failed(trace: Trace, message: str, rules: Rules) -> Trace:

@@ -47,6 +47,7 @@ class _Fork:
     address: str
     outputs: Mapping[str, Any] | None
     resample: int
+    settings: Mapping[str, Any]
     dirty: set[str] = field(default_factory=set)
 
 
@@ -143,12 +144,13 @@ class Executor:
         *,
         outputs: Mapping[str, Any] | None = None,
         resample: int | None = None,
+        settings: Mapping[str, Any] | None = None,
         sample: int | None = None,
     ) -> Trace:
         """Run again only what depends on one call of a trace, with that call changed.
 
-        Either put in ``outputs``, or draw the call again with sample index ``resample``. Everything that
-        does not descend from the call is taken from the trace.
+        Either put in ``outputs``, or draw the call again with sample index ``resample``, perhaps with other
+        ``settings``. Everything that does not descend from the call is taken from the trace.
 
         Args:
             system: the system the trace came from, bound to the same configuration.
@@ -156,11 +158,14 @@ class Executor:
             address: the call to change.
             outputs: the outputs to put in its place.
             resample: the sample index to draw it with.
+            settings: settings of the component that this one call runs with, instead of its own.
             sample: the sample index of the calls after it; the trace's own by default, so that two
                 forks of one call share their downstream randomness (common random numbers).
         """
         if (outputs is None) == (resample is None):
             raise DeclarationError("fork takes either outputs or resample")
+        if outputs is not None and settings:
+            raise DeclarationError("a call whose outputs are put in does not run: it takes no settings")
         if system.identity != trace.system:
             raise DeclarationError(
                 "the trace was made by another system", hint="fork with the system that made it"
@@ -180,7 +185,12 @@ class Executor:
             )
         if outputs is not None:
             _check_fork(component, address, outputs)
-        fork = _Fork(kept, address, outputs, resample if resample is not None else 0)
+        unknown = sorted(set(settings or ()) - set(component.settings))
+        if unknown:
+            raise DeclarationError(
+                f"{address} has no setting {unknown[0]!r}", hint=nearest(unknown[0], component.settings)
+            )
+        fork = _Fork(kept, address, outputs, resample if resample is not None else 0, dict(settings or {}))
         run = _Run(system, trace.example, trace.sample if sample is None else sample, trace.seed, False, fork)
         return await self._traced(run, trace.inputs)
 
@@ -357,6 +367,7 @@ class Executor:
                         counted=counted,
                     )
                 sample = fork.resample
+                values = {**values, **fork.settings}
             elif address in fork.kept and fork.dirty.isdisjoint(parents):
                 return replace(fork.kept[address], reused=True)
             else:

@@ -10,9 +10,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from compound.errors import DeclarationError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Scalar = str | int | float | bool
 
@@ -151,6 +154,10 @@ class Choice(Space):
     def to_json(self) -> dict[str, Any]:  # noqa: D102
         return {"kind": self.kind, "options": list(self.options)}
 
+    def draw(self, rng: np.random.Generator) -> Any:
+        """Return one of the options, all equally likely."""
+        return self.options[rng.integers(len(self.options))]
+
 
 @dataclass(frozen=True)
 class Int(Space):
@@ -176,6 +183,12 @@ class Int(Space):
 
     def to_json(self) -> dict[str, Any]:  # noqa: D102
         return {"kind": self.kind, "low": self.low, "high": self.high, "log": self.log}
+
+    def draw(self, rng: np.random.Generator) -> int:
+        """Return a whole number, all equally likely; on a log scale, all ratios."""
+        if self.log:
+            return min(int(math.exp(rng.uniform(math.log(self.low), math.log(self.high + 1)))), self.high)
+        return int(rng.integers(self.low, self.high + 1))
 
 
 @dataclass(frozen=True)
@@ -203,6 +216,13 @@ class Float(Space):
 
     def to_json(self) -> dict[str, Any]:  # noqa: D102
         return {"kind": self.kind, "low": self.low, "high": self.high, "log": self.log}
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """Return a number, all equally likely; on a log scale, all ratios."""
+        if self.log:
+            drawn = math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
+            return min(max(drawn, self.low), self.high)
+        return float(rng.uniform(self.low, self.high))
 
 
 def _check_bounds(space: Int | Float) -> None:

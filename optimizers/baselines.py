@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -50,18 +49,8 @@ class RandomSearch:
 
 def _drawn(task: Task, key: str, pools: Pools, rng: np.random.Generator) -> Any:
     space = task.system.parameters[key]
-    if isinstance(space, Choice):
-        return space.options[rng.integers(len(space.options))]
-    if isinstance(space, Int):
-        if space.log:  # each whole number as likely as its ratio to the next
-            drawn = math.exp(rng.uniform(math.log(space.low), math.log(space.high + 1)))
-            return min(int(drawn), space.high)
-        return int(rng.integers(space.low, space.high + 1))
-    if isinstance(space, Float):
-        if space.log:
-            drawn = math.exp(rng.uniform(math.log(space.low), math.log(space.high)))
-            return min(max(drawn, space.low), space.high)
-        return float(rng.uniform(space.low, space.high))
+    if isinstance(space, Choice | Int | Float):
+        return space.draw(rng)
     if isinstance(space, Demos):
         return draw(pools[key], space.max, rng) if pools.get(key) else None
     assert isinstance(space, Text)  # the method gives no other kind to this optimizer

@@ -573,3 +573,22 @@ def test_a_loop_or_map_that_failed_as_a_whole_cannot_be_forked_itself() -> None:
     trace = lab.run(system, {"xs": 3})
     with pytest.raises(DeclarationError, match="cannot fork at 'each'.*; fork at one of the calls inside it"):
         lab.fork(system, trace, "each", outputs={"y": [1]})
+
+
+def test_one_call_may_run_with_other_settings() -> None:
+    lab = Lab()
+
+    def scale(x: int, by: int) -> int:
+        return x * by
+
+    scaled = Function("scale", scale, by=Int(1, 9, value=2))
+    second = scaled(x=Function("add", plus)(x=scaled(x=X)), name="again")
+    system = System("s", outputs={"y": second})
+    trace = lab.run(system, {"x": 1})
+    assert trace.outputs == {"y": 6}
+    forked = lab.fork(system, trace, "scale", resample=0, settings={"by": 5})
+    assert forked.outputs == {"y": 12}  # the other use of the component keeps its own
+    with pytest.raises(DeclarationError, match="scale has no setting 'bi'; possible: by"):
+        lab.fork(system, trace, "scale", resample=0, settings={"bi": 5})
+    with pytest.raises(DeclarationError, match="takes no settings"):
+        lab.fork(system, trace, "scale", outputs={"output": 3}, settings={"by": 5})

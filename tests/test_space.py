@@ -7,6 +7,7 @@ import math
 from dataclasses import FrozenInstanceError
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -126,3 +127,21 @@ def test_bounds_without_a_value_start_low_and_alpha_is_twice_the_rank() -> None:
 @given(st.integers(-50, 50), st.integers(0, 50), st.integers(-200, 200))
 def test_an_int_space_holds_exactly_what_lies_between_its_bounds(low: int, width: int, value: int) -> None:
     assert (Int(low, low + width).problem(value) == "") == (low <= value <= low + width)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [Choice("a", 2, True), Int(3, 7), Int(1, 1000, log=True), Float(-1, 2), Float(1e-6, 1.0, log=True)],
+)
+def test_what_is_drawn_lies_in_the_space_and_covers_it(space: Choice | Int | Float) -> None:
+    rng = np.random.default_rng(0)
+    drawn = [space.draw(rng) for _ in range(400)]
+    assert not any(space.problem(value) for value in drawn)
+    if isinstance(space, Choice):
+        assert {repr(value) for value in drawn} == {repr(option) for option in space.options}
+    elif space.log:
+        middle = math.sqrt(space.low * space.high)
+        assert 0.4 < sum(value < middle for value in drawn) / 400 < 0.6
+    else:
+        assert min(drawn) < space.low + 0.2 * (space.high - space.low)
+        assert max(drawn) > space.high - 0.2 * (space.high - space.low)
