@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compound.component import CallContext, Component, Input
+from compound.component import CallContext, Input, Operation
 from compound.contracts import Example, Score
 from compound.ports import Port
 from compound.space import Choice
@@ -36,7 +36,7 @@ SHAPES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Step(Component):
+class Step(Operation):
     """A component whose output is ``quality[option] + carry * mean(inputs) + noise``."""
 
     name: str

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from compound.component import Composite, RunBody, Value
+from compound.component import Composite, RunBody, Value, joined
 from compound.errors import CallError, DeclarationError, nearest
 from compound.ports import Port, fits, spell
 from compound.space import Int
@@ -105,12 +105,12 @@ class Loop(Composite):
             if ran is None:
                 return None
             if self.until is not None and turn + 1 < turns:
-                decided = _join(decided, ran[self.until].sources)
-            outputs = {name: Value(v.data, _join(v.sources, decided)) for name, v in ran.items()}
+                decided = joined(decided, ran[self.until].sources)
+            outputs = {name: Value(v.data, joined(v.sources, decided)) for name, v in ran.items()}
             if self.until is not None and outputs[self.until].data is True:
                 break
             state = {**state, **{target: outputs[source] for source, target in self.carry.items()}}
-            state = {name: Value(v.data, _join(v.sources, decided)) for name, v in state.items()}
+            state = {name: Value(v.data, joined(v.sources, decided)) for name, v in state.items()}
         return outputs
 
 
@@ -179,14 +179,10 @@ class Map(Composite):
         return {
             name: Value(
                 [result[name].data for result in done],
-                _join(items.sources, *(result[name].sources for result in done)),
+                joined(items.sources, *(result[name].sources for result in done)),
             )
             for name in self.body.outputs
         }
-
-
-def _join(*sources: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(address for group in sources for address in group))
 
 
 def _without_model(name: str, body: System) -> None:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from compound.code import code_digest
-from compound.component import CallContext, Component
+from compound.component import CallContext, Operation
 from compound.errors import DeclarationError
 from compound.ports import Port
 
 
-class Function(Component):
+class Function(Operation):
     """A typed Python function, sync or async, as a step.
 
     Parameters with defaults become optional inputs. Keyword arguments given here become settings, which
@@ -138,7 +138,7 @@ def _returned(name: str, hints: Mapping[str, Any]) -> Any:
     return hints["return"]
 
 
-class FirstOf(Component):
+class FirstOf(Operation):
     """Passes on the first of its inputs whose node ran."""
 
     kind = "first_of"

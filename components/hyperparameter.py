@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from compound.component import CallContext, Component
+from compound.component import CallContext, Operation
 from compound.ports import Port
 from compound.space import Space
 
 
-class Hyperparameter(Component):
+class Hyperparameter(Operation):
     """A tunable value that other components read.
 
     Example:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from compound.component import CallContext, Component, check_name
+from compound.component import CallContext, Operation, check_name
 from compound.components.fields import Layout, cue, parse, render
 from compound.configuration import digest
 from compound.contracts import Message, Request
@@ -18,7 +18,7 @@ RENDERING = 2  # raised whenever the same settings give another prompt
 
 
 @dataclass(frozen=True, eq=False)
-class LLM(Component):
+class LLM(Operation):
     """A call to a language model.
 
     Inputs are whatever is connected, unless ``takes`` declares them. Every setting may be a plain value,

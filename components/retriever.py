@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from compound.component import CallContext, Component, check_name
+from compound.component import CallContext, Operation, check_name
 from compound.components.index import PassageIndex
 from compound.contracts import Retrieving
 from compound.errors import CallError, DataError, DeclarationError
@@ -29,7 +29,7 @@ class IndexDeclaration(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Retriever(Component):
+class Retriever(Operation):
     """Searches an index over a corpus, or ranks the passages that each example carries.
 
     Attributes:

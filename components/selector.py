@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from compound.component import CallContext, Component
+from compound.component import CallContext, Operation
 from compound.ports import Port
 from compound.space import Choice, Scalar
 
 
-class Selector(Component):
+class Selector(Operation):
     """Chooses one option. Its inputs are the context a choice may depend on; globally it is one value.
 
     Example:

@@ -16,6 +16,7 @@ _HOME = {
     "Choice": "compound.space",
     "CompoundError": "compound.errors",
     "Component": "compound.component",
+    "Operation": "compound.component",
     "Configuration": "compound.configuration",
     "Dataset": "compound.data",
     "Demos": "compound.space",

@@ -18,7 +18,7 @@ import numpy as np
 
 from compound.budget import Meter
 from compound.cache import Cache
-from compound.component import Component
+from compound.component import Component, Operation
 from compound.configuration import digest
 from compound.contracts import NO_USAGE, Completion, Engine, Request, TokenRecord, Usage
 from compound.errors import (
@@ -43,7 +43,7 @@ Engines = Mapping[str, Engine] | Callable[[str], Engine]
 class Attempt:
     """What is to be called."""
 
-    component: Component
+    component: Operation
     address: str
     inputs: Mapping[str, Any]
     values: Mapping[str, Any]

@@ -147,7 +147,7 @@ class CallContext(Protocol):
 
 
 class Component(ABC):
-    """A typed step of a system; subclass it and implement `run` to add a kind.
+    """A typed step of a system: an `Operation`, which runs as one call, or a `Composite`, which has a body.
 
     Attributes:
         name: unique in a system; a part of configuration keys.
@@ -194,12 +194,6 @@ class Component(ABC):
         """Return whether equal inputs and ``values`` give equal outputs, whatever the seed."""
         return True
 
-    @abstractmethod
-    async def run(
-        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
-    ) -> Mapping[str, Any]:
-        """Compute the outputs. Depends on the arguments only; raises `CallError` for a failed call."""
-
     def __call__(
         self, *, name: str | None = None, when: Source | Condition | None = None, **wires: Source
     ) -> Any:
@@ -213,12 +207,31 @@ class Component(ABC):
         return Outputs(node)
 
 
+class Operation(Component):
+    """A component that runs as one call; subclass it and implement `run` to add a kind."""
+
+    @abstractmethod
+    async def run(
+        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
+    ) -> Mapping[str, Any]:
+        """Compute the outputs. Depends on the arguments only; raises `CallError` for a failed call."""
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
     """A value on its way through a run: the data and the addresses of the calls it came from."""
 
     data: Any
     sources: tuple[str, ...] = ()
+
+
+def joined(*sources: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the addresses of several values together, each once, in order.
+
+    >>> joined(("a", "b"), ("b", "c"))
+    ('a', 'b', 'c')
+    """
+    return tuple(dict.fromkeys(address for group in sources for address in group))
 
 
 RunBody = Callable[[int, Mapping[str, Value]], Awaitable[Mapping[str, Value] | None]]
@@ -235,18 +248,17 @@ class Composite(Component):
     ) -> Mapping[str, Value] | None:
         """Run the body as often as needed; ``None`` when one of its runs failed."""
 
-    async def run(
-        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
-    ) -> Mapping[str, Any]:
-        """Not used: the executor calls `drive`."""
-        raise NotImplementedError(f"{self.name} is composite: the executor drives its body")
-
 
 def connect(
     component: Component, name: str, wires: Mapping[str, Source], when: Source | Condition | None = None
 ) -> Node:
     """Make a node, checking every edge as it is made."""
     check_name("Node", name)
+    if not isinstance(component, Operation | Composite):
+        raise DeclarationError(
+            f"component {component.name!r} is neither an Operation nor a Composite",
+            hint="subclass Operation and implement run",
+        )
     check_name("Component", component.name)
     for produced in component.outputs:
         check_name("Output", produced)

@@ -1,4 +1,4 @@
-"""Every error a user can meet, and the two helpers that make their messages useful.
+"""Every error a user can meet, and the functions that make their messages useful.
 
 A message says what holds, what was found, where, and how to go on. Errors that refine a builtin
 inherit it as well, so that ``except ValueError`` keeps working.
@@ -126,3 +126,11 @@ def nearest(name: str, possible: Iterable[str]) -> str:
     if close:
         return f"did you mean {close[0]!r}?"
     return "possible: " + (", ".join(names) if names else "none")
+
+
+def first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first single error of a group."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

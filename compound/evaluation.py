@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from compound.contracts import NO_USAGE, Example, Metric, Usage
-from compound.errors import CallError, CompoundError, DeclarationError, TooManyFailures
-from compound.executor import Executor, first_of
+from compound.errors import CallError, CompoundError, DeclarationError, TooManyFailures, first_of
+from compound.executor import Executor
 from compound.metrics import apply
 from compound.statistics import Interval, cluster_mean_interval
 from compound.system import System

@@ -19,36 +19,18 @@ from typing import Any
 from compound.budget import Meter
 from compound.cache import Cache
 from compound.calls import Attempt, Caller, Outcome
-from compound.component import Component, Composite, Input, Node, Source, Value
+from compound.component import Composite, Node, Operation, Value
 from compound.contracts import Completion, Engine, Request
-from compound.errors import CallError, DeclarationError, nearest
+from compound.dataflow import ABSENT, FAILED, finish, gather, read, skipped_output
+from compound.errors import CallError, DeclarationError, first_of, nearest
+from compound.forks import Fork, make_fork
 from compound.plan import Plan, Step, misfit, prepare
 from compound.ports import accepts, spell
 from compound.streams import stream
 from compound.system import System
 from compound.trace import Call, Failure, Trace
 
-
-class _Mark:
-    """A stand-in for a value that is not there."""
-
-
-ABSENT = _Mark()  # its node was skipped by a condition
-FAILED = _Mark()  # its node failed, or waits for one that did
-
 Place = tuple[int, ...]
-
-
-@dataclass(slots=True)
-class _Fork:
-    """What a fork changes and what it may keep."""
-
-    kept: Mapping[str, Call]
-    address: str
-    outputs: Mapping[str, Any] | None
-    resample: int
-    settings: Mapping[str, Any]
-    dirty: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -60,7 +42,7 @@ class _Run:
     sample: int
     seed: int
     bypass: bool
-    fork: _Fork | None = None
+    fork: Fork | None = None
     calls: list[tuple[Place, Call]] = field(default_factory=list)
 
 
@@ -162,35 +144,7 @@ class Executor:
             sample: the sample index of the calls after it; the trace's own by default, so that two
                 forks of one call share their downstream randomness (common random numbers).
         """
-        if (outputs is None) == (resample is None):
-            raise DeclarationError("fork takes either outputs or resample")
-        if outputs is not None and settings:
-            raise DeclarationError("a call whose outputs are put in does not run: it takes no settings")
-        if system.identity != trace.system:
-            raise DeclarationError(
-                "the trace was made by another system", hint="fork with the system that made it"
-            )
-        if system.configuration.digest != trace.configuration:
-            raise DeclarationError(
-                "the trace was made with another configuration", hint="bind the system to it before forking"
-            )
-        kept = {call.address: call for call in trace.calls}
-        if address not in kept:
-            raise DeclarationError(f"the trace has no call at {address!r}", hint=nearest(address, kept))
-        component = system.components.get(kept[address].component)
-        if component is None or isinstance(component, Composite):
-            raise DeclarationError(
-                f"cannot fork at {address!r}: it is no call of a component of system {system.name!r}",
-                hint="fork at one of the calls inside it",
-            )
-        if outputs is not None:
-            _check_fork(component, address, outputs)
-        unknown = sorted(set(settings or ()) - set(component.settings))
-        if unknown:
-            raise DeclarationError(
-                f"{address} has no setting {unknown[0]!r}", hint=nearest(unknown[0], component.settings)
-            )
-        fork = _Fork(kept, address, outputs, resample if resample is not None else 0, dict(settings or {}))
+        fork = make_fork(system, trace, address, outputs, resample, settings)
         run = _Run(system, trace.example, trace.sample if sample is None else sample, trace.seed, False, fork)
         return await self._traced(run, trace.inputs)
 
@@ -215,7 +169,7 @@ class Executor:
         values = {name: Value(inputs[name]) for name in run.system.inputs}
         results = await self._graph(run, run.system, "", (), values)
         calls = _in_order(run.calls)
-        outputs, failure = _finish(run.system, results, calls)
+        outputs, failure = finish(run.system, results, calls)
         return Trace(
             example=run.example,
             system=run.system.identity,
@@ -258,7 +212,7 @@ class Executor:
                         group.create_task(work(root, group))
             except BaseExceptionGroup as errors:
                 raise first_of(errors) from None
-        return {key: _read(source, inputs, results) for key, source in system.outputs.items()}
+        return {key: read(source, inputs, results) for key, source in system.outputs.items()}
 
     async def _node(
         self,
@@ -271,7 +225,7 @@ class Executor:
     ) -> Mapping[str, Value]:
         """Run one node: decide whether it runs at all, then call it or drive its body."""
         node = step.node
-        arguments, parents, mark = _gather(step, inputs, results)
+        arguments, parents, mark = gather(step, inputs, results)
         outputs = node.component.outputs
         if mark is not None:
             return {name: Value(mark, parents) for name in outputs}
@@ -322,7 +276,7 @@ class Executor:
                 return None
             for name, value in outputs.items():
                 if value.data is ABSENT:
-                    skipped[index] = f"{_skipped(component.body, name)} of {address}[{index}]"
+                    skipped[index] = f"{skipped_output(component.body, name)} of {address}[{index}]"
                     return None
             return outputs
 
@@ -373,6 +327,7 @@ class Executor:
             else:
                 fork.dirty.add(address)
         seed = stream(run.seed, "call", run.example, address, sample)
+        assert isinstance(node.component, Operation)  # `connect` takes nothing else that is no composite
         attempt = Attempt(node.component, address, inputs, values, seed, run.bypass)
         started = time.perf_counter()
         outcome = await self._caller.call(attempt)
@@ -385,45 +340,6 @@ class Executor:
         if plan is None:
             plan = plans[id(system)] = prepare(system, bound)
         return plan
-
-
-def _read(source: Source, inputs: Mapping[str, Value], results: Mapping[str, Mapping[str, Value]]) -> Value:
-    if isinstance(source, Input):
-        return inputs[source.name]
-    return results[source.node.name][source.field]
-
-
-def _gather(
-    step: Step, inputs: Mapping[str, Value], results: Mapping[str, Mapping[str, Value]]
-) -> tuple[dict[str, Value], tuple[str, ...], _Mark | None]:
-    """Read a node's wires and its condition: its arguments, the calls it depends on, why it cannot run."""
-    node = step.node
-    arguments: dict[str, Value] = {}
-    sources: dict[str, None] = {}
-    mark: _Mark | None = None
-    guarded_off = False
-    for port, source in step.wires:
-        value = _read(source, inputs, results)
-        sources |= dict.fromkeys(value.sources)
-        if value.data is FAILED:
-            mark = FAILED
-        elif value.data is not ABSENT:
-            arguments[port] = value
-        elif not node.inputs[port].optional:
-            mark = mark or ABSENT
-    if node.when is not None:
-        guard = _read(node.when.source, inputs, results)
-        sources |= dict.fromkeys(guard.sources)
-        if guard.data is FAILED:
-            mark = FAILED
-        elif guard.data is ABSENT or guard.data != node.when.value:
-            guarded_off = True  # whatever became of its inputs, it would not have run
-        if isinstance(node.component, Composite):  # what runs inside it obeys the condition too
-            arguments = {p: Value(v.data, _join(v.sources, guard.sources)) for p, v in arguments.items()}
-    for port, declared in node.inputs.items():
-        if port not in arguments:
-            arguments[port] = Value(declared.default)
-    return arguments, tuple(sources), ABSENT if guarded_off else mark
 
 
 def _made(
@@ -464,27 +380,6 @@ def _in_order(calls: Sequence[tuple[Place, Call]]) -> tuple[Call, ...]:
     return tuple(ordered)
 
 
-def _finish(
-    system: System, results: Mapping[str, Value], calls: Sequence[Call]
-) -> tuple[dict[str, Any], Failure | None]:
-    """Return the outputs, or why there are none: a run fails when one of its outputs is missing."""
-    for name, value in results.items():
-        if value.data is FAILED:
-            reasons = [call.failure for call in calls if call.failure is not None]
-            return {}, reasons[0] if reasons else Failure("error", f"output {name!r} failed")
-        if value.data is ABSENT:
-            return {}, Failure("skipped", f"{_skipped(system, name)} was skipped by a condition")
-    return {name: value.data for name, value in results.items()}, None
-
-
-def _skipped(system: System, output: str) -> str:
-    return f"output {output!r} ({system.outputs[output].label})"
-
-
-def _join(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*one, *other)))
-
-
 def _check_inputs(system: System, inputs: Mapping[str, Any]) -> None:
     for name, kind in system.inputs.items():
         if name not in inputs:
@@ -498,24 +393,3 @@ def _check_inputs(system: System, inputs: Mapping[str, Any]) -> None:
         raise DeclarationError(
             f"system {system.name!r} has no input {unknown[0]!r}", hint=nearest(unknown[0], system.inputs)
         )
-
-
-def _check_fork(component: Component, address: str, outputs: Mapping[str, Any]) -> None:
-    ports = component.outputs
-    if set(outputs) != set(ports):
-        raise DeclarationError(
-            f"fork at {address!r} must give the outputs {sorted(ports)}, but got {sorted(outputs)}"
-        )
-    for name, value in outputs.items():
-        if not accepts(ports[name].type, value):
-            raise DeclarationError(
-                f"fork at {address!r}: {name} must be {spell(ports[name].type)}, but got {value!r:.200}"
-            )
-
-
-def first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first single error of a group."""
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

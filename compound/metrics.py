@@ -12,6 +12,7 @@ import math
 import numbers
 import re
 import string
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -72,7 +73,7 @@ def find_label(text: str, choices: Sequence[str]) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Comparison:
+class _Comparison(ABC):
     """Reads one output and one gold field; what the pair is worth is the subclass's `compare`."""
 
     name: str
@@ -92,9 +93,9 @@ class _Comparison:
             raise DataError(f"{where}: gold field {self.gold!r} is {_shown(gold)}, nothing to compare with")
         return self.compare(outputs[self.output], accepted, where)
 
+    @abstractmethod
     def compare(self, found: Any, accepted: list[Any], where: str) -> Score:
         """Score an output against every acceptable answer; ``where`` opens error messages."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ GROUPS = {
     "Spaces": "Text Demos Choice Int Float LoRA",
     "Running and optimizing": "run evaluate optimize load load_system Executor Result Budget",
     "Data and metrics": "Dataset Example Score exact_match token_f1 accuracy mrr recall_at_k custom",
-    "Values": "Configuration Trace Usage Component CompoundError",
+    "Values": "Configuration Trace Usage Component Operation CompoundError",
 }
 
 

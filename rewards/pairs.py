@@ -19,9 +19,9 @@ import numpy as np
 
 from compound.configuration import canonical, readable
 from compound.contracts import Example, Metric
-from compound.errors import DeclarationError, nearest
+from compound.errors import DeclarationError, first_of, nearest
 from compound.evaluation import Rules, score
-from compound.executor import Executor, first_of
+from compound.executor import Executor
 from compound.plan import values_of
 from compound.space import Choice, Float, Int
 from compound.streams import generator

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from compound.budget import Budget, Meter
 from compound.cache import Cache, DiskCache, MemoryCache
-from compound.component import CallContext, Component, Input
+from compound.component import CallContext, Input, Operation
 from compound.components.flow import Map
 from compound.components.function import Function
 from compound.components.llm import LLM
@@ -332,7 +332,7 @@ class Person(BaseModel):
     tags: list[str] = []
 
 
-class Gives(Component):
+class Gives(Operation):
     """A cacheable component that returns a given value and counts its runs."""
 
     kind = "gives"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from compound.budget import Budget, Meter
 from compound.cache import DiskCache, MemoryCache
-from compound.component import CallContext, Component, Input
+from compound.component import CallContext, Input, Operation
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.contracts import Example, Score
@@ -391,7 +391,7 @@ class TestMemory:
         assert most - already <= (WINDOW + 1) * concurrency
 
 
-class Stamp(Component):
+class Stamp(Operation):
     """A counted step whose cost repeats: equal inputs are free the second time."""
 
     name = "stamp"

@@ -22,7 +22,7 @@ import compound
 from compound.budget import Budget, Meter
 from compound.cache import MemoryCache
 from compound.calls import LONGEST_WAIT
-from compound.component import CallContext, Component, Input
+from compound.component import CallContext, Input, Operation
 from compound.components.flow import Loop, Map
 from compound.components.function import FirstOf, Function
 from compound.components.hyperparameter import Hyperparameter
@@ -534,7 +534,7 @@ def test_a_parse_failure_of_a_text_that_was_cut_says_so() -> None:
     assert "the text was cut at max_tokens=2" in trace.failure.message
 
 
-class Returns(Component):
+class Returns(Operation):
     """Returns what it is told to, right or wrong."""
 
     kind = "returns"

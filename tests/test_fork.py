@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compound.cache import MemoryCache
-from compound.component import CallContext, Component, Input
+from compound.component import CallContext, Input, Operation
 from compound.components.flow import Loop, Map
 from compound.components.function import FirstOf, Function
 from compound.components.llm import LLM
@@ -148,7 +148,7 @@ def test_the_trace_that_is_forked_stays_as_it_was_and_a_fork_can_be_forked() -> 
 # --- the same as running it all ------------------------------------------------------------------------
 
 
-class Mix(Component):
+class Mix(Operation):
     """A small number made from the inputs that are there."""
 
     kind = "mix"

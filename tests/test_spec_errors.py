@@ -407,7 +407,7 @@ def test_a_mistake_in_a_small_file_is_named_where_it_is(old: str, new: str, line
             "parts:Cutter",
             "parts:step",
             [
-                "f.yaml:50:17: components.mine.class: parts:step is not a subclass of Component",
+                "f.yaml:50:17: components.mine.class: parts:step is not a subclass of Operation",
             ],
         ),
         (

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from compound.component import Component, Input, Output
+from compound.component import Component, Input, Operation, Output
 from compound.components.flow import Loop, Map
 from compound.components.function import FirstOf, Function
 from compound.components.hyperparameter import Hyperparameter
@@ -214,7 +214,7 @@ def test_paths_of_indexes_are_written_as_they_are(tmp_path: Path) -> None:
     again(one(Retriever("c", BM25(corpus, k1=0.9, title="t")), query=QUESTION))
 
 
-class Kept(Component):
+class Kept(Operation):
     """A component whose settings can be told from its attributes."""
 
     kind = "kept"

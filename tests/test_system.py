@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import compound
-from compound.component import CallContext, Component, Input, Node, Output
+from compound.component import CallContext, Component, Input, Node, Operation, Output
 from compound.components.flow import Loop, Map
 from compound.components.function import FirstOf, Function
 from compound.components.hyperparameter import Hyperparameter
@@ -45,7 +45,7 @@ def both(text: str) -> dict[str, Any]:
     return {"size": len(text), "upper": text.upper()}
 
 
-class Sum(Component):
+class Sum(Operation):
     """One more than the sum of whatever is connected, so that random graphs can be built."""
 
     kind = "sum"
@@ -130,6 +130,17 @@ def test_a_setting_may_be_wired_and_its_type_counts() -> None:
     assert "scale.by expects float, but $factor is str" in message_of(
         lambda: fixed(x=Input("x", float), by=Input("factor", str))
     )
+
+
+def test_a_component_that_can_neither_run_nor_be_driven_is_refused() -> None:
+    class Neither(Component):
+        name = "neither"
+        inputs: Mapping[str, Port] = {}
+        outputs = {"y": Port(int)}  # noqa: RUF012
+        version = "1"
+
+    with pytest.raises(DeclarationError, match="neither an Operation nor a Composite; subclass Operation"):
+        Neither()()
 
 
 def test_a_setting_that_a_wire_feeds_at_every_node_is_not_tunable() -> None:

@@ -1,7 +1,7 @@
 """Loading a local model: on which device, and in which number format.
 
-On a CPU the faster format differs by a factor of five in both directions (bfloat16 is fast only where the
-processor multiplies it natively), so it is measured, with one small matrix product.
+Which format is faster on a CPU depends on the processor (bfloat16 is fast only where it is multiplied
+natively), so it is measured, with one small matrix product.
 """
 
 from __future__ import annotations

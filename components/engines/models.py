@@ -2,8 +2,7 @@
 
 The embedded model ``smollm2`` (SmolLM2-135M-Instruct) is published as a Python package that holds one
 GGUF file. Reading that takes half a minute, so it is converted once into a folder of safetensors.
-The folder keeps the file's exact values in float32 (540 MB): bfloat16 would be half the size, but move
-log-probabilities by some hundredths.
+The folder keeps the file's exact values in float32: bfloat16 would be half the size, but would round them.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ or ``{lora: {rank: 16}}``.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
@@ -19,12 +20,12 @@ from compound.spec.file_types import Model, Number, Scalar, refused
 SPACES = ("tune", "choice", "int", "float", "lora")
 
 
-class SpaceModel(Model):
+class SpaceModel(Model, ABC):
     """A setting that may be tuned."""
 
+    @abstractmethod
     def make(self) -> Space:
         """Return the space."""
-        raise NotImplementedError
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from compound.component import Component
+from compound.component import Component, Composite, Operation
 from compound.components.flow import Loop, Map
 from compound.components.function import FirstOf, Function
 from compound.components.hyperparameter import Hyperparameter
@@ -161,8 +161,8 @@ def _class(context: Context, name: str, entry: ClassEntry, address: Address, _: 
     found = context.code(entry.code, (*address, "class"))
     if found is None:
         return None
-    if not (isinstance(found, type) and issubclass(found, Component)):
-        context.document.report((*address, "class"), f"{entry.code} is not a subclass of Component")
+    if not (isinstance(found, type) and issubclass(found, Operation | Composite)):
+        context.document.report((*address, "class"), f"{entry.code} is not a subclass of Operation")
         return None
     if _unknown(context, found, settings, inside):
         return None

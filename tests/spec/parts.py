@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from compound.component import Component
+from compound.component import Operation
 from compound.ports import Port
 
 
@@ -36,7 +36,7 @@ untyped = lambda text: text  # noqa: E731 - a function that no file can name
 number = 3
 
 
-class Cutter(Component):
+class Cutter(Operation):
     kind = "cutter"
 
     def __init__(self, name: str, size: Any = 3, extra: dict[str, Any] | None = None) -> None:
