@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -111,7 +112,7 @@ class Simulated:
         """The components, in an order in which each comes after what it reads."""
         return list(self.graph)
 
-    @property
+    @cached_property
     def qualities(self) -> Mapping[str, tuple[float, ...]]:
         """Each component's quality for each option, in [0, 1]."""
         return {
@@ -119,7 +120,7 @@ class Simulated:
             for name in self.names
         }
 
-    @property
+    @cached_property
     def weights(self) -> Vector:
         """What each component's output adds to the reward, in [0.5, 1]."""
         return 0.5 + 0.5 * generator(self.seed, "weight", self.shape).random(len(self.names))

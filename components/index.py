@@ -359,7 +359,10 @@ def _encoder(model: str, revision: str | None, device: str | None) -> Encoder:
         with quiet():
             # Safetensors only: other weight files are pickles.
             loaded = SentenceTransformer(
-                _weights(model), revision=revision, device=device, model_kwargs={"use_safetensors": True}
+                weights_folder(model),
+                revision=revision,
+                device=device,
+                model_kwargs={"use_safetensors": True},
             )
     except (OSError, ValueError) as error:
         raise ModelNotFound(
@@ -378,7 +381,7 @@ def _encoder(model: str, revision: str | None, device: str | None) -> Encoder:
     return encode
 
 
-def _weights(model: str) -> str:
+def weights_folder(model: str = PACKAGED_MODEL) -> str:
     """Return the folder or hub id of a model."""
     if model != PACKAGED_MODEL:
         return model

@@ -24,7 +24,7 @@ from compound.contracts import Completion, Engine, Request
 from compound.dataflow import ABSENT, FAILED, finish, gather, read, skipped_output
 from compound.errors import CallError, DeclarationError, first_of, nearest
 from compound.forks import Fork, make_fork
-from compound.plan import Plan, Step, misfit, prepare
+from compound.plan import Plan, Step, misfit, prepare, values_of
 from compound.ports import accepts, spell
 from compound.streams import stream
 from compound.system import System
@@ -147,6 +147,45 @@ class Executor:
         fork = make_fork(system, trace, address, outputs, resample, settings)
         run = _Run(system, trace.example, trace.sample if sample is None else sample, trace.seed, False, fork)
         return await self._traced(run, trace.inputs)
+
+    async def again(
+        self,
+        system: System,
+        trace: Trace,
+        address: str,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        sample: int = 0,
+    ) -> Call:
+        """Make one call of a trace again, alone: nothing that depends on it runs.
+
+        Args:
+            system: the system the trace came from, bound to the same configuration.
+            trace: holds the call.
+            address: the call; its inputs are kept.
+            settings: settings of the component that it runs with, instead of its own.
+            sample: the sample index to draw it with.
+        """
+        make_fork(system, trace, address, None, sample, settings)
+        call = trace.call(address)
+        component = system.components[call.component]
+        assert isinstance(component, Operation)  # `make_fork` refuses a composite
+        wired = {name: value for name, value in call.inputs.items() if name in component.settings}
+        values = {**values_of(component, system), **wired, **(settings or {})}
+        seed = stream(trace.seed, "call", trace.example, address, sample)
+        outcome = await self._caller.call(Attempt(component, address, call.inputs, values, seed, False))
+        return replace(
+            call,
+            outputs=outcome.outputs, failure=outcome.failure, usage=outcome.usage, sample=sample,
+            reused=outcome.reused, attempts=outcome.attempts, tokens=outcome.tokens, key=outcome.key,
+        )  # fmt: skip
+
+    def settle_call(self, call: Call, trace: Trace) -> Call:
+        """Count a call made `again` as its share of the trace's run; call it in order, like `settle`."""
+        self._caller.settle([call])
+        counted = sum(c.counted for c in trace.calls) or len(trace.calls)
+        self.meter.charge_runs((call.counted and not call.reused) / counted)
+        return call
 
     async def ask(self, lm: str, request: Request) -> Completion:
         """Ask a model for something that is no node's call; cached, and within the budget."""

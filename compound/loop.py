@@ -19,7 +19,7 @@ from compound.contracts import Example, Metric
 from compound.errors import BudgetExhausted
 from compound.evaluation import Evaluation, Rules, evaluate
 from compound.executor import Executor
-from compound.optimization import Job, Method, Progress, Proposal, Task, Tried
+from compound.optimization import Bench, Job, Method, Progress, Proposal, Task, Tried
 from compound.plan import values_of
 from compound.recorder import Recorder
 from compound.scoring import JobScorer, free_repeats
@@ -30,7 +30,6 @@ from compound.streams import generator, stream
 from compound.system import System
 
 PATIENCE = 3  # sweeps without a proposal before the search ends
-LEAST_JOB = 6  # minibatches a job should at least be given
 TEST_SAMPLES = 1_000_000  # sample indices from here on belong to the test split alone
 
 
@@ -85,7 +84,7 @@ def make_plan(problem: Problem, left: float, jobs: int) -> Plan:
     repeats = settings.repeats if stochastic(problem.system) else 1
     fresh = stochastic(problem.system) or not free_repeats(problem.system)
     cost = len(problem.valid) * repeats * (2 if fresh else 1)
-    least = 2 * cost + jobs * LEAST_JOB * settings.minibatch
+    least = 2 * cost + jobs * problem.method.least * settings.minibatch
     affordable = settings.iterations if left == float("inf") else int(left // least)
     decidable = int(settings.alpha * 2.0 ** min(len(problem.valid), 60))  # no p-value is below 2 ** -n
     decisions = max(1, min(settings.iterations, affordable, decidable))
@@ -184,11 +183,12 @@ class Loop:
         state, method = self.state, self.problem.method
         if state["current"] is None:
             seed = stream(self.problem.settings.seed, "scheduler")
-            job = method.scheduler.choose(method.jobs, state["history"], seed)
+            opening = method.opening if not state["history"] else None
+            job = opening or method.scheduler.choose(method.jobs, state["history"], seed)
             state.update(
                 current={"optimizer": job.optimizer, "keys": list(job.keys), "reason": dict(job.reason)},
                 spent=self.meter.system_runs,
-                share=self._share(plan, job),
+                share=self._share(plan, job) if opening is None else self._free(plan) * opening.weight,
             )
         current = state["current"]
         return Job(current["optimizer"], tuple(current["keys"]), current["reason"])
@@ -223,6 +223,7 @@ class Loop:
             pool_seed=stream(self.problem.settings.seed, "pool"),
             minibatch=self.problem.settings.minibatch,
             candidates=self.problem.settings.candidates,
+            bench=Bench(self.executor, self.problem.metric, self.problem.rules, self.recorder.memory),
             tried=[Tried(*t) for t in state["tried"] if sorted(t[0]) == sorted(job.keys)],
             resume=state["optimizer"],
         )
@@ -250,9 +251,11 @@ class Loop:
             "job": number, "optimizer": job.optimizer, "keys": list(job.keys), "reason": dict(job.reason),
             "values": dict(proposal.values), "train_before": proposal.before, "train_after": proposal.after,
             "tried": proposal.tried, "runs": self.meter.system_runs - state["spent"], "note": proposal.note,
+            "facts": dict(proposal.facts),
         }  # fmt: skip
+        opening = self.problem.method.opening is not None and not state["history"]
         state["history"].append(record)
-        state.update(job=state["job"] + 1, current=None, optimizer=None, scored=[])
+        state.update(job=state["job"] + (not opening), current=None, optimizer=None, scored=[])
         self.recorder.event("job", **record)
 
     def _working(self) -> System:

@@ -6,12 +6,14 @@ checkpointed, and last one `Proposal`. Given the state back, it goes on from the
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
-from compound.contracts import Completion, Example, Request
-from compound.evaluation import Evaluation
+from compound.contracts import Completion, Example, Metric, Request
+from compound.evaluation import Evaluation, Rules
+from compound.executor import Executor
 from compound.system import System
 from compound.trace import Trace
 
@@ -50,6 +52,7 @@ class Proposal:
         before: the incumbent's score where the optimizer compared, ``after`` the proposal's.
         tried: how many candidates it looked at.
         note: what the change is, for people.
+        facts: numbers for the record, which schedulers and reports read.
     """
 
     values: Mapping[str, Any]
@@ -57,6 +60,7 @@ class Proposal:
     after: float | None = None
     tried: int = 0
     note: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,38 @@ class Scorer(Protocol):
         ...
 
 
+class Memory(Protocol):
+    """What a method keeps from job to job: it is in the run directory, and goes back with a checkpoint."""
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """JSON, stored with every checkpoint; change it in place."""
+        ...
+
+    @property
+    def folder(self) -> Path:
+        """Where files may be written; name them by their content, since they do not go back."""
+        ...
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add a JSON record."""
+        ...
+
+    def records(self) -> Iterable[dict[str, Any]]:
+        """Return the records so far."""
+        ...
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a job needs to run parts of a system by itself: forks, single calls, and their scores."""
+
+    executor: Executor
+    metric: Metric
+    rules: Rules
+    memory: Memory
+
+
 @dataclass(frozen=True)
 class Task:
     """One optimizer's assignment.
@@ -110,6 +146,7 @@ class Task:
             of a run, so that their traces come from the cache.
         minibatch: examples for a candidate's first comparison.
         candidates: how many candidates to consider.
+        bench: runs forks and single calls, and remembers things from job to job.
         tried: what earlier tasks learned about these keys.
         resume: the last `Progress.state` of an interrupted attempt.
     """
@@ -122,6 +159,7 @@ class Task:
     pool_seed: int
     minibatch: int
     candidates: int
+    bench: Bench
     tried: Sequence[Tried] = ()
     resume: Mapping[str, Any] | None = None
 
@@ -144,9 +182,15 @@ class Scheduler(Protocol):
 
 @dataclass(frozen=True)
 class Method:
-    """A way of optimizing a system: its optimizers, the jobs they can do, and who chooses among them."""
+    """A way of optimizing a system: its optimizers, the jobs they can do, and who chooses among them.
+
+    ``opening`` is a job done once, before the scheduler is first asked; its weight is its part of all jobs'
+    budget. ``least`` is how many minibatches' runs a job should at least be given.
+    """
 
     name: str
     optimizers: Mapping[str, Optimizer]
     jobs: Sequence[Job]
     scheduler: Scheduler
+    opening: Job | None = None
+    least: float = 6.0

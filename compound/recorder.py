@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from compound.budget import Meter
@@ -15,6 +16,7 @@ from compound.store import RunDirectory
 from compound.trace import Call, Trace, to_json
 
 Listener = Callable[[Mapping[str, Any]], None]
+MEMORY = "memory.jsonl"
 
 
 class Interrupted(CompoundError):
@@ -98,6 +100,11 @@ class Recorder:
         if self._parent is not None:
             self._parent._forget_stop_files()
 
+    @property
+    def memory(self) -> RunMemory:
+        """What the method keeps from job to job."""
+        return RunMemory(self)
+
     def trace(self, split: str) -> OnTrace:
         """Return a function that records traces of one split."""
 
@@ -130,6 +137,34 @@ class Recorder:
         """Close the files."""
         self._disk.close()
         self.run.close()
+
+
+class RunMemory:
+    """A method's memory in the run directory; implements `compound.optimization.Memory`."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """JSON, stored with every checkpoint."""
+        found: dict[str, Any] = self._recorder.state.setdefault("memory", {})
+        return found
+
+    @property
+    def folder(self) -> Path:
+        """Where files may be written."""
+        path = self._recorder.run.path / "memory"
+        path.mkdir(exist_ok=True)
+        return path
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add a record; it is kept from the next checkpoint on."""
+        self._recorder.run.append(MEMORY, record)
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the records so far."""
+        return self._recorder.run.read(MEMORY)
 
 
 class _Layered:

@@ -56,11 +56,59 @@ class PromptSettings(_Settings):
     """The most edits between an incumbent and a candidate: a trust region."""
 
 
+class RewardSettings(_Settings):
+    """How local rewards are learned and used (method `optimas`)."""
+
+    backbone: str = "minilm"
+    """What reads the texts: `minilm`, `smollm2`, a folder or hub id; `none` reads numbers and labels only."""
+    train: bool = False
+    """Train a LoRA adapter on the backbone; otherwise its features are fixed and cached."""
+    rank: int = Field(default=16, ge=1)
+    """The rank of that adapter (32 in the paper)."""
+    alpha: int = Field(default=32, ge=1)
+    """Its scale (16 in the paper)."""
+    lr: float = Field(default=5e-4, gt=0)
+    """The adapter's learning rate (2e-6 in the paper, for an 8B model)."""
+    epochs: int = Field(default=25, ge=1)
+    """The most passes over the pairs."""
+    batch: int = Field(default=32, ge=1)
+    """Pairs of one training step."""
+    patience: int = Field(default=512, ge=1)
+    """Training steps without a lower held-out loss before training stops."""
+    max_length: int = Field(default=256, ge=8)
+    """Tokens the backbone reads of one call (2048 in the paper)."""
+    weighting: Literal["plain", "margin"] = "plain"
+    """`plain` is equation 5; `margin` weighs pairs by how much the global reward differs."""
+    inputs: int = Field(default=20, ge=1)
+    """The most inputs of the offline phase, for preference pairs."""
+    fresh: int = Field(default=4, ge=0)
+    """Fresh inputs of each later iteration, for the component at hand (20 in the paper)."""
+    samples: int = Field(default=3, ge=1)
+    """Further outputs drawn for each input."""
+    rollouts: int = Field(default=2, ge=1)
+    """The fewest runs of what follows, for each output."""
+    most_rollouts: int = Field(default=6, ge=1)
+    """The most of them, where chance leaves the order open."""
+    offline: float = Field(default=0.4, ge=0, lt=1)
+    """The offline phase's part of the budget that is not needed to decide."""
+    accuracy: float = Field(default=0.6, ge=0.5, le=1)
+    """A local reward must order this share of held-out pairs, or its component goes by the global reward."""
+    sure: float = Field(default=0.9, ge=0.5)
+    """A local reward that orders this share right is not checked by the global one on train examples."""
+    steps: int = Field(default=3, ge=1)
+    """Rounds of local search in one iteration: a trust region."""
+    temperature: float = Field(default=0.3, gt=0)
+    """Of the Boltzmann draw among settings, in log odds of the local reward."""
+    scheduler: Literal["gaps", "uniform", "ucb", "thompson"] = "gaps"
+    """Who chooses the next component: `gaps` (the paper's rule), `uniform`, or a bandit on gain per run."""
+
+
 class OptimizeSettings(_Settings):
     """How a system is optimized."""
 
     method: str = "search"
-    """`search` (prompts, demonstrations, choices and numbers), `random`, or `module:function` of your own."""
+    """`search` (texts and numbers of all components together, by the global reward), `optimas` (local rewards),
+    `coordinate` (component by component, by the global reward), `random`, or `module:function`."""
     seed: int = Field(default=0, ge=0)
     """Names every random stream of the run."""
     budget: BudgetSettings = BudgetSettings()
@@ -83,6 +131,8 @@ class OptimizeSettings(_Settings):
     """How often each example is run when a stochastic system is measured."""
     prompts: PromptSettings = PromptSettings()
     """How prompts and demonstrations are searched."""
+    rewards: RewardSettings = RewardSettings()
+    """How local rewards are learned and used."""
     baselines: tuple[str, ...] = ()
     """Methods run beside the main one, each with the same budget, for the table of the report."""
     concurrency: int = Field(default=64, ge=1)

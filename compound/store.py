@@ -16,14 +16,15 @@ from typing import IO, Any
 
 from compound.errors import RunDirectoryError
 
-APPENDED = ("events.jsonl", "traces.jsonl")
+APPENDED = ("events.jsonl", "traces.jsonl", "memory.jsonl")
 
 
 class RunDirectory:
     """One run's files.
 
-    ``system.yaml`` as given, ``config.json`` resolved, ``events.jsonl``, ``traces.jsonl``,
-    ``checkpoint.json``, ``cache.sqlite``, ``best.json``, ``report.md``, ``report.html``.
+    ``system.yaml`` as given, ``config.json`` resolved, ``events.jsonl``, ``traces.jsonl``, ``memory.jsonl``
+    (what a method keeps from job to job), ``checkpoint.json``, ``cache.sqlite``, ``best.json``,
+    ``report.md``, ``report.html``.
 
     Example:
         >>> import tempfile

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from compound.errors import DeclarationError, nearest
-from compound.optimization import Job, Method, Optimizer
+from compound.optimization import Job, Method, Optimizer, Scheduler
 from compound.optimizers.baselines import RandomSearch
+from compound.optimizers.local import LocalSearch, OfflineRewards
 from compound.optimizers.prompts import PromptSearch
 from compound.optimizers.sampling import NumberSearch
-from compound.optimizers.scheduler import Uniform
+from compound.optimizers.scheduler import UCB, Gaps, Thompson, Uniform
 from compound.settings import OptimizeSettings
 from compound.space import Choice, Demos, Float, Int, Text, Weights
 from compound.spec.python_code import find_code
@@ -39,6 +40,51 @@ def search(system: System, settings: OptimizeSettings) -> Method:
     return Method("search", optimizers, jobs, Uniform())
 
 
+SCHEDULERS: Mapping[str, Callable[[], Scheduler]] = {
+    "gaps": Gaps,
+    "uniform": Uniform,
+    "ucb": UCB,
+    "thompson": Thompson,
+}
+LEAST = 2.0  # minibatches' runs a job needs when local rewards do most of the work
+MEASURING = ("ucb", "thompson")  # they learn from gains on train examples, so every proposal is measured
+
+
+def optimas(system: System, settings: OptimizeSettings) -> Method:
+    """Local rewards: learned offline first, then one component after the other by what suits it (OPTIMAS)."""
+    prompts = PromptSearch(
+        settings.prompts.proposers, settings.prompts.edits_per_candidate, settings.prompts.lm
+    )
+    optimizers: Mapping[str, Optimizer] = {
+        "offline": OfflineRewards(settings.rewards, prompts),
+        "local": LocalSearch(settings.rewards, prompts, verify=settings.rewards.scheduler in MEASURING),
+    }
+    jobs = _by_component(system, "local")
+    everything = tuple(key for job in jobs for key in job.keys)
+    opening = (
+        Job("offline", everything, weight=settings.rewards.offline) if settings.rewards.offline else None
+    )
+    return Method("optimas", optimizers, jobs, SCHEDULERS[settings.rewards.scheduler](), opening, LEAST)
+
+
+def coordinate(system: System, settings: OptimizeSettings) -> Method:
+    """What `optimas` does, but by the global reward: the same jobs and candidates, no pairs."""
+    prompts = PromptSearch(
+        settings.prompts.proposers, settings.prompts.edits_per_candidate, settings.prompts.lm
+    )
+    optimizers = {"global": LocalSearch(settings.rewards, prompts, local=False)}
+    return Method("coordinate", optimizers, _by_component(system, "global"), Uniform())
+
+
+def _by_component(system: System, optimizer: str) -> list[Job]:
+    """Return a job for each component's texts and demonstrations, and one for its choices and numbers."""
+    found: dict[tuple[str, bool], list[str]] = {}
+    for key, space in system.parameters.items():
+        if not isinstance(space, Weights):
+            found.setdefault((key.split(".", maxsplit=1)[0], isinstance(space, Text | Demos)), []).append(key)
+    return [Job(optimizer, tuple(keys)) for keys in found.values()]
+
+
 def random(system: System, settings: OptimizeSettings) -> Method:
     """Random configurations, the baseline."""
     keys = tuple(key for key, space in system.parameters.items() if not isinstance(space, Weights))
@@ -47,7 +93,12 @@ def random(system: System, settings: OptimizeSettings) -> Method:
 
 
 MakeMethod = Callable[[System, OptimizeSettings], Method]
-METHODS: Mapping[str, MakeMethod] = {"search": search, "random": random}
+METHODS: Mapping[str, MakeMethod] = {
+    "search": search,
+    "optimas": optimas,
+    "coordinate": coordinate,
+    "random": random,
+}
 
 
 def method(name: str, system: System, settings: OptimizeSettings) -> Method:

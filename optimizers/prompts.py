@@ -52,13 +52,13 @@ class PromptSearch:
         pool_examples, examples = split(task)
         if "candidates" not in state:
             pools = await bootstrapped(task, pool_examples) if "demos" in self.proposers else {}
-            state = {"candidates": await self._candidates(task, pools), "race": None}
+            state = {"candidates": await self.candidates(task, pools), "race": None}
             found = sum(map(len, pools.values()))
             yield Progress(state, f"{len(state['candidates'])} candidates, {found} demonstrations found")
         async for event in contest(task, state["candidates"], examples, state):
             yield event
 
-    async def _candidates(self, task: Task, pools: Pools) -> list[dict[str, Any]]:
+    async def candidates(self, task: Task, pools: Pools) -> list[dict[str, Any]]:
         """Make distinct candidates, the proposers taking turns; later ones may combine two changes."""
         texts = bool(text_keys(task))
         makers = {"demos": any(pools.values()), "edits": texts, "opro": texts}

@@ -1,14 +1,22 @@
-"""Which job comes next. A scheduler sees only the history, so a resumed run chooses the same."""
+"""Which job comes next. A scheduler sees only the history, so a resumed run chooses the same.
+
+Every choice carries the numbers it was made from in ``Job.reason``.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from compound.optimization import Job
 from compound.streams import generator
+
+History = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -22,11 +30,111 @@ class Uniform:
     True
     """
 
-    def choose(self, jobs: Sequence[Job], history: Sequence[Mapping[str, Any]], seed: int) -> Job:
+    def choose(self, jobs: Sequence[Job], history: History, seed: int) -> Job:
         """Return the next job of the current round."""
         done = Counter((step["optimizer"], tuple(step["keys"])) for step in history)
         fewest = min(done[job.optimizer, job.keys] for job in jobs)
         order = generator(seed, "schedule", fewest).permutation(len(jobs))
         waiting = [jobs[i] for i in order if done[jobs[i].optimizer, jobs[i].keys] == fewest]
-        chosen: Job = replace(waiting[0], reason={"rounds": float(fewest), "waiting": float(len(waiting))})
-        return chosen
+        return _because(waiting[0], {"rounds": float(fewest), "waiting": float(len(waiting))})
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """The rule of OPTIMAS (appendix E): probability proportional to a component's mean reward gap.
+
+    The gaps are live: those of each component's latest pairs, as the last job that measured them recorded. A
+    component nobody measured counts as the mean of the others. One that was just improved without success
+    waits for ``cooldown`` choices.
+    """
+
+    cooldown: int = 1
+
+    def choose(self, jobs: Sequence[Job], history: History, seed: int) -> Job:
+        """Draw a job by its component's gap."""
+        open_ = _awake(jobs, history, self.cooldown)
+        known: Mapping[str, float] = next(
+            (step["facts"]["gaps"] for step in reversed(history) if step.get("facts", {}).get("gaps")), {}
+        )
+        usual = sum(known.values()) / len(known) if known else 1.0
+        gaps = np.array([known.get(component_of(job), usual) for job in open_])
+        weights = gaps if gaps.sum() > 0 else np.ones(len(open_))
+        chances = weights / weights.sum()
+        picked = int(generator(seed, "schedule", len(history)).choice(len(open_), p=chances))
+        return _because(open_[picked], {"gap": float(gaps[picked]), "probability": float(chances[picked])})
+
+
+@dataclass(frozen=True)
+class UCB:
+    """The job with the highest upper confidence bound of its gain per system run (UCB1, Auer et al. 2002).
+
+    Gains are measured in units of the largest one seen. Jobs never tried come first.
+    """
+
+    width: float = 1.0
+
+    def choose(self, jobs: Sequence[Job], history: History, seed: int) -> Job:
+        """Return the job with the highest bound; ties by the seed."""
+        found = _gains(jobs, history)
+        order = generator(seed, "schedule", len(history)).permutation(len(jobs))
+        untried = [i for i in order if not found[i]]
+        if untried:
+            return _because(jobs[untried[0]], {"untried": float(len(untried))})
+        largest = max(max(gains) for gains in found) or 1.0
+        total = math.log(sum(map(len, found)))
+        means = [sum(gains) / len(gains) / largest for gains in found]
+        bounds = [m + self.width * math.sqrt(2 * total / len(g)) for m, g in zip(means, found, strict=True)]
+        best = max(order, key=lambda i: bounds[i])
+        reason = {"gain_per_run": means[best] * largest, "bound": bounds[best]}
+        return _because(jobs[best], reason)
+
+
+@dataclass(frozen=True)
+class Thompson:
+    """Draws each job's mean gain per system run from its posterior, and takes the largest (Thompson 1933).
+
+    The posterior is normal around the shrunk mean, with the spread of all gains seen: one pseudo-observation
+    at the mean of all jobs.
+    """
+
+    def choose(self, jobs: Sequence[Job], history: History, seed: int) -> Job:
+        """Return the job with the largest draw."""
+        found = _gains(jobs, history)
+        every = [gain for gains in found for gain in gains]
+        centre = sum(every) / len(every) if every else 0.0
+        spread = float(np.std(every)) if len(every) > 1 else 0.0
+        spread = spread or abs(centre) or 1.0
+        rng = generator(seed, "schedule", len(history))
+        means = [(sum(gains) + centre) / (len(gains) + 1) for gains in found]
+        draws = [m + spread / math.sqrt(len(g) + 1) * rng.normal() for m, g in zip(means, found, strict=True)]
+        best = int(np.argmax(draws))
+        return _because(jobs[best], {"gain_per_run": means[best], "drawn": float(draws[best])})
+
+
+def _because(job: Job, reason: Mapping[str, float]) -> Job:
+    chosen: Job = replace(job, reason=reason)
+    return chosen
+
+
+def component_of(job: Job) -> str:
+    """Return the component a job's first key belongs to."""
+    return job.keys[0].split(".", maxsplit=1)[0]
+
+
+def _gains(jobs: Sequence[Job], history: History) -> list[list[float]]:
+    """Return each job's measured gains on train examples per system run, in order; no gain is 0."""
+    found: dict[Any, list[float]] = {(job.optimizer, job.keys): [] for job in jobs}
+    for step in history:
+        key = step["optimizer"], tuple(step["keys"])
+        if key in found:
+            before, after = step.get("train_before"), step.get("train_after")
+            gain = after - before if step["values"] and before is not None and after is not None else 0.0
+            found[key].append(max(0.0, gain) / max(step["runs"], 1.0))
+    return list(found.values())
+
+
+def _awake(jobs: Sequence[Job], history: History, cooldown: int) -> list[Job]:
+    """Return the jobs that did not just fail to improve anything; all when none is left."""
+    recent = history[len(history) - cooldown :] if cooldown else []
+    resting = {(step["optimizer"], tuple(step["keys"])) for step in recent if not step["values"]}
+    return [job for job in jobs if (job.optimizer, job.keys) not in resting] or list(jobs)

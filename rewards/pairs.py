@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
+import networkx as nx
 import numpy as np
 
 from compound.configuration import canonical, readable
@@ -28,6 +29,7 @@ from compound.streams import generator
 from compound.system import System
 from compound.trace import Trace
 
+WARM = 1.0  # the temperature of further draws, where a component's own gives nothing new
 DRAWS = 1_000  # sample indices from here on belong to further draws of a call
 DOWNSTREAM = 2_000  # and from here on to the runs of what depends on it
 
@@ -154,6 +156,7 @@ async def collect(
     sampling: Sampling | None = None,
     rules: Rules | None = None,
     round_: int = 0,
+    proposals: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> Collected:
     """Draw and order candidates for every call of some components in some traces, all in flight together.
 
@@ -166,6 +169,8 @@ async def collect(
         sampling: how many candidates, how surely ordered.
         rules: how failures score, and how many forks may run at once.
         round_: names the random streams; another round draws other candidates.
+        proposals: for a component, settings to draw its calls with, such as candidate prompts: pairs are then
+            of outputs like those that the rewards will be asked about.
 
     Raises:
         DeclarationError: the system has no such component.
@@ -174,7 +179,9 @@ async def collect(
     for name in components:
         if name not in system.components:
             raise DeclarationError(f"no component {name!r}", hint=nearest(name, system.components))
-    work = _Work(executor, system, metric, sampling or Sampling(), rules or Rules(), round_)
+    work = _Work(
+        executor, system, metric, sampling or Sampling(), rules or Rules(), round_, dict(proposals or {})
+    )
     jobs = [
         (example, trace, call.address)
         for example, trace in traced
@@ -193,6 +200,28 @@ async def collect(
     return Collected(draws, pairs, work.calls, work.system_runs)
 
 
+def expected_cost(system: System, component: str, sampling: Sampling) -> float:
+    """Return about how many system runs the pairs of one call of a component take.
+
+    Further draws, and runs of what follows for each candidate: once where nothing random follows, else
+    halfway between the fewest and the most.
+    """
+    graph = system.graph
+    counted = {node.name for node in system.all_nodes() if node.component.cacheable}
+    mine = [node.name for node in system.nodes.values() if node.component.name == component]
+    after = set().union(*(nx.descendants(graph, name) for name in mine)) if mine else set()
+    chance = any(
+        not node.component.deterministic(values_of(node.component, system))
+        for node in system.nodes.values()
+        if node.name in after
+    )
+    runs = (sampling.rollouts + sampling.most) / 2 if chance else 1.0
+    calls = sampling.samples * bool(counted & set(mine)) + runs * (sampling.samples + 1) * len(
+        after & counted
+    )
+    return calls / max(1, len(counted))
+
+
 @dataclass
 class _Work:
     """One collection: what all of its draws share."""
@@ -203,6 +232,7 @@ class _Work:
     sampling: Sampling
     rules: Rules
     round: int
+    proposals: Mapping[str, Sequence[Mapping[str, Any]]]
     calls: int = 0
     system_runs: float = 0.0
 
@@ -227,19 +257,7 @@ class _Work:
 
         What depends on the call runs along: that is each candidate's first reward.
         """
-        component = self.system.components[trace.call(address).component]
-        values = values_of(component, self.system)
-        numbers = {n: s for n, s in component.parameters.items() if isinstance(s, Choice | Int | Float)}
-        fixed = component.deterministic(values)
-        if fixed and not numbers:
-            return []
-        drawn: list[Mapping[str, Any]] = [{} for _ in range(self.sampling.samples)]
-        if fixed:
-            rngs = [
-                generator(self.round, "settings", trace.example, address, i)
-                for i in range(self.sampling.samples)
-            ]
-            drawn = [{name: space.draw(rng) for name, space in numbers.items()} for rng in rngs]
+        drawn = self._settings(trace, address)
         tasks = [
             self._fork(
                 example, trace, address,
@@ -253,6 +271,26 @@ class _Work:
             for fork, settings in zip(made, drawn, strict=True)
             if fork.call(address).failure is None
         ]
+
+    def _settings(self, trace: Trace, address: str) -> list[Mapping[str, Any]]:
+        """Return the settings of each further draw: proposed ones, or, where nothing else varies, others."""
+        component = self.system.components[trace.call(address).component]
+        fixed = component.deterministic(values_of(component, self.system))
+        numbers = {n: s for n, s in component.parameters.items() if isinstance(s, Choice | Int | Float)}
+        proposed = self.proposals.get(component.name, ())
+        order = generator(self.round, "proposals", trace.example, address).permutation(len(proposed))
+        found: list[Mapping[str, Any]] = []
+        for i in range(self.sampling.samples):
+            if proposed and (fixed or i % 2 == 0):
+                found.append(proposed[order[i % len(order)]])
+            elif not fixed:
+                found.append({})
+            elif numbers:
+                rng = generator(self.round, "settings", trace.example, address, i)
+                found.append({name: space.draw(rng) for name, space in numbers.items()})
+            elif "temperature" in component.settings:
+                found.append({"temperature": WARM})
+        return found
 
     async def _rewarded(
         self,

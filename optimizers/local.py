@@ -1,0 +1,212 @@
+"""Local optimization (OPTIMAS, section 4.3): one component's settings, chosen by its local reward.
+
+A candidate runs the component alone on recorded inputs; its mean local reward there is compared with the
+incumbent's on the same inputs. The best few then meet the global reward on train examples, unless the local
+reward is nearly always right. A component whose reward orders too few held-out pairs right goes by the global
+reward alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from compound.contracts import Example
+from compound.optimization import Progress, Proposal, Task
+from compound.optimizers.local_scoring import LocalScorer, State, finalists
+from compound.optimizers.prompts import PromptSearch, bootstrapped, contest, demo_keys, split, text_keys
+from compound.optimizers.rewarding import RunRewards, Traced, tunable
+from compound.optimizers.sampling import enumerated, suggest
+from compound.rewards.heads import LEAST_INPUTS
+from compound.rewards.pairs import expected_cost
+from compound.settings import RewardSettings
+from compound.space import Choice, Float, Int
+from compound.streams import generator
+
+ONLINE, LOCAL = 0.3, 0.4  # of a job's share: for fresh pairs, and for local runs; the rest tests the best
+
+
+@dataclass(frozen=True)
+class OfflineRewards:
+    """The offline phase: pairs of every component under the starting configuration; proposes nothing.
+
+    Attributes:
+        settings: how rewards are learned.
+        prompts: makes candidate prompts to draw outputs with.
+    """
+
+    settings: RewardSettings
+    prompts: PromptSearch
+
+    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        """Collect pairs of all components in one batch, then learn and judge their rewards."""
+        rewards = RunRewards.open(task, self.settings)
+        state: State = dict(task.resume or {"iteration": rewards.iteration + 1})
+        components = tunable(task)
+        pool, examples = split(task)
+        if "proposals" not in state:
+            state["proposals"] = await self._proposals(task, pool)
+            yield Progress(dict(state), "candidates to draw outputs with")
+        if "inputs" not in state:
+            count = _inputs(task, rewards, components, self.settings.inputs, 1.0)
+            if count < LEAST_INPUTS:
+                note = f"the budget holds pairs of {count} inputs only; {LEAST_INPUTS} are needed"
+                yield Proposal({}, note=note, facts=rewards.facts(None))
+                return
+            yield await _collected(rewards, components, state, rewards.fresh(examples, count))
+        learned = await rewards.learn(components)
+        found = [f"{name} {r.accuracy.mean:.2f}" for name, r in learned.model.rewards_of.items()]
+        lacking = [f"{name}: {reason}" for name, reason in learned.missing.items()]
+        ranking = [f"ranking accuracy {', '.join(found)}"] if found else []
+        yield Proposal({}, note="; ".join([*ranking, *lacking]), facts=rewards.facts(learned))
+
+    async def _proposals(self, task: Task, pool: Sequence[Example]) -> dict[str, list[Mapping[str, Any]]]:
+        """Return candidate prompts and demonstrations of each component that has them."""
+        pools = await bootstrapped(task, pool) if "demos" in self.prompts.proposers else {}
+        found = {}
+        for component in tunable(task):
+            keys = tuple(key for key in task.keys if key.startswith(f"{component}."))
+            own = replace(task, keys=keys, candidates=2 * task.candidates)
+            if demo_keys(own) or text_keys(own):
+                mine = {key: pools[key] for key in keys if key in pools}
+                found[component] = settings_of(await self.prompts.candidates(own, mine))
+        return found
+
+
+@dataclass(frozen=True)
+class LocalSearch:
+    """Improves one component by its local reward.
+
+    Attributes:
+        settings: how rewards are learned and used.
+        prompts: makes candidate prompts and demonstrations.
+        local: whether local rewards are used at all; otherwise the same candidates meet the global reward.
+        verify: whether the best always meet the global reward too, however good the local one is.
+    """
+
+    settings: RewardSettings
+    prompts: PromptSearch
+    local: bool = True
+    verify: bool = False
+
+    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        """Adapt the reward on fresh inputs, search locally, and put the best to the test."""
+        (component,) = tunable(task)
+        pool, examples = split(task)
+        rewards = RunRewards.open(task, self.settings)
+        state: State = dict(task.resume or {"share": task.scorer.left, "iteration": rewards.iteration + 1})
+        if "candidates" not in state:
+            state |= {"candidates": await self._first(task, pool), "race": None, "step": 0}
+            state["proposals"] = {component: settings_of(state["candidates"])}
+            yield Progress(dict(state), f"{len(state['candidates'])} candidates")
+        facts: dict[str, Any] = {}
+        if not self.local:
+            state["finalists"] = state["candidates"]
+        else:
+            async for event in self._adapt(task, rewards, component, state, examples):
+                yield event
+            async for event in self._search(task, rewards, component, state, facts):
+                yield event
+        if facts.get("steered") and state["finalists"] and not self._tested(task, facts, component):
+            values, tried = state["finalists"][0], facts["locally_tried"]
+            yield Proposal(values, tried=tried, note="by the local reward alone", facts=facts)
+            return
+        async for result in contest(task, state["finalists"], examples, state):
+            yield replace(result, facts=facts) if isinstance(result, Proposal) else result
+
+    async def _adapt(
+        self, task: Task, rewards: RunRewards, component: str, state: State, examples: Sequence[Example]
+    ) -> AsyncIterator[Progress]:
+        """Collect pairs of fresh inputs: more where the offline phase could not afford enough."""
+        if "inputs" in state:
+            return
+        enough = len({draw.example for draw in rewards.draws(component)}) >= LEAST_INPUTS
+        wanted = self.settings.fresh if enough else max(self.settings.fresh, LEAST_INPUTS)
+        count = _inputs(task, rewards, [component], wanted, ONLINE)
+        if count and (enough or count >= LEAST_INPUTS):
+            yield await _collected(rewards, [component], state, rewards.fresh(examples, count))
+
+    async def _search(
+        self, task: Task, rewards: RunRewards, component: str, state: State, facts: dict[str, Any]
+    ) -> AsyncIterator[Progress]:
+        """Search by the local reward, where it may steer; leaves the finalists in the state."""
+        learned = await rewards.learn()
+        steered = rewards.trusted(learned, component)
+        facts |= {**rewards.facts(learned), "component": component, "steered": steered}
+        if "finalists" not in state and not steered:
+            state |= {"finalists": state["candidates"], "local": {}}
+            yield Progress(dict(state), f"by the global reward: {rewards.distrust(learned, component)}")
+        elif "finalists" not in state:
+            scorer = LocalScorer(task, component, learned.model, self.settings, LOCAL + ONLINE)
+            async for event in scorer.rounds(state, await self._traced(task, rewards), self._next):
+                yield event
+            state |= finalists(task, state["scored"], self.settings.temperature)
+            yield Progress(dict(state), f"{len(state['finalists'])} to test")
+        facts |= state["local"]
+
+    def _tested(self, task: Task, facts: Mapping[str, Any], component: str) -> bool:
+        """Return whether the best meet the global reward: unless it can say nothing, or nothing new."""
+        if task.scorer.left < 2 * task.minibatch:
+            return False
+        return self.verify or facts["accuracy"][component]["mean"] < self.settings.sure
+
+    async def _first(self, task: Task, pool: Sequence[Example]) -> list[dict[str, Any]]:
+        """Return the first round of candidates."""
+        if demo_keys(task) or text_keys(task):
+            pools = await bootstrapped(task, pool) if "demos" in self.prompts.proposers else {}
+            return await self.prompts.candidates(task, pools)
+        grid = enumerated(task)
+        return grid if len(grid) <= task.candidates else [_drawn(task, i) for i in range(task.candidates)]
+
+    async def _next(self, task: Task, scored: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+        """Return another round: edits of the best prompt so far, or what TPE suggests."""
+        best = max(scored, key=lambda item: item[1])[0]
+        if text_keys(task):
+            nearby = replace(task, system=task.system.bind({**task.system.configuration, **best}))
+            made = await self.prompts.candidates(nearby, {})
+            return [{**best, **values} for values in made]
+        if demo_keys(task) or len(enumerated(task)) <= task.candidates:
+            return []
+        trials = [[{key: values[key] for key in task.keys}, mean] for values, mean in scored if values]
+        round_: list[dict[str, Any]] = []
+        for _ in range(task.candidates):
+            round_.append(suggest(task, trials, round_))
+        return round_
+
+    async def _traced(self, task: Task, rewards: RunRewards) -> Traced:
+        """Return traces of the incumbent on the inputs last collected from: most are in the cache."""
+        _, examples = split(task)
+        chosen = rewards.latest(examples, task.minibatch)
+        return list(zip(chosen, await task.scorer.traces({}, chosen), strict=True))
+
+
+def settings_of(candidates: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return candidates as settings of their component: keys without its name.
+
+    >>> settings_of([{"answerer.prompt": "Be brief."}])
+    [{'prompt': 'Be brief.'}]
+    """
+    return [{key.split(".", maxsplit=1)[1]: value for key, value in c.items()} for c in candidates]
+
+
+def _drawn(task: Task, number: int) -> dict[str, Any]:
+    rng = generator(task.seed, "draw", number)
+    spaces = {key: task.system.parameters[key] for key in task.keys}
+    return {key: s.draw(rng) for key, s in spaces.items() if isinstance(s, Choice | Int | Float)}
+
+
+def _inputs(task: Task, rewards: RunRewards, components: Sequence[str], wanted: int, part: float) -> int:
+    """Return how many inputs' pairs fit into a part of what is left."""
+    sampling = rewards.buffer.sampling
+    cost = 1 + sum(expected_cost(task.system, component, sampling) for component in components)
+    return wanted if task.scorer.left == float("inf") else min(wanted, int(part * task.scorer.left / cost))
+
+
+async def _collected(
+    rewards: RunRewards, components: Sequence[str], state: State, fresh: Sequence[Example]
+) -> Progress:
+    traced = list(zip(fresh, await rewards.task.scorer.traces({}, fresh), strict=True))
+    found = await rewards.collect(components, traced, state["proposals"], state["iteration"])
+    state["inputs"] = len(fresh)
+    return Progress(dict(state), f"{len(found.pairs)} pairs from {len(fresh)} inputs")

@@ -1,0 +1,171 @@
+"""The local rewards of a run: pairs are collected, rewards learned, and all of it remembered from job to job.
+
+The buffer is the run's memory, so a resumed run has the same one. With fixed features a reward model is a
+function of the buffer and is fitted again when needed; a trained backbone's adapter is stored by its content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compound.contracts import Example
+from compound.optimization import Memory, Task
+from compound.rewards.buffer import PairBuffer
+from compound.rewards.features import Embeds
+from compound.rewards.learning import Learned, learn, texts_of
+from compound.rewards.model import make_backbone
+from compound.rewards.pairs import Collected, Draw, Sampling, collect
+from compound.settings import RewardSettings
+from compound.streams import generator
+from compound.trace import Trace
+
+Traced = list[tuple[Example, Trace]]
+
+
+@functools.lru_cache(maxsize=2)
+def shared_backbone(name: str, max_length: int) -> Embeds:
+    """Return a backbone, loaded once in a process: its cached features serve every job."""
+    return make_backbone(name, max_length)
+
+
+@dataclass
+class RunRewards:
+    """A run's buffer and reward model."""
+
+    settings: RewardSettings
+    task: Task
+    memory: Memory
+    buffer: PairBuffer
+
+    @staticmethod
+    def open(task: Task, settings: RewardSettings) -> RunRewards:
+        """Return what the run remembers.
+
+        Raises:
+            DataError: the buffer is damaged, or another system's.
+        """
+        memory = task.bench.memory
+        sampling = Sampling(
+            settings.samples, settings.rollouts, max(settings.rollouts, settings.most_rollouts)
+        )
+        return RunRewards(settings, task, memory, PairBuffer.read(memory.records(), task.system, sampling))
+
+    @property
+    def iteration(self) -> int:
+        """The last iteration that pairs were collected in; 0 before the offline phase."""
+        found: int = self.memory.state.get("iteration", 0)
+        return found
+
+    def fresh(self, examples: Sequence[Example], count: int) -> list[Example]:
+        """Return the next ``count`` examples of a fixed order that goes round."""
+        order = generator(self.task.pool_seed, "fresh").permutation(len(examples))
+        start = self.memory.state.get("next", 0)
+        return [examples[order[(start + i) % len(order)]] for i in range(min(count, len(order)))]
+
+    async def collect(
+        self,
+        components: Sequence[str],
+        traced: Traced,
+        proposals: Mapping[str, Sequence[Mapping[str, Any]]],
+        iteration: int,
+    ) -> Collected:
+        """Collect pairs of some components, and remember them."""
+        bench = self.task.bench
+        found = await collect(
+            bench.executor, self.task.system, traced, components, bench.metric,
+            sampling=self.buffer.sampling, rules=bench.rules, round_=iteration, proposals=proposals,
+        )  # fmt: skip
+        state = self.memory.state
+        state["next"] = state.get("next", 0) + len({example.id for example, _ in traced})
+        state["iteration"] = iteration
+        for record in self.buffer.add(found.draws, iteration):
+            self.memory.append(record)
+        return found
+
+    async def learn(self, components: Sequence[str] = ()) -> Learned:
+        """Return the reward model of the buffer, for all components it knows unless some are named.
+
+        Reading texts and training do not block the run.
+        """
+        return await asyncio.to_thread(self._learn, components or self._known())
+
+    def _learn(self, components: Sequence[str]) -> Learned:
+        settings = self.settings
+        backbone = shared_backbone(settings.backbone, settings.max_length)
+        if settings.train:
+            self._train(backbone, components)
+        learned = learn(
+            self.buffer, self.task.system, components, backbone, settings.backbone,
+            weighting=settings.weighting, trained=settings.train, seed=self.task.pool_seed,
+        )  # fmt: skip
+        learned.model.save(self.memory.folder / "rewards")
+        return learned
+
+    def _train(self, backbone: Any, components: Sequence[str]) -> None:
+        """Go on training from the remembered adapter, unless it was trained on this very buffer."""
+        from compound.rewards.training import Training, train
+
+        s, state = self.settings, self.memory.state
+        known = state.get("adapter")
+        if known and backbone.adapter != known["name"]:
+            backbone.load_adapter(self.memory.folder / f"adapter-{known['name'][:16]}", known["name"])
+        elif not known:
+            backbone.drop_adapter()
+        if known and known["data"] == self.buffer.digest:
+            return
+        texts = [texts_of(self.buffer, self.task.system, name, held_out=True) for name in components]
+        texts = [part for part in texts if part.enough()]
+        if texts:
+            train(
+                backbone, texts, Training(s.rank, s.alpha, s.lr, s.epochs, s.batch, s.patience),
+                seed=self.task.pool_seed,
+            )  # fmt: skip
+            backbone.save_adapter(self.memory.folder / f"adapter-{backbone.adapter[:16]}")
+            state["adapter"] = {"name": backbone.adapter, "data": self.buffer.digest}
+
+    def latest(self, examples: Sequence[Example], count: int) -> list[Example]:
+        """Return the examples last collected from, and those before, up to ``count``."""
+        order = generator(self.task.pool_seed, "fresh").permutation(len(examples))
+        start = max(0, self.memory.state.get("next", 0) - count)
+        return [examples[order[(start + i) % len(order)]] for i in range(min(count, len(order)))]
+
+    def draws(self, component: str) -> list[Draw]:
+        """Return the remembered draws of a component."""
+        return [entry.draw for entry in self.buffer.of(component)]
+
+    def trusted(self, learned: Learned, component: str) -> bool:
+        """Return whether a component's reward may steer."""
+        reward = learned.model.rewards_of.get(component)
+        return reward is not None and reward.accuracy.mean >= self.settings.accuracy
+
+    def distrust(self, learned: Learned, component: str) -> str:
+        """Return why it may not."""
+        if component in learned.missing:
+            return learned.missing[component]
+        accuracy = learned.model.rewards_of[component].accuracy
+        return f"the local reward orders {accuracy.mean:.0%} of held-out pairs right"
+
+    def facts(self, learned: Learned | None) -> dict[str, Any]:
+        """Return the numbers of a job's record: accuracies and gaps of every component."""
+        known = self._known()
+        rewards_of = learned.model.rewards_of if learned else {}
+        return {
+            "iteration": self.iteration,
+            "accuracy": {name: reward.accuracy.to_json() for name, reward in rewards_of.items()},
+            "gaps": {name: self.buffer.gap(name) for name in known},
+            "pairs": {name: len(self.buffer.pairs(name)) for name in known},
+        }
+
+    def _known(self) -> list[str]:
+        """Return every component the buffer knows, and those of the task."""
+        known = dict.fromkeys(entry.draw.component for entry in self.buffer.entries)
+        return list(dict.fromkeys([*tunable(self.task), *known]))
+
+
+def tunable(task: Task) -> list[str]:
+    """Return the components that the task's keys belong to, in the order of the keys."""
+    return list(dict.fromkeys(key.split(".", maxsplit=1)[0] for key in task.keys))

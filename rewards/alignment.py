@@ -1,0 +1,102 @@
+"""Alignment: how well local rewards order what the global reward orders (OPTIMAS, section 5.2).
+
+Everything here is measured on inputs that the rewards in question were not fitted to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compound.statistics import cluster_mean_interval
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Pairwise ranking accuracy: the mean over inputs of the share of their pairs that are ordered right.
+
+    ``low`` and ``high`` are its 95 % limits over inputs, ``None`` for a single one.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    pairs: int
+    inputs: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the five numbers by name."""
+        return asdict(self)
+
+
+NOTHING = Accuracy(0.5, None, None, 0, 0)
+
+
+def accuracy(margins: Sequence[float] | Vector, inputs: Sequence[str]) -> Accuracy:
+    """Return the share of pairs whose margin ``r(chosen) - r(rejected)`` is positive; a tie counts half.
+
+    >>> accuracy([1.0, -0.5, 0.0, 2.0], ["a", "a", "b", "b"]).mean
+    0.625
+    """
+    if not len(margins):
+        return NOTHING
+    groups: dict[str, list[float]] = defaultdict(list)
+    for margin, name in zip(margins, inputs, strict=True):
+        groups[name].append(0.5 if margin == 0 else float(margin > 0))
+    found = cluster_mean_interval(list(groups.values()))
+    single = found.n == 1
+    low = None if single else max(0.0, found.low)
+    return Accuracy(found.mean, low, None if single else min(1.0, found.high), len(margins), found.n)
+
+
+def rank_correlation(local: Sequence[Sequence[float]], global_: Sequence[Sequence[float]]) -> float:
+    """Return Spearman's correlation of local with global rewards among one input's outputs, over inputs.
+
+    Inputs whose outputs all have one global reward say nothing and are left out; ``nan`` without any other.
+
+    >>> rank_correlation([[1.0, 2.0, 3.0], [1.0, 2.0]], [[0.1, 0.5, 0.9], [1.0, 0.0]])
+    0.0
+    """
+    from scipy import stats
+
+    found = []
+    for r, value in zip(local, global_, strict=True):
+        if len(set(value)) > 1:
+            found.append(float(stats.spearmanr(r, value).statistic) if len(set(r)) > 1 else 0.0)
+    return sum(found) / len(found) if found else math.nan
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Pairs of similar stated probability: how often the better output was really the one so stated."""
+
+    stated: float
+    observed: float
+    pairs: int
+
+
+def reliability(margins: Sequence[float] | Vector, slope: float, bins: int = 5) -> list[Bin]:
+    """Return stated against observed probabilities, in bins of equal numbers of pairs.
+
+    Each pair is stated from the side the reward prefers, so that probabilities lie in [0.5, 1].
+    """
+    numbers = np.asarray(margins, np.float64)
+    stated = 1 / (1 + np.exp(-slope * np.abs(numbers)))
+    right = np.where(numbers == 0, 0.5, numbers > 0)
+    order = np.argsort(stated, kind="stable")
+    parts = np.array_split(order, min(bins, len(order))) if len(order) else []
+    return [Bin(float(stated[p].mean()), float(right[p].mean()), len(p)) for p in parts]
+
+
+def calibration_error(found: Sequence[Bin]) -> float:
+    """Return the mean difference of stated and observed probabilities, weighed by pairs."""
+    total = sum(b.pairs for b in found)
+    return sum(abs(b.stated - b.observed) * b.pairs for b in found) / total if total else math.nan

@@ -1,0 +1,212 @@
+"""The shared backbone φ: any transformers encoder or decoder, read in length-sorted batches, cached by text.
+
+An encoder's features are the mean over its tokens, a decoder's those of its last token. Inputs that are too
+long are shortened, never the output.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compound.components.engines import models
+from compound.components.engines.loading import device, fastest_dtype
+from compound.components.index import PACKAGED_MODEL, weights_folder
+from compound.errors import CompoundError, ConfigurationError, MissingExtra
+
+Array = NDArray[np.float32]
+NAMES = {"minilm": PACKAGED_MODEL}
+BATCH_TOKENS = 8_192  # of one forward pass, padding included
+
+
+class Backbone:
+    """A transformers model that turns (inputs, output) texts into feature vectors.
+
+    Args:
+        name: ``minilm`` (all-MiniLM-L6-v2), ``smollm2``, a folder, or a hub id.
+        max_length: tokens of one text pair.
+        dtype: ``auto`` for the faster one here.
+    """
+
+    def __init__(self, name: str = "minilm", *, max_length: int = 256, dtype: str = "auto") -> None:
+        self.name = name
+        torch, self.tokenizer, self.model = _load(name, dtype)
+        self._torch = torch
+        config = self.model.config
+        self.decoder = any(a.endswith("ForCausalLM") for a in config.architectures or ())
+        self.dim = int(config.hidden_size)
+        self.max_length = min(max_length, int(getattr(config, "max_position_embeddings", max_length)))
+        self.adapter = ""  # names the trained weights; a part of every cache key
+        self._cache: dict[bytes, Array] = {}
+        self.passes = 0  # texts that went through the model
+
+    def embed(self, texts: Sequence[tuple[str, str]], note: Callable[[int], None] | None = None) -> Array:
+        """Return one feature vector of length ``dim`` for each (inputs, output); equal texts are read once.
+
+        Args:
+            texts: pairs; either part may be empty.
+            note: told how many texts each batch had, for progress.
+        """
+        keys = [self._key(pair) for pair in texts]
+        missing = {k: pair for k, pair in zip(keys, texts, strict=True) if k not in self._cache}
+        if missing:
+            found = self._read(list(missing.values()), note)
+            self._cache.update(zip(missing, found, strict=True))
+        return np.stack([self._cache[key] for key in keys]) if keys else np.zeros((0, self.dim), np.float32)
+
+    def _key(self, pair: tuple[str, str]) -> bytes:
+        text = "\x1f".join((self.adapter, *pair))
+        return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).digest()
+
+    def _read(self, pairs: Sequence[tuple[str, str]], note: Callable[[int], None] | None) -> Array:
+        found = np.zeros((len(pairs), self.dim), np.float32)
+        tokens = self.tokenize(pairs)
+        with self._torch.inference_mode():
+            for batch in batches([len(t) for t in tokens], BATCH_TOKENS):
+                found[batch] = self.forward([tokens[i] for i in batch]).float().cpu().numpy()
+                if note is not None:
+                    note(len(batch))
+        self.passes += len(pairs)
+        return found
+
+    def tokenize(self, pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
+        """Return token ids of each pair, inputs first; inputs are cut where they do not fit.
+
+        An output that alone is longer than ``max_length`` loses its end: no model could read it.
+        """
+        special = self.tokenizer.num_special_tokens_to_add(pair=True)
+        first = self.tokenizer([a for a, _ in pairs], add_special_tokens=False)["input_ids"]
+        second = self.tokenizer([b for _, b in pairs], add_special_tokens=False)["input_ids"]
+        found = []
+        for a, b in zip(first, second, strict=True):
+            kept = b[: self.max_length - special]
+            room = self.max_length - special - len(kept)
+            found.append(self._joined(a[:room], kept))
+        return found
+
+    def _joined(self, a: list[int], b: list[int]) -> list[int]:
+        t = self.tokenizer
+        if t.cls_token_id is None:
+            return [*a, *b] or [t.eos_token_id]
+        return [t.cls_token_id, *a, t.sep_token_id, *b, t.sep_token_id]
+
+    def forward(self, tokens: Sequence[Sequence[int]]) -> Any:
+        """Return the features of one batch as a tensor of shape (batch, dim)."""
+        torch = self._torch
+        longest = max(map(len, tokens))
+        pad = self.tokenizer.pad_token_id or 0
+        ids = torch.full((len(tokens), longest), pad, dtype=torch.long)
+        mask = torch.zeros((len(tokens), longest), dtype=torch.long)
+        for row, sequence in enumerate(tokens):
+            ids[row, : len(sequence)] = torch.tensor(sequence)
+            mask[row, : len(sequence)] = 1
+        where = self.model.device
+        mask = mask.to(where)
+        hidden = self.model(input_ids=ids.to(where), attention_mask=mask).last_hidden_state
+        if self.decoder:
+            return hidden[torch.arange(len(tokens)), mask.sum(1) - 1]
+        weights = mask.unsqueeze(-1).to(hidden.dtype)
+        return (hidden * weights).sum(1) / weights.sum(1)
+
+    # -- trained weights -------------------------------------------------------------------------------
+
+    def add_adapter(self, rank: int, alpha: int, seed: int) -> None:
+        """Put a fresh LoRA adapter on every linear layer; only it is trained."""
+        peft = _peft()
+        with self._torch.random.fork_rng():
+            self._torch.manual_seed(seed % 2**63)
+            config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", bias="none")
+            self.model = peft.get_peft_model(self.model, config)
+        self.name_adapter()
+
+    def name_adapter(self) -> str:
+        """Name the weights by their content, so that features of other weights are not taken for theirs."""
+        hashed = hashlib.sha256()
+        for key, tensor in sorted(_peft().get_peft_model_state_dict(self.model).items()):
+            hashed.update(key.encode())
+            hashed.update(tensor.detach().float().cpu().numpy().tobytes())
+        self.adapter = hashed.hexdigest()
+        self._cache.clear()
+        return self.adapter
+
+    def save_adapter(self, folder: Path) -> None:
+        """Write the adapter in peft's format (safetensors); nothing without one."""
+        if self.adapter:
+            self.model.save_pretrained(folder, safe_serialization=True)
+
+    def load_adapter(self, folder: Path, name: str) -> None:
+        """Read an adapter and make sure it is the one named.
+
+        Raises:
+            ConfigurationError: the folder holds no adapter, or another one.
+        """
+        peft = _peft()
+        if not (folder / "adapter_model.safetensors").exists():
+            raise ConfigurationError(f"{folder} holds no reward adapter")
+        base = self.model.unload() if self.adapter else self.model
+        self.model = peft.PeftModel.from_pretrained(base, folder, is_trainable=True).eval()
+        if self.name_adapter() != name:
+            raise ConfigurationError(f"{folder} holds another reward adapter than its card says")
+
+    def drop_adapter(self) -> None:
+        """Go back to the weights as loaded."""
+        if self.adapter:
+            self.model = self.model.unload().eval()
+            self.adapter = ""
+            self._cache.clear()
+
+    def parameters(self) -> list[Any]:
+        """Return what is trained: the adapter's weights."""
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+
+def batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Yield positions, longest texts first, in batches of at most ``most`` tokens with padding.
+
+    >>> list(batches([3, 9, 4, 1], 10))
+    [[1], [2, 0], [3]]
+    """
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    batch: list[int] = []
+    for i in order:
+        if batch and (len(batch) + 1) * lengths[batch[0]] > most:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError:
+        raise MissingExtra("a trained reward backbone", "peft", "rewards") from None
+    return peft
+
+
+def _load(name: str, dtype: str) -> tuple[Any, Any, Any]:
+    try:
+        import torch
+        from transformers import AutoModel, AutoTokenizer
+    except ImportError:
+        raise MissingExtra("a reward model", "transformers", "local") from None
+    folder = weights_folder() if NAMES.get(name, name) == PACKAGED_MODEL else models.resolve(name)
+    kind = fastest_dtype() if dtype == "auto" else dtype
+    try:
+        with models.quiet():
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            model = AutoModel.from_pretrained(folder, dtype=getattr(torch, kind), use_safetensors=True)
+    except (OSError, ValueError) as error:
+        raise CompoundError(
+            f"{name!r} cannot be a reward backbone: {error}",
+            hint="use minilm, smollm2, or a folder or hub id that transformers can load",
+        ) from error
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return torch, tokenizer, model.to(device()).eval()

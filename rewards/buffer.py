@@ -1,0 +1,127 @@
+"""The pair buffer: every draw of every component, where it came from, and when.
+
+It lives in a run's memory as JSON records, and refuses those of another system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from compound.configuration import canonical, digest, readable
+from compound.errors import DataError
+from compound.rewards.pairs import Candidate, Draw, Pair, Sampling, ordered
+from compound.system import System
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A draw in the buffer, with the iteration it was made in."""
+
+    draw: Draw
+    iteration: int
+
+
+@dataclass
+class PairBuffer:
+    """Draws by component, in the order they were made.
+
+    Attributes:
+        system: the identity of the system they belong to.
+        sampling: how surely two candidates must differ to make a pair.
+    """
+
+    system: str
+    sampling: Sampling = field(default_factory=Sampling)
+    entries: list[Entry] = field(default_factory=list)
+
+    @staticmethod
+    def read(records: Iterable[Mapping[str, Any]], system: System, sampling: Sampling) -> PairBuffer:
+        """Return the buffer that some records hold.
+
+        Raises:
+            DataError: a record is damaged, or was made by another system.
+        """
+        buffer = PairBuffer(system.identity, sampling)
+        for number, record in enumerate(records, 1):
+            try:
+                source, iteration = record["system"], int(record["iteration"])
+                draw = _draw(record["draw"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise DataError(f"record {number} of the pair buffer is damaged: {error!r}") from None
+            if source != buffer.system:
+                raise DataError(
+                    f"the pair buffer belongs to another system (record {number}: {source[:12]}, here "
+                    f"{buffer.system[:12]})",
+                    hint="pairs are worth something only for the system that made them; start a fresh run",
+                )
+            buffer.entries.append(Entry(draw, iteration))
+        return buffer
+
+    def add(self, draws: Sequence[Draw], iteration: int) -> list[dict[str, Any]]:
+        """Take up draws of one iteration; returns the records to store."""
+        self.entries += [Entry(draw, iteration) for draw in draws]
+        return [{"system": self.system, "iteration": iteration, "draw": _to_json(draw)} for draw in draws]
+
+    def of(self, component: str) -> list[Entry]:
+        """Return the draws of one component."""
+        return [entry for entry in self.entries if entry.draw.component == component]
+
+    def pairs(self, component: str) -> list[tuple[Pair, int]]:
+        """Return the decided pairs of one component, each with its iteration."""
+        return [
+            (pair, entry.iteration)
+            for entry in self.of(component)
+            for pair in ordered(entry.draw, self.sampling)
+        ]
+
+    def gap(self, component: str, iteration: int | None = None) -> float:
+        """Return the mean gap of a component's draws: best less worst candidate, over all its inputs.
+
+        That is what the paper's scheduler goes by. Draws with one candidate count as 0; without an iteration,
+        the component's latest one counts.
+        """
+        found = self.of(component)
+        if iteration is None:
+            iteration = max((entry.iteration for entry in found), default=0)
+        values = [
+            [c.value for c in e.draw.candidates if c.rewards] for e in found if e.iteration == iteration
+        ]
+        gaps = [max(row) - min(row) if row else 0.0 for row in values]
+        return sum(gaps) / len(gaps) if gaps else 0.0
+
+    @property
+    def digest(self) -> str:
+        """What identifies the data a reward model was trained on."""
+        return digest([[entry.iteration, _to_json(entry.draw)] for entry in self.entries])
+
+
+def _to_json(draw: Draw) -> dict[str, Any]:
+    return {
+        "component": draw.component,
+        "address": draw.address,
+        "example": draw.example,
+        "configuration": draw.configuration,
+        "inputs": readable(draw.inputs),
+        "candidates": [[readable(c.outputs), list(c.rewards), readable(c.settings)] for c in draw.candidates],
+    }
+
+
+def _draw(data: Mapping[str, Any]) -> Draw:
+    return Draw(
+        str(data["component"]),
+        str(data["address"]),
+        str(data["example"]),
+        str(data["configuration"]),
+        dict(data["inputs"]),
+        tuple(
+            Candidate(dict(outputs), tuple(map(float, rewards)), dict(settings))
+            for outputs, rewards, settings in data["candidates"]
+        ),
+    )
+
+
+def input_key(draw_or_pair: Draw | Pair) -> str:
+    """Return what names an input: equal inputs of one component belong together, whatever their example."""
+    return canonical(readable(draw_or_pair.inputs))

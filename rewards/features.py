@@ -1,0 +1,110 @@
+"""The feature map of a component: what its head is linear in.
+
+``φ(x, y)`` holds the backbone's features of the two texts, the template's numbers, and, where an output is
+one of a few labels, one block of the inputs' features for each label (so that which label is best may depend
+on the inputs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compound.rewards.template import Reading, Template
+
+Matrix = NDArray[np.float32]
+
+
+class Embeds(Protocol):
+    """What turns text pairs into vectors: `compound.rewards.backbone.Backbone`, or nothing at all."""
+
+    dim: int
+
+    def embed(self, texts: Sequence[tuple[str, str]], note: Callable[[int], None] | None = None) -> Matrix:
+        """Return one vector of length ``dim`` for each (inputs, output)."""
+        ...
+
+
+class NoBackbone:
+    """Reads no text: a reward is then linear in the template's numbers and labels."""
+
+    dim = 0
+
+    def embed(self, texts: Sequence[tuple[str, str]], note: Callable[[int], None] | None = None) -> Matrix:
+        """Return vectors of length 0."""
+        return np.zeros((len(texts), 0), np.float32)
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    """Names the columns of a component's features; made from what was read in training.
+
+    Attributes:
+        template: renders the component's calls.
+        numbers: the template's numbers that are used, in order; one that is missing counts as 0.
+        labels: the label texts, in order; each has a column of its own and a block of ``dim``.
+        dim: the backbone's.
+    """
+
+    template: Template
+    numbers: tuple[str, ...]
+    labels: tuple[str, ...]
+    dim: int
+
+    @staticmethod
+    def of(template: Template, readings: Sequence[Reading], dim: int) -> FeatureMap:
+        """Return the map for what some readings hold."""
+        numbers = sorted({name for reading in readings for name in reading.numbers})
+        seen = sorted({reading.label for reading in readings if reading.label})
+        labels = template.choices() or tuple(seen)
+        return FeatureMap(template, tuple(numbers), labels, dim)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns' names; the backbone's are numbered."""
+        text = tuple(f"φ{i}" for i in range(self.dim)) if not self.labels else ()
+        crossed = tuple(f"{label}×φ{i}" for label in self.labels for i in range(self.dim))
+        return (*text, *self.numbers, *self.labels, *crossed)
+
+    @property
+    def soft(self) -> tuple[bool, ...]:
+        """Which columns come from the backbone."""
+        return tuple("φ" in column for column in self.columns)
+
+    def matrix(self, readings: Sequence[Reading], backbone: Embeds) -> Matrix:
+        """Return the features, one row for each reading."""
+        numbers = np.array(
+            [[reading.numbers.get(name, 0.0) for name in self.numbers] for reading in readings], np.float32
+        ).reshape(len(readings), len(self.numbers))
+        if not self.labels:
+            return np.hstack([backbone.embed([(r.inputs, r.output) for r in readings]), numbers])
+        embedded = backbone.embed([(r.inputs, r.output) for r in readings])
+        chosen = np.zeros((len(readings), len(self.labels)), np.float32)
+        for row, reading in enumerate(readings):
+            if reading.label in self.labels:
+                chosen[row, self.labels.index(reading.label)] = 1.0
+        crossed = (chosen[:, :, None] * embedded[:, None, :]).reshape(len(readings), -1)
+        return np.hstack([numbers, chosen, crossed])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the map as JSON types."""
+        template = self.template
+        return {
+            "component": template.component,
+            "settings": sorted(template.settings),
+            "label_fields": {name: list(options) for name, options in template.labels.items()},
+            "numbers": list(self.numbers),
+            "labels": list(self.labels),
+            "dim": self.dim,
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> FeatureMap:
+        """Read what `to_json` wrote."""
+        fields = {name: tuple(options) for name, options in data["label_fields"].items()}
+        template = Template(data["component"], frozenset(data["settings"]), fields)
+        return FeatureMap(template, tuple(data["numbers"]), tuple(data["labels"]), data["dim"])

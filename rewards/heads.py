@@ -1,0 +1,198 @@
+"""One linear head per component on frozen features, fitted by equation 5.
+
+With fixed features, ``-log σ(r⁺ - r⁻)`` is logistic regression on the differences of the features, without an
+intercept: it has one minimum, which is found to convergence. How strongly it is regularized, and how much the
+backbone's columns count against the few named ones, is chosen on folds by input, and the accuracy reported is
+that of the same folds: no pair is judged by a head that saw its input.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compound.errors import DataError, MissingExtra
+from compound.streams import generator
+
+Vector = NDArray[np.float64]
+Matrix = NDArray[np.float32]
+
+STRENGTHS = (1e-2, 1e-1, 1.0)  # inverse regularization, for standardized features
+EMPHASES = (0.0, 0.1, 1.0)  # what the backbone's columns are multiplied by: there are hundreds of them
+FOLDS = 5
+LEAST_INPUTS = 4  # inputs with pairs: with fewer, nothing can be held out
+
+
+@dataclass(frozen=True)
+class Head:
+    """``r(x, y) = weights · (φ(x, y) - center) / scale``, up to what all outputs of one input share."""
+
+    weights: Vector
+    center: Vector
+    scale: Vector
+
+    def rewards(self, features: Matrix) -> Vector:
+        """Return the local rewards of rows of features."""
+        return np.asarray(((features - self.center) / self.scale) @ self.weights)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A head with what it was worth on inputs it had not seen.
+
+    Attributes:
+        head: fitted on all pairs.
+        margins: ``r(chosen) - r(rejected)`` of each pair, by a head that did not see the pair's input.
+        strength: the chosen inverse regularization.
+        emphasis: what the backbone's columns were multiplied by.
+        slope: calibrates margins: ``σ(slope · margin)`` is how likely the chosen output is better.
+    """
+
+    head: Head
+    margins: Vector
+    strength: float
+    emphasis: float
+    slope: float
+
+
+def fit(
+    chosen: Matrix,
+    rejected: Matrix,
+    inputs: Sequence[str],
+    *,
+    gaps: Sequence[float] | None = None,
+    recency: Sequence[float] | None = None,
+    held_out: Sequence[bool] | None = None,
+    soft: Sequence[bool] | None = None,
+    seed: int = 0,
+) -> Fit:
+    """Fit a head to pairs (OPTIMAS, equation 5).
+
+    Args:
+        chosen: features of the better outputs, one row for each pair.
+        rejected: features of the worse ones.
+        inputs: which input each pair belongs to; folds keep an input's pairs together.
+        gaps: global reward gaps, for the margin-weighted variant: a pair then weighs its share of the mean
+            gap. Gaps that are all equal weigh the same.
+        recency: a weight for each pair, for rehearsal of older ones.
+        held_out: pairs that the features were not trained on: they alone are judged, and the head is fitted
+            to the others. All pairs are judged in turn when left out.
+        soft: columns that come from the backbone, which `EMPHASES` apply to.
+        seed: names the folds.
+
+    Raises:
+        DataError: there are pairs of fewer than `LEAST_INPUTS` inputs, or a number is not finite.
+    """
+    both = np.vstack([chosen, rejected]).astype(np.float64)
+    if not np.isfinite(both).all():
+        raise DataError("the features of some preference pairs are not finite")
+    center, scale = both.mean(0), both.std(0)
+    scale[scale < 1e-8] = 1.0
+    differences = (chosen.astype(np.float64) - rejected) / scale
+    weights = _weights(len(differences), gaps, recency)
+    apart = np.zeros(len(differences), bool) if held_out is None else np.asarray(held_out, bool)
+    seen, given = differences[~apart], weights[~apart]
+    fold = _folds([name for name, out in zip(inputs, apart, strict=True) if not out], seed)
+    text = np.zeros(seen.shape[1], bool) if soft is None else np.asarray(soft, bool)
+    best = min(
+        (_try(seen, given, fold, strength, np.where(text, emphasis, 1.0), emphasis)
+         for emphasis in _emphases(text) for strength in STRENGTHS),
+        key=lambda tried: tried.loss,
+    )  # fmt: skip
+    emphasized = np.where(text, best.emphasis, 1.0)
+    head = Head(emphasized * _logistic(seen * emphasized, given, best.strength), center, scale)
+    if held_out is None:
+        return Fit(head, best.margins, best.strength, best.emphasis, slope(best.margins, given))
+    margins = differences[apart] @ head.weights
+    return Fit(head, margins, best.strength, best.emphasis, slope(margins, weights[apart]))
+
+
+@dataclass(frozen=True)
+class _Tried:
+    margins: Vector
+    loss: float
+    strength: float
+    emphasis: float
+
+
+def _try(
+    seen: Vector, given: Vector, fold: NDArray[np.int64], strength: float, emphasized: Vector, emphasis: float
+) -> _Tried:
+    margins = _held_out(seen * emphasized, given, fold, strength)
+    return _Tried(margins, float(np.average(np.logaddexp(0.0, -margins), weights=given)), strength, emphasis)
+
+
+def _emphases(text: NDArray[np.bool_]) -> tuple[float, ...]:
+    """Return the emphases that make a difference."""
+    if not text.any():
+        return (1.0,)
+    return EMPHASES[1:] if text.all() else EMPHASES
+
+
+def slope(margins: Vector, weights: Vector | None = None) -> float:
+    """Return the factor that makes held-out margins log odds (Platt 1999, without an offset); at least 0."""
+    spread = float(np.abs(margins).mean()) if len(margins) else 0.0
+    if not spread:
+        return 0.0
+    found = _logistic(margins[:, None] / spread, np.ones(len(margins)) if weights is None else weights, 1e3)
+    return max(0.0, float(found[0]) / spread)
+
+
+def _weights(n: int, gaps: Sequence[float] | None, recency: Sequence[float] | None) -> Vector:
+    """Return a weight for each pair, 1 on average."""
+    weights = np.ones(n)
+    if gaps is not None:
+        given = np.asarray(gaps, np.float64)
+        mean = given.mean()
+        weights = weights * (given / mean if mean > 0 else 1.0)
+    if recency is not None:
+        weights = weights * np.asarray(recency, np.float64)
+    weights /= weights.mean()
+    return weights
+
+
+def _folds(inputs: Sequence[str], seed: int) -> NDArray[np.int64]:
+    """Return a fold for each pair; an input's pairs are in one."""
+    distinct = sorted(set(inputs))
+    if len(distinct) < LEAST_INPUTS:
+        raise DataError(
+            f"preference pairs of {len(distinct)} inputs cannot train a reward: none could be held out",
+            hint=f"at least {LEAST_INPUTS} inputs need outputs that lead to different scores",
+        )
+    order = generator(seed, "folds").permutation(len(distinct))
+    fold_of = {distinct[i]: place % min(FOLDS, len(distinct)) for place, i in enumerate(order)}
+    return np.array([fold_of[name] for name in inputs])
+
+
+def _held_out(differences: Vector, weights: Vector, fold: NDArray[np.int64], strength: float) -> Vector:
+    margins = np.zeros(len(differences))
+    for number in np.unique(fold):
+        out = fold == number
+        margins[out] = differences[out] @ _logistic(differences[~out], weights[~out], strength)
+    return margins
+
+
+def _logistic(differences: Vector, weights: Vector, strength: float) -> Vector:
+    """Return the weights that minimize equation 5 plus an L2 term.
+
+    Without an intercept a pair weighs the same from either side; every second one is turned around, since the
+    library wants two classes.
+    """
+    try:
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.linear_model import LogisticRegression
+        from threadpoolctl import threadpool_limits
+    except ImportError:
+        raise MissingExtra("local rewards", "scikit-learn", "rewards") from None
+    if len(differences) == 1:
+        differences, weights = np.repeat(differences, 2, axis=0), np.repeat(weights, 2)
+    side = np.resize([1.0, -1.0], len(differences))
+    model = LogisticRegression(C=strength, fit_intercept=False, max_iter=200)
+    with warnings.catch_warnings(), threadpool_limits(1):  # small matrices: threads only wait
+        warnings.simplefilter("ignore", ConvergenceWarning)  # perfectly ordered pairs have no finite optimum
+        model.fit(differences * side[:, None], side > 0, weights)
+    return np.asarray(model.coef_[0], np.float64)

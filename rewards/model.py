@@ -1,0 +1,194 @@
+"""The local reward model: one backbone, one head per component, and what each is worth.
+
+A checkpoint is a folder: ``heads.safetensors``, ``card.json`` (template, components, accuracies, data
+digest), and the backbone's LoRA adapter where it was trained.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compound.configuration import readable
+from compound.errors import ConfigurationError, DeclarationError, MissingExtra, nearest
+from compound.rewards.alignment import Accuracy
+from compound.rewards.features import Embeds, FeatureMap, NoBackbone
+from compound.rewards.heads import Head
+from compound.rewards.template import TEMPLATE
+from compound.store import write_atomically
+from compound.system import System
+
+Vector = NDArray[np.float64]
+CallValues = tuple[Mapping[str, Any], Mapping[str, Any]]  # inputs and outputs
+FORMAT = 1
+NONE = "none"  # the name of no backbone
+
+
+@dataclass(frozen=True)
+class LocalReward:
+    """One component's reward function ``r_k = h_k ∘ φ``, with its held-out record.
+
+    Attributes:
+        features: the component's feature map.
+        head: linear in them.
+        slope: ``σ(slope · (r(y) - r(y')))`` is how likely y leads to a higher global reward than y'.
+        accuracy: on held-out inputs.
+        margins: the held-out margins it was measured by, for figures.
+    """
+
+    features: FeatureMap
+    head: Head
+    slope: float
+    accuracy: Accuracy
+    margins: Vector = field(default_factory=lambda: np.zeros(0))
+
+
+@dataclass
+class RewardModel:
+    """Scores (x, y) of a system's components.
+
+    Attributes:
+        name: of the backbone, or ``none``.
+        backbone: turns texts into vectors.
+        rewards_of: the reward function of each component that has one.
+        data: the digest of the pairs it was trained on.
+    """
+
+    name: str
+    backbone: Embeds
+    rewards_of: dict[str, LocalReward]
+    data: str = ""
+
+    def rewards(self, component: str, calls: Sequence[CallValues]) -> Vector:
+        """Return the local reward of each (inputs, outputs), in log odds of being better.
+
+        Raises:
+            DeclarationError: the component has no reward function.
+        """
+        if component not in self.rewards_of:
+            raise DeclarationError(
+                f"no local reward for component {component!r}", hint=nearest(component, self.rewards_of)
+            )
+        reward = self.rewards_of[component]
+        template = reward.features.template
+        readings = [template.read(_plain(inputs), _plain(outputs)) for inputs, outputs in calls]
+        return reward.slope * reward.head.rewards(reward.features.matrix(readings, self.backbone))
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint; the card is last, so that a folder with a card is whole."""
+        try:
+            from safetensors.numpy import save_file
+        except ImportError:
+            raise MissingExtra("a reward checkpoint", "safetensors", "local") from None
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {
+            f"{name}.{part}": np.ascontiguousarray(getattr(reward.head, part))
+            for name, reward in self.rewards_of.items()
+            for part in ("weights", "center", "scale")
+        }
+        tensors |= {f"{name}.margins": r.margins for name, r in self.rewards_of.items() if len(r.margins)}
+        save_file(tensors, folder / "heads.safetensors")
+        adapted = getattr(self.backbone, "save_adapter", None)
+        if adapted is not None:
+            adapted(folder / "adapter")
+        write_atomically(folder / "card.json", json.dumps(self.card(), indent=1, ensure_ascii=False) + "\n")
+
+    def card(self) -> dict[str, Any]:
+        """Return what the model is and what it is worth, as JSON."""
+        return {
+            "format": FORMAT,
+            "template": TEMPLATE,
+            "backbone": self.name,
+            "adapter": getattr(self.backbone, "adapter", ""),
+            "max_length": getattr(self.backbone, "max_length", 0),
+            "data": self.data,
+            "components": {
+                name: {
+                    "accuracy": reward.accuracy.to_json(),
+                    "slope": reward.slope,
+                    "features": reward.features.to_json(),
+                }
+                for name, reward in self.rewards_of.items()
+            },
+        }
+
+
+def load(
+    folder: str | Path, system: System | None = None, *, backbone: Callable[[str], Embeds] | None = None
+) -> RewardModel:
+    """Read a checkpoint; nothing in it is executed.
+
+    Args:
+        folder: written by `RewardModel.save`.
+        system: whose components it must know.
+        backbone: makes a backbone from its name; loaded when left out.
+
+    Raises:
+        ConfigurationError: it is no such folder, is damaged, or is of other components.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    path = Path(folder)
+    try:
+        card = json.loads((path / "card.json").read_text(encoding="utf-8"))
+        tensors = load_file(path / "heads.safetensors")
+        if (card["format"], card["template"]) != (FORMAT, TEMPLATE):
+            raise ConfigurationError(
+                f"{path} has format {card['format']} and template {card['template']}, but this version reads "
+                f"{FORMAT} and {TEMPLATE}"
+            )
+        rewards_of = {name: _reward(name, stored, tensors) for name, stored in card["components"].items()}
+        name, data = str(card["backbone"]), str(card["data"])
+        adapter, length = str(card["adapter"]), int(card["max_length"])
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"{path} is not a reward checkpoint: no {error.filename}") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"{path} is a damaged reward checkpoint: {error!r:.200}") from None
+    _check_components(path, rewards_of, system)
+    made = (backbone or (lambda n: make_backbone(n, length)))(name)
+    if adapter:
+        made.load_adapter(path / "adapter", adapter)  # type: ignore[attr-defined]  # a real backbone has it
+    return RewardModel(name, made, rewards_of, data)
+
+
+def make_backbone(name: str, max_length: int = 256) -> Embeds:
+    """Return a backbone by name; ``none`` reads no text."""
+    if name == NONE:
+        return NoBackbone()
+    from compound.rewards.backbone import Backbone
+
+    return Backbone(name, max_length=max_length)
+
+
+def _reward(name: str, stored: Mapping[str, Any], tensors: Mapping[str, Any]) -> LocalReward:
+    head = Head(*(np.asarray(tensors[f"{name}.{part}"]) for part in ("weights", "center", "scale")))
+    features = FeatureMap.from_json(stored["features"])
+    if not len(head.weights) == len(head.center) == len(head.scale) == len(features.columns):
+        raise ValueError(f"head {name!r} does not fit its feature map")
+    margins = np.asarray(tensors.get(f"{name}.margins", np.zeros(0)))
+    return LocalReward(features, head, float(stored["slope"]), Accuracy(**stored["accuracy"]), margins)
+
+
+def _check_components(path: Path, rewards_of: Mapping[str, LocalReward], system: System | None) -> None:
+    if system is None:
+        return
+    unknown = [name for name in rewards_of if name not in system.components]
+    if unknown:
+        raise ConfigurationError(
+            f"{path} holds a reward for component {unknown[0]!r}, which system {system.name!r} does not have",
+            hint=f"{nearest(unknown[0], system.components)}; use a checkpoint of this system",
+        )
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = readable(values)
+    return found
