@@ -63,7 +63,8 @@ class LLMSelector:
             current = state["allocations"][-1]
             arms = [{**current, key: option} for option in slots[key]]
             known = [canonical(arm) in state["means"] and task.scorer.free_repeats for arm in arms]
-            if not rows or (len(arms) - sum(known)) * len(rows) > task.scorer.left:
+            cost = (len(arms) - sum(known)) * len(rows)
+            if not rows or max(cost, 1) > task.scorer.left:  # even a run from the cache must fit
                 break
             means, scores = await self._scores(task, arms, rows, key)
             chosen, votes = plurality(scores, [*map(canonical, arms)].index(canonical(current)))
@@ -163,7 +164,7 @@ def _proposal(state: Mapping[str, Any]) -> Proposal:
     first, last = state["allocations"][0], state["allocations"][-1]
     means = state["means"]
     if not means:
-        return Proposal({}, note="its share of the budget is too small to compare anything")
+        return Proposal({}, note="nothing to choose from, or too few runs to compare anything")
     changed = {key: value for key, value in last.items() if canonical(value) != canonical(first[key])}
     note = "" if changed else "the votes kept every choice"
     return Proposal(changed, means[canonical(first)], means[canonical(last)], len(means), note)

@@ -94,8 +94,8 @@ class PromptSearch:
         if proposer == "edits":
             text = edited(current, rng, self.most_edits)
             return {key: text} if text != current and not task.system.parameters[key].problem(text) else {}
-        text = await written(task, key, attempt, self.lm)
-        return {} if text is None else {key: text}
+        new = await written(task, key, attempt, self.lm)
+        return {} if new is None else {key: new}
 
 
 async def bootstrapped(task: Task, examples: Sequence[Example]) -> dict[str, list[Found]]:

@@ -53,16 +53,9 @@ class TextGrad:
                 yield Proposal({}, note="too few examples or runs to compare anything")
                 return
             mean = (await task.scorer.score([{}], examples[:size]))[0].mean
-            state = {
-                "step": 0,
-                "held": size,
-                "before": mean,
-                "mean": mean,
-                "best": {},
-                "values": {},
-                "tried": 0,
-            }
-            yield Progress(state, f"the incumbent on {size} examples: {mean:.3f}")
+            state = {"step": 0, "held": size, "before": mean, "mean": mean, "tried": 0}
+            state |= {"best": {}, "values": {}}
+            yield Progress(dict(state), f"the incumbent on {size} examples: {mean:.3f}")
         held, learn = examples[: state["held"]], examples[len(examples) // 2 :]
         while state["step"] < self.steps:
             step = state["step"]
@@ -83,16 +76,18 @@ class TextGrad:
 
     async def _rewritten(
         self, task: Task, key: str, state: Mapping[str, Any], learn: Sequence[Example]
-    ) -> Mapping[str, Any]:
+    ) -> dict[str, str]:
         """Return the values with one prompt rewritten; as they were when a model gave nothing usable."""
-        values, step = state["values"], state["step"]
+        values: dict[str, str] = state["values"]
+        best: dict[str, str] = state["best"]
+        step = state["step"]
         component = task.system.components[key.split(".", maxsplit=1)[0]]
         prompt = values.get(key, task.system.configuration[key])
         order = generator(task.seed, "textgrad", step).permutation(len(learn))[: self.batch]
         try:
             traces = await task.scorer.traces(values, [learn[i] for i in order])
-        except TooManyFailures:  # whether this prompt is to blame, the next validation says
-            return state["best"]
+        except TooManyFailures:  # a prompt that breaks the runs is given up
+            return best
         seeds = [stream(task.seed, "textgrad", kind, step) for kind in ("criticise", "rewrite")]
         try:
             request = criticise(component, prompt, traces, seeds[0])
@@ -107,14 +102,14 @@ class TextGrad:
 
     async def _validated(
         self, task: Task, state: Mapping[str, Any], held: Sequence[Example]
-    ) -> Mapping[str, Any]:
+    ) -> dict[str, Any]:
         """Score what the last steps made, and return what the next ones start from: the best so far."""
         values = state["values"]
         if values == state["best"]:
             return {}
         _, after = await task.scorer.score(
             [{}, values], held
-        )  # with the incumbent: one broken prompt only loses
+        )  # beside the incumbent, a broken one only loses
         tried = {"tried": state["tried"] + 1}
         if after.mean > state["mean"]:
             return {**tried, "best": values, "mean": after.mean}

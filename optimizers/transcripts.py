@@ -47,11 +47,12 @@ def result(trace: Trace) -> str:
 
 
 def diagram(system: System) -> str:
-    """Return a system in words: which node reads what, and what it writes."""
+    """Return a system in words: which node reads what, and what it writes, those inside others included."""
     return "\n".join(
-        f"{name} reads {', '.join(source.label for source in node.wires.values()) or 'nothing'}"
+        f"{node.name}{'' if node.name == node.component.name else f' (a use of {node.component.name})'}"
+        f" reads {', '.join(source.label for source in node.wires.values()) or 'nothing'}"
         f" and writes {', '.join(node.component.outputs)}"
-        for name, node in system.nodes.items()
+        for node in system.all_nodes()
     )
 
 

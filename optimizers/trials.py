@@ -105,7 +105,7 @@ def promising(trials: Sequence[Any], scored: Sequence[Point]) -> Point | None:
     {'a': 2}
     """
     found: dict[str, list[float]] = {}
-    points = {canonical(point): point for point, _ in trials}
+    points: dict[str, Point] = {canonical(point): point for point, _ in trials}
     for point, mean in trials:
         if point not in scored:
             found.setdefault(canonical(point), []).append(mean)
