@@ -107,9 +107,8 @@ class TextGrad:
         values = state["values"]
         if values == state["best"]:
             return {}
-        _, after = await task.scorer.score(
-            [{}, values], held
-        )  # beside the incumbent, a broken one only loses
+        # beside the incumbent, a prompt that breaks the runs only loses
+        _, after = await task.scorer.score([{}, values], held)
         tried = {"tried": state["tried"] + 1}
         if after.mean > state["mean"]:
             return {**tried, "best": values, "mean": after.mean}

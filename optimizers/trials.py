@@ -62,7 +62,8 @@ async def rounds(
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield the state after the incumbent's score, and after every round of trials."""
     again = 0 if task.scorer.free_repeats else 1
-    spaces = {key: Choice(*range(len(some) + 1)) for key, some in state["values"].items()}
+    values = dict(sorted(state["values"].items()))  # TPE draws in order, which a checkpoint need not keep
+    spaces = {key: Choice(*range(len(some) + 1)) for key, some in values.items()}
     final = (1 + again) * len(larger)  # what it costs to score one more point on the larger set
     if not state["scored"]:
         if task.scorer.left < len(larger) + final + (1 + again) * state["batch"]:

@@ -55,7 +55,7 @@ def two_steps() -> System:
 
 def two_models() -> System:
     """Two model calls, which the cache keeps; a longer answer is a better one."""
-    lengths = {"prompt": "Go on.", "max_tokens": Choice(1, 2, 3), "lm": "lm"}
+    lengths: dict[str, Any] = {"prompt": "Go on.", "max_tokens": Choice(1, 2, 3), "lm": "lm"}
     return System(
         "two", lm="lm", outputs={"answer": LLM("b", **lengths)(a=LLM("a", **lengths)(n=Input("n", int)))}
     )
@@ -162,8 +162,14 @@ class TestSelection:
         assert type(proposal.values["f.flag"]) is bool
         assert (proposal.before, proposal.after) == (0.0, 1.0)
 
+        async def indifferent(outputs: Any, example: Example) -> Score:
+            return Score(1.0)
+
+        _, proposal = job(system.bind({"f.flag": True}), custom(indifferent), rows(6)).run(LLMSelector())
+        assert proposal.values == {}
+
     def test_a_vote_that_goes_in_circles_ends(self, job: Any) -> None:
-        """Each slot prefers to differ from, or to equal, the other one: no allocation is at rest."""
+        """Two rows of three prefer ab to aa, bb to ab, ba to bb, and aa to ba."""
 
         def left(n: int, side: str) -> str:
             return side
@@ -171,7 +177,7 @@ class TestSelection:
         def right(text: str, side: str) -> str:
             return text + side
 
-        worth = {"aa": [0, 1, 0], "ab": [1, 0, 0], "ba": [0, 0, 1], "bb": [0, 1, 1]}
+        worth = {"aa": [0, 3, 2], "ab": [1, 0, 3], "bb": [2, 1, 0], "ba": [3, 2, 1]}
 
         async def read(outputs: Any, example: Example) -> Score:
             return Score(float(worth[outputs["answer"]][int(example.inputs["n"])]))
@@ -181,7 +187,8 @@ class TestSelection:
             "game", outputs={"answer": Function("right", right, side=Choice("a", "b"))(text=first)}
         )
         states, _ = job(system, custom(read), rows(3), minibatch=3).run(LLMSelector(rounds=3))
-        assert len(states) <= 6
+        found = ["".join(allocation.values()) for allocation in states[-1]["allocations"]]
+        assert found == ["aa", "aa", "ab", "bb", "ba", "aa", "ab"]
 
     def test_nothing_to_choose_from_proposes_nothing(self, job: Any) -> None:
         node = Function("locator", locate, model=Choice("small"))(n=Input("n", int))
@@ -354,6 +361,19 @@ class TestDiagnoser:
             target = system.bind({"f.model": start})
             _, proposal = job(target, METRIC, rows(8), lambda: ScriptedLM(judge)).run(LLMSelector(alpha))
             assert {**target.configuration, **proposal.values} == {"f.model": "medium"}
+
+    def test_an_option_that_fails_has_no_vote_even_where_nothing_is_right(self, job: Any) -> None:
+        def fragile(n: int, model: str) -> str:
+            if model == "large":
+                raise ValueError("no such model")
+            return "row ?"
+
+        node = Function("f", fragile, model=Choice(*MODELS, value="large"))(n=Input("n", int))
+        system = System("fragile", outputs={"answer": node}, lm="lm")
+        judge = ScriptedLM(lambda _: "[final answer: Yes]")
+        _, proposal = job(system, METRIC, rows(8), lambda: judge).run(LLMSelector(1.0))
+        assert proposal.values == {"f.model": "small"}
+        assert (proposal.before, proposal.after) == (None, 0.0)
 
     @pytest.mark.parametrize("alpha", [0.0, 1.0])
     def test_when_all_options_fail_something_is_broken(self, job: Any, alpha: float) -> None:
