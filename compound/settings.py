@@ -51,7 +51,7 @@ class PromptSettings(_Settings):
     proposers: tuple[Proposer, ...] = ("demos", "edits")
     """Where candidates come from: demonstrations from successful traces, a grammar of edits, an LLM."""
     lm: str | None = None
-    """The model that writes prompts for ``opro``; the system's own by default."""
+    """The model that writes prompts, criticism or verdicts; the system's own by default."""
     edits_per_candidate: int = Field(default=2, ge=1)
     """The most edits between an incumbent and a candidate: a trust region."""
 
@@ -107,8 +107,8 @@ class OptimizeSettings(_Settings):
     """How a system is optimized."""
 
     method: str = "search"
-    """`search` (texts and numbers of all components together, by the global reward), `optimas` (local rewards),
-    `coordinate` (component by component, by the global reward), `random`, or `module:function`."""
+    """`search` (all kinds together), `optimas` (local rewards, component by component), `coordinate` (the
+    same without local rewards), a baseline such as `random` or `mipro`, or `module:function` of your own."""
     seed: int = Field(default=0, ge=0)
     """Names every random stream of the run."""
     budget: BudgetSettings = BudgetSettings()

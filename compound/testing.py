@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -134,3 +136,20 @@ class ScriptedLM:
 
 def _words(request: Request) -> int:
     return sum(len(message.content.split()) for message in request.cued)
+
+
+class PlainMemory:
+    """A method's memory outside a run directory; implements `compound.optimization.Memory`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state: dict[str, Any] = {}
+        self.folder = folder
+        self._records: list[str] = []
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add a record."""
+        self._records.append(json.dumps(record))
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the records as they would be read."""
+        return [json.loads(record) for record in self._records]

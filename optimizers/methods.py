@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from compound.errors import DeclarationError, nearest
 from compound.optimization import Job, Method, Optimizer, Scheduler
 from compound.optimizers.baselines import RandomSearch
+from compound.optimizers.llm_selector import LLMSelector
 from compound.optimizers.local import LocalSearch, OfflineRewards
+from compound.optimizers.mipro import Mipro
 from compound.optimizers.prompts import PromptSearch
 from compound.optimizers.sampling import NumberSearch
 from compound.optimizers.scheduler import UCB, Gaps, Thompson, Uniform
+from compound.optimizers.textgrad import TextGrad
 from compound.settings import OptimizeSettings
-from compound.space import Choice, Demos, Float, Int, Text, Weights
+from compound.space import Choice, Demos, Float, Int, Space, Text, Weights
 from compound.spec.python_code import find_code
 from compound.system import System
 
@@ -92,12 +96,63 @@ def random(system: System, settings: OptimizeSettings) -> Method:
     return Method("random", {"random": RandomSearch()}, jobs, Uniform())
 
 
+def opro(system: System, settings: OptimizeSettings) -> Method:
+    """OPRO on the global reward: one job for each component that has a text."""
+    optimizer = PromptSearch(("opro",), lm=settings.prompts.lm)
+    return Method("opro", {"opro": optimizer}, _text_jobs("opro", system), Uniform())
+
+
+def textgrad(system: System, settings: OptimizeSettings) -> Method:
+    """Prompts rewritten from criticism: one job for each component that has a text."""
+    optimizer = TextGrad(lm=settings.prompts.lm)
+    return Method("textgrad", {"textgrad": optimizer}, _text_jobs("textgrad", system), Uniform())
+
+
+def mipro(system: System, settings: OptimizeSettings) -> Method:
+    """Instructions and demonstrations of all components together."""
+    prompts = settings.prompts
+    writers = tuple(name for name in prompts.proposers if name != "demos")
+    keys = _keys(system, Text, Demos)
+    jobs = [Job("mipro", keys)] if keys else []
+    optimizer = Mipro(writers, prompts.edits_per_candidate, prompts.lm)
+    return Method("mipro", {"mipro": optimizer}, jobs, Uniform())
+
+
+def llm_selector(system: System, settings: OptimizeSettings) -> Method:
+    """Choices by the vote of the examples."""
+    return _selecting("llm_selector", system, LLMSelector())
+
+
+def llm_selector_diagnoser(system: System, settings: OptimizeSettings) -> Method:
+    """Choices by the vote of the examples, with a model that says which component is to blame."""
+    return _selecting("llm_selector_diagnoser", system, LLMSelector(alpha=1.0, lm=settings.prompts.lm))
+
+
+def _selecting(name: str, system: System, optimizer: LLMSelector) -> Method:
+    keys = _keys(system, Choice)
+    return Method(name, {"llm_selector": optimizer}, [Job("llm_selector", keys)] if keys else [], Uniform())
+
+
+def _keys(system: System, *kinds: type[Space]) -> tuple[str, ...]:
+    return tuple(key for key, space in system.parameters.items() if isinstance(space, kinds))
+
+
+def _text_jobs(optimizer: str, system: System) -> list[Job]:
+    by_component = itertools.groupby(_keys(system, Text), lambda key: key.split(".", maxsplit=1)[0])
+    return [Job(optimizer, tuple(keys)) for _, keys in by_component]
+
+
 MakeMethod = Callable[[System, OptimizeSettings], Method]
 METHODS: Mapping[str, MakeMethod] = {
     "search": search,
     "optimas": optimas,
     "coordinate": coordinate,
     "random": random,
+    "opro": opro,
+    "mipro": mipro,
+    "llm_selector": llm_selector,
+    "llm_selector_diagnoser": llm_selector_diagnoser,
+    "textgrad": textgrad,
 }
 
 

@@ -10,7 +10,11 @@ import math
 import re
 from collections.abc import Sequence
 
+from compound.component import Component
 from compound.contracts import Message, Request
+from compound.errors import CallError
+from compound.optimization import Task
+from compound.streams import stream
 
 MARK = re.compile(r"<prompt>(.*?)(?:</prompt>|\Z)", re.DOTALL | re.IGNORECASE)
 
@@ -39,6 +43,30 @@ def ask(
         "Write it between <prompt> and </prompt>, and nothing else."
     )
     return Request((Message("user", text),), max_tokens=400, temperature=1.0, seed=seed)
+
+
+async def written(task: Task, key: str, attempt: int, lm: str | None) -> str | None:
+    """Ask for a new prompt in place of one of the system's, shown with what earlier tasks tried.
+
+    Returns:
+        The prompt; ``None`` when the model gave none that the parameter can hold, or did not answer.
+    """
+    history: list[tuple[str, float | None]] = [(t.values[key], t.score) for t in task.tried]
+    request = ask(
+        purpose(task.system.components[key.split(".", maxsplit=1)[0]]),
+        [(task.system.configuration[key], None), *history],
+        stream(task.seed, "opro", attempt),
+    )
+    try:
+        text = proposal((await task.scorer.generate(request, lm)).text)
+    except CallError:  # a prompt that the model did not write is a candidate less
+        return None
+    return None if text is None or task.system.parameters[key].problem(text) else text
+
+
+def purpose(component: Component) -> str:
+    """Return what a component does, in the words that its declaration has for it."""
+    return f"{component.name} writes {', '.join(component.outputs)}"
 
 
 def _score(score: float | None) -> str:

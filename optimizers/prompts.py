@@ -13,14 +13,13 @@ import numpy as np
 
 from compound.configuration import canonical
 from compound.contracts import Example
-from compound.errors import CallError
 from compound.optimization import Progress, Proposal, Task
 from compound.optimizers.demos import Found, bootstrap, draw
 from compound.optimizers.edits import edited
-from compound.optimizers.opro import ask, proposal
+from compound.optimizers.opro import written
 from compound.optimizers.racing import Standing, race
 from compound.space import Demos, Text
-from compound.streams import generator, stream
+from compound.streams import generator
 
 LARGEST_POOL = 48  # examples
 POOL_SHARE = 0.4  # of a job's system runs, to find demonstrations
@@ -95,23 +94,8 @@ class PromptSearch:
         if proposer == "edits":
             text = edited(current, rng, self.most_edits)
             return {key: text} if text != current and not task.system.parameters[key].problem(text) else {}
-        return await self._written(task, key, current, attempt)
-
-    async def _written(self, task: Task, key: str, current: str, attempt: int) -> dict[str, Any]:
-        component = task.system.components[key.split(".", maxsplit=1)[0]]
-        history: list[tuple[str, float | None]] = [(t.values[key], t.score) for t in task.tried]
-        request = ask(
-            f"{component.name} writes {', '.join(component.outputs)}",
-            [(current, None), *history],
-            stream(task.seed, "opro", attempt),
-        )
-        try:
-            text = proposal((await task.scorer.generate(request, self.lm)).text)
-        except CallError:  # a prompt that the model did not write is a candidate less
-            return {}
-        if text is None or task.system.parameters[key].problem(text):
-            return {}
-        return {key: text}
+        new = await written(task, key, attempt, self.lm)
+        return {} if new is None else {key: new}
 
 
 async def bootstrapped(task: Task, examples: Sequence[Example]) -> dict[str, list[Found]]:

@@ -1,8 +1,4 @@
-"""Choices and numbers: a small space is raced as a whole, a large one is sampled by Optuna's TPE.
-
-Optuna is a sampler here, not a second record: the study is rebuilt from our own progress, and each
-trial's sampler is seeded by the trial's number, so that a resumed search continues the same.
-"""
+"""Choices and numbers: a small space is raced as a whole, a large one is sampled by TPE."""
 
 from __future__ import annotations
 
@@ -11,14 +7,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compound.errors import MissingExtra
 from compound.optimization import Progress, Proposal, Task
 from compound.optimizers.prompts import contest, split
-from compound.space import Choice, Float, Int, Space
-from compound.streams import stream
+from compound.optimizers.tpe import next_point
+from compound.space import Choice, Int, Space
 
 FINALISTS = 3
-STARTUP = 4  # trials drawn at random before TPE has something to learn from
 ROUND = 4  # trials scored at once
 
 
@@ -81,36 +75,8 @@ def _options(space: Space, most: int) -> list[Any]:
 
 def suggest(task: Task, trials: Sequence[Any], pending: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """Return what TPE would try next, given the trials so far and those whose score is still to come."""
-    try:
-        import optuna
-    except ImportError:
-        raise MissingExtra("searching numbers", "optuna", "search") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    spaces = {key: _distribution(task.system.parameters[key]) for key in task.keys}
-    sampler = optuna.samplers.TPESampler(
-        seed=stream(task.seed, "trial", len(trials) + len(pending)) % 2**32,
-        n_startup_trials=STARTUP,
-        constant_liar=True,  # what is pending counts as bad, so that a round is spread out
-    )
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    for values, mean in trials:
-        study.add_trial(optuna.trial.create_trial(params=dict(values), distributions=spaces, value=mean))
-    running = optuna.trial.TrialState.RUNNING
-    for values in pending:
-        study.add_trial(optuna.trial.create_trial(state=running, params=dict(values), distributions=spaces))
-    trial = study.ask(spaces)
-    return {key: trial.params[key] for key in task.keys}
-
-
-def _distribution(space: Space) -> Any:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    if isinstance(space, Choice):
-        return CategoricalDistribution(space.options)
-    if isinstance(space, Int):
-        return IntDistribution(space.low, space.high, log=space.log)
-    assert isinstance(space, Float)  # the method gives no other kind to this optimizer
-    return FloatDistribution(space.low, space.high, log=space.log)
+    spaces = {key: task.system.parameters[key] for key in task.keys}
+    return next_point(spaces, trials, pending, task.seed, "searching numbers")
 
 
 def _best(trials: Sequence[Any]) -> list[dict[str, Any]]:

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from compound.cache import MemoryCache
+from compound.configuration import canonical
+from compound.contracts import Example, Metric
+from compound.executor import Executor
+from compound.loop import Problem
+from compound.optimization import Bench, Method, Optimizer, Progress, Proposal, Task
+from compound.optimizers.scheduler import Uniform
+from compound.scoring import JobScorer
+from compound.settings import OptimizeSettings
+from compound.system import System
+from compound.testing import PlainMemory, ScriptedLM
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
@@ -95,3 +111,82 @@ def _own_cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, 
     """Keep indexes and models that tests build away from the user's own cache; slow tests share it."""
     if request.node.get_closest_marker("slow") is None:
         monkeypatch.setenv("COMPOUND_CACHE", str(_session_cache))
+
+
+class Job:
+    """One job of an optimizer as the loop gives it: a real scorer, cache and meter, and a scripted model.
+
+    Args:
+        system: what to optimize.
+        metric: the global reward.
+        train: the examples to learn from.
+        lm: the model ``lm``; made anew for each job, where a script keeps count.
+        share: the system runs the job may spend.
+        task: other fields of the task.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        metric: Metric,
+        train: Sequence[Example],
+        lm: Callable[[], ScriptedLM] = lambda: ScriptedLM([]),
+        share: float = float("inf"),
+        **task: Any,
+    ) -> None:
+        self._given = (system, metric, train, lm, share, task)
+        self.lm = lm()
+        self.executor = Executor({"lm": self.lm}, cache=MemoryCache())
+        method = Method("none", {}, [], Uniform())
+        engines = {"lm": self.lm}
+        problem = Problem(system, train, (), (), metric, OptimizeSettings(), method, engines)
+        self.scorer = JobScorer(problem, self.executor, system, share, 0.0)
+        given = {"keys": tuple(system.parameters), "seed": 1, "minibatch": 4, "candidates": 8, **task}
+        memory = PlainMemory(Path(tempfile.mkdtemp()))
+        bench = Bench(self.executor, metric, problem.rules, memory)
+        self.task = Task(system=system, train=train, scorer=self.scorer, bench=bench, pool_seed=2, **given)
+
+    @property
+    def spent(self) -> float:
+        """System runs so far."""
+        return self.executor.meter.system_runs
+
+    def run(self, optimizer: Optimizer) -> tuple[list[Any], Proposal]:
+        """Run to the end; returns the states and the proposal."""
+        return asyncio.run(self._collect(optimizer, None, None))
+
+    def run_interrupted(self, optimizer: Optimizer, after: int) -> tuple[list[Any], Proposal]:
+        """Stop after some progress, and go on from the state as a checkpoint holds it."""
+        states, _ = asyncio.run(self._collect(optimizer, None, after))
+        rest, proposal = asyncio.run(self._collect(optimizer, states[-1], None))
+        return states + rest, proposal
+
+    def check_resume(self, optimizer: Optimizer) -> None:
+        """Interrupt the same job after every progress: the rest must be as if nothing had happened."""
+        states, proposal = self.run(optimizer)
+        assert len(states) >= 3
+        for after in range(1, len(states) + 1):
+            system, metric, train, lm, share, task = self._given
+            again = Job(system, metric, train, lm, share, **task)
+            assert again.run_interrupted(optimizer, after) == (states, proposal)
+            assert again.spent == self.spent
+
+    async def _collect(
+        self, optimizer: Optimizer, resume: Mapping[str, Any] | None, most: int | None
+    ) -> tuple[list[Any], Proposal]:
+        states: list[Any] = []
+        async for event in optimizer.propose(replace(self.task, resume=resume)):
+            if isinstance(event, Proposal):
+                return states, event
+            assert isinstance(event, Progress)
+            states.append(json.loads(canonical(event.state)))  # as it is now, not as it may become
+            if len(states) == most:
+                break
+        assert most is not None
+        return states, Proposal({})
+
+
+@pytest.fixture(scope="session")
+def job() -> type[Job]:
+    """Jobs of optimizers, run for real."""
+    return Job

@@ -28,7 +28,7 @@ from compound.configuration import load
 from compound.data import Dataset
 from compound.errors import BudgetExhausted, CallError, CompoundError, DataError, RunDirectoryError
 from compound.evaluation import Evaluation
-from compound.loop import LEAST_JOB, Loop, Plan, Problem, make_plan, stochastic
+from compound.loop import Loop, Plan, Problem, make_plan, stochastic
 from compound.metrics import custom, exact_match
 from compound.optimization import Job, Method, Progress, Proposal, Task
 from compound.optimizers.scheduler import Uniform
@@ -256,7 +256,7 @@ class TestPlan:
         if plan.decisions > 1:
             rest = left - plan.decisions * plan.cost
             assert plan.decisions * plan.cost <= left / 2 + 1e-9
-            assert rest / (plan.decisions * jobs) >= LEAST_JOB * SMALL.minibatch
+            assert rest / (plan.decisions * jobs) >= Method.least * SMALL.minibatch
 
     def test_chance_that_a_parameter_can_bring_in_counts_from_the_beginning(self) -> None:
         """A greedy start may become a sampling candidate: decisions then need fresh samples."""

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,10 @@ from compound.components.llm import LLM
 from compound.configuration import canonical
 from compound.contracts import Completion, Example, Request
 from compound.errors import CallError
-from compound.evaluation import Evaluation, Row
-from compound.optimization import Job, Optimizer, Progress, Proposal, Task, Tried
+from compound.evaluation import Evaluation, Row, Rules
+from compound.executor import Executor
+from compound.metrics import custom
+from compound.optimization import Bench, Job, Optimizer, Progress, Proposal, Task, Tried
 from compound.optimizers import edits
 from compound.optimizers.baselines import RandomSearch
 from compound.optimizers.demos import Found, bootstrap, draw
@@ -37,6 +40,7 @@ from compound.optimizers.scheduler import Uniform
 from compound.space import Choice, Demos, Float, Int, Text
 from compound.streams import generator
 from compound.system import System
+from compound.testing import PlainMemory
 from compound.trace import Call, Failure, Trace
 
 # --- doubles -------------------------------------------------------------------------------------------
@@ -134,6 +138,9 @@ def task(target: System, scorer: Any, *, train: int = 120, **changes: Any) -> Ta
         "pool_seed": 2,
         "minibatch": 8,
         "candidates": 8,
+        "bench": Bench(
+            Executor(), custom(lambda outputs, example: 0.0), Rules(), PlainMemory(Path("unused"))
+        ),
         **changes,
     }
     return Task(**given)

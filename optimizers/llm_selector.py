@@ -1,0 +1,170 @@
+"""Coordinate ascent over choices, by a vote of the examples: LLMSelector.
+
+Chen et al. 2025, "Optimizing Model Selection for Compound AI Systems". One slot after the other, every
+option is run on the same examples; each example votes for all options tied for its best score, and the
+option with most votes stays. The start is the incumbent, where the paper draws one at random.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compound.configuration import canonical
+from compound.contracts import Example
+from compound.errors import CallError, TooManyFailures, first_of
+from compound.optimization import Progress, Proposal, Task
+from compound.optimizers.diagnoser import UNDECIDED, ask, blame
+from compound.optimizers.prompts import split
+from compound.space import Choice
+from compound.trace import Trace
+
+AFFORDED = 2  # rounds over all slots that the number of examples is chosen for
+
+Allocation = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class LLMSelector:
+    """Chooses one option for each `Choice` parameter.
+
+    An example's score of an option is ``beta * score + alpha * (1 - blame)``.
+
+    Attributes:
+        alpha: the weight of the diagnoser's verdict; with 0 no model is asked.
+        beta: the weight of the global reward.
+        rows: the most examples that vote.
+        rounds: the most rounds over all slots, since votes, unlike means, may go in circles.
+        lm: the model that diagnoses; the system's own when ``None``.
+    """
+
+    alpha: float = 0.0
+    beta: float = 1.0
+    rows: int = 100
+    rounds: int = 4
+    lm: str | None = None
+
+    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        """Go round the slots until a whole round changes nothing, or the share is spent."""
+        slots = {key: _options(task, key) for key in task.keys}
+        slots = {key: options for key, options in slots.items() if len(options) > 1}
+        _, examples = split(task)
+        start = {key: task.system.configuration[key] for key in slots}
+        state: Mapping[str, Any] = task.resume or {
+            "rows": self._affordable(task, slots, len(examples)), "allocations": [start], "means": {},
+        }  # fmt: skip
+        rows = examples[: state["rows"]]
+        while not self._done(state["allocations"], len(slots)):
+            step = len(state["allocations"]) - 1
+            key = list(slots)[step % len(slots)]
+            current = state["allocations"][-1]
+            arms = [{**current, key: option} for option in slots[key]]
+            known = [canonical(arm) in state["means"] and task.scorer.free_repeats for arm in arms]
+            cost = (len(arms) - sum(known)) * len(rows)
+            if not rows or max(cost, 1) > task.scorer.left:  # even a run from the cache must fit
+                break
+            means, scores = await self._scores(task, arms, rows, key)
+            chosen, votes = plurality(scores, [*map(canonical, arms)].index(canonical(current)))
+            state = {
+                **state,
+                "allocations": [*state["allocations"], arms[chosen]],
+                "means": {**state["means"], **dict(zip(map(canonical, arms), means, strict=True))},
+            }
+            yield Progress(state, f"{key}: {slots[key][chosen]!r} has {votes[chosen]} of {sum(votes)} votes")
+        yield _proposal(state)
+
+    def _affordable(self, task: Task, slots: Mapping[str, Sequence[Any]], examples: int) -> int:
+        """Return how many examples vote: as many as two rounds can pay for, but a minibatch at least."""
+        again = 1 if task.scorer.free_repeats else 0  # the option in place was run in the step before
+        runs = again + AFFORDED * sum(len(options) - again for options in slots.values())
+        most = min(self.rows, examples)
+        return int(min(most, max(task.scorer.left // max(runs, 1), task.minibatch)))
+
+    def _done(self, allocations: Sequence[Allocation], slots: int) -> bool:
+        last = allocations[-slots - 1 :]
+        settled = len(last) == slots + 1 and len(set(map(canonical, last))) == 1
+        return settled or len(allocations) > self.rounds * slots
+
+    async def _scores(
+        self, task: Task, arms: Sequence[Allocation], rows: Sequence[Example], key: str
+    ) -> tuple[list[float | None], list[list[float]]]:
+        """Return each arm's mean reward (``None`` when it is broken), and its scores by example."""
+        if not self.alpha:
+            evaluations = await task.scorer.score(arms, rows)
+            scores = [[self.beta * score for score in e.scores] for e in evaluations]
+            return [e.mean for e in evaluations], scores
+        found: list[tuple[float | None, list[float]]] = []
+        broken: TooManyFailures | None = None
+        for arm in arms:
+            try:
+                found.append(await self._diagnosed(task, arm, rows, key.split(".", maxsplit=1)[0]))
+            except TooManyFailures as error:  # one option is broken, unless all are
+                broken = error
+                found.append((None, [-math.inf] * len(rows)))
+        if broken is not None and all(mean is None for mean, _ in found):
+            raise broken
+        return [mean for mean, _ in found], [scores for _, scores in found]
+
+    async def _diagnosed(
+        self, task: Task, arm: Allocation, rows: Sequence[Example], component: str
+    ) -> tuple[float, list[float]]:
+        """Run one arm, and ask for a verdict on each of its traces, all in flight together."""
+        traces = await task.scorer.traces(arm, rows)
+        try:
+            async with asyncio.TaskGroup() as group:
+                asked = [
+                    group.create_task(self._blame(task, trace, row, component))
+                    for trace, row in zip(traces, rows, strict=True)
+                ]
+        except BaseExceptionGroup as errors:
+            raise first_of(errors) from None
+        rewards = [trace.score or 0.0 for trace in traces]
+        scores = [
+            self.beta * reward + self.alpha * (1 - verdict.result())
+            for reward, verdict in zip(rewards, asked, strict=True)
+        ]
+        return sum(rewards) / len(rewards), scores
+
+    async def _blame(self, task: Task, trace: Trace, example: Example, component: str) -> float:
+        try:
+            reply = await task.scorer.generate(ask(task.system, trace, example, component), self.lm)
+        except CallError:  # a verdict that was not given decides nothing
+            return UNDECIDED
+        return blame(reply.text)
+
+
+def plurality(scores: Sequence[Sequence[float]], current: int) -> tuple[int, list[int]]:
+    """Return the option with most votes, and the votes; each example votes for all its best options.
+
+    Where several have most votes, the current one stays, or the first of them comes.
+
+    Args:
+        scores: for each option, its scores by example.
+        current: the option in place.
+
+    >>> plurality([[1, 0, 0], [1, 1, 0], [0, 1, 0]], current=0)
+    (1, [2, 3, 2])
+    """
+    votes = [0] * len(scores)
+    for row in zip(*scores, strict=True):
+        votes = [count + (score == max(row)) for count, score in zip(votes, row, strict=True)]
+    return (current if votes[current] == max(votes) else votes.index(max(votes))), votes
+
+
+def _options(task: Task, key: str) -> tuple[Any, ...]:
+    space = task.system.parameters[key]
+    return space.options if isinstance(space, Choice) else ()
+
+
+def _proposal(state: Mapping[str, Any]) -> Proposal:
+    """Propose the allocation that the votes led to, whatever its mean: the loop decides about it."""
+    first, last = state["allocations"][0], state["allocations"][-1]
+    means = state["means"]
+    if not means:
+        return Proposal({}, note="nothing to choose from, or too few runs to compare anything")
+    changed = {key: value for key, value in last.items() if canonical(value) != canonical(first[key])}
+    note = "" if changed else "the votes kept every choice"
+    return Proposal(changed, means[canonical(first)], means[canonical(last)], len(means), note)

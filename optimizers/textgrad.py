@@ -1,0 +1,133 @@
+"""Prompts rewritten from criticism: TextGrad.
+
+Yuksekgonul et al. 2024, "TextGrad: Automatic 'Differentiation' via Text". A model reads a few runs and
+says what the prompt of one component did wrong; a second request rewrites the prompt accordingly. Every
+few steps the prompt is scored on examples held out from the criticism, and the search goes on from the
+best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compound.contracts import Example
+from compound.errors import CallError, TooManyFailures
+from compound.optimization import Progress, Proposal, Task
+from compound.optimizers.criticism import criticise, rewrite
+from compound.optimizers.opro import proposal
+from compound.optimizers.prompts import split, text_keys
+from compound.streams import generator, stream
+
+EVERY = 2  # steps between two validations
+
+
+@dataclass(frozen=True)
+class TextGrad:
+    """Rewrites one prompt at a time.
+
+    Attributes:
+        steps: how many rewritings.
+        batch: the traces one criticism is made from.
+        held_out: the most examples that a rewritten prompt is validated on.
+        lm: the model that criticises and rewrites; the system's own when ``None``.
+    """
+
+    steps: int = 12
+    batch: int = 4
+    held_out: int = 50
+    lm: str | None = None
+
+    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        """Criticise, rewrite, validate; propose the best of what was validated."""
+        _, examples = split(task)
+        keys = text_keys(task)
+        state = dict(task.resume or {})
+        if not state:
+            most = min(self.held_out, len(examples) // 2)
+            left, free = task.scorer.left, task.scorer.free_repeats
+            size = held_out_size(most, task.minibatch, self.steps, self.batch, left, free)
+            if not size or not keys:
+                yield Proposal({}, note="too few examples or runs to compare anything")
+                return
+            mean = (await task.scorer.score([{}], examples[:size]))[0].mean
+            state = {"step": 0, "held": size, "before": mean, "mean": mean, "tried": 0}
+            state |= {"best": {}, "values": {}}
+            yield Progress(dict(state), f"the incumbent on {size} examples: {mean:.3f}")
+        held, learn = examples[: state["held"]], examples[len(examples) // 2 :]
+        while state["step"] < self.steps:
+            step = state["step"]
+            if step % EVERY == 0 and self._pair(task, len(held)) > task.scorer.left:
+                break
+            key = keys[step // EVERY % len(keys)]
+            state |= {"values": await self._rewritten(task, key, state, learn), "step": step + 1}
+            if (step + 1) % EVERY == 0 or step + 1 == self.steps:
+                state |= await self._validated(task, state, held)
+            yield Progress(dict(state), f"step {step + 1}: best {state['mean']:.3f}")
+        values = state["best"]
+        note = "" if values else "no rewritten prompt beat the incumbent"
+        yield Proposal(values, state["before"], state["mean"], state["tried"], note)
+
+    def _pair(self, task: Task, held: int) -> float:
+        """Return the most runs that the steps up to the next validation, and that one, can cost."""
+        return EVERY * self.batch + held * (1 if task.scorer.free_repeats else 2)
+
+    async def _rewritten(
+        self, task: Task, key: str, state: Mapping[str, Any], learn: Sequence[Example]
+    ) -> dict[str, str]:
+        """Return the values with one prompt rewritten; as they were when a model gave nothing usable."""
+        values: dict[str, str] = state["values"]
+        best: dict[str, str] = state["best"]
+        step = state["step"]
+        component = task.system.components[key.split(".", maxsplit=1)[0]]
+        prompt = values.get(key, task.system.configuration[key])
+        order = generator(task.seed, "textgrad", step).permutation(len(learn))[: self.batch]
+        try:
+            traces = await task.scorer.traces(values, [learn[i] for i in order])
+        except TooManyFailures:  # a prompt that breaks the runs is given up
+            return best
+        seeds = [stream(task.seed, "textgrad", kind, step) for kind in ("criticise", "rewrite")]
+        try:
+            request = criticise(component, prompt, traces, seeds[0])
+            criticism = (await task.scorer.generate(request, self.lm)).text.strip()
+            if not criticism:
+                return values
+            request = rewrite(component, prompt, criticism, seeds[1])
+            text = proposal((await task.scorer.generate(request, self.lm)).text)
+        except CallError:  # a prompt that the model did not write is a step less
+            return values
+        return values if text is None or task.system.parameters[key].problem(text) else {**values, key: text}
+
+    async def _validated(
+        self, task: Task, state: Mapping[str, Any], held: Sequence[Example]
+    ) -> dict[str, Any]:
+        """Score what the last steps made, and return what the next ones start from: the best so far."""
+        values = state["values"]
+        if values == state["best"]:
+            return {}
+        # beside the incumbent, a prompt that breaks the runs only loses
+        _, after = await task.scorer.score([{}, values], held)
+        tried = {"tried": state["tried"] + 1}
+        if after.mean > state["mean"]:
+            return {**tried, "best": values, "mean": after.mean}
+        return {**tried, "values": state["best"]}
+
+
+def held_out_size(
+    examples: int, least: int, steps: int, batch: int, runs: float, free_repeats: bool = True
+) -> int:
+    """Return how many examples to validate on: as many as leave runs for all steps, but ``least``.
+
+    Below that, as many as leave runs for the first steps and their validation; 0 when nothing does.
+
+    >>> held_out_size(50, 8, steps=12, batch=4, runs=188)
+    20
+    >>> held_out_size(50, 8, steps=12, batch=4, runs=16)
+    4
+    """
+    each = 1 if free_repeats else 2  # beside the candidate, the incumbent
+    whole = (runs - steps * batch) / (1 + math.ceil(steps / EVERY) * each)
+    first = (runs - EVERY * batch) / (1 + each)
+    return max(0, math.floor(min(examples, first, max(least, whole))))
