@@ -87,7 +87,7 @@ class RewardSettings(_Settings):
     """Further outputs drawn for each input."""
     rollouts: int = Field(default=2, ge=1)
     """The fewest runs of what follows, for each output."""
-    most_rollouts: int = Field(default=6, ge=1)
+    most_rollouts: int = Field(default=4, ge=1)
     """The most of them, where chance leaves the order open."""
     offline: float = Field(default=0.4, ge=0, lt=1)
     """The offline phase's part of the budget that is not needed to decide."""

@@ -151,7 +151,7 @@ class RunRewards:
 
     def facts(self, learned: Learned | None) -> dict[str, Any]:
         """Return the numbers of a job's record: accuracies and gaps of every component."""
-        known = self._known()
+        known = dict.fromkeys(entry.draw.component for entry in self.buffer.entries)
         rewards_of = learned.model.rewards_of if learned else {}
         return {
             "iteration": self.iteration,

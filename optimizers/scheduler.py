@@ -45,10 +45,12 @@ class Gaps:
 
     The gaps are live: those of each component's latest pairs, as the last job that measured them recorded. A
     component nobody measured counts as the mean of the others. One that was just improved without success
-    waits for ``cooldown`` choices.
+    waits for ``cooldown`` choices. A part ``floor`` of the probability is spread evenly: a gap of 0 among a few
+    outputs is no proof that nothing can be gained.
     """
 
     cooldown: int = 1
+    floor: float = 0.1
 
     def choose(self, jobs: Sequence[Job], history: History, seed: int) -> Job:
         """Draw a job by its component's gap."""
@@ -59,7 +61,7 @@ class Gaps:
         usual = sum(known.values()) / len(known) if known else 1.0
         gaps = np.array([known.get(component_of(job), usual) for job in open_])
         weights = gaps if gaps.sum() > 0 else np.ones(len(open_))
-        chances = weights / weights.sum()
+        chances = (1 - self.floor) * weights / weights.sum() + self.floor / len(open_)
         picked = int(generator(seed, "schedule", len(history)).choice(len(open_), p=chances))
         return _because(open_[picked], {"gap": float(gaps[picked]), "probability": float(chances[picked])})
 
