@@ -36,7 +36,9 @@ def cut_all(titles: list[str], words: int) -> list[str]:
 
 
 def decide(interest: str, profiles: list[str], titles: list[str], title_weight: float) -> int:
-    """Return the number, from 0, of the candidate that shares most words with the interest; the first of equals.
+    """Return the number, from 0, of the candidate that shares most words with the interest.
+
+    Of equals the first one is chosen.
 
     Args:
         interest: what the user is shopping for.

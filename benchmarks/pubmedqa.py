@@ -24,7 +24,9 @@ _HEDGES = re.compile(
 # "No difference was found" denies something, but it is no answer: a verdict "no" ends there
 _WORD = r"(?:yes|maybe|no(?=\W*$|\s*[^\w\s-]))(?![\w-])"
 _OPTIONS = re.compile(r"\byes\s*[,/]\s*no\s*,?\s*(?:or|/)\s*maybe\b", re.IGNORECASE)
-_MARKED = re.compile(rf"\banswer(?:\s+to\s+(?:this|the)\s+question)?(?:\s+is\b\s*:?|\s*:)[\s*_\"']*({_WORD})", re.IGNORECASE)
+_MARKED = re.compile(
+    rf"\banswer(?:\s+to\s+(?:this|the)\s+question)?(?:\s+is\b\s*:?|\s*:)[\s*_\"']*({_WORD})", re.IGNORECASE
+)
 _STATED = re.compile(rf"(?:^|[.:;!?\n])[\s*_\"']*({_WORD})|(?<![\w-])(yes|no|maybe)\W*$", re.IGNORECASE)
 
 
