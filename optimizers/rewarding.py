@@ -17,13 +17,16 @@ from compound.optimization import Memory, Task
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.features import Embeds
 from compound.rewards.learning import Learned, learn, texts_of
-from compound.rewards.model import make_backbone
+from compound.rewards.model import LocalReward, make_backbone
 from compound.rewards.pairs import Collected, Draw, Sampling, collect
 from compound.settings import RewardSettings
 from compound.streams import generator
 from compound.trace import Trace
 
 Traced = list[tuple[Example, Trace]]
+
+
+KNOWN: dict[str, LocalReward] = {}  # fits of this process by what they were made from: most jobs change one
 
 
 @functools.lru_cache(maxsize=2)
@@ -100,7 +103,7 @@ class RunRewards:
             self._train(backbone, components)
         learned = learn(
             self.buffer, self.task.system, components, backbone, settings.backbone,
-            weighting=settings.weighting, trained=settings.train, seed=self.task.pool_seed,
+            weighting=settings.weighting, trained=settings.train, seed=self.task.pool_seed, known=KNOWN,
         )  # fmt: skip
         learned.model.save(self.memory.folder / "rewards")
         return learned

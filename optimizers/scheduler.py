@@ -44,17 +44,17 @@ class Gaps:
     """The rule of OPTIMAS (appendix E): probability proportional to a component's mean reward gap.
 
     The gaps are live: those of each component's latest pairs, as the last job that measured them recorded. A
-    component nobody measured counts as the mean of the others. One that was just improved without success
-    waits for ``cooldown`` choices. A part ``floor`` of the probability is spread evenly: a gap of 0 among a few
-    outputs is no proof that nothing can be gained.
+    component nobody measured counts as the mean of the others. One that was just worked on waits for
+    ``cooldown`` choices, by default half as many as there are jobs. A part ``floor`` of the probability is
+    spread evenly: a gap of 0 among a few outputs is no proof that nothing can be gained.
     """
 
-    cooldown: int = 1
+    cooldown: int | None = None
     floor: float = 0.1
 
     def choose(self, jobs: Sequence[Job], history: History, seed: int) -> Job:
         """Draw a job by its component's gap."""
-        open_ = _awake(jobs, history, self.cooldown)
+        open_ = _rested(jobs, history, len(jobs) // 2 if self.cooldown is None else self.cooldown)
         known: Mapping[str, float] = next(
             (step["facts"]["gaps"] for step in reversed(history) if step.get("facts", {}).get("gaps")), {}
         )
@@ -135,8 +135,8 @@ def _gains(jobs: Sequence[Job], history: History) -> list[list[float]]:
     return list(found.values())
 
 
-def _awake(jobs: Sequence[Job], history: History, cooldown: int) -> list[Job]:
-    """Return the jobs that did not just fail to improve anything; all when none is left."""
-    recent = history[len(history) - cooldown :] if cooldown else []
-    resting = {(step["optimizer"], tuple(step["keys"])) for step in recent if not step["values"]}
+def _rested(jobs: Sequence[Job], history: History, cooldown: int) -> list[Job]:
+    """Return the jobs that none of the last few choices fell on; all when none is left."""
+    recent = history[max(0, len(history) - cooldown) :] if cooldown else []
+    resting = {(step["optimizer"], tuple(step["keys"])) for step in recent}
     return [job for job in jobs if (job.optimizer, job.keys) not in resting] or list(jobs)

@@ -62,8 +62,8 @@ def rank_correlation(local: Sequence[Sequence[float]], global_: Sequence[Sequenc
 
     Inputs whose outputs all have one global reward say nothing and are left out; ``nan`` without any other.
 
-    >>> rank_correlation([[1.0, 2.0, 3.0], [1.0, 2.0]], [[0.1, 0.5, 0.9], [1.0, 0.0]])
-    0.0
+    >>> round(rank_correlation([[1.0, 2.0, 3.0], [1.0, 2.0], [1.0, 2.0]], [[1, 5, 9], [1, 0], [0, 1]]), 2)
+    0.33
     """
     from scipy import stats
 

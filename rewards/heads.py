@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from compound.errors import DataError, MissingExtra
 from compound.streams import generator
 
 Vector = NDArray[np.float64]
-Matrix = NDArray[np.float32]
+Matrix = NDArray[np.floating[Any]]
 
 STRENGTHS = (1e-2, 1e-1, 1.0)  # inverse regularization, for standardized features
 EMPHASES = (0.0, 0.1, 1.0)  # what the backbone's columns are multiplied by: there are hundreds of them

@@ -8,13 +8,13 @@ mix all components (`compound.rewards.training`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compound.errors import DataError
+from compound.configuration import digest
 from compound.rewards.alignment import accuracy
 from compound.rewards.buffer import PairBuffer, input_key
 from compound.rewards.features import Embeds, FeatureMap
@@ -72,7 +72,7 @@ def texts_of(buffer: PairBuffer, system: System, component: str, *, held_out: bo
     """
     template = Template.of(system.components[component])
     found = buffer.pairs(component)
-    latest = max((entry.iteration for entry in buffer.entries), default=0)
+    latest = max((iteration for _, iteration in found), default=0)
     first: dict[str, str] = {}  # equal inputs belong together, and so do the calls of one example
     groups = tuple(first.setdefault(input_key(pair), pair.example) for pair, _ in found)
     return PairTexts(
@@ -101,6 +101,7 @@ def learn(
     weighting: Weighting = "plain",
     trained: bool = False,
     seed: int = 0,
+    known: dict[str, LocalReward] | None = None,
 ) -> Learned:
     """Fit the heads of some components to a buffer (OPTIMAS, section 4.2).
 
@@ -113,7 +114,9 @@ def learn(
         weighting: ``margin`` weighs pairs by their gap.
         trained: whether the backbone was trained on these pairs: then some inputs are held out throughout.
         seed: names the folds.
+        known: fits by what they were made from; looked up and added to.
     """
+    known = {} if known is None else known
     found: dict[str, LocalReward] = {}
     missing: dict[str, str] = {}
     for component in components:
@@ -121,16 +124,14 @@ def learn(
         if not texts.enough():
             missing[component] = _why(buffer, component, len(set(texts.inputs)))
             continue
-        readings = [*texts.chosen, *texts.rejected]
-        features = FeatureMap.of(Template.of(system.components[component]), readings, backbone.dim)
-        try:
+        key = digest([asdict(texts), name, getattr(backbone, "adapter", ""), weighting, seed])
+        if key not in known:
+            template = Template.of(system.components[component])
+            features = FeatureMap.of(template, [*texts.chosen, *texts.rejected], backbone.dim)
             fitted, judged = _fit(texts, features, backbone, weighting, seed)
-        except DataError as error:
-            missing[component] = error.message
-            continue
-        found[component] = LocalReward(
-            features, fitted.head, fitted.slope or 1.0, accuracy(fitted.margins, judged), fitted.margins
-        )
+            score = accuracy(fitted.margins, judged)
+            known[key] = LocalReward(features, fitted.head, fitted.slope or 1.0, score, fitted.margins)
+        found[component] = known[key]
     return Learned(RewardModel(name, backbone, found, buffer.digest), missing)
 
 

@@ -82,10 +82,6 @@ class RewardModel:
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; the card is last, so that a folder with a card is whole."""
-        try:
-            from safetensors.numpy import save_file
-        except ImportError:
-            raise MissingExtra("a reward checkpoint", "safetensors", "local") from None
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {
             f"{name}.{part}": np.ascontiguousarray(getattr(reward.head, part))
@@ -93,7 +89,7 @@ class RewardModel:
             for part in ("weights", "center", "scale")
         }
         tensors |= {f"{name}.margins": r.margins for name, r in self.rewards_of.items() if len(r.margins)}
-        save_file(tensors, folder / "heads.safetensors")
+        _write(tensors, folder / "heads.safetensors")
         adapted = getattr(self.backbone, "save_adapter", None)
         if adapted is not None:
             adapted(folder / "adapter")
@@ -132,8 +128,11 @@ def load(
     Raises:
         ConfigurationError: it is no such folder, is damaged, or is of other components.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    try:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+    except ImportError:
+        raise MissingExtra("a reward checkpoint", "safetensors", "local") from None
 
     path = Path(folder)
     try:
@@ -167,6 +166,14 @@ def make_backbone(name: str, max_length: int = 256) -> Embeds:
     from compound.rewards.backbone import Backbone
 
     return Backbone(name, max_length=max_length)
+
+
+def _write(tensors: dict[str, Any], path: Path) -> None:
+    try:
+        from safetensors.numpy import save_file
+    except ImportError:
+        raise MissingExtra("a reward checkpoint", "safetensors", "local") from None
+    save_file(tensors, path)
 
 
 def _reward(name: str, stored: Mapping[str, Any], tensors: Mapping[str, Any]) -> LocalReward:

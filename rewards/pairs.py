@@ -281,10 +281,11 @@ class _Work:
         order = generator(self.round, "proposals", trace.example, address).permutation(len(proposed))
         found: list[Mapping[str, Any]] = []
         for i in range(self.sampling.samples):
-            if proposed and (fixed or i % 2 == 0):
-                found.append(proposed[order[i % len(order)]])
-            elif not fixed:
+            plain = not fixed and i % 2 == 1  # every second draw of a component that is never the same
+            if plain or not (fixed or proposed or numbers):
                 found.append({})
+            elif proposed:
+                found.append(proposed[order[i % len(order)]])
             elif numbers:
                 rng = generator(self.round, "settings", trace.example, address, i)
                 found.append({name: space.draw(rng) for name, space in numbers.items()})

@@ -79,7 +79,9 @@ def test_check_says_ok_and_loads_neither_model_nor_data(game: Path, cli: Any) ->
     assert facts == {"system": "game", "nodes": ["guesser"], "parameters": ["guesser.aim", "guesser.mode"]}
 
 
-@pytest.mark.parametrize("name", ["atlas.yaml", "hotpotqa.yaml", "hotpotqa_open.yaml"])
+@pytest.mark.parametrize(
+    "name", ["amazon.yaml", "atlas.yaml", "hotpotqa.yaml", "hotpotqa_open.yaml", "pubmedqa.yaml"]
+)
 def test_the_systems_of_the_benchmarks_are_good(name: str, cli: Any) -> None:
     ran = cli("check", str(ROOT / "benchmarks" / name))
     assert ran.code == 0, ran.err
