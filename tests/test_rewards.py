@@ -203,10 +203,10 @@ class TestHeads:
         chosen, rejected = np.array([[1.0]] * 8 + [[-1.0]] * 8), np.zeros((16, 1))
         groups = [str(i) for i in range(16)]
         heavy, light = [3.0] * 8 + [1.0] * 8, [1.0] * 8 + [3.0] * 8
-        for weights in ({"gaps": heavy}, {"recency": heavy}):
-            assert fit(chosen, rejected, groups, **weights).head.weights[0] > 0
-        for weights in ({"gaps": light}, {"recency": light}):
-            assert fit(chosen, rejected, groups, **weights).head.weights[0] < 0
+        for name in ("gaps", "recency"):
+            assert fit(chosen, rejected, groups, **{name: heavy}).head.weights[0] > 0  # type: ignore[arg-type]
+        for name in ("gaps", "recency"):
+            assert fit(chosen, rejected, groups, **{name: light}).head.weights[0] < 0  # type: ignore[arg-type]
 
     def test_few_inputs_are_refused(self) -> None:
         rows = np.ones((10, 1))
