@@ -45,6 +45,7 @@ class Step(Operation):
     qualities: tuple[float, ...]
     carry: float
     noise: float
+    common: bool = True
 
     kind = "simulated"
     cacheable = True
@@ -63,7 +64,7 @@ class Step(Operation):
 
     @property
     def version(self) -> str:  # noqa: D102
-        return f"simulated:{self.reads}:{self.qualities}:{self.carry}:{self.noise}"
+        return f"simulated:{self.reads}:{self.qualities}:{self.carry}:{self.noise}:{self.common}"
 
     def deterministic(self, values: Mapping[str, Any]) -> bool:  # noqa: D102
         return not self.noise
@@ -72,7 +73,8 @@ class Step(Operation):
         self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
     ) -> Mapping[str, Any]:
         read = sum(inputs.values()) / len(inputs)
-        noise = self.noise * float(call.rng.normal()) if self.noise else 0.0
+        rng = call.rng if self.common else generator(call.seed, values["option"], *inputs.values())
+        noise = self.noise * float(rng.normal()) if self.noise else 0.0
         return {"y": self.qualities[values["option"]] + self.carry * read + noise}
 
 
@@ -86,6 +88,9 @@ class Simulated:
         interaction: the weight of the products along edges; 0 makes components independent.
         carry: the share of its mean input that a component adds to its output.
         noise: the standard deviation of each output.
+        common: whether runs of one sample share their noise whatever they read and chose; otherwise they are
+            like a language model's, whose sampled answer to another prompt is another one.
+        blur: the standard deviation of the metric around the true reward, drawn anew for other outputs.
         seed: draws the qualities and weights.
 
     Example:
@@ -100,6 +105,8 @@ class Simulated:
     interaction: float = 0.0
     carry: float = 0.3
     noise: float = 0.1
+    common: bool = True
+    blur: float = 0.0
     seed: int = 0
 
     @property
@@ -129,7 +136,7 @@ class Simulated:
         """Return the system, each component at its first option; its outputs are all nodes' outputs."""
         made: dict[str, Any] = {"x": Input("x", float)}
         for name, reads in self.graph.items():
-            step = Step(name, reads, self.qualities[name], self.carry, self.noise)
+            step = Step(name, reads, self.qualities[name], self.carry, self.noise, self.common)
             made[name] = step(**{source: made[source] for source in reads})
         return System(f"simulated_{self.shape}", outputs={name: made[name] for name in self.names})
 
@@ -139,7 +146,9 @@ class Simulated:
 
     def score(self, outputs: Mapping[str, Any], example: Example) -> Score:
         """Score outputs: this object is a metric."""
-        return Score(self.reward(np.array([outputs[name] for name in self.names])))
+        y = np.array([outputs[name] for name in self.names])
+        blur = self.blur * float(generator(self.seed, "blur", example.id, *y).normal()) if self.blur else 0.0
+        return Score(self.reward(y) + blur)
 
     @property
     def name(self) -> str:

@@ -97,8 +97,8 @@ class RewardSettings(_Settings):
     """A local reward that orders this share right is not checked by the global one on train examples."""
     steps: int = Field(default=3, ge=1)
     """Rounds of local search in one iteration: a trust region."""
-    temperature: float = Field(default=0.3, gt=0)
-    """Of the Boltzmann draw among settings, in log odds of the local reward."""
+    temperature: float = Field(default=0.0, ge=0)
+    """Settings are drawn with probability proportional to exp(reward / temperature); 0 takes the best."""
     scheduler: Literal["gaps", "uniform", "ucb", "thompson"] = "gaps"
     """Who chooses the next component: `gaps` (the paper's rule), `uniform`, or a bandit on gain per run."""
 

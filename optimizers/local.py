@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from compound.configuration import canonical
 from compound.contracts import Example
 from compound.optimization import Progress, Proposal, Task
 from compound.optimizers.local_scoring import LocalScorer, State, finalists
@@ -19,12 +20,13 @@ from compound.optimizers.prompts import PromptSearch, bootstrapped, contest, dem
 from compound.optimizers.rewarding import RunRewards, Traced, tunable
 from compound.optimizers.sampling import enumerated, suggest
 from compound.rewards.heads import LEAST_INPUTS
+from compound.rewards.learning import Learned, accuracies
 from compound.rewards.pairs import expected_cost
 from compound.settings import RewardSettings
 from compound.space import Choice, Float, Int
 from compound.streams import generator
 
-ONLINE, LOCAL = 0.3, 0.4  # of a job's share: for fresh pairs, and for local runs; the rest tests the best
+ONLINE, LOCAL = 0.2, 0.5  # of a job's share: for fresh pairs, and for local runs; the rest tests the best
 
 
 @dataclass(frozen=True)
@@ -48,18 +50,28 @@ class OfflineRewards:
         if "proposals" not in state:
             state["proposals"] = await self._proposals(task, pool)
             yield Progress(dict(state), "candidates to draw outputs with")
-        if "inputs" not in state:
-            count = _inputs(task, rewards, components, self.settings.inputs, 1.0)
-            if count < LEAST_INPUTS:
-                note = f"the budget holds pairs of {count} inputs only; {LEAST_INPUTS} are needed"
-                yield Proposal({}, note=note, facts=rewards.facts(None))
-                return
-            yield await _collected(rewards, components, state, rewards.fresh(examples, count))
-        learned = await rewards.learn(components)
+        learned = await rewards.learn(components) if "inputs" in state else None
+        while wanted := self._wanted(task, rewards, learned, state):
+            state["before"] = accuracies(learned.model) if learned else {}
+            yield await _collected(rewards, components, state, rewards.fresh(examples, wanted))
+            learned = await rewards.learn(components)
+        if learned is None:
+            note = f"the budget does not hold the pairs of {LEAST_INPUTS} inputs"
+            yield Proposal({}, note=note, facts=rewards.facts(None))
+            return
         found = [f"{name} {r.accuracy.mean:.2f}" for name, r in learned.model.rewards_of.items()]
         lacking = [f"{name}: {reason}" for name, reason in learned.missing.items()]
         ranking = [f"ranking accuracy {', '.join(found)}"] if found else []
         yield Proposal({}, note="; ".join([*ranking, *lacking]), facts=rewards.facts(learned))
+
+    def _wanted(self, task: Task, rewards: RunRewards, learned: Learned | None, state: State) -> int:
+        """Return how many more inputs to collect from: twice as many each time, until all are settled."""
+        before, done = state.get("before", {}), state.get("inputs", 0)
+        if learned is not None and all(rewards.settled(learned, before, name) for name in tunable(task)):
+            return 0
+        most = min(self.settings.inputs, len(split(task)[1])) - done
+        count = _inputs(task, rewards, tunable(task), min(max(done, LEAST_INPUTS), most), 1.0)
+        return count if done or count >= LEAST_INPUTS else 0
 
     async def _proposals(self, task: Task, pool: Sequence[Example]) -> dict[str, list[Mapping[str, Any]]]:
         """Return candidate prompts and demonstrations of each component that has them."""
@@ -81,13 +93,11 @@ class LocalSearch:
     Attributes:
         settings: how rewards are learned and used.
         prompts: makes candidate prompts and demonstrations.
-        local: whether local rewards are used at all; otherwise the same candidates meet the global reward.
         verify: whether the best always meet the global reward too, however good the local one is.
     """
 
     settings: RewardSettings
     prompts: PromptSearch
-    local: bool = True
     verify: bool = False
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
@@ -97,17 +107,14 @@ class LocalSearch:
         rewards = RunRewards.open(task, self.settings)
         state: State = dict(task.resume or {"share": task.scorer.left, "iteration": rewards.iteration + 1})
         if "candidates" not in state:
-            state |= {"candidates": await self._first(task, pool), "race": None, "step": 0}
+            state |= {"candidates": await self._first(task, rewards, pool), "race": None, "step": 0}
             state["proposals"] = {component: settings_of(state["candidates"])}
             yield Progress(dict(state), f"{len(state['candidates'])} candidates")
         facts: dict[str, Any] = {}
-        if not self.local:
-            state["finalists"] = state["candidates"]
-        else:
-            async for event in self._adapt(task, rewards, component, state, examples):
-                yield event
-            async for event in self._search(task, rewards, component, state, facts):
-                yield event
+        async for event in self._adapt(task, rewards, component, state, examples):
+            yield event
+        async for event in self._search(task, rewards, component, state, facts):
+            yield event
         if facts.get("steered") and state["finalists"] and not self._tested(task, facts, component):
             values, tried = state["finalists"][0], facts["locally_tried"]
             yield Proposal(values, tried=tried, note="by the local reward alone", facts=facts)
@@ -119,8 +126,9 @@ class LocalSearch:
         self, task: Task, rewards: RunRewards, component: str, state: State, examples: Sequence[Example]
     ) -> AsyncIterator[Progress]:
         """Collect pairs of fresh inputs: more where the offline phase could not afford enough."""
-        if "inputs" in state:
+        if "adapted" in state:
             return
+        state["adapted"] = True
         enough = len({draw.example for draw in rewards.draws(component)}) >= LEAST_INPUTS
         wanted = self.settings.fresh if enough else max(self.settings.fresh, LEAST_INPUTS)
         count = _inputs(task, rewards, [component], wanted, ONLINE)
@@ -142,6 +150,7 @@ class LocalSearch:
             async for event in scorer.rounds(state, await self._traced(task, rewards), self._next):
                 yield event
             state |= finalists(task, state["scored"], self.settings.temperature)
+            rewards.note_tried(task, [values for values, _ in state["scored"]])
             yield Progress(dict(state), f"{len(state['finalists'])} to test")
         facts |= state["local"]
 
@@ -151,13 +160,18 @@ class LocalSearch:
             return False
         return self.verify or facts["accuracy"][component]["mean"] < self.settings.sure
 
-    async def _first(self, task: Task, pool: Sequence[Example]) -> list[dict[str, Any]]:
-        """Return the first round of candidates."""
+    async def _first(
+        self, task: Task, rewards: RunRewards, pool: Sequence[Example]
+    ) -> list[Mapping[str, Any]]:
+        """Return the first round of candidates, others than an earlier job had in this place."""
         if demo_keys(task) or text_keys(task):
             pools = await bootstrapped(task, pool) if "demos" in self.prompts.proposers else {}
-            return await self.prompts.candidates(task, pools)
+            return rewards.untried(task, await self.prompts.candidates(task, pools))
         grid = enumerated(task)
-        return grid if len(grid) <= task.candidates else [_drawn(task, i) for i in range(task.candidates)]
+        if len(grid) <= task.candidates:
+            return rewards.untried(task, grid)
+        drawn = {canonical(values): values for i in range(8 * task.candidates) if (values := _drawn(task, i))}
+        return rewards.untried(task, list(drawn.values()))[: task.candidates]
 
     async def _next(self, task: Task, scored: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
         """Return another round: edits of the best prompt so far, or what TPE suggests."""
@@ -208,5 +222,5 @@ async def _collected(
 ) -> Progress:
     traced = list(zip(fresh, await rewards.task.scorer.traces({}, fresh), strict=True))
     found = await rewards.collect(components, traced, state["proposals"], state["iteration"])
-    state["inputs"] = len(fresh)
+    state["inputs"] = state.get("inputs", 0) + len(fresh)
     return Progress(dict(state), f"{len(found.pairs)} pairs from {len(fresh)} inputs")

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compound.configuration import canonical
 from compound.errors import first_of
 from compound.optimization import Bench, Progress, Task
 from compound.optimizers.prompts import demo_keys, text_keys
 from compound.optimizers.rewarding import Traced
+from compound.plan import values_of
 from compound.rewards.model import RewardModel
 from compound.settings import RewardSettings
 from compound.streams import generator, stream
@@ -21,7 +23,10 @@ from compound.system import System
 from compound.trace import Call, Trace
 
 FINALISTS = 2
+REPEATS = 2  # samples of a call that is left to chance
+AGAIN = 100_000_000  # between their indices
 State = dict[str, Any]
+Place = tuple[Trace, Call, int]  # a recorded call, and the sample to draw it with
 More = Callable[[Task, Sequence[Sequence[Any]]], Awaitable[list[dict[str, Any]]]]
 
 
@@ -45,69 +50,95 @@ class LocalScorer:
 
     async def rounds(self, state: State, traced: Traced, more: More) -> AsyncIterator[Progress]:
         """Score the candidates of the state, then further rounds; leaves all in ``state["scored"]``."""
-        calls = [(t, call) for _, t in traced for call in t.calls_of(self.component) if call.failure is None]
+        places = self._places(traced)
         scored = state.setdefault("scored", [[{}, 0.0]])
-        while calls and state["step"] < self.settings.steps and self._affordable(state, calls):
-            first = len(scored) == 1
-            fresh = [{}, *state["candidates"]] if first else await self._another(state, more)
+        while places and state["step"] < self.settings.steps and self._affordable(state, places):
+            fresh = state["candidates"] if len(scored) == 1 else await self._another(state, more)
             if not fresh:
                 break
-            means = await self.means(fresh, calls)
-            scored[:] = [*([] if first else scored), *map(list, zip(fresh, means, strict=True))]
+            gains = await self.gains(fresh, places)
+            scored += map(list, zip(fresh, gains, strict=True))
             state["step"] += 1
-            best = max(mean for _, mean in scored)
-            note = f"local round {state['step']}: best {best:+.2f} against {scored[0][1]:+.2f}"
-            yield Progress(dict(state), note)
+            best = max(gain for _, gain in scored)
+            yield Progress(dict(state), f"local round {state['step']}: best gain {best:+.2f}")
+
+    def _places(self, traced: Traced) -> list[Place]:
+        """Return the component's calls; those of a component with chance several times, in other samples."""
+        component = self.task.system.components[self.component]
+        chance = not component.deterministic(values_of(component, self.task.system))
+        calls = [(t, c) for _, t in traced for c in t.calls_of(self.component) if c.failure is None]
+        return [
+            (trace, call, call.sample + AGAIN * repeat)
+            for repeat in range(REPEATS if chance else 1)
+            for trace, call in calls
+        ]
 
     async def _another(self, state: State, more: More) -> list[dict[str, Any]]:
         seen = {canonical(values) for values, _ in state["scored"]}
         task = replace(self.task, seed=stream(self.task.seed, "round", state["step"]))
         return [values for values in await more(task, state["scored"]) if canonical(values) not in seen]
 
-    def _affordable(self, state: State, calls: Sequence[tuple[Trace, Call]]) -> bool:
+    def _affordable(self, state: State, places: Sequence[Place]) -> bool:
         """Return whether another round fits; the first always does."""
         if len(state["scored"]) == 1 or state["share"] == float("inf"):
             return True
         spent = state["share"] - self.task.scorer.left
-        counted = max(1, sum(call.counted for call in calls[0][0].calls))
-        cost = self.task.candidates * len(calls) / counted if calls[0][1].counted else 0.0
+        trace, call, _ = places[0]
+        counted = max(1, sum(other.counted for other in trace.calls))
+        cost = self.task.candidates * len(places) / counted if call.counted else 0.0
         return bool(spent + cost <= self.part * state["share"])
 
-    async def means(
-        self, candidates: Sequence[Mapping[str, Any]], calls: Sequence[tuple[Trace, Call]]
-    ) -> list[float]:
-        """Return each candidate's mean local reward over the calls; a failed one gets less than the worst."""
+    async def gains(self, candidates: Sequence[Mapping[str, Any]], places: Sequence[Place]) -> list[float]:
+        """Return by how much each candidate's mean local reward exceeds the incumbent's at the same places.
+
+        All meet a few, the better half twice as many, and so on (successive halving). A failed call
+        counts as less than the worst.
+        """
+        alive = list(range(len(candidates)))
+        found = [0.0] * len(candidates)
+        size = min(len(places), max(2, self.task.minibatch // 4))
+        while True:
+            rows = await self._rewards([{}, *(candidates[i] for i in alive)], places[:size])
+            for i, row in zip(alive, rows[1:], strict=True):
+                found[i] = float((row - rows[0]).mean())
+            if size == len(places) or not alive:
+                return found
+            alive = sorted(alive, key=lambda i: -found[i])[: max(1, len(alive) // 2)]
+            size = min(len(places), 2 * size)
+
+    async def _rewards(
+        self, candidates: Sequence[Mapping[str, Any]], places: Sequence[Place]
+    ) -> NDArray[np.float64]:
+        """Return the local rewards of each candidate (rows) at each place (columns)."""
         prefix = f"{self.component}."
         jobs = [
-            (trace, call, {key.removeprefix(prefix): value for key, value in values.items()})
+            (place, {key.removeprefix(prefix): value for key, value in values.items()})
             for values in candidates
-            for trace, call in calls
+            for place in places
         ]
         made = await run_alone(self.task.bench, self.task.system, jobs)
         read = [(call.inputs, call.outputs) for call in made if call.failure is None]
         rewards = iter(self.model.rewards(self.component, read).tolist())
         found = np.array([np.nan if call.failure else next(rewards) for call in made])
-        rows = found.reshape(len(candidates), len(calls))
-        worst = np.where(
-            np.isnan(rows).all(0), 0.0, np.nanmin(np.where(np.isnan(rows), np.inf, rows), axis=0)
-        )
-        return [float(np.where(np.isnan(row), worst - 1.0, row).mean()) for row in rows]
+        worst = min(found[~np.isnan(found)], default=0.0)
+        return np.where(np.isnan(found), worst - 1.0, found).reshape(len(candidates), len(places))
 
 
 async def run_alone(
-    bench: Bench, system: System, jobs: Sequence[tuple[Trace, Call, Mapping[str, Any]]]
+    bench: Bench, system: System, jobs: Sequence[tuple[Place, Mapping[str, Any]]]
 ) -> list[Call]:
     """Make calls of traces again with other settings, all in flight together; returns them in order.
 
     Raises:
         BudgetExhausted: the budget ended before all were made.
     """
-    places = asyncio.Semaphore(bench.rules.concurrency)
+    turns = asyncio.Semaphore(bench.rules.concurrency)
     executor = bench.executor
 
-    async def one(trace: Trace, call: Call, settings: Mapping[str, Any]) -> Call:
-        async with places:
-            return await executor.again(system, trace, call.address, settings=settings, sample=call.sample)
+    async def one(place: Place, settings: Mapping[str, Any]) -> Call:
+        trace, call, sample = place
+        async with turns:
+            return await executor.again(system, trace, call.address, settings=settings, sample=sample)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -115,26 +146,30 @@ async def run_alone(
     except BaseExceptionGroup as errors:
         raise first_of(errors) from None
     return [
-        executor.settle_call(task.result(), trace) for task, (trace, _, _) in zip(tasks, jobs, strict=True)
+        executor.settle_call(task.result(), place[0]) for task, (place, _) in zip(tasks, jobs, strict=True)
     ]
 
 
 def finalists(task: Task, scored: Sequence[Sequence[Any]], temperature: float) -> State:
-    """Return what is put to the test, and the local rewards before and after.
+    """Return what is put to the test, and its gain in local reward.
 
     Of prompts, the best few that beat the incumbent; settings are drawn by their rewards.
+
+    Args:
+        task: the job.
+        scored: values and their gains in local reward; first the incumbent, with 0.
+        temperature: of the draw.
     """
-    incumbent = scored[0][1]
     count = FINALISTS if task.scorer.left >= 5 * task.minibatch else 1
     if text_keys(task) or demo_keys(task):
-        better = sorted((item for item in scored if item[1] > incumbent), key=lambda item: -item[1])
+        better = sorted((item for item in scored if item[1] > 0), key=lambda item: -item[1])
         found = [list(item) for item in better[:count]]
     else:
         rng = generator(task.seed, "boltzmann")
-        drawn = boltzmann([mean for _, mean in scored], temperature, count, rng)
+        drawn = boltzmann([gain for _, gain in scored], temperature, count, rng)
         found = [list(scored[i]) for i in drawn if scored[i][0]]
-    after = found[0][1] if found else None
-    facts = {"local_before": incumbent, "local_after": after, "locally_tried": len(scored) - 1}
+    gain = found[0][1] if found else None
+    facts = {"local_gain": gain, "locally_tried": len(scored) - 1}
     return {"finalists": [values for values, _ in found], "local": facts}
 
 
@@ -143,10 +178,13 @@ def boltzmann(
 ) -> list[int]:
     """Draw positions without replacement, with probability proportional to ``exp(reward / temperature)``.
 
-    The largest of reward plus Gumbel noise is such a draw (Gumbel 1954), and the next largest the next.
+    The largest of reward plus Gumbel noise is such a draw (Gumbel 1954), and the next largest the next. At
+    temperature 0 the best are taken.
 
     >>> boltzmann([0.0, 9.0, 0.0], 0.1, 1, np.random.default_rng(0))
     [1]
     """
-    noisy = np.asarray(rewards) / temperature + rng.gumbel(size=len(rewards))
+    noisy = np.asarray(rewards, float)
+    if temperature:
+        noisy = noisy / temperature + rng.gumbel(size=len(rewards))
     return [int(i) for i in np.argsort(-noisy, kind="stable")[:count]]

@@ -63,7 +63,7 @@ def optimas(system: System, settings: OptimizeSettings) -> Method:
         "offline": OfflineRewards(settings.rewards, prompts),
         "local": LocalSearch(settings.rewards, prompts, verify=settings.rewards.scheduler in MEASURING),
     }
-    jobs = _by_component(system, "local")
+    jobs = _by_component(system, "local", "local")
     everything = tuple(key for job in jobs for key in job.keys)
     opening = (
         Job("offline", everything, weight=settings.rewards.offline) if settings.rewards.offline else None
@@ -72,21 +72,21 @@ def optimas(system: System, settings: OptimizeSettings) -> Method:
 
 
 def coordinate(system: System, settings: OptimizeSettings) -> Method:
-    """What `optimas` does, but by the global reward: the same jobs and candidates, no pairs."""
+    """Component by component like `optimas`, with the same candidates, but all by the global reward."""
     prompts = PromptSearch(
         settings.prompts.proposers, settings.prompts.edits_per_candidate, settings.prompts.lm
     )
-    optimizers = {"global": LocalSearch(settings.rewards, prompts, local=False)}
-    return Method("coordinate", optimizers, _by_component(system, "global"), Uniform())
+    optimizers: Mapping[str, Optimizer] = {"prompts": prompts, "numbers": NumberSearch()}
+    return Method("coordinate", optimizers, _by_component(system, "prompts", "numbers"), Uniform())
 
 
-def _by_component(system: System, optimizer: str) -> list[Job]:
+def _by_component(system: System, texts: str, numbers: str) -> list[Job]:
     """Return a job for each component's texts and demonstrations, and one for its choices and numbers."""
     found: dict[tuple[str, bool], list[str]] = {}
     for key, space in system.parameters.items():
         if not isinstance(space, Weights):
             found.setdefault((key.split(".", maxsplit=1)[0], isinstance(space, Text | Demos)), []).append(key)
-    return [Job(optimizer, tuple(keys)) for keys in found.values()]
+    return [Job(texts if text else numbers, tuple(keys)) for (_, text), keys in found.items()]
 
 
 def random(system: System, settings: OptimizeSettings) -> Method:

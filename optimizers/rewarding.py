@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from compound.configuration import canonical, digest
 from compound.contracts import Example
 from compound.optimization import Memory, Task
 from compound.rewards.buffer import PairBuffer
@@ -23,6 +24,7 @@ from compound.settings import RewardSettings
 from compound.streams import generator
 from compound.trace import Trace
 
+CONVERGED = 0.02  # a gain in accuracy, by twice the pairs, that is none
 Traced = list[tuple[Example, Trace]]
 
 
@@ -99,6 +101,7 @@ class RunRewards:
     def _learn(self, components: Sequence[str]) -> Learned:
         settings = self.settings
         backbone = shared_backbone(settings.backbone, settings.max_length)
+        backbone.keep_in(self.memory.folder / f"features-{settings.max_length}.bin")
         if settings.train:
             self._train(backbone, components)
         learned = learn(
@@ -145,6 +148,27 @@ class RunRewards:
         reward = learned.model.rewards_of.get(component)
         return reward is not None and reward.accuracy.mean >= self.settings.accuracy
 
+    def settled(self, learned: Learned, before: Mapping[str, float], component: str) -> bool:
+        """Return whether more pairs would not help: it is surely good, no better than with half the pairs, or
+        there is nothing to learn.
+        """
+        if component in learned.missing:
+            return bool(self.draws(component)) and not self.buffer.pairs(component)
+        found = learned.model.rewards_of[component].accuracy
+        if found.low is not None and found.low >= self.settings.sure:
+            return True
+        return component in before and found.mean - before[component] < CONVERGED
+
+    def untried(self, task: Task, candidates: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Return the candidates that no earlier job scored locally under this very configuration."""
+        known = {canonical(values) for values in self.memory.state.get("tried", {}).get(_place(task), ())}
+        return [values for values in candidates if canonical(values) not in known]
+
+    def note_tried(self, task: Task, candidates: Iterable[Mapping[str, Any]]) -> None:
+        """Remember what was scored locally."""
+        tried = self.memory.state.setdefault("tried", {}).setdefault(_place(task), [])
+        tried += [dict(values) for values in candidates if values]
+
     def distrust(self, learned: Learned, component: str) -> str:
         """Return why it may not."""
         if component in learned.missing:
@@ -167,6 +191,11 @@ class RunRewards:
         """Return every component the buffer knows, and those of the task."""
         known = dict.fromkeys(entry.draw.component for entry in self.buffer.entries)
         return list(dict.fromkeys([*tunable(self.task), *known]))
+
+
+def _place(task: Task) -> str:
+    """Return what a job's local scores belong to: its keys, and the values they have now."""
+    return digest([list(task.keys), {key: task.system.configuration[key] for key in task.keys}])
 
 
 def tunable(task: Task) -> list[str]:

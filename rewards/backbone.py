@@ -18,6 +18,7 @@ from compound.components.engines import models
 from compound.components.engines.loading import device, fastest_dtype
 from compound.components.index import PACKAGED_MODEL, weights_folder
 from compound.errors import CompoundError, ConfigurationError, MissingExtra
+from compound.rewards.feature_store import FeatureStore
 
 Array = NDArray[np.float32]
 NAMES = {"minilm": PACKAGED_MODEL}
@@ -42,7 +43,7 @@ class Backbone:
         self.dim = int(config.hidden_size)
         self.max_length = min(max_length, int(getattr(config, "max_position_embeddings", max_length)))
         self.adapter = ""  # names the trained weights; a part of every cache key
-        self._cache: dict[bytes, Array] = {}
+        self.store = FeatureStore(None, self.dim)
         self.passes = 0  # texts that went through the model
 
     def embed(self, texts: Sequence[tuple[str, str]], note: Callable[[int], None] | None = None) -> Array:
@@ -53,11 +54,17 @@ class Backbone:
             note: told how many texts each batch had, for progress.
         """
         keys = [self._key(pair) for pair in texts]
-        missing = {k: pair for k, pair in zip(keys, texts, strict=True) if k not in self._cache}
+        missing = {k: pair for k, pair in zip(keys, texts, strict=True) if k not in self.store}
         if missing:
-            found = self._read(list(missing.values()), note)
-            self._cache.update(zip(missing, found, strict=True))
-        return np.stack([self._cache[key] for key in keys]) if keys else np.zeros((0, self.dim), np.float32)
+            self.store.put(list(missing), self._read(list(missing.values()), note))
+        return (
+            np.stack([self.store.get(key) for key in keys]) if keys else np.zeros((0, self.dim), np.float32)
+        )
+
+    def keep_in(self, path: Path) -> None:
+        """Keep features in a file from now on, and use those it holds."""
+        if self.store.path != path:
+            self.store = FeatureStore(path, self.dim)
 
     def _key(self, pair: tuple[str, str]) -> bytes:
         text = "\x1f".join((self.adapter, *pair))
@@ -131,7 +138,6 @@ class Backbone:
             hashed.update(key.encode())
             hashed.update(tensor.detach().float().cpu().numpy().tobytes())
         self.adapter = hashed.hexdigest()
-        self._cache.clear()
         return self.adapter
 
     def save_adapter(self, folder: Path) -> None:
@@ -158,7 +164,6 @@ class Backbone:
         if self.adapter:
             self.model = self.model.unload().eval()
             self.adapter = ""
-            self._cache.clear()
 
     def parameters(self) -> list[Any]:
         """Return what is trained: the adapter's weights."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +29,10 @@ class Embeds(Protocol):
         """Return one vector of length ``dim`` for each (inputs, output)."""
         ...
 
+    def keep_in(self, path: Path) -> None:
+        """Keep what is computed in a file, and use what it holds."""
+        ...
+
 
 class NoBackbone:
     """Reads no text: a reward is then linear in the template's numbers and labels."""
@@ -37,6 +42,9 @@ class NoBackbone:
     def embed(self, texts: Sequence[tuple[str, str]], note: Callable[[int], None] | None = None) -> Matrix:
         """Return vectors of length 0."""
         return np.zeros((len(texts), 0), np.float32)
+
+    def keep_in(self, path: Path) -> None:
+        """There is nothing to keep."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ mix all components (`compound.rewards.training`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -176,6 +176,6 @@ def held_out_rewards(
     return list(np.split(values, ends)), [[c.value for c in draw.candidates] for draw in draws]
 
 
-def accuracies(model: RewardModel) -> Mapping[str, float]:
+def accuracies(model: RewardModel) -> dict[str, float]:
     """Return each component's held-out ranking accuracy."""
     return {name: reward.accuracy.mean for name, reward in model.rewards_of.items()}
