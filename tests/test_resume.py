@@ -61,7 +61,7 @@ from compound.metrics import exact_match
 from compound.optimizers import methods
 from compound.optimizing import optimize
 from compound.recorder import Interrupted
-from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings
+from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings, RewardSettings
 from compound.space import Choice, Demos, Text
 from compound.system import System
 
@@ -117,8 +117,9 @@ def run(folder, url):
     data = Dataset.of(train=rows(24, "tr"), valid=rows(12, "va"), test=rows(6, "te"))
     settings = OptimizeSettings(
         seed=SEED, minibatch=3, candidates=4, iterations=2, valid_size=None, concurrency=8, alpha=0.2,
-        budget=BudgetSettings(system_runs=300), baselines=("random",),
-        prompts=PromptSettings(proposers=("demos", "edits", "opro")),
+        budget=BudgetSettings(system_runs=300), baselines=("random",) if METHOD == "search" else (),
+        prompts=PromptSettings(proposers=("demos", "edits", "opro")), method=METHOD,
+        rewards=RewardSettings(backbone="none", rollouts=1, most_rollouts=2, accuracy=0.5, sure=0.95),
     )
 
     def stop_on_interrupt(recorder):
@@ -310,6 +311,7 @@ class Site:
     server: Server
     folder: Path
     workers: queue.Queue[Worker]
+    method: str
     whole: Path = Path()
     asked: Counter[str] = field(default_factory=Counter)
     writes: int = 0
@@ -336,17 +338,17 @@ class Site:
         return folder, seen, statuses
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+@pytest.fixture(scope="module", params=["search", "optimas"])
+def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("resume")
     program = folder / "program.py"
-    head = f"CONCURRENCY, INTERRUPTED, SEED = {CONCURRENCY}, {INTERRUPTED}, 1\n"
+    head = f"CONCURRENCY, INTERRUPTED, SEED, METHOD = {CONCURRENCY}, {INTERRUPTED}, 1, {request.param!r}\n"
     program.write_text(head + PROGRAM, encoding="utf-8")
     workers = [Worker(program, folder / f"errors{i}") for i in range(WORKERS)]
     server = Server()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
-    made = Site(server, folder, queue.Queue())
+    made = Site(server, folder, queue.Queue(), request.param)
     for worker in workers:
         made.workers.put(worker)
     try:
@@ -383,12 +385,13 @@ def traces(folder: Path) -> list[dict[str, Any]]:
 
 
 def same_end(site: Site, folder: Path) -> None:
-    for part in ("", "baselines/random"):
+    for part in ("", "baselines/random") if site.method == "search" else ("",):
         one, other = site.whole / part, folder / part
         assert (one / "best.json").read_bytes() == (other / "best.json").read_bytes()
         assert (one / "config.json").read_bytes() == (other / "config.json").read_bytes()
         assert events(one) == events(other)
         assert traces(one) == traces(other)
+        assert records(one, "memory.jsonl") == records(other, "memory.jsonl")
         assert cached(one) == cached(other)
 
 
@@ -414,13 +417,21 @@ def test_the_uninterrupted_run_has_every_phase(site: Site) -> None:
     assert kinds[0] == "baseline"
     assert kinds[-3:] == ["test_before", "test_after", "done"]
     jobs = [event["optimizer"] for event in events(site.whole) if event["event"] == "job"]
-    assert set(jobs) == {"prompts", "numbers"}
+    assert set(jobs) == ({"prompts", "numbers"} if site.method == "search" else {"offline", "local"})
     decisions = [event for event in events(site.whole) if event["event"] == "decision"]
     assert any(decision["accepted"] for decision in decisions)
     assert any("new instruction" in text for text in site.asked)
     assert any(refused_first(text.split(" ", 1)[1]) for text in site.asked)
     assert any(text.count("Question:") > 1 for text in site.asked)
-    assert [event["event"] for event in events(site.whole / "baselines" / "random")][-1] == "done"
+    if site.method == "search":
+        assert [event["event"] for event in events(site.whole / "baselines" / "random")][-1] == "done"
+    else:
+        facts = [event["facts"] for event in events(site.whole) if event["event"] == "job"]
+        assert any(fact.get("steered") for fact in facts)
+        assert {record["draw"]["component"] for record in records(site.whole, "memory.jsonl")} == {
+            "answerer",
+            "suffix",
+        }
     assert all(count == 1 + refused_first(text.split(" ", 1)[1]) for text, count in site.asked.items())
 
 
