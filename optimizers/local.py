@@ -105,7 +105,7 @@ class LocalSearch:
         (component,) = tunable(task)
         pool, examples = split(task)
         rewards = RunRewards.open(task, self.settings)
-        state: State = dict(task.resume or {"share": task.scorer.left, "iteration": rewards.iteration + 1})
+        state: State = dict(task.resume or {"share": limit(task), "iteration": rewards.iteration + 1})
         if "candidates" not in state:
             state |= {"candidates": await self._first(task, rewards, pool), "race": None, "step": 0}
             state["proposals"] = {component: settings_of(state["candidates"])}
@@ -129,8 +129,8 @@ class LocalSearch:
         if "adapted" in state:
             return
         state["adapted"] = True
-        enough = len({draw.example for draw in rewards.draws(component)}) >= LEAST_INPUTS
-        wanted = self.settings.fresh if enough else max(self.settings.fresh, LEAST_INPUTS)
+        enough = len({pair.example for pair, _ in rewards.buffer.pairs(component)}) >= LEAST_INPUTS
+        wanted = self.settings.fresh if enough else self.settings.inputs
         count = _inputs(task, rewards, [component], wanted, ONLINE)
         if count and (enough or count >= LEAST_INPUTS):
             yield await _collected(rewards, [component], state, rewards.fresh(examples, count))
@@ -193,6 +193,11 @@ class LocalSearch:
         _, examples = split(task)
         chosen = rewards.latest(examples, task.minibatch)
         return list(zip(chosen, await task.scorer.traces({}, chosen), strict=True))
+
+
+def limit(task: Task) -> float | None:
+    """Return the system runs a job may spend, ``None`` without a limit: a state is JSON."""
+    return None if task.scorer.left == float("inf") else task.scorer.left
 
 
 def settings_of(candidates: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -51,13 +51,13 @@ class LocalScorer:
     async def rounds(self, state: State, traced: Traced, more: More) -> AsyncIterator[Progress]:
         """Score the candidates of the state, then further rounds; leaves all in ``state["scored"]``."""
         places = self._places(traced)
-        scored = state.setdefault("scored", [[{}, 0.0]])
+        scored = state["scored"] = state.get("scored", [[{}, 0.0]])
         while places and state["step"] < self.settings.steps and self._affordable(state, places):
             fresh = state["candidates"] if len(scored) == 1 else await self._another(state, more)
             if not fresh:
                 break
             gains = await self.gains(fresh, places)
-            scored += map(list, zip(fresh, gains, strict=True))
+            scored = state["scored"] = [*scored, *map(list, zip(fresh, gains, strict=True))]
             state["step"] += 1
             best = max(gain for _, gain in scored)
             yield Progress(dict(state), f"local round {state['step']}: best gain {best:+.2f}")
@@ -80,7 +80,7 @@ class LocalScorer:
 
     def _affordable(self, state: State, places: Sequence[Place]) -> bool:
         """Return whether another round fits; the first always does."""
-        if len(state["scored"]) == 1 or state["share"] == float("inf"):
+        if len(state["scored"]) == 1 or state["share"] is None:
             return True
         spent = state["share"] - self.task.scorer.left
         trace, call, _ = places[0]
@@ -167,7 +167,8 @@ def finalists(task: Task, scored: Sequence[Sequence[Any]], temperature: float) -
     else:
         rng = generator(task.seed, "boltzmann")
         drawn = boltzmann([gain for _, gain in scored], temperature, count, rng)
-        found = [list(scored[i]) for i in drawn if scored[i][0]]
+        kept = drawn[: drawn.index(0)] if 0 in drawn else drawn  # what comes after the incumbent is worse
+        found = [list(scored[i]) for i in kept]
     gain = found[0][1] if found else None
     facts = {"local_gain": gain, "locally_tried": len(scored) - 1}
     return {"finalists": [values for values, _ in found], "local": facts}

@@ -1,0 +1,401 @@
+"""Local optimization: rewards learned in a run, candidates scored alone, fallbacks, and schedulers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from compound.benchmarks.simulated import SHAPES, Simulated
+from compound.cache import MemoryCache
+from compound.component import CallContext, Input, Operation
+from compound.components.function import Function
+from compound.components.llm import LLM
+from compound.contracts import Example, Metric
+from compound.errors import DataError, DeclarationError
+from compound.executor import Executor
+from compound.metrics import custom
+from compound.optimization import Job, Proposal
+from compound.optimizers.local import LocalSearch, OfflineRewards, settings_of
+from compound.optimizers.local_scoring import boltzmann, run_alone
+from compound.optimizers.prompts import PromptSearch
+from compound.optimizers.rewarding import RunRewards
+from compound.optimizers.scheduler import UCB, Gaps, Thompson, Uniform
+from compound.ports import Port
+from compound.rewards.pairs import Sampling, collect, expected_cost
+from compound.settings import RewardSettings
+from compound.space import Choice, Demos, Text
+from compound.streams import generator
+from compound.system import System
+from compound.testing import ScriptedLM
+
+REWARDS = RewardSettings(backbone="none", rollouts=1, most_rollouts=2)
+PROMPTS = PromptSearch(("edits",))
+
+
+def keys_of(component: str, system: System) -> tuple[str, ...]:
+    return tuple(key for key in system.parameters if key.startswith(f"{component}."))
+
+
+class TestAgain:
+    """One call alone."""
+
+    def world(self) -> tuple[Simulated, System, Executor]:
+        world = Simulated("five", noise=0.2, seed=3)
+        return world, world.system(), Executor(cache=MemoryCache())
+
+    def test_it_is_the_call_a_fork_would_make(self) -> None:
+        world, system, executor = self.world()
+        (example,) = world.examples(1)
+        trace = asyncio.run(executor.run(system, example.inputs, example=example.id))
+        fork = asyncio.run(executor.fork(system, trace, "c", resample=7, settings={"option": 2}))
+        alone = asyncio.run(Executor().again(system, trace, "c", sample=7, settings={"option": 2}))
+        assert alone.outputs == fork.call("c").outputs
+        assert alone.inputs == trace.call("c").inputs
+        same = asyncio.run(Executor().again(system, trace, "c", sample=trace.sample))
+        assert same.outputs == trace.call("c").outputs
+
+    def test_it_costs_its_share_of_a_run_once(self) -> None:
+        world, system, executor = self.world()
+        (example,) = world.examples(1)
+        trace = executor.settle(asyncio.run(executor.run(system, example.inputs, example=example.id)))
+        before = executor.meter.system_runs
+        for _ in range(2):  # the second time it comes from the cache
+            call = asyncio.run(executor.again(system, trace, "c", sample=7))
+            executor.settle_call(call, trace)
+            assert executor.meter.system_runs == pytest.approx(before + 1 / 5)
+
+    def test_another_systems_trace_is_refused(self) -> None:
+        world, system, executor = self.world()
+        (example,) = world.examples(1)
+        trace = asyncio.run(executor.run(system, example.inputs, example=example.id))
+        with pytest.raises(DeclarationError, match="another configuration"):
+            asyncio.run(executor.again(system.bind({"c.option": 2}), trace, "c"))
+
+    def test_a_wired_setting_keeps_what_the_wire_brought(self) -> None:
+        def scale(x: float, by: float) -> float:
+            return x * by
+
+        system = System(
+            "wired",
+            outputs={"y": Function("scale", scale, by=1.0)(x=Input("x", float), by=Input("by", float))},
+        )
+        executor = Executor()
+        trace = asyncio.run(executor.run(system, {"x": 2.0, "by": 5.0}))
+        assert asyncio.run(executor.again(system, trace, "scale")).outputs == {"output": 10.0}
+        changed = asyncio.run(executor.again(system, trace, "scale", settings={"by": 3.0}))
+        assert changed.outputs == {"output": 6.0}
+
+
+class Slow(Operation):
+    """Says its option and its input, after a while that has nothing to do with either."""
+
+    name = "slow"
+    inputs: Mapping[str, Port] = {"x": Port(int)}
+    outputs = {"y": Port(str)}  # noqa: RUF012
+    version = "1"
+    settings = {"option": Choice(*range(6))}  # noqa: RUF012
+    cacheable = True
+
+    async def run(self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext) -> Any:
+        await asyncio.sleep(float(np.random.default_rng().random()) * 0.005)
+        return {"y": f"{values['option']} {inputs['x']}"}
+
+
+def test_d3_outputs_stay_with_their_inputs_whatever_the_latency(job: Any) -> None:
+    """D3: results in order of completion were zipped with inputs in order, and most pairs were wrong."""
+    system = System("slow", outputs={"y": Slow()(x=Input("x", int))})
+    rows = [Example(f"e{i}", {"x": i}) for i in range(8)]
+    made = job(system, custom(lambda outputs, example: 0.0), rows)
+    traces = asyncio.run(made.scorer.traces({}, rows))
+    jobs = [((t, t.calls[0], t.sample), {"option": o}) for o in range(6) for t in traces]
+    calls = asyncio.run(run_alone(made.task.bench, system, jobs))
+    assert [c.outputs["y"] for c in calls] == [f"{o} {i}" for o in range(6) for i in range(8)]
+    assert made.spent == pytest.approx(8 + 5 * 8)  # the incumbent's option is in the cache
+
+
+class TestBoltzmann:
+    def test_it_draws_in_proportion(self) -> None:
+        """A thousand draws against softmax of reward / temperature."""
+        rewards, temperature = [0.0, 0.5, 1.0], 0.7
+        rng = np.random.default_rng(0)
+        counts = Counter(boltzmann(rewards, temperature, 1, rng)[0] for _ in range(3000))
+        weights = np.exp(np.array(rewards) / temperature)
+        expected = 3000 * weights / weights.sum()
+        assert stats.chisquare([counts[i] for i in range(3)], expected).pvalue > 1e-3
+
+    def test_without_temperature_the_best_come_first(self) -> None:
+        assert boltzmann([1.0, 3.0, 2.0], 0.0, 2, np.random.default_rng(0)) == [1, 2]
+
+    def test_nothing_is_drawn_twice(self) -> None:
+        assert sorted(boltzmann([0.0] * 5, 1.0, 5, np.random.default_rng(0))) == list(range(5))
+
+
+class TestLocalSearch:
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_every_component_finds_its_best_option_by_its_local_reward(self, job: Any, shape: str) -> None:
+        """Noise-free and without interaction: what is best locally is best."""
+        world = Simulated(shape, noise=0.0, options=4, seed=1)
+        system = world.system()
+        best, _ = world.optimum()
+        for name in world.names:
+            made = job(system, world, world.examples(40), keys=keys_of(name, system))
+            _, proposal = made.run(LocalSearch(REWARDS, PROMPTS))
+            wanted = {} if best[name] == 0 else {f"{name}.option": best[name]}
+            assert proposal.facts["steered"] is True
+            assert proposal.values == wanted
+
+    def test_a_reward_of_noise_does_not_steer(self, job: Any) -> None:
+        """The metric is chance: the component goes by the global reward, and the record says why."""
+        system = System("coin", outputs={"y": Slow()(x=Input("x", int))})
+        rows = [Example(f"e{i}", {"x": i}) for i in range(60)]
+        chance = custom(lambda o, e: float(generator("coin", o["y"]).random()))
+        made = job(system, chance, rows, share=200.0)
+        states, proposal = made.run(LocalSearch(replace_settings(accuracy=0.75), PROMPTS))
+        assert proposal.facts["steered"] is False
+        assert states[-1]["finalists"] == states[0]["candidates"]
+        assert proposal.before is not None
+
+    @pytest.mark.parametrize(
+        ("metric", "reason"),
+        [
+            (custom(lambda o, e: 0.5), "all its outputs led to the same score"),
+            (custom(lambda o, e: 0.5 if e.id == "none" else 0.25), "all its outputs led to the same score"),
+        ],
+    )
+    def test_a_constant_metric_is_said_to_be_one(self, job: Any, metric: Metric, reason: str) -> None:
+        system = System("slow", outputs={"y": Slow()(x=Input("x", int))})
+        made = job(system, metric, [Example(f"e{i}", {"x": i}) for i in range(20)])
+        _, proposal = made.run(OfflineRewards(REWARDS, PROMPTS))
+        assert reason in proposal.note
+        assert proposal.values == {}
+
+    def test_a_metric_that_returns_nan_fails_those_runs_and_nothing_else(self, job: Any) -> None:
+        """A score that is no number is a failed run with the failure score; rewards stay finite."""
+        system = System("slow", outputs={"y": Slow()(x=Input("x", int))})
+        broken = custom(lambda o, e: float("nan") if o["y"].startswith("3") else float(o["y"][0]))
+        made = job(system, broken, [Example(f"e{i}", {"x": i}) for i in range(20)])
+        _, proposal = made.run(LocalSearch(REWARDS, PROMPTS))
+        assert proposal.values == {"slow.option": 5}
+
+    def test_one_distinct_output_is_said_to_be_the_reason(self, job: Any) -> None:
+        def same(x: int, by: int) -> str:
+            return "always this"
+
+        system = System("same", outputs={"y": Function("same", same, by=Choice(1, 2, 3))(x=Input("x", int))})
+        made = job(system, custom(lambda o, e: 1.0), [Example(f"e{i}", {"x": i}) for i in range(20)])
+        _, proposal = made.run(OfflineRewards(REWARDS, PROMPTS))
+        assert "same: every draw gave the same output" in proposal.note
+
+    def test_a_component_without_a_way_to_the_metric_gets_no_reward(self, job: Any) -> None:
+        """What it writes reaches an output that the metric does not look at."""
+        x = Input("x", int)
+        system = System(
+            "two", outputs={"aside": Slow()(x=x), "y": Function("half", half, by=Choice(1, 2))(x=x)}
+        )
+        made = job(system, custom(lambda o, e: o["y"]), [Example(f"e{i}", {"x": i + 1}) for i in range(20)])
+        _, proposal = made.run(OfflineRewards(REWARDS, PROMPTS))
+        assert (
+            "slow: all its outputs led to the same score: the metric does not depend on them" in proposal.note
+        )
+        assert set(proposal.facts["accuracy"]) == {"half"}
+
+    def test_another_systems_buffer_is_refused_and_nothing_is_spent(self, job: Any) -> None:
+        world = Simulated("chain", noise=0.0)
+        made = job(world.system(), world, world.examples(20), keys=("a.option",))
+        made.task.bench.memory.append({"system": "another", "iteration": 1, "draw": draw_json()})
+        with pytest.raises(DataError, match="belongs to another system"):
+            made.run(LocalSearch(REWARDS, PROMPTS))
+        assert made.spent == 0
+
+    @pytest.mark.parametrize("optimizer", [LocalSearch(REWARDS, PROMPTS), OfflineRewards(REWARDS, PROMPTS)])
+    def test_interrupted_anywhere_it_proposes_the_same(self, job: Any, optimizer: Any) -> None:
+        world = Simulated("chain", noise=0.1, options=12, common=False)
+        keys = ("b.option",) if isinstance(optimizer, LocalSearch) else tuple(world.system().parameters)
+        made = job(world.system(), world, world.examples(60), keys=keys, share=150.0)
+        states, proposal = made.run(optimizer)
+        assert len(states) >= 2
+        for after in range(1, len(states) + 1):
+            again = job(world.system(), world, world.examples(60), keys=keys, share=150.0)
+            assert again.run_interrupted(optimizer, after) == (states, proposal)
+            assert again.spent == made.spent
+
+    @pytest.mark.parametrize("share", [10.0, 30.0, 60.0, 120.0])
+    def test_it_keeps_about_to_its_share(self, job: Any, share: float) -> None:
+        """The expected cost of pairs is an estimate: it may be off by a few inputs, never by another share."""
+        world = Simulated("five", noise=0.2, options=12, common=False)
+        for name in ("a", "e"):
+            made = job(
+                world.system(), world, world.examples(80), keys=keys_of(name, world.system()), share=share
+            )
+            made.run(LocalSearch(REWARDS, PROMPTS))
+            assert made.spent <= 1.3 * share + 12
+
+    def test_prompts_are_searched_by_the_local_reward_of_what_they_make(self, job: Any) -> None:
+        """A model that is brief when told so; the metric likes brevity, further down the line."""
+
+        def answers(message: str) -> str:
+            brief = any(word in message.lower() for word in ("brief", "few words", "short"))
+            return "yes" if brief else "well that is a long story to tell"
+
+        def shout(text: str) -> str:
+            return text.upper()
+
+        talker = LLM("talker", prompt=Text("Answer."), demos=Demos(max=0), lm="lm")
+        system = System("talk", outputs={"y": Function("shout", shout)(text=talker(q=Input("q", str)))})
+        brief = custom(lambda o, e: 1.0 / len(o["y"].split()))
+        rows = [Example(f"e{i}", {"q": f"question {i}"}) for i in range(40)]
+        made = job(system, brief, rows, lambda: ScriptedLM(answers), keys=("talker.prompt", "talker.demos"))
+        _, proposal = made.run(LocalSearch(REWARDS, PROMPTS))
+        assert proposal.facts["steered"] is True
+        assert answers(proposal.values["talker.prompt"]) == "yes"
+
+    def test_what_was_tried_in_this_place_is_not_tried_again(self, job: Any) -> None:
+        world = Simulated("chain", noise=0.0, options=30)
+        made = job(world.system(), world, world.examples(20), keys=("a.option",), candidates=8)
+        first, proposal = made.run(LocalSearch(REWARDS, PROMPTS))
+        second, _ = made.run(LocalSearch(REWARDS, PROMPTS))
+        one, two = ({c["a.option"] for c in states[0]["candidates"]} for states in (first, second))
+        assert len(one) == len(two) == 8
+        assert not one & two
+        assert proposal.tried >= 8
+
+    def test_fresh_inputs_are_fresh(self, job: Any) -> None:
+        """D2: one seed for every iteration drew the same examples each time."""
+        world = Simulated("chain", noise=0.1)
+        made = job(world.system(), world, world.examples(40), keys=("a.option",))
+        for _ in range(3):
+            made.run(LocalSearch(REWARDS, PROMPTS))
+        buffer = RunRewards.open(made.task, REWARDS).buffer
+        by_iteration = [
+            {e.draw.example for e in buffer.entries if e.iteration == iteration} for iteration in (1, 2, 3)
+        ]
+        assert all(by_iteration)
+        assert len(set.union(*by_iteration)) == sum(map(len, by_iteration))
+
+
+def half(x: int, by: int) -> float:
+    return x / by
+
+
+def replace_settings(**changes: Any) -> RewardSettings:
+    return REWARDS.model_copy(update=changes)
+
+
+def draw_json() -> dict[str, Any]:
+    return {
+        "component": "a", "address": "a", "example": "e", "configuration": "c", "inputs": {"x": 1.0},
+        "candidates": [[{"y": 1.0}, [1.0], {}]],
+    }  # fmt: skip
+
+
+def test_settings_are_keys_without_the_component() -> None:
+    assert settings_of([{"a.prompt": 1, "a.demos": 2}]) == [{"prompt": 1, "demos": 2}]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_expected_cost_of_pairs_is_what_they_cost(shape: str) -> None:
+    """With one rollout each and the first one part of the draw: S + (S + 1)(n - k), less what comes along."""
+    world = Simulated(shape, noise=0.2, common=False)
+    system = world.system()
+    for name in world.names:
+        executor = Executor(cache=MemoryCache())
+        example = world.examples(1)[0]
+        trace = executor.settle(asyncio.run(executor.run(system, example.inputs, example=example.id)))
+        sampling = Sampling(samples=3, rollouts=1, most=1)
+        found = asyncio.run(collect(executor, system, [(example, trace)], [name], world, sampling=sampling))
+        assert found.system_runs == pytest.approx(expected_cost(system, name, sampling), abs=1 / 5 + 1e-9)
+
+
+class TestSchedulers:
+    JOBS = tuple(Job("local", (f"{name}.option",)) for name in "abcd")
+
+    def step(self, name: str, gain: float = 0.0, runs: float = 10.0, gaps: Any = None) -> dict[str, Any]:
+        return {
+            "optimizer": "local", "keys": [f"{name}.option"], "values": {"v": 1} if gain else {},
+            "train_before": 0.0, "train_after": gain, "runs": runs, "facts": {"gaps": gaps or {}},
+        }  # fmt: skip
+
+    def test_gaps_are_drawn_in_proportion(self) -> None:
+        history = [self.step("x", gaps={"a": 0.4, "b": 0.1, "c": 0.0, "d": 0.0})]
+        scheduler = Gaps(cooldown=0, floor=0.0)
+        counts = Counter(scheduler.choose(self.JOBS, history, seed).keys[0][0] for seed in range(1000))
+        assert set(counts) == {"a", "b"}
+        assert stats.binomtest(counts["a"], 1000, 0.8).pvalue > 1e-3
+
+    def test_d1_every_component_is_visited(self) -> None:
+        """D1: a reseeded generator and frozen probabilities chose one component for ever."""
+        for scheduler in (Gaps(), UCB(), Thompson(), Uniform()):
+            for seed in range(7):
+                history: list[dict[str, Any]] = []
+                for _ in range(24):
+                    chosen = scheduler.choose(self.JOBS, history, seed)
+                    gaps = dict.fromkeys("abcd", 0.1)
+                    history.append(self.step(chosen.keys[0][0], gain=0.01, gaps=gaps))
+                assert {step["keys"][0] for step in history} == {f"{name}.option" for name in "abcd"}
+
+    def test_gaps_are_live(self) -> None:
+        """What counts is the last measurement, not the first."""
+        history = [self.step("x", gaps={"a": 1.0, "b": 0.0}), self.step("x", gaps={"a": 0.0, "b": 1.0})]
+        scheduler = Gaps(cooldown=0, floor=0.0)
+        assert {scheduler.choose(self.JOBS[:2], history, seed).keys[0] for seed in range(20)} == {"b.option"}
+
+    def test_what_was_just_worked_on_rests(self) -> None:
+        history = [self.step("a", gaps={"a": 1.0, "b": 0.1, "c": 0.1, "d": 0.1})]
+        chosen = {Gaps(cooldown=1).choose(self.JOBS, history, seed).keys[0] for seed in range(50)}
+        assert "a.option" not in chosen
+        assert Gaps(cooldown=9).choose(self.JOBS[:1], history, 0).keys == ("a.option",)
+
+    def test_every_choice_says_what_it_was_made_from(self) -> None:
+        history = [self.step(name, gain=0.1, gaps={"a": 0.2}) for name in "abcd"]
+        for scheduler in (Gaps(), UCB(), Thompson(), Uniform()):
+            reason = scheduler.choose(self.JOBS, history, 0).reason
+            assert reason
+            assert all(isinstance(value, float) for value in reason.values())
+
+    def test_ucb_by_hand(self) -> None:
+        """Gains of 0.2 and 0.1 a run after three tries: 1 + sqrt(2 ln 3 / 1) against 0.5 + sqrt(2 ln 3 / 2)."""
+        history = [self.step("a", 2.0), self.step("b", 1.0), self.step("b", 1.0)]
+        reason = UCB().choose(self.JOBS[:2], history, 0).reason
+        assert reason["gain_per_run"] == pytest.approx(0.2)
+        assert reason["bound"] == pytest.approx(1 + np.sqrt(2 * np.log(3)))
+
+    @pytest.mark.parametrize("scheduler", [UCB(width=0.3), Thompson()])
+    def test_bandits_lose_less_than_uniform_where_components_differ(self, scheduler: Any) -> None:
+        """Twenty seeds, four components with gains of 0.02 to 0.2 a run: regret over 40 choices, paired."""
+        gains = dict(zip("abcd", (0.02, 0.05, 0.1, 0.2), strict=True))
+
+        def regret(chooser: Any, seed: int) -> float:
+            history: list[dict[str, Any]] = []
+            rng = generator("regret", seed)
+            for _ in range(40):
+                name = chooser.choose(self.JOBS, history, seed).keys[0][0]
+                history.append(self.step(name, gain=max(0.0, gains[name] + 0.05 * rng.normal()) * 10))
+            return sum(0.2 - gains[step["keys"][0][0]] for step in history)
+
+        differences = [regret(Uniform(), seed) - regret(scheduler, seed) for seed in range(20)]
+        assert stats.ttest_1samp(differences, 0, alternative="greater").pvalue < 1e-3
+
+
+def test_the_proposal_names_only_keys_of_the_job(job: Any) -> None:
+    world = Simulated("diamond", noise=0.1, options=5)
+    for keys in (("a.option",), ("d.option",)):
+        made = job(world.system(), world, world.examples(30), keys=keys)
+        _, proposal = made.run(LocalSearch(REWARDS, PROMPTS))
+        assert isinstance(proposal, Proposal)
+        assert set(proposal.values) <= set(keys)
+
+
+def test_candidates_of_all_components_are_collected_in_one_batch(job: Any) -> None:
+    world = Simulated("five", noise=0.1)
+    made = job(world.system(), world, world.examples(30), share=200.0)
+    _, proposal = made.run(OfflineRewards(REWARDS, PROMPTS))
+    assert set(proposal.facts["accuracy"]) == set(world.names)
+    assert set(proposal.facts["gaps"]) == set(world.names)
+    counts: Sequence[int] = list(proposal.facts["pairs"].values())
+    assert min(counts) > 0
