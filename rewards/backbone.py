@@ -7,7 +7,9 @@ long are shortened, never the output.
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +88,7 @@ class Backbone:
 
         An output that alone is longer than ``max_length`` loses its end: no model could read it.
         """
-        special = self.tokenizer.num_special_tokens_to_add(pair=True)
+        special = len(self._joined([], [])) if self.tokenizer.cls_token_id is not None else 0
         first = self.tokenizer([a for a, _ in pairs], add_special_tokens=False)["input_ids"]
         second = self.tokenizer([b for _, b in pairs], add_special_tokens=False)["input_ids"]
         found = []
@@ -128,7 +130,8 @@ class Backbone:
         with self._torch.random.fork_rng():
             self._torch.manual_seed(seed % 2**63)
             config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", bias="none")
-            self.model = peft.get_peft_model(self.model, config)
+            with _known_warning():
+                self.model = peft.get_peft_model(self.model, config)
         self.name_adapter()
 
     def name_adapter(self) -> str:
@@ -155,7 +158,8 @@ class Backbone:
         if not (folder / "adapter_model.safetensors").exists():
             raise ConfigurationError(f"{folder} holds no reward adapter")
         base = self.model.unload() if self.adapter else self.model
-        self.model = peft.PeftModel.from_pretrained(base, folder, is_trainable=True).eval()
+        with _known_warning():
+            self.model = peft.PeftModel.from_pretrained(base, folder, is_trainable=True).eval()
         if self.name_adapter() != name:
             raise ConfigurationError(f"{folder} holds another reward adapter than its card says")
 
@@ -185,6 +189,14 @@ def batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
         batch.append(i)
     if batch:
         yield batch
+
+
+@contextmanager
+def _known_warning() -> Iterator[None]:
+    """Hide that peft asks a model for an attribute that transformers is about to rename."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        yield
 
 
 def _peft() -> Any:

@@ -91,37 +91,58 @@ def train(
     if not backbone.adapter:
         backbone.add_adapter(training.rank, training.alpha, stream(seed, "adapter"))
     seen, apart = _items(texts, held_out=False), _items(texts, held_out=True)
-    with torch.random.fork_rng():
-        torch.manual_seed(stream(seed, "heads"))
+    with torch.random.fork_rng():  # of the heads' weights and of dropout
+        torch.manual_seed(stream(seed, "training") % 2**63)
         heads = torch.nn.Linear(backbone.dim, len(texts), bias=False).to(backbone.model.device)
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": backbone.parameters(), "lr": training.lr},
-            {"params": heads.parameters(), "lr": 10 * training.lr},
-        ],
-        weight_decay=0.01,
-    )
+        return _descend(backbone, heads, (seen, apart), training, seed, note or (lambda _: None))
+
+
+def _descend(
+    backbone: Backbone,
+    heads: Any,
+    items: tuple[Sequence[_Item], Sequence[_Item]],
+    training: Training,
+    seed: int,
+    note: Callable[[str], None],
+) -> Curve:
+    """Take steps on the first items until the loss of the second no longer falls."""
+    seen, apart = items
+    optimizer = _optimizer(backbone, heads, training)
     best, kept, step = _state(backbone), 0, 0
     losses = [(0, _held_out_loss(backbone, heads, apart, training.batch))]
     for epoch in range(training.epochs):
         backbone.model.train()
         for batch in _batches(seen, training.batch, generator(seed, "order", epoch)):
-            loss = _loss(backbone, heads, batch)
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_([*backbone.parameters(), *heads.parameters()], 1.0)
-            optimizer.step()
+            _step(optimizer, _loss(backbone, heads, batch))
             step += 1
         backbone.model.eval()
         losses.append((step, _held_out_loss(backbone, heads, apart, training.batch)))
         if losses[-1][1] < min(loss for _, loss in losses[:-1]):
             best, kept = _state(backbone), step
-        if note is not None:
-            note(f"epoch {epoch + 1}: held-out loss {losses[-1][1]:.4f}")
+        note(f"epoch {epoch + 1}: held-out loss {losses[-1][1]:.4f}")
         if step - kept >= training.patience:
             break
     _restore(backbone, best)
     return Curve(tuple(losses), kept)
+
+
+def _optimizer(backbone: Backbone, heads: Any, training: Training) -> Any:
+    import torch
+
+    groups = [
+        {"params": backbone.parameters(), "lr": training.lr},
+        {"params": heads.parameters(), "lr": 10 * training.lr},
+    ]
+    return torch.optim.AdamW(groups, weight_decay=0.01)
+
+
+def _step(optimizer: Any, loss: Any) -> None:
+    import torch
+
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 1.0)
+    optimizer.step()
 
 
 def _items(texts: Sequence[PairTexts], *, held_out: bool) -> list[_Item]:
