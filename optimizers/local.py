@@ -9,14 +9,15 @@ reward alone.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from compound.contracts import Example
 from compound.optimization import Progress, Proposal, Task
+from compound.optimizers.guides import Guide, LearnedRewards
 from compound.optimizers.local_scoring import LocalScorer, State, finalists
 from compound.optimizers.prompts import PromptSearch, bootstrapped, contest, demo_keys, split, text_keys
-from compound.optimizers.rewarding import RunRewards, Traced, tunable
+from compound.optimizers.rewarding import RunRewards, tunable
 from compound.optimizers.sampling import enumerated, suggest
 from compound.rewards.heads import LEAST_INPUTS
 from compound.rewards.pairs import expected_cost
@@ -34,10 +35,12 @@ class OfflineRewards:
     Attributes:
         settings: how rewards are learned.
         prompts: makes candidate prompts to draw outputs with.
+        guide: takes up the pairs.
     """
 
     settings: RewardSettings
     prompts: PromptSearch
+    guide: Guide = field(default_factory=LearnedRewards)
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Collect pairs of all components in one batch, then learn and judge their rewards."""
@@ -55,11 +58,7 @@ class OfflineRewards:
                 yield Proposal({}, note=note, facts=rewards.facts(None))
                 return
             yield await _collected(rewards, components, state, rewards.fresh(examples, count))
-        learned = await rewards.learn(components)
-        found = [f"{name} {r.accuracy.mean:.2f}" for name, r in learned.model.rewards_of.items()]
-        lacking = [f"{name}: {reason}" for name, reason in learned.missing.items()]
-        ranking = [f"ranking accuracy {', '.join(found)}"] if found else []
-        yield Proposal({}, note="; ".join([*ranking, *lacking]), facts=rewards.facts(learned))
+        yield await self.guide.opened(rewards, components)
 
     async def _proposals(self, task: Task, pool: Sequence[Example]) -> dict[str, list[Mapping[str, Any]]]:
         """Return candidate prompts and demonstrations of each component that has them."""
@@ -83,12 +82,14 @@ class LocalSearch:
         prompts: makes candidate prompts and demonstrations.
         local: whether local rewards are used at all; otherwise the same candidates meet the global reward.
         verify: whether the best always meet the global reward too, however good the local one is.
+        guide: what scores calls.
     """
 
     settings: RewardSettings
     prompts: PromptSearch
     local: bool = True
     verify: bool = False
+    guide: Guide = field(default_factory=LearnedRewards)
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Adapt the reward on fresh inputs, search locally, and put the best to the test."""
@@ -119,7 +120,7 @@ class LocalSearch:
         self, task: Task, rewards: RunRewards, component: str, state: State, examples: Sequence[Example]
     ) -> AsyncIterator[Progress]:
         """Collect pairs of fresh inputs: more where the offline phase could not afford enough."""
-        if "inputs" in state:
+        if "inputs" in state or not self.guide.adapts:
             return
         enough = len({draw.example for draw in rewards.draws(component)}) >= LEAST_INPUTS
         wanted = self.settings.fresh if enough else max(self.settings.fresh, LEAST_INPUTS)
@@ -131,15 +132,16 @@ class LocalSearch:
         self, task: Task, rewards: RunRewards, component: str, state: State, facts: dict[str, Any]
     ) -> AsyncIterator[Progress]:
         """Search by the local reward, where it may steer; leaves the finalists in the state."""
-        learned = await rewards.learn()
-        steered = rewards.trusted(learned, component)
-        facts |= {**rewards.facts(learned), "component": component, "steered": steered}
+        guidance = await self.guide.guidance(rewards, component)
+        steered = not guidance.distrust
+        facts |= {**guidance.facts, "component": component, "steered": steered}
         if "finalists" not in state and not steered:
             state |= {"finalists": state["candidates"], "local": {}}
-            yield Progress(dict(state), f"by the global reward: {rewards.distrust(learned, component)}")
+            yield Progress(dict(state), f"by the global reward: {guidance.distrust}")
         elif "finalists" not in state:
-            scorer = LocalScorer(task, component, learned.model, self.settings, LOCAL + ONLINE)
-            async for event in scorer.rounds(state, await self._traced(task, rewards), self._next):
+            scorer = LocalScorer(task, component, guidance.scores, self.settings, LOCAL + ONLINE)
+            recorded = await self.guide.recorded(rewards, component)
+            async for event in scorer.rounds(state, recorded, self._next):
                 yield event
             state |= finalists(task, state["scored"], self.settings.temperature)
             yield Progress(dict(state), f"{len(state['finalists'])} to test")
@@ -149,7 +151,8 @@ class LocalSearch:
         """Return whether the best meet the global reward: unless it can say nothing, or nothing new."""
         if task.scorer.left < 2 * task.minibatch:
             return False
-        return self.verify or facts["accuracy"][component]["mean"] < self.settings.sure
+        accuracy = facts["accuracy"].get(component)
+        return self.verify or accuracy is None or accuracy["mean"] < self.settings.sure
 
     async def _first(self, task: Task, pool: Sequence[Example]) -> list[dict[str, Any]]:
         """Return the first round of candidates."""
@@ -173,12 +176,6 @@ class LocalSearch:
         for _ in range(task.candidates):
             round_.append(suggest(task, trials, round_))
         return round_
-
-    async def _traced(self, task: Task, rewards: RunRewards) -> Traced:
-        """Return traces of the incumbent on the inputs last collected from: most are in the cache."""
-        _, examples = split(task)
-        chosen = rewards.latest(examples, task.minibatch)
-        return list(zip(chosen, await task.scorer.traces({}, chosen), strict=True))
 
 
 def settings_of(candidates: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,8 +13,7 @@ from compound.configuration import canonical
 from compound.errors import first_of
 from compound.optimization import Bench, Progress, Task
 from compound.optimizers.prompts import demo_keys, text_keys
-from compound.optimizers.rewarding import Traced
-from compound.rewards.model import RewardModel
+from compound.rewards.model import CallValues, Vector
 from compound.settings import RewardSettings
 from compound.streams import generator, stream
 from compound.system import System
@@ -25,6 +24,22 @@ State = dict[str, Any]
 More = Callable[[Task, Sequence[Sequence[Any]]], Awaitable[list[dict[str, Any]]]]
 
 
+class Scores(Protocol):
+    """Scores (inputs, outputs) of a component: `compound.rewards.model.RewardModel`, or a baseline."""
+
+    def rewards(self, component: str, calls: Sequence[CallValues]) -> Vector:
+        """Return one number for each call, higher for better outputs."""
+        ...
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Calls to make again with other settings, and the system whose traces they are in."""
+
+    system: System
+    calls: Sequence[tuple[Trace, Call]]
+
+
 @dataclass(frozen=True)
 class LocalScorer:
     """One component's local search.
@@ -32,27 +47,27 @@ class LocalScorer:
     Attributes:
         task: the job.
         component: whose settings are searched.
-        model: holds its reward.
+        model: scores its calls.
         settings: how many rounds.
         part: of the job's share that may be spent by the end of the last round.
     """
 
     task: Task
     component: str
-    model: RewardModel
+    model: Scores
     settings: RewardSettings
     part: float
 
-    async def rounds(self, state: State, traced: Traced, more: More) -> AsyncIterator[Progress]:
+    async def rounds(self, state: State, recorded: Recorded, more: More) -> AsyncIterator[Progress]:
         """Score the candidates of the state, then further rounds; leaves all in ``state["scored"]``."""
-        calls = [(t, call) for _, t in traced for call in t.calls_of(self.component) if call.failure is None]
+        calls = recorded.calls
         scored = state.setdefault("scored", [[{}, 0.0]])
         while calls and state["step"] < self.settings.steps and self._affordable(state, calls):
             first = len(scored) == 1
             fresh = [{}, *state["candidates"]] if first else await self._another(state, more)
             if not fresh:
                 break
-            means = await self.means(fresh, calls)
+            means = await self.means(fresh, recorded)
             scored[:] = [*([] if first else scored), *map(list, zip(fresh, means, strict=True))]
             state["step"] += 1
             best = max(mean for _, mean in scored)
@@ -73,17 +88,17 @@ class LocalScorer:
         cost = self.task.candidates * len(calls) / counted if calls[0][1].counted else 0.0
         return bool(spent + cost <= self.part * state["share"])
 
-    async def means(
-        self, candidates: Sequence[Mapping[str, Any]], calls: Sequence[tuple[Trace, Call]]
-    ) -> list[float]:
+    async def means(self, candidates: Sequence[Mapping[str, Any]], recorded: Recorded) -> list[float]:
         """Return each candidate's mean local reward over the calls; a failed one gets less than the worst."""
-        prefix = f"{self.component}."
+        prefix, calls = f"{self.component}.", recorded.calls
+        changes = recorded.system.configuration.diff(self.task.system.configuration)
+        own = {c.key: c.after for c in changes if c.key.startswith(prefix)}  # the incumbent's, since then
         jobs = [
-            (trace, call, {key.removeprefix(prefix): value for key, value in values.items()})
+            (trace, call, {key.removeprefix(prefix): value for key, value in {**own, **values}.items()})
             for values in candidates
             for trace, call in calls
         ]
-        made = await run_alone(self.task.bench, self.task.system, jobs)
+        made = await run_alone(self.task.bench, recorded.system, jobs)
         read = [(call.inputs, call.outputs) for call in made if call.failure is None]
         rewards = iter(self.model.rewards(self.component, read).tolist())
         found = np.array([np.nan if call.failure else next(rewards) for call in made])

@@ -93,6 +93,8 @@ class Backbone:
         t = self.tokenizer
         if t.cls_token_id is None:
             return [*a, *b] or [t.eos_token_id]
+        if not a:  # one text alone, as sentence encoders are trained to read it
+            return [t.cls_token_id, *b, t.sep_token_id]
         return [t.cls_token_id, *a, t.sep_token_id, *b, t.sep_token_id]
 
     def forward(self, tokens: Sequence[Sequence[int]]) -> Any:

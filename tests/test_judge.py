@@ -50,9 +50,9 @@ def filled(inputs: int = 12, length: int = 0) -> PairBuffer:
     return buffer
 
 
-def asked_of(message: str) -> tuple[str, str]:
+def asked_of(message: str) -> list[str]:
     """Return the two outputs in question."""
-    return re.findall(r"^Output [AB]: (.*)$", message, re.MULTILINE)  # type: ignore[return-value]
+    return re.findall(r"^Output [AB]: (.*)$", message, re.MULTILINE)
 
 
 def knowing(message: str) -> str:
