@@ -177,21 +177,35 @@ METHODS: Mapping[str, MakeMethod] = {
 }
 
 
+def maker(name: str) -> MakeMethod:
+    """Return what makes a method.
+
+    Args:
+        name: one of `METHODS`, or ``module:function`` for one of your own.
+
+    Raises:
+        DeclarationError: there is no such method.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    if ":" not in name:
+        raise DeclarationError(f"no method {name!r}", hint=f"{nearest(name, METHODS)}, or module:function")
+    found: MakeMethod = find_code(name, Path())
+    return found
+
+
 def method(name: str, system: System, settings: OptimizeSettings) -> Method:
     """Return a method for a system.
 
     Args:
-        name: one of `METHODS`, or ``module:function`` for one of your own.
+        name: see `maker`.
         system: what is to be optimized.
         settings: how.
 
     Raises:
         DeclarationError: there is no such method, or the system has nothing it could change.
     """
-    if name not in METHODS and ":" not in name:
-        raise DeclarationError(f"no method {name!r}", hint=f"{nearest(name, METHODS)}, or module:function")
-    make: MakeMethod = METHODS[name] if name in METHODS else find_code(name, Path())
-    chosen = make(system, settings)
+    chosen = maker(name)(system, settings)
     if not chosen.jobs:
         raise DeclarationError(
             f"system {system.name!r} has no parameter that method {name!r} can change",
