@@ -30,7 +30,7 @@ EACH = 300  # characters of one example: twenty of them are about 1,500 tokens
 JUDGED = 2_400  # characters of the inputs and the two outputs in question
 CUT = " …"
 VERDICT = re.compile(r"[\W_]*([AB])[\W_]*")
-CUE = "Better output:"
+CUE = "Letter:"  # small models then give one; asked otherwise, they copy an output
 
 Generate = Callable[[Request], Awaitable[Completion]]
 
