@@ -18,6 +18,7 @@ from compound.errors import BudgetExhausted, CompoundError, SpecError, TooManyFa
 if TYPE_CHECKING:
     from compound.recorder import Recorder
     from compound.spec import Program
+    from compound.sweep import Stopper
 
 app = typer.Typer(
     add_completion=False,
@@ -104,6 +105,49 @@ def optimize(
         from compound.report import closing
 
         print(closing(path))
+
+
+@app.command(
+    epilog="Examples: compound sweep system.yaml --methods search,random · compound sweep a.yaml b.yaml "
+    "--methods optimas,hbc,mipro --seeds 0,1,2 --set optimize.budget.system_runs=400 --run runs/table"
+)
+def sweep(
+    files: Annotated[list[Path], typer.Argument(help="YAML files of systems.", show_default=False)],
+    methods: Annotated[str, typer.Option(help="Methods, with commas between them.")],
+    seeds: Annotated[str, typer.Option(help="Seeds, with commas between them.")] = "0",
+    run: Annotated[Path, typer.Option(help="The sweep's folder.")] = Path("runs/sweep"),
+    sets: Sets = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    no_import: NoImport = False,
+) -> None:
+    """Compare methods on several files and seeds; the same command goes on where it was.
+
+    Every run has the file's budget and a folder of its own. Finished runs are skipped. The table is in
+    sweep.md and sweep.json. Exit code 1 when a run failed.
+    """
+    from compound.progress import watching
+    from compound.report.comparison import closing
+    from compound.sweep import Stopper, plan
+    from compound.sweep import sweep as run_sweep
+
+    programs = [_measurable(load_program(file, sets, no_import), "sweep") for file in files]
+    planned = plan(programs, _listed(methods), _numbers(seeds), run)
+    print(f"sweep directory: {run}", file=sys.stderr)
+    stopper = Stopper()
+    _stop_on_interrupt(stopper)
+    facts = run_sweep(
+        planned, run,
+        watch=lambda limits: watching(limits, quiet=quiet),
+        say=lambda line: None if quiet else print(line, file=sys.stderr, flush=True),
+        stopper=stopper,
+    )  # fmt: skip
+    if as_json:
+        show(facts)
+    else:
+        print(f"{closing(facts)}\n\ntable: {run / 'sweep.md'}")
+    if any(row["status"] == "failed" for row in facts["runs"]):
+        raise typer.Exit(1)
 
 
 @app.command(
@@ -276,6 +320,18 @@ def models_list(as_json: AsJson = False) -> None:
             print(line)
 
 
+def _listed(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
+def _numbers(text: str) -> list[int]:
+    items = _listed(text)
+    wrong = [item for item in items if not item.isdecimal()]
+    if wrong:
+        raise SpecError([f"--seeds {text}: {wrong[0]!r} is no seed; give whole numbers such as 0,1,2"])
+    return [int(item) for item in items]
+
+
 def _measurable(program: Program, what: str) -> Any:
     missing = [key for key in ("data", "metric") if getattr(program, key) is None]
     if missing:
@@ -310,13 +366,13 @@ def _estimate(program: Any, path: Path) -> dict[str, Any]:
     return {"run": str(path), **estimate(program)}
 
 
-def _stop_on_interrupt(recorder: Recorder) -> None:
+def _stop_on_interrupt(running: Recorder | Stopper) -> None:
     """First Ctrl-C: finish the step and save. Second: stop now (still resumable)."""
     import signal
 
     def handle(_signal: int, _frame: Any) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        recorder.stop()
+        running.stop()
         print("\nstopping after this step; press Ctrl-C again to stop now", file=sys.stderr, flush=True)
 
     signal.signal(signal.SIGINT, handle)

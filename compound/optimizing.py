@@ -264,18 +264,23 @@ def open_run(path: Path, text: str, config: Mapping[str, Any]) -> RunDirectory:
     """
     if not (path / "config.json").exists():
         return RunDirectory.create(path, text, config)
-    stored, wanted = _flat(read_json(path, "config.json")), _flat(config)
-    changed = sorted(
-        key
-        for key in {*stored, *wanted}
-        if stored.get(key) != wanted.get(key) and not key.startswith(MAY_CHANGE)
-    )
-    if changed:
+    keys = changed(path, config)
+    if keys:
         raise RunDirectoryError(
-            f"{path} belongs to another configuration; changed: {', '.join(changed)}",
+            f"{path} belongs to another configuration; changed: {', '.join(keys)}",
             hint="pass --new for a fresh run, or choose another --run",
         )
     return RunDirectory.open(path)
+
+
+def changed(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...] = MAY_CHANGE) -> list[str]:
+    """Return the keys by which a configuration differs from that of a run directory."""
+    stored, wanted = _flat(read_json(path, "config.json")), _flat(config)
+    return sorted(
+        key
+        for key in {*stored, *wanted}
+        if stored.get(key) != wanted.get(key) and not key.startswith(ignoring)
+    )
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -9,18 +9,18 @@ reward alone.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from compound.configuration import canonical
 from compound.contracts import Example
 from compound.optimization import Progress, Proposal, Task
+from compound.optimizers.guides import Guide, LearnedRewards
 from compound.optimizers.local_scoring import LocalScorer, State, finalists
 from compound.optimizers.prompts import PromptSearch, bootstrapped, contest, demo_keys, split, text_keys
-from compound.optimizers.rewarding import RunRewards, Traced, tunable
+from compound.optimizers.rewarding import RunRewards, tunable
 from compound.optimizers.sampling import enumerated, suggest
 from compound.rewards.heads import LEAST_INPUTS
-from compound.rewards.learning import Learned, accuracies
 from compound.rewards.pairs import expected_cost
 from compound.settings import RewardSettings
 from compound.space import Choice, Float, Int
@@ -36,10 +36,12 @@ class OfflineRewards:
     Attributes:
         settings: how rewards are learned.
         prompts: makes candidate prompts to draw outputs with.
+        guide: takes up the pairs.
     """
 
     settings: RewardSettings
     prompts: PromptSearch
+    guide: Guide = field(default_factory=LearnedRewards)
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Collect pairs of all components in one batch, then learn and judge their rewards."""
@@ -50,24 +52,18 @@ class OfflineRewards:
         if "proposals" not in state:
             state["proposals"] = await self._proposals(task, pool)
             yield Progress(dict(state), "candidates to draw outputs with")
-        learned = await rewards.learn(components) if "inputs" in state else None
-        while wanted := self._wanted(task, rewards, learned, state):
-            state["before"] = accuracies(learned.model) if learned else {}
+        while wanted := await self._wanted(task, rewards, state):
             yield await _collected(rewards, components, state, rewards.fresh(examples, wanted))
-            learned = await rewards.learn(components)
-        if learned is None:
+        if "inputs" in state:
+            yield await self.guide.opened(rewards, components)
+        else:
             note = f"the budget does not hold the pairs of {LEAST_INPUTS} inputs"
             yield Proposal({}, note=note, facts=rewards.facts(None))
-            return
-        found = [f"{name} {r.accuracy.mean:.2f}" for name, r in learned.model.rewards_of.items()]
-        lacking = [f"{name}: {reason}" for name, reason in learned.missing.items()]
-        ranking = [f"ranking accuracy {', '.join(found)}"] if found else []
-        yield Proposal({}, note="; ".join([*ranking, *lacking]), facts=rewards.facts(learned))
 
-    def _wanted(self, task: Task, rewards: RunRewards, learned: Learned | None, state: State) -> int:
+    async def _wanted(self, task: Task, rewards: RunRewards, state: State) -> int:
         """Return how many more inputs to collect from: twice as many each time, until all are settled."""
-        before, done = state.get("before", {}), state.get("inputs", 0)
-        if learned is not None and all(rewards.settled(learned, before, name) for name in tunable(task)):
+        done = state.get("inputs", 0)
+        if done and await self.guide.settled(rewards, tunable(task), state):
             return 0
         most = min(self.settings.inputs, len(split(task)[1])) - done
         count = _inputs(task, rewards, tunable(task), min(max(done, LEAST_INPUTS), most), 1.0)
@@ -94,11 +90,13 @@ class LocalSearch:
         settings: how rewards are learned and used.
         prompts: makes candidate prompts and demonstrations.
         verify: whether the best always meet the global reward too, however good the local one is.
+        guide: what scores calls.
     """
 
     settings: RewardSettings
     prompts: PromptSearch
     verify: bool = False
+    guide: Guide = field(default_factory=LearnedRewards)
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Adapt the reward on fresh inputs, search locally, and put the best to the test."""
@@ -126,7 +124,7 @@ class LocalSearch:
         self, task: Task, rewards: RunRewards, component: str, state: State, examples: Sequence[Example]
     ) -> AsyncIterator[Progress]:
         """Collect pairs of fresh inputs: more where the offline phase could not afford enough."""
-        if "adapted" in state:
+        if "adapted" in state or not self.guide.adapts:
             return
         state["adapted"] = True
         enough = len({pair.example for pair, _ in rewards.buffer.pairs(component)}) >= LEAST_INPUTS
@@ -139,15 +137,16 @@ class LocalSearch:
         self, task: Task, rewards: RunRewards, component: str, state: State, facts: dict[str, Any]
     ) -> AsyncIterator[Progress]:
         """Search by the local reward, where it may steer; leaves the finalists in the state."""
-        learned = await rewards.learn()
-        steered = rewards.trusted(learned, component)
-        facts |= {**rewards.facts(learned), "component": component, "steered": steered}
+        guidance = await self.guide.guidance(rewards, component)
+        steered = not guidance.distrust
+        facts |= {**guidance.facts, "component": component, "steered": steered}
         if "finalists" not in state and not steered:
             state |= {"finalists": state["candidates"], "local": {}}
-            yield Progress(dict(state), f"by the global reward: {rewards.distrust(learned, component)}")
+            yield Progress(dict(state), f"by the global reward: {guidance.distrust}")
         elif "finalists" not in state:
-            scorer = LocalScorer(task, component, learned.model, self.settings, LOCAL + ONLINE)
-            async for event in scorer.rounds(state, await self._traced(task, rewards), self._next):
+            scorer = LocalScorer(task, component, guidance.scores, self.settings, LOCAL + ONLINE)
+            recorded = await self.guide.recorded(rewards, component)
+            async for event in scorer.rounds(state, recorded, self._next):
                 yield event
             state |= finalists(task, state["scored"], self.settings.temperature)
             rewards.note_tried(task, [values for values, _ in state["scored"]])
@@ -158,7 +157,8 @@ class LocalSearch:
         """Return whether the best meet the global reward: unless it can say nothing, or nothing new."""
         if task.scorer.left < 2 * task.minibatch:
             return False
-        return self.verify or facts["accuracy"][component]["mean"] < self.settings.sure
+        accuracy = facts["accuracy"].get(component)
+        return self.verify or accuracy is None or accuracy["mean"] < self.settings.sure
 
     async def _first(
         self, task: Task, rewards: RunRewards, pool: Sequence[Example]
@@ -187,12 +187,6 @@ class LocalSearch:
         for _ in range(task.candidates):
             round_.append(suggest(task, trials, round_))
         return round_
-
-    async def _traced(self, task: Task, rewards: RunRewards) -> Traced:
-        """Return traces of the incumbent on the inputs last collected from: most are in the cache."""
-        _, examples = split(task)
-        chosen = rewards.latest(examples, task.minibatch)
-        return list(zip(chosen, await task.scorer.traces({}, chosen), strict=True))
 
 
 def limit(task: Task) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,8 @@ from compound.configuration import canonical
 from compound.errors import first_of
 from compound.optimization import Bench, Progress, Task
 from compound.optimizers.prompts import demo_keys, text_keys
-from compound.optimizers.rewarding import Traced
 from compound.plan import values_of
-from compound.rewards.model import RewardModel
+from compound.rewards.model import CallValues, Vector
 from compound.settings import RewardSettings
 from compound.streams import generator, stream
 from compound.system import System
@@ -30,6 +29,22 @@ Place = tuple[Trace, Call, int]  # a recorded call, and the sample to draw it wi
 More = Callable[[Task, Sequence[Sequence[Any]]], Awaitable[list[dict[str, Any]]]]
 
 
+class Scores(Protocol):
+    """Scores (inputs, outputs) of a component: `compound.rewards.model.RewardModel`, or a baseline."""
+
+    def rewards(self, component: str, calls: Sequence[CallValues]) -> Vector:
+        """Return one number for each call, higher for better outputs."""
+        ...
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Calls to make again with other settings, and the system whose traces they are in."""
+
+    system: System
+    calls: Sequence[tuple[Trace, Call]]
+
+
 @dataclass(frozen=True)
 class LocalScorer:
     """One component's local search.
@@ -37,40 +52,39 @@ class LocalScorer:
     Attributes:
         task: the job.
         component: whose settings are searched.
-        model: holds its reward.
+        model: scores its calls.
         settings: how many rounds.
         part: of the job's share that may be spent by the end of the last round.
     """
 
     task: Task
     component: str
-    model: RewardModel
+    model: Scores
     settings: RewardSettings
     part: float
 
-    async def rounds(self, state: State, traced: Traced, more: More) -> AsyncIterator[Progress]:
+    async def rounds(self, state: State, recorded: Recorded, more: More) -> AsyncIterator[Progress]:
         """Score the candidates of the state, then further rounds; leaves all in ``state["scored"]``."""
-        places = self._places(traced)
+        places = self._places(recorded)
         scored = state["scored"] = state.get("scored", [[{}, 0.0]])
         while places and state["step"] < self.settings.steps and self._affordable(state, places):
             fresh = state["candidates"] if len(scored) == 1 else await self._another(state, more)
             if not fresh:
                 break
-            gains = await self.gains(fresh, places)
+            gains = await self.gains(fresh, recorded.system, places)
             scored = state["scored"] = [*scored, *map(list, zip(fresh, gains, strict=True))]
             state["step"] += 1
             best = max(gain for _, gain in scored)
             yield Progress(dict(state), f"local round {state['step']}: best gain {best:+.2f}")
 
-    def _places(self, traced: Traced) -> list[Place]:
+    def _places(self, recorded: Recorded) -> list[Place]:
         """Return the component's calls; those of a component with chance several times, in other samples."""
         component = self.task.system.components[self.component]
         chance = not component.deterministic(values_of(component, self.task.system))
-        calls = [(t, c) for _, t in traced for c in t.calls_of(self.component) if c.failure is None]
         return [
             (trace, call, call.sample + AGAIN * repeat)
             for repeat in range(REPEATS if chance else 1)
-            for trace, call in calls
+            for trace, call in recorded.calls
         ]
 
     async def _another(self, state: State, more: More) -> list[dict[str, Any]]:
@@ -88,17 +102,24 @@ class LocalScorer:
         cost = self.task.candidates * len(places) / counted if call.counted else 0.0
         return bool(spent + cost <= self.part * state["share"])
 
-    async def gains(self, candidates: Sequence[Mapping[str, Any]], places: Sequence[Place]) -> list[float]:
+    async def gains(
+        self, candidates: Sequence[Mapping[str, Any]], system: System, places: Sequence[Place]
+    ) -> list[float]:
         """Return by how much each candidate's mean local reward exceeds the incumbent's at the same places.
 
         All meet a few, the better half twice as many, and so on (successive halving). A failed call
         counts as less than the worst.
+
+        Args:
+            candidates: values by key.
+            system: the one that the places were recorded with.
+            places: where to make the calls.
         """
         alive = list(range(len(candidates)))
         found = [0.0] * len(candidates)
         size = min(len(places), max(2, self.task.minibatch // 4))
         while True:
-            rows = await self._rewards([{}, *(candidates[i] for i in alive)], places[:size])
+            rows = await self._rewards([{}, *(candidates[i] for i in alive)], system, places[:size])
             for i, row in zip(alive, rows[1:], strict=True):
                 found[i] = float((row - rows[0]).mean())
             if size == len(places) or not alive:
@@ -107,16 +128,18 @@ class LocalScorer:
             size = min(len(places), 2 * size)
 
     async def _rewards(
-        self, candidates: Sequence[Mapping[str, Any]], places: Sequence[Place]
+        self, candidates: Sequence[Mapping[str, Any]], system: System, places: Sequence[Place]
     ) -> NDArray[np.float64]:
         """Return the local rewards of each candidate (rows) at each place (columns)."""
         prefix = f"{self.component}."
+        changes = system.configuration.diff(self.task.system.configuration)
+        own = {c.key: c.after for c in changes if c.key.startswith(prefix)}  # the incumbent's, since then
         jobs = [
-            (place, {key.removeprefix(prefix): value for key, value in values.items()})
+            (place, {key.removeprefix(prefix): value for key, value in {**own, **values}.items()})
             for values in candidates
             for place in places
         ]
-        made = await run_alone(self.task.bench, self.task.system, jobs)
+        made = await run_alone(self.task.bench, system, jobs)
         read = [(call.inputs, call.outputs) for call in made if call.failure is None]
         rewards = iter(self.model.rewards(self.component, read).tolist())
         found = np.array([np.nan if call.failure else next(rewards) for call in made])

@@ -9,6 +9,8 @@ from pathlib import Path
 from compound.errors import DeclarationError, nearest
 from compound.optimization import Job, Method, Optimizer, Scheduler
 from compound.optimizers.baselines import RandomSearch
+from compound.optimizers.guides import Guide, LearnedRewards
+from compound.optimizers.hbc import Cloning
 from compound.optimizers.llm_selector import LLMSelector
 from compound.optimizers.local import LocalSearch, OfflineRewards
 from compound.optimizers.mipro import Mipro
@@ -56,19 +58,37 @@ MEASURING = ("ucb", "thompson")  # they learn from gains on train examples, so e
 
 def optimas(system: System, settings: OptimizeSettings) -> Method:
     """Local rewards: learned offline first, then one component after the other by what suits it (OPTIMAS)."""
+    return _local("optimas", system, settings, LearnedRewards())
+
+
+def hbc(system: System, settings: OptimizeSettings) -> Method:
+    """What `optimas` does, but an output's score is its similarity to the preferred one (behaviour cloning).
+
+    Raises:
+        DeclarationError: the offline phase, which finds the preferred outputs, has no budget.
+    """
+    if not settings.rewards.offline:
+        raise DeclarationError(
+            "method 'hbc' imitates outputs of the offline phase, but optimize.rewards.offline is 0",
+            hint="leave it out, or give it a part of the budget such as 0.4",
+        )
+    return _local("hbc", system, settings, Cloning())
+
+
+def _local(name: str, system: System, settings: OptimizeSettings, guide: Guide) -> Method:
     prompts = PromptSearch(
         settings.prompts.proposers, settings.prompts.edits_per_candidate, settings.prompts.lm
     )
+    rewards = settings.rewards
+    verify = rewards.scheduler in MEASURING
     optimizers: Mapping[str, Optimizer] = {
-        "offline": OfflineRewards(settings.rewards, prompts),
-        "local": LocalSearch(settings.rewards, prompts, verify=settings.rewards.scheduler in MEASURING),
+        "offline": OfflineRewards(rewards, prompts, guide),
+        "local": LocalSearch(rewards, prompts, verify=verify, guide=guide),
     }
     jobs = _by_component(system, "local", "local")
     everything = tuple(key for job in jobs for key in job.keys)
-    opening = (
-        Job("offline", everything, weight=settings.rewards.offline) if settings.rewards.offline else None
-    )
-    return Method("optimas", optimizers, jobs, SCHEDULERS[settings.rewards.scheduler](), opening, LEAST)
+    opening = Job("offline", everything, weight=rewards.offline) if rewards.offline else None
+    return Method(name, optimizers, jobs, SCHEDULERS[rewards.scheduler](), opening, LEAST)
 
 
 def coordinate(system: System, settings: OptimizeSettings) -> Method:
@@ -146,6 +166,7 @@ MakeMethod = Callable[[System, OptimizeSettings], Method]
 METHODS: Mapping[str, MakeMethod] = {
     "search": search,
     "optimas": optimas,
+    "hbc": hbc,
     "coordinate": coordinate,
     "random": random,
     "opro": opro,
@@ -156,21 +177,35 @@ METHODS: Mapping[str, MakeMethod] = {
 }
 
 
+def maker(name: str) -> MakeMethod:
+    """Return what makes a method.
+
+    Args:
+        name: one of `METHODS`, or ``module:function`` for one of your own.
+
+    Raises:
+        DeclarationError: there is no such method.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    if ":" not in name:
+        raise DeclarationError(f"no method {name!r}", hint=f"{nearest(name, METHODS)}, or module:function")
+    found: MakeMethod = find_code(name, Path())
+    return found
+
+
 def method(name: str, system: System, settings: OptimizeSettings) -> Method:
     """Return a method for a system.
 
     Args:
-        name: one of `METHODS`, or ``module:function`` for one of your own.
+        name: see `maker`.
         system: what is to be optimized.
         settings: how.
 
     Raises:
         DeclarationError: there is no such method, or the system has nothing it could change.
     """
-    if name not in METHODS and ":" not in name:
-        raise DeclarationError(f"no method {name!r}", hint=f"{nearest(name, METHODS)}, or module:function")
-    make: MakeMethod = METHODS[name] if name in METHODS else find_code(name, Path())
-    chosen = make(system, settings)
+    chosen = maker(name)(system, settings)
     if not chosen.jobs:
         raise DeclarationError(
             f"system {system.name!r} has no parameter that method {name!r} can change",

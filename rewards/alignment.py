@@ -46,15 +46,24 @@ def accuracy(margins: Sequence[float] | Vector, inputs: Sequence[str]) -> Accura
     >>> accuracy([1.0, -0.5, 0.0, 2.0], ["a", "a", "b", "b"]).mean
     0.625
     """
-    if not len(margins):
+    return mean_right([0.5 if margin == 0 else float(margin > 0) for margin in margins], inputs)
+
+
+def mean_right(right: Sequence[float], inputs: Sequence[str]) -> Accuracy:
+    """Return the accuracy of verdicts: 1 for a pair ordered right, 0 for a wrong one, or anything between.
+
+    >>> mean_right([1.0, 0.5, 0.25], ["a", "a", "b"]).mean
+    0.5
+    """
+    if not len(right):
         return NOTHING
     groups: dict[str, list[float]] = defaultdict(list)
-    for margin, name in zip(margins, inputs, strict=True):
-        groups[name].append(0.5 if margin == 0 else float(margin > 0))
+    for share, name in zip(right, inputs, strict=True):
+        groups[name].append(share)
     found = cluster_mean_interval(list(groups.values()))
     single = found.n == 1
     low = None if single else max(0.0, found.low)
-    return Accuracy(found.mean, low, None if single else min(1.0, found.high), len(margins), found.n)
+    return Accuracy(found.mean, low, None if single else min(1.0, found.high), len(right), found.n)
 
 
 def rank_correlation(local: Sequence[Sequence[float]], global_: Sequence[Sequence[float]]) -> float:

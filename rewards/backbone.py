@@ -88,7 +88,7 @@ class Backbone:
 
         An output that alone is longer than ``max_length`` loses its end: no model could read it.
         """
-        special = len(self._joined([], [])) if self.tokenizer.cls_token_id is not None else 0
+        special = len(self._joined([0], [0])) - 2
         first = self.tokenizer([a for a, _ in pairs], add_special_tokens=False)["input_ids"]
         second = self.tokenizer([b for _, b in pairs], add_special_tokens=False)["input_ids"]
         found = []
@@ -102,6 +102,8 @@ class Backbone:
         t = self.tokenizer
         if t.cls_token_id is None:
             return [*a, *b] or [t.eos_token_id]
+        if not a:  # one text alone, as sentence encoders are trained to read it
+            return [t.cls_token_id, *b, t.sep_token_id]
         return [t.cls_token_id, *a, t.sep_token_id, *b, t.sep_token_id]
 
     def forward(self, tokens: Sequence[Sequence[int]]) -> Any:

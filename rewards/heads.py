@@ -97,7 +97,7 @@ def fit(
     weights = _weights(len(differences), gaps, recency)
     apart = np.zeros(len(differences), bool) if held_out is None else np.asarray(held_out, bool)
     seen, given = differences[~apart], weights[~apart]
-    fold = _folds([name for name, out in zip(inputs, apart, strict=True) if not out], seed)
+    fold = folds([name for name, out in zip(inputs, apart, strict=True) if not out], seed)
     text = np.zeros(seen.shape[1], bool) if soft is None else np.asarray(soft, bool)
     best = min(
         (_try(seen, given, fold, strength, np.where(text, emphasis, 1.0), emphasis)
@@ -156,8 +156,12 @@ def _weights(n: int, gaps: Sequence[float] | None, recency: Sequence[float] | No
     return weights
 
 
-def _folds(inputs: Sequence[str], seed: int) -> NDArray[np.int64]:
-    """Return a fold for each pair; an input's pairs are in one."""
+def folds(inputs: Sequence[str], seed: int) -> NDArray[np.int64]:
+    """Return a fold for each pair; an input's pairs are in one.
+
+    Raises:
+        DataError: there are fewer than `LEAST_INPUTS` inputs.
+    """
     distinct = sorted(set(inputs))
     if len(distinct) < LEAST_INPUTS:
         raise DataError(

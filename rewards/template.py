@@ -67,16 +67,20 @@ class Template:
 
     def read(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Reading:
         """Return the texts and numbers of one call."""
-        given = {n: v for n, v in inputs.items() if n not in self.settings and v is not None}
-        texts = {name: _text(value) for name, value in given.items()}
+        given = self.given(inputs)
+        texts = {name: as_text(value) for name, value in given.items()}
         shown = sorted(texts.items(), key=lambda item: len(item[1]))
         written = {n: v for n, v in outputs.items() if n not in self.labels}
         return Reading(
             "\n".join(f"{name}: {text}" for name, text in shown),
-            "\n".join(f"{name}: {_text(value)}" for name, value in written.items()),
+            "\n".join(f"{name}: {as_text(value)}" for name, value in written.items()),
             _numbers(given, texts, written),
             "\n".join(f"{name}={outputs[name]}" for name in self.labels),
         )
+
+    def given(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the inputs without wired settings and without what is missing."""
+        return {n: v for n, v in inputs.items() if n not in self.settings and v is not None}
 
     def choices(self) -> tuple[str, ...]:
         """Return every label text a reading of this component can have, where it has one label field."""
@@ -86,7 +90,8 @@ class Template:
         return tuple(f"{name}={option}" for option in options)
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """Return a value as a reward model reads it."""
     if isinstance(value, float):
         return f"{value:.{DIGITS}g}"
     return show(value)
@@ -105,7 +110,7 @@ def _numbers(
             found[name], found[f"{name}^2"] = y, y * y
             found.update({f"{name}*{other}": y * x for other, x in values.items()})
         else:
-            found.update(_of_text(name, _text(value), words))
+            found.update(_of_text(name, as_text(value), words))
             if isinstance(value, Sequence) and not isinstance(value, str):
                 found[f"{name}.items"] = math.log1p(len(value))
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +54,18 @@ def _compared(facts: Mapping[str, Any]) -> list[str]:
         return []
     table = methods(facts)
     kept = [i for i, heading in enumerate(table.headings) if heading.split(",")[0] in SHOWN]
-    rows = [[str(row[i]) for i in kept] for row in (table.headings, *table.rows)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    lines = aligned([[str(row[i]) for i in kept] for row in (table.headings, *table.rows)])
     return [*lines, *versus(facts)]
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of cells as lines of equal columns.
+
+    >>> aligned([["method", "test"], ["hbc", "0.5"]])
+    ['method  test', 'hbc     0.5']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def _changed(change: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,294 @@
+"""What the runs of a sweep found, side by side: facts, tables, and the page ``sweep.md``.
+
+Means are over seeds. All seeds read the same test examples, so an interval over seeds alone claims too much
+where runs hardly differ, and one over examples alone where they differ much: the wider of the two is given,
+and both are in the facts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from compound.report.facts import METHOD_FACTS
+from compound.report.markdown import escaped, written
+from compound.report.record import Facts, Record, by_example, plain
+from compound.report.tables import Table, table
+from compound.report.text import count, interval, money, plural, seconds, signed, visible
+from compound.report.writing import aligned
+from compound.statistics import mean_interval
+
+UNOPTIMIZED = "unoptimized"
+SHOWN = ("method", "n", "test", "gain on test", "accepted", "search runs")  # a terminal has room for these
+READING = (
+    "Each row is the mean over its finished seeds. Gains are paired: each example's score after less its "
+    "score before, in the same run.",
+    "Brackets are 95 % intervals: over seeds, or over test examples (each one's mean over seeds), whichever "
+    "is the wider; n is seeds × test examples. With one seed the interval is over examples, and says nothing "
+    "about other seeds; two seeds say little about more.",
+    "Accepted counts proposals of all seeds; runs, calls, tokens, cost and time are means over seeds.",
+)
+
+
+def compare(states: Sequence[Facts], folder: Path, budgets: Mapping[str, Facts]) -> Facts:
+    """Return everything the page says, as JSON types.
+
+    Args:
+        states: of each run its file, method, seed, directory in the folder, status, and why it has none.
+        folder: the sweep's directory.
+        budgets: the limits of each run of a file.
+    """
+    runs = [_Run(state, folder) for state in states]
+    files = dict.fromkeys(state["file"] for state in states)
+    methods = dict.fromkeys(state["method"] for state in states)
+    rows, accuracy = [], []
+    for file in files:
+        done = [run for run in runs if run.of(file) and run.done]
+        rows.append(_row(file, UNOPTIMIZED, list({run.seed: run for run in reversed(done)}.values())))
+        for method in methods:
+            mine = [run for run in done if run.method == method]
+            rows.append(_row(file, method, mine))
+            accuracy += _accuracies(file, method, mine)
+    facts: Facts = plain(
+        {
+            "files": list(files),
+            "methods": list(methods),
+            "seeds": list(dict.fromkeys(state["seed"] for state in states)),
+            "budgets": dict(budgets),
+            "rows": rows,
+            "accuracy": accuracy,
+            "runs": [run.facts() for run in runs],
+        }
+    )
+    return facts
+
+
+class _Run:
+    """One run, as its directory tells it."""
+
+    def __init__(self, state: Facts, folder: Path) -> None:
+        self.state = state
+        self.seed, self.method = state["seed"], state["method"]
+        self.done = state["status"] == "finished"
+        self.record = Record.read(folder / state["run"]) if self.done else None
+
+    def of(self, file: str) -> bool:
+        return bool(self.state["file"] == file)
+
+    def scores(self, name: str) -> dict[str, float]:
+        """Return the test scores by example; empty when they were not read."""
+        evaluation = self.record.evaluation(name) if self.record else None
+        return by_example(evaluation) if evaluation else {}
+
+    def gains(self) -> dict[str, float]:
+        before, after = self.scores("test_before"), self.scores("test_after")
+        return {example: after[example] - before[example] for example in before if example in after}
+
+    def verdicts(self) -> list[bool]:
+        return [bool(e["accepted"]) for e in self.record.all("decision")] if self.record else []
+
+    def accuracy(self) -> Mapping[str, Facts]:
+        """Return the held-out ranking accuracy of each component's local reward, as last measured."""
+        history = self.record.state.get("history", []) if self.record else []
+        found = (job["facts"]["accuracy"] for job in reversed(history) if job["facts"].get("accuracy"))
+        return next(found, {})
+
+    def facts(self) -> Facts:
+        verdicts = self.verdicts()
+        spent = self.record.spent if self.record else {}
+        return {
+            **self.state,
+            "test_before": _mean(self.scores("test_before")),
+            "test_after": _mean(self.scores("test_after")),
+            "gain": _mean(self.gains()),
+            "accepted": sum(verdicts),
+            "decisions": len(verdicts),
+            **{name: spent.get(name) for name in METHOD_FACTS},
+            "accuracy": self.accuracy(),
+        }
+
+
+def _mean(scores: Mapping[str, float]) -> float | None:
+    return sum(scores.values()) / len(scores) if scores else None
+
+
+def _row(file: str, method: str, runs: Sequence[_Run]) -> Facts:
+    """Return a row of the table: a method's runs on one file, or the systems they began with."""
+    row: Facts = {"file": file, "method": method, "seeds": sorted(run.seed for run in runs)}
+    if method == UNOPTIMIZED:
+        return {**row, "test": pooled([run.scores("test_before") for run in runs]), "gain": None}
+    verdicts = [verdict for run in runs for verdict in run.verdicts()]
+    spent = {
+        name: sum(run.record.spent.get(name, 0) for run in runs if run.record) / len(runs) if runs else None
+        for name in METHOD_FACTS
+    }
+    return {
+        **row,
+        "test": pooled([run.scores("test_after") for run in runs]),
+        "gain": pooled([run.gains() for run in runs]),
+        "accepted": sum(verdicts),
+        "decisions": len(verdicts),
+        **spent,
+    }
+
+
+def pooled(seeds: Sequence[Mapping[str, float]]) -> Facts | None:
+    """Return the mean over seeds with the wider of the intervals over seeds and over examples.
+
+    Args:
+        seeds: for each seed, a number for each example.
+
+    >>> found = pooled([{"a": 1.0, "b": 0.5}, {"a": 1.0, "b": 0.5}])
+    >>> found["mean"], found["over"], found["seeds"], found["examples"]
+    (0.75, 'examples', 2, 2)
+    """
+    read = [scores for scores in seeds if scores]
+    if not read:
+        return None
+    means = [sum(scores.values()) / len(scores) for scores in read]
+    groups: dict[str, list[float]] = {}
+    for scores in read:
+        for example, value in scores.items():
+            groups.setdefault(example, []).append(value)
+    halves = {
+        "seeds": _half(means),
+        "examples": _half([sum(values) / len(values) for values in groups.values()]),
+    }
+    known = {name: half for name, half in halves.items() if math.isfinite(half)}
+    over = max(known, key=lambda name: known[name]) if known else None
+    mean = sum(means) / len(means)
+    return {
+        "mean": mean,
+        "low": mean - known[over] if over else None,
+        "high": mean + known[over] if over else None,
+        "over": over,
+        "half_widths": halves,
+        "seeds": len(read),
+        "examples": len(groups),
+    }
+
+
+def _half(values: Sequence[float]) -> float:
+    """Return half the width of a 95 % interval; infinite for a single value."""
+    found = mean_interval(values)
+    return (found.high - found.low) / 2
+
+
+def _accuracies(file: str, method: str, runs: Sequence[_Run]) -> list[Facts]:
+    """Return the ranking accuracy of each component's local reward, the mean over seeds."""
+    measured = [run.accuracy() for run in runs]
+    rows = []
+    for component in dict.fromkeys(name for found in measured for name in found):
+        mine = [found[component] for found in measured if component in found]
+        single = mine[0] if len(mine) == 1 else None
+        found = mean_interval([m["mean"] for m in mine])
+        rows.append(
+            {
+                "file": file,
+                "method": method,
+                "component": component,
+                "mean": found.mean,
+                "low": single["low"] if single else max(0.0, found.low),
+                "high": single["high"] if single else min(1.0, found.high),
+                "seeds": len(mine),
+                "pairs": sum(m["pairs"] for m in mine) / len(mine),
+                "inputs": sum(m["inputs"] for m in mine) / len(mine),
+            }
+        )
+    return rows
+
+
+# --- the page ------------------------------------------------------------------------------------------
+
+
+def markdown(facts: Facts) -> str:
+    """Return the page ``sweep.md``."""
+    parts = ["# Sweep", escaped(_sentence(facts))]
+    for file in facts["files"]:
+        parts += [f"## {escaped(file)}", escaped(f"Budget of each run: {_budget(facts['budgets'][file])}.")]
+        parts.append(written(methods(facts, file)))
+        rewards = accuracies(facts, file)
+        if rewards.rows:
+            parts += ["Held-out ranking accuracy of local rewards, mean over seeds:", written(rewards)]
+    notes = missing(facts)
+    if notes:
+        parts += ["## Not in the tables", "\n".join(f"- {escaped(note)}" for note in notes)]
+    parts += ["## How to read this", "\n".join(f"- {escaped(line)}" for line in READING)]
+    return visible("\n\n".join(parts) + "\n")
+
+
+def _budget(limits: Facts) -> str:
+    found = [f"{name.replace('_', ' ')} {v:g}" for name, v in limits.items() if v is not None]
+    return ", ".join(found if len(found) > 1 else ["no limit"])  # `test_share` alone limits nothing
+
+
+def closing(facts: Facts) -> str:
+    """Return what a terminal shows at the end."""
+    blocks = [[_sentence(facts)]]
+    for file in facts["files"]:
+        found = methods(facts, file)
+        kept = [i for i, heading in enumerate(found.headings) if heading in SHOWN]
+        rows = [[row[i] for i in kept] for row in (found.headings, *found.rows)]
+        blocks.append([file, *aligned(rows)])
+    blocks.append(missing(facts))
+    return visible("\n\n".join("\n".join(lines) for lines in blocks if lines))
+
+
+def _sentence(facts: Facts) -> str:
+    statuses = [run["status"] for run in facts["runs"]]
+    counts = [f"{statuses.count(s)} {s}" for s in dict.fromkeys(statuses)]
+    parts = [plural(len(facts[name]), name.removesuffix("s")) for name in ("files", "methods", "seeds")]
+    return f"{', '.join(parts)}: {plural(len(statuses), 'run')}, {', '.join(counts)}."
+
+
+def methods(facts: Facts, file: str) -> Table:
+    """Return the table of one file: the unoptimized system and every method."""
+    headings = (
+        "method", "#n", "#test", "#gain on test", "#accepted", "#search runs", "#test runs", "#calls",
+        "#tokens", "#cost", "#time",
+    )  # fmt: skip
+    rows = [
+        (
+            row["method"], _n(row["test"]), interval(row["test"]), interval(row["gain"], signed),
+            f"{row['accepted']} of {row['decisions']}" if row["test"] and "decisions" in row else "–",
+            count(row.get("system_runs")), count(row.get("test_runs")), count(row.get("calls")),
+            count(_tokens(row)), money(row.get("cost")), seconds(row.get("seconds")),
+        )
+        for row in facts["rows"]
+        if row["file"] == file
+    ]  # fmt: skip
+    return table(headings, rows)
+
+
+def _n(test: Facts | None) -> str:
+    return f"{test['seeds']} × {test['examples']}" if test else "–"
+
+
+def _tokens(row: Facts) -> float | None:
+    return row["prompt_tokens"] + row["completion_tokens"] if row.get("calls") is not None else None
+
+
+def accuracies(facts: Facts, file: str) -> Table:
+    """Return the table of one file's local rewards."""
+    rows = [
+        (a["method"], a["component"], interval(a), count(a["seeds"]), count(a["pairs"]), count(a["inputs"]))
+        for a in facts["accuracy"]
+        if a["file"] == file
+    ]
+    return table(("method", "component", "#accuracy", "#seeds", "#pairs each", "#inputs each"), rows)
+
+
+def missing(facts: Facts) -> list[str]:
+    """Return why runs are not in the tables, and which have no test score."""
+    seeds: dict[tuple[str, str, str], list[str]] = {}
+    for run in facts["runs"]:
+        told = f"{run['status']}: {run['reason']}" if run["reason"] else run["status"]
+        if run["status"] == "finished" and run["test_after"] is None:
+            told = "finished, but the test split was not read"
+        if told != "finished":
+            seeds.setdefault((run["file"], run["method"], told), []).append(str(run["seed"]))
+    return [
+        f"{file}, {method}, seed{'s' if len(those) > 1 else ''} {', '.join(those)}: {told}"
+        for (file, method, told), those in seeds.items()
+    ]

@@ -1,0 +1,88 @@
+"""What guides a local search: learned local rewards here, or a baseline's scores in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from compound.optimization import Proposal
+from compound.optimizers.local_scoring import Recorded, Scores, State
+from compound.optimizers.prompts import split
+from compound.optimizers.rewarding import RunRewards
+from compound.rewards.learning import accuracies
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """What scores the calls of one component in one job.
+
+    Attributes:
+        scores: scores its calls.
+        facts: numbers for the job's record.
+        distrust: why the scores may not steer; ``""`` when they may.
+    """
+
+    scores: Scores
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    distrust: str = ""
+
+
+class Guide(Protocol):
+    """Where the scores of local searches come from."""
+
+    @property
+    def adapts(self) -> bool:
+        """Whether every job collects pairs of fresh inputs."""
+        ...
+
+    async def settled(self, rewards: RunRewards, components: Sequence[str], state: State) -> bool:
+        """Return whether the offline phase has enough pairs; may keep notes in its state."""
+        ...
+
+    async def opened(self, rewards: RunRewards, components: Sequence[str]) -> Proposal:
+        """Take up the pairs of the offline phase; the proposal holds no values, but says what was found."""
+        ...
+
+    async def guidance(self, rewards: RunRewards, component: str) -> Guidance:
+        """Return what scores the calls of a component now."""
+        ...
+
+    async def recorded(self, rewards: RunRewards, component: str) -> Recorded:
+        """Return the calls that candidates are scored on."""
+        ...
+
+
+@dataclass(frozen=True)
+class LearnedRewards:
+    """Local rewards, fitted to the pairs collected so far (OPTIMAS)."""
+
+    adapts: bool = True
+
+    async def settled(self, rewards: RunRewards, components: Sequence[str], state: State) -> bool:
+        """Return whether more pairs would not help any component's reward."""
+        learned = await rewards.learn(components)
+        before, state["before"] = state.get("before", {}), accuracies(learned.model)
+        return all(rewards.settled(learned, before, name) for name in components)
+
+    async def opened(self, rewards: RunRewards, components: Sequence[str]) -> Proposal:
+        """Fit and judge the rewards."""
+        learned = await rewards.learn(components)
+        found = [f"{name} {r.accuracy.mean:.2f}" for name, r in learned.model.rewards_of.items()]
+        lacking = [f"{name}: {reason}" for name, reason in learned.missing.items()]
+        ranking = [f"ranking accuracy {', '.join(found)}"] if found else []
+        return Proposal({}, note="; ".join([*ranking, *lacking]), facts=rewards.facts(learned))
+
+    async def guidance(self, rewards: RunRewards, component: str) -> Guidance:
+        """Fit the rewards to what the buffer holds by now."""
+        learned = await rewards.learn()
+        distrust = "" if rewards.trusted(learned, component) else rewards.distrust(learned, component)
+        return Guidance(learned.model, rewards.facts(learned), distrust)
+
+    async def recorded(self, rewards: RunRewards, component: str) -> Recorded:
+        """Return the incumbent's calls on the inputs last collected from: most are in the cache."""
+        task = rewards.task
+        _, examples = split(task)
+        traces = await task.scorer.traces({}, rewards.latest(examples, task.minibatch))
+        calls = [(t, call) for t in traces for call in t.calls_of(component) if call.failure is None]
+        return Recorded(task.system, calls)
