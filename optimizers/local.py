@@ -133,10 +133,11 @@ class LocalSearch:
         """Search by the local reward, where it may steer; leaves the finalists in the state."""
         learned = await rewards.learn()
         steered = rewards.trusted(learned, component)
-        facts |= {**rewards.facts(learned), "component": component, "steered": steered}
+        why = "" if steered else rewards.distrust(learned, component)
+        facts |= {**rewards.facts(learned), "component": component, "steered": steered, "why": why}
         if "finalists" not in state and not steered:
             state |= {"finalists": state["candidates"], "local": {}}
-            yield Progress(dict(state), f"by the global reward: {rewards.distrust(learned, component)}")
+            yield Progress(dict(state), f"by the global reward: {why}")
         elif "finalists" not in state:
             scorer = LocalScorer(task, component, learned.model, self.settings, LOCAL + ONLINE)
             async for event in scorer.rounds(state, await self._traced(task, rewards), self._next):
