@@ -37,9 +37,7 @@ class PairBuffer:
     entries: list[Entry] = field(default_factory=list)
 
     @staticmethod
-    def read(
-        records: Iterable[Mapping[str, Any]], system: System | str, sampling: Sampling
-    ) -> PairBuffer:
+    def read(records: Iterable[Mapping[str, Any]], system: System | str, sampling: Sampling) -> PairBuffer:
         """Return the buffer that some records hold.
 
         Args:

@@ -105,7 +105,7 @@ def fit(
         key=lambda tried: tried.loss,
     )  # fmt: skip
     emphasized = np.where(text, best.emphasis, 1.0)
-    head = Head(emphasized * logistic(seen * emphasized, given, best.strength), center, scale)
+    head = Head(emphasized * _logistic(seen * emphasized, given, best.strength), center, scale)
     if held_out is None:
         return Fit(head, best.margins, best.strength, best.emphasis, slope(best.margins, given))
     margins = differences[apart] @ head.weights
@@ -139,7 +139,7 @@ def slope(margins: Vector, weights: Vector | None = None) -> float:
     spread = float(np.abs(margins).mean()) if len(margins) else 0.0
     if not spread:
         return 0.0
-    found = logistic(margins[:, None] / spread, np.ones(len(margins)) if weights is None else weights, 1e3)
+    found = _logistic(margins[:, None] / spread, np.ones(len(margins)) if weights is None else weights, 1e3)
     return max(0.0, float(found[0]) / spread)
 
 
@@ -173,11 +173,11 @@ def _held_out(differences: Vector, weights: Vector, fold: NDArray[np.int64], str
     margins = np.zeros(len(differences))
     for number in np.unique(fold):
         out = fold == number
-        margins[out] = differences[out] @ logistic(differences[~out], weights[~out], strength)
+        margins[out] = differences[out] @ _logistic(differences[~out], weights[~out], strength)
     return margins
 
 
-def logistic(differences: Vector, weights: Vector, strength: float) -> Vector:
+def _logistic(differences: Vector, weights: Vector, strength: float) -> Vector:
     """Return the weights that minimize equation 5 plus an L2 term.
 
     Without an intercept a pair weighs the same from either side; every second one is turned around, since the

@@ -162,7 +162,7 @@ def _why(buffer: PairBuffer, component: str, inputs: int) -> str:
         return "it was never called"
     if not several:
         return "every draw gave the same output: nothing to prefer; raise its temperature or give it settings"
-    if len({reward for draw in several for c in draw.candidates for reward in c.rewards}) == 1:
+    if all(len({c.rewards for c in draw.candidates}) == 1 for draw in several):
         return "all its outputs led to the same score: the metric does not depend on them"
     return (
         f"only {inputs} inputs have outputs that surely lead to different scores; {LEAST_INPUTS} are needed"

@@ -170,7 +170,11 @@ def read(path: Path) -> Stored:
             )
         rewards_of = {name: _reward(name, stored, tensors) for name, stored in card["components"].items()}
         return Stored(
-            str(card["backbone"]), str(card["adapter"]), int(card["max_length"]), str(card["data"]), rewards_of
+            str(card["backbone"]),
+            str(card["adapter"]),
+            int(card["max_length"]),
+            str(card["data"]),
+            rewards_of,
         )
     except FileNotFoundError as error:
         raise ConfigurationError(f"{path} is not a reward checkpoint: no {error.filename}") from None

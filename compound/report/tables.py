@@ -20,7 +20,7 @@ class Table:
     numeric: frozenset[int]
 
 
-def _table(headings: Sequence[str], rows: Sequence[Row]) -> Table:
+def table(headings: Sequence[str], rows: Sequence[Row]) -> Table:
     """Make a table; a heading that begins with ``#`` stands over numbers."""
     numeric = frozenset(i for i, heading in enumerate(headings) if heading.startswith("#"))
     return Table([heading.removeprefix("#") for heading in headings], rows, numeric)
@@ -42,7 +42,7 @@ def methods(facts: Mapping[str, Any]) -> Table:
         )
         for row in facts["methods"]
     ]  # fmt: skip
-    return _table(headings, rows)
+    return table(headings, rows)
 
 
 def _tokens(row: Mapping[str, Any]) -> int | None:
@@ -85,7 +85,7 @@ def decisions(facts: Mapping[str, Any]) -> Table:
         )
         for d in facts["decisions"]
     ]  # fmt: skip
-    return _table(headings, rows)
+    return table(headings, rows)
 
 
 def jobs(facts: Mapping[str, Any]) -> Table:
@@ -101,7 +101,7 @@ def jobs(facts: Mapping[str, Any]) -> Table:
         )
         for j in facts["jobs"]
     ]  # fmt: skip
-    return _table(headings, rows)
+    return table(headings, rows)
 
 
 def _outcome(values: Mapping[str, Any], note: str) -> str:
@@ -131,7 +131,7 @@ def costs(facts: Mapping[str, Any]) -> Table:
         )
         for c in facts["components"]
     ]  # fmt: skip
-    return _table(headings, rows)
+    return table(headings, rows)
 
 
 def failures(facts: Mapping[str, Any]) -> Table:
@@ -148,13 +148,13 @@ def failures(facts: Mapping[str, Any]) -> Table:
         )
         for f in facts["failures"]
     ]
-    return _table(headings, rows)
+    return table(headings, rows)
 
 
 def data(facts: Mapping[str, Any]) -> Table:
     """Return the splits with their sizes and digests."""
     rows = [(role, count(d["n"]), d["digest"]) for role, d in facts["provenance"]["data"].items()]
-    return _table(("split", "#examples", "digest"), rows)
+    return table(("split", "#examples", "digest"), rows)
 
 
 def versus(facts: Mapping[str, Any]) -> list[str]:

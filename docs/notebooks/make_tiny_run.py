@@ -76,7 +76,7 @@ def polish(text: str, style: str) -> str:
     return {"plain": text, "title": text.title(), "quoted": f"'{text}'"}[style]
 
 
-def make(path: Path, *, seed: int = 0, likes_long: bool = False, runs: int = 1000, backbone: str = "none") -> Path:
+def make(path: Path, *, seed: int = 0, likes_long: bool = False, runs: int = 1600, backbone: str = "none") -> Path:
     """Optimize the system into a run directory.
 
     Args:
@@ -99,7 +99,7 @@ def make(path: Path, *, seed: int = 0, likes_long: bool = False, runs: int = 100
 
     settings = OptimizeSettings(
         method="optimas", seed=seed, iterations=6, valid_size=30, budget=BudgetSettings(system_runs=runs),
-        prompts=PromptSettings(proposers=("edits",)), rewards=RewardSettings(backbone=backbone, fresh=6),
+        prompts=PromptSettings(proposers=("edits",)), rewards=RewardSettings(backbone=backbone, fresh=8),
     )
     metric = cp.custom(long_and_on_topic if likes_long else brief_and_on_topic)
     optimize(
