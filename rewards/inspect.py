@@ -95,7 +95,7 @@ class Inspection:
         except (KeyError, TypeError, ValidationError):
             raise RunDirectoryError(f"{folder}/config.json has no reward settings of this version") from None
         stored, records = read(folder / FOLDER), list(read_records(folder / "memory.jsonl"))
-        whose = system or (str(records[0].get("system")) if records else "")
+        whose = system or (str(records[0]["system"]) if records and "system" in records[0] else "")
         sampling = Sampling(
             settings.samples, settings.rollouts, max(settings.rollouts, settings.most_rollouts)
         )
@@ -140,6 +140,20 @@ class Inspection:
         found = np.full(len(judged), np.nan)
         found[judged] = reward.slope * reward.margins
         return found
+
+    @property
+    def largest(self) -> str:
+        """The component with the most pairs, among those that have a reward.
+
+        Raises:
+            DeclarationError: none has.
+        """
+        if not self.components:
+            raise DeclarationError(
+                f"no component of {self.path} has a local reward",
+                hint="the report says why, in the table of local rewards",
+            )
+        return max(self.components, key=lambda name: len(self.buffer.pairs(name)))
 
     # -- one component -----------------------------------------------------------------------------------
 
