@@ -161,6 +161,8 @@ def draw_length(axes: Any, head: HeadView) -> None:
         _by_label(axes, head.points, head.labels)
     else:
         _scatter(axes, [(p.x, p.local) for p in head.points])
+    if head.measure == "words":
+        axes.xaxis.get_major_locator().set_params(integer=True)
     names = {"words": "words of the output", "value": "the output", "label": ""}
     _label(axes, names[head.measure], "local reward, less its call's mean")
 
