@@ -9,7 +9,7 @@ from typing import Any
 
 import compound
 from compound.cli import app
-from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings
+from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings, RewardSettings
 
 OUTPUT = Path(__file__).parent / "reference.md"
 GROUPS = {
@@ -33,7 +33,7 @@ def page() -> str:
     for title, names in GROUPS.items():
         parts.append(f"## {title}")
         parts += [_entry(name) for name in names.split()]
-    settings = (OptimizeSettings, BudgetSettings, PromptSettings)
+    settings = (OptimizeSettings, BudgetSettings, PromptSettings, RewardSettings)
     parts += ["## `optimize:` in YAML", *map(_settings, settings)]
     parts += ["## Commands", *_commands()]
     return "\n\n".join(parts) + "\n"

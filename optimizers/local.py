@@ -138,11 +138,11 @@ class LocalSearch:
     ) -> AsyncIterator[Progress]:
         """Search by the local reward, where it may steer; leaves the finalists in the state."""
         guidance = await self.guide.guidance(rewards, component)
-        steered = not guidance.distrust
-        facts |= {**guidance.facts, "component": component, "steered": steered}
+        why, steered = guidance.distrust, not guidance.distrust
+        facts |= {**guidance.facts, "component": component, "steered": steered, "why": why}
         if "finalists" not in state and not steered:
             state |= {"finalists": state["candidates"], "local": {}}
-            yield Progress(dict(state), f"by the global reward: {guidance.distrust}")
+            yield Progress(dict(state), f"by the global reward: {why}")
         elif "finalists" not in state:
             scorer = LocalScorer(task, component, guidance.scores, self.settings, LOCAL + ONLINE)
             recorded = await self.guide.recorded(rewards, component)

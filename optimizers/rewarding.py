@@ -185,6 +185,7 @@ class RunRewards:
             "accuracy": {name: reward.accuracy.to_json() for name, reward in rewards_of.items()},
             "gaps": {name: self.buffer.gap(name) for name in known},
             "pairs": {name: len(self.buffer.pairs(name)) for name in known},
+            "missing": dict(learned.missing) if learned else {},
         }
 
     def _known(self) -> list[str]:

@@ -37,13 +37,18 @@ class PairBuffer:
     entries: list[Entry] = field(default_factory=list)
 
     @staticmethod
-    def read(records: Iterable[Mapping[str, Any]], system: System, sampling: Sampling) -> PairBuffer:
+    def read(records: Iterable[Mapping[str, Any]], system: System | str, sampling: Sampling) -> PairBuffer:
         """Return the buffer that some records hold.
+
+        Args:
+            records: written by `add`.
+            system: whose they must be, or its identity.
+            sampling: how surely two candidates must differ to make a pair.
 
         Raises:
             DataError: a record is damaged, or was made by another system.
         """
-        buffer = PairBuffer(system.identity, sampling)
+        buffer = PairBuffer(system if isinstance(system, str) else system.identity, sampling)
         for number, record in enumerate(records, 1):
             try:
                 source, iteration = record["system"], int(record["iteration"])

@@ -70,13 +70,17 @@ def texts_of(buffer: PairBuffer, system: System, component: str, *, held_out: bo
         component: its name.
         held_out: set `HELD_OUT` of the inputs apart, the same ones every time.
     """
-    template = Template.of(system.components[component])
-    found = buffer.pairs(component)
+    return read_pairs(buffer, Template.of(system.components[component]), held_out=held_out)
+
+
+def read_pairs(buffer: PairBuffer, template: Template, *, held_out: bool = False) -> PairTexts:
+    """Return a component's pairs as its template reads them; see `texts_of`."""
+    found = buffer.pairs(template.component)
     latest = max((iteration for _, iteration in found), default=0)
     first: dict[str, str] = {}  # equal inputs belong together, and so do the calls of one example
     groups = tuple(first.setdefault(input_key(pair), pair.example) for pair, _ in found)
     return PairTexts(
-        component,
+        template.component,
         tuple(template.read(pair.inputs, pair.chosen) for pair, _ in found),
         tuple(template.read(pair.inputs, pair.rejected) for pair, _ in found),
         groups,

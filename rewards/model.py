@@ -128,13 +128,38 @@ def load(
     Raises:
         ConfigurationError: it is no such folder, is damaged, or is of other components.
     """
+    path = Path(folder)
+    stored = read(path)
+    _check_components(path, stored.rewards_of, system)
+    made = (backbone or (lambda n: make_backbone(n, stored.max_length)))(stored.backbone)
+    if stored.adapter:
+        made.load_adapter(path / "adapter", stored.adapter)  # type: ignore[attr-defined]  # a real backbone has it
+    return RewardModel(stored.backbone, made, stored.rewards_of, stored.data)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a checkpoint holds besides the backbone, which only its name and adapter stand for."""
+
+    backbone: str
+    adapter: str
+    max_length: int
+    data: str
+    rewards_of: dict[str, LocalReward]
+
+
+def read(path: Path) -> Stored:
+    """Read a checkpoint without loading its backbone.
+
+    Raises:
+        ConfigurationError: it is no such folder, or is damaged.
+    """
     try:
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
     except ImportError:
         raise MissingExtra("a reward checkpoint", "safetensors", "local") from None
 
-    path = Path(folder)
     try:
         card = json.loads((path / "card.json").read_text(encoding="utf-8"))
         tensors = load_file(path / "heads.safetensors")
@@ -144,19 +169,19 @@ def load(
                 f"{FORMAT} and {TEMPLATE}"
             )
         rewards_of = {name: _reward(name, stored, tensors) for name, stored in card["components"].items()}
-        name, data = str(card["backbone"]), str(card["data"])
-        adapter, length = str(card["adapter"]), int(card["max_length"])
+        return Stored(
+            str(card["backbone"]),
+            str(card["adapter"]),
+            int(card["max_length"]),
+            str(card["data"]),
+            rewards_of,
+        )
     except FileNotFoundError as error:
         raise ConfigurationError(f"{path} is not a reward checkpoint: no {error.filename}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         if isinstance(error, ConfigurationError):
             raise
         raise ConfigurationError(f"{path} is a damaged reward checkpoint: {error!r:.200}") from None
-    _check_components(path, rewards_of, system)
-    made = (backbone or (lambda n: make_backbone(n, length)))(name)
-    if adapter:
-        made.load_adapter(path / "adapter", adapter)  # type: ignore[attr-defined]  # a real backbone has it
-    return RewardModel(name, made, rewards_of, data)
 
 
 def make_backbone(name: str, max_length: int = 256) -> Embeds:

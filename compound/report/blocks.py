@@ -30,13 +30,17 @@ class Change:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure: its SVG, or why there is none, and the graph when it shows one."""
+    """A figure: its SVG, or why there is none, and the graph when it shows one.
+
+    ``instead`` is what Markdown, which cannot show it, says in its place.
+    """
 
     name: str
     caption: str
     svg: str = ""
     missing: str = ""
     graph: Mapping[str, Any] | None = None
+    instead: str = "The plot is in report.html; the tables below hold its numbers."
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ def _finish(axes: Any, end: float) -> None:
     axes.set_xlim(0, end)
     axes.set_xlabel("system runs spent on the search", size=9, color=PALETTE["ink"])
     axes.set_ylabel("score", size=9, color=PALETTE["ink"])
-    _frame(axes)
+    frame(axes)
 
 
 def _tests(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -153,11 +153,12 @@ def _tests(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     names = [clip_name(row["method"], 14) for row in rows]
     axes.set_xticks(range(len(rows)), names, rotation=35, ha="right", rotation_mode="anchor")
     axes.set_title("test split", size=9, color=PALETTE["ink"], pad=6)
-    _frame(axes)
+    frame(axes)
     axes.tick_params(axis="y", labelleft=False)
 
 
-def _frame(axes: Any) -> None:
+def frame(axes: Any) -> None:
+    """Take away all lines but a base and a faint grid."""
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(PALETTE["rule"])
     axes.grid(axis="y", color=PALETTE["rule"], linewidth=0.7)

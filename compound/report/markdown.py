@@ -72,7 +72,7 @@ def _(block: Pairs) -> str:
 def _(block: Figure) -> str:
     if block.graph:
         return fenced(mermaid(block.graph), "mermaid")
-    return escaped(block.missing or "The plot is in report.html; the tables below hold its numbers.")
+    return escaped(block.missing or block.instead)
 
 
 @written.register

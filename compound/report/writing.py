@@ -9,6 +9,7 @@ from typing import Any
 from compound.report.facts import summarize
 from compound.report.html import page
 from compound.report.markdown import markdown
+from compound.report.rewards import reward_facts
 from compound.report.sections import spending
 from compound.report.tables import brief, methods, versus
 from compound.report.text import line_diff, visible
@@ -25,7 +26,7 @@ def write(path: str | Path) -> None:
     Raises:
         RunDirectoryError: it is no run directory, or one of its files is broken.
     """
-    facts = summarize(path)
+    facts = {**summarize(path), "rewards": reward_facts(path)}
     write_atomically(Path(path) / "report.md", visible(markdown(facts)))
     write_atomically(Path(path) / "report.html", visible(page(facts)))
 
