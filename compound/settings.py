@@ -77,8 +77,9 @@ class RewardSettings(_Settings):
     """Training steps without a lower held-out loss before training stops."""
     max_length: int = Field(default=256, ge=8)
     """Tokens the backbone reads of one call (2048 in the paper)."""
-    weighting: Literal["plain", "margin"] = "plain"
-    """`plain` is equation 5; `margin` weighs pairs by how much the global reward differs."""
+    weighting: Literal["plain", "margin"] = "margin"
+    """`margin` weighs pairs by how much the global reward differs, `plain` does not (the paper's equation 5):
+    where scores are noisy, a small difference says little."""
     inputs: int = Field(default=20, ge=1)
     """The most inputs of the offline phase, for preference pairs."""
     fresh: int = Field(default=4, ge=0)

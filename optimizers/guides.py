@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from compound.optimization import Proposal
-from compound.optimizers.local_scoring import Recorded, Scores, State
+from compound.optimizers.local_scoring import Recorded, Scores
 from compound.optimizers.prompts import split
 from compound.optimizers.rewarding import RunRewards
-from compound.rewards.learning import accuracies
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,8 @@ class Guide(Protocol):
         """Whether every job collects pairs of fresh inputs."""
         ...
 
-    async def settled(self, rewards: RunRewards, components: Sequence[str], state: State) -> bool:
-        """Return whether the offline phase has enough pairs; may keep notes in its state."""
+    async def settled(self, rewards: RunRewards, components: Sequence[str]) -> bool:
+        """Return whether the offline phase has enough pairs of every component."""
         ...
 
     async def opened(self, rewards: RunRewards, components: Sequence[str]) -> Proposal:
@@ -59,11 +58,10 @@ class LearnedRewards:
 
     adapts: bool = True
 
-    async def settled(self, rewards: RunRewards, components: Sequence[str], state: State) -> bool:
+    async def settled(self, rewards: RunRewards, components: Sequence[str]) -> bool:
         """Return whether more pairs would not help any component's reward."""
         learned = await rewards.learn(components)
-        before, state["before"] = state.get("before", {}), accuracies(learned.model)
-        return all(rewards.settled(learned, before, name) for name in components)
+        return all(rewards.settled(learned, name) for name in components)
 
     async def opened(self, rewards: RunRewards, components: Sequence[str]) -> Proposal:
         """Fit and judge the rewards."""

@@ -17,7 +17,7 @@ import numpy as np
 from compound.configuration import canonical, readable
 from compound.optimization import Proposal
 from compound.optimizers.guides import Guidance
-from compound.optimizers.local_scoring import Recorded, State
+from compound.optimizers.local_scoring import Recorded
 from compound.optimizers.rewarding import RunRewards, shared_backbone
 from compound.rewards.buffer import PairBuffer, input_key
 from compound.rewards.features import Embeds
@@ -107,7 +107,7 @@ class Cloning:
 
     adapts: bool = False
 
-    async def settled(self, rewards: RunRewards, components: Sequence[str], state: State) -> bool:
+    async def settled(self, rewards: RunRewards, components: Sequence[str]) -> bool:
         """Return false: every further input is one more to imitate."""
         return False
 

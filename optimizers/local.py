@@ -63,7 +63,7 @@ class OfflineRewards:
     async def _wanted(self, task: Task, rewards: RunRewards, state: State) -> int:
         """Return how many more inputs to collect from: twice as many each time, until all are settled."""
         done = state.get("inputs", 0)
-        if done and await self.guide.settled(rewards, tunable(task), state):
+        if done and await self.guide.settled(rewards, tunable(task)):
             return 0
         most = min(self.settings.inputs, len(split(task)[1])) - done
         count = _inputs(task, rewards, tunable(task), min(max(done, LEAST_INPUTS), most), 1.0)

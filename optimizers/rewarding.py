@@ -24,7 +24,6 @@ from compound.settings import RewardSettings
 from compound.streams import generator
 from compound.trace import Trace
 
-CONVERGED = 0.02  # a gain in accuracy, by twice the pairs, that is none
 Traced = list[tuple[Example, Trace]]
 
 
@@ -148,16 +147,12 @@ class RunRewards:
         reward = learned.model.rewards_of.get(component)
         return reward is not None and reward.accuracy.mean >= self.settings.accuracy
 
-    def settled(self, learned: Learned, before: Mapping[str, float], component: str) -> bool:
-        """Return whether more pairs would not help: it is surely good, no better than with half the pairs, or
-        there is nothing to learn.
-        """
+    def settled(self, learned: Learned, component: str) -> bool:
+        """Return whether more pairs would not help: it is surely good, or there is nothing to learn."""
         if component in learned.missing:
             return bool(self.draws(component)) and not self.buffer.pairs(component)
         found = learned.model.rewards_of[component].accuracy
-        if found.low is not None and found.low >= self.settings.sure:
-            return True
-        return component in before and found.mean - before[component] < CONVERGED
+        return found.low is not None and found.low >= self.settings.sure
 
     def untried(self, task: Task, candidates: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Return the candidates that no earlier job scored locally under this very configuration."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compound.optimization import Job
 from compound.streams import generator
@@ -44,26 +45,44 @@ class Gaps:
     """The rule of OPTIMAS (appendix E): probability proportional to a component's mean reward gap.
 
     The gaps are live: those of each component's latest pairs, as the last job that measured them recorded. A
-    component nobody measured counts as the mean of the others. One that was just worked on waits for
-    ``cooldown`` choices, by default half as many as there are jobs. A part ``floor`` of the probability is
-    spread evenly: a gap of 0 among a few outputs is no proof that nothing can be gained.
+    component nobody measured counts as the mean of the others. Jobs are drawn without replacement: a round
+    ends, and all but the last may be drawn again, when those left in it hold no more than ``floor`` of the
+    probability. A part ``floor`` is spread evenly: a gap of 0 among a few outputs is no proof that nothing
+    can be gained.
     """
 
-    cooldown: int | None = None
     floor: float = 0.1
 
     def choose(self, jobs: Sequence[Job], history: History, seed: int) -> Job:
         """Draw a job by its component's gap."""
-        open_ = _rested(jobs, history, len(jobs) // 2 if self.cooldown is None else self.cooldown)
         known: Mapping[str, float] = next(
             (step["facts"]["gaps"] for step in reversed(history) if step.get("facts", {}).get("gaps")), {}
         )
         usual = sum(known.values()) / len(known) if known else 1.0
-        gaps = np.array([known.get(component_of(job), usual) for job in open_])
-        weights = gaps if gaps.sum() > 0 else np.ones(len(open_))
-        chances = (1 - self.floor) * weights / weights.sum() + self.floor / len(open_)
-        picked = int(generator(seed, "schedule", len(history)).choice(len(open_), p=chances))
-        return _because(open_[picked], {"gap": float(gaps[picked]), "probability": float(chances[picked])})
+        gaps = np.array([known.get(component_of(job), usual) for job in jobs])
+        weights = gaps if gaps.sum() > 0 else np.ones(len(jobs))
+        chances = (1 - self.floor) * weights / weights.sum() + self.floor / len(jobs)
+        open_ = self._waiting(jobs, history, chances)
+        chances = np.where(open_, chances, 0.0) / chances[open_].sum()
+        picked = int(generator(seed, "schedule", len(history)).choice(len(jobs), p=chances))
+        return _because(jobs[picked], {"gap": float(gaps[picked]), "probability": float(chances[picked])})
+
+    def _waiting(
+        self, jobs: Sequence[Job], history: History, chances: NDArray[np.float64]
+    ) -> NDArray[np.bool_]:
+        """Return which jobs may be drawn in the round that the history leads to."""
+        place = {(job.optimizer, job.keys): i for i, job in enumerate(jobs)}
+        open_ = np.ones(len(jobs), bool)
+        for step in history:
+            done = place.get((step["optimizer"], tuple(step["keys"])))
+            if done is None:
+                continue
+            open_[done] = False
+            if chances[open_].sum() <= self.floor:  # a new round, with another one first
+                open_[:] = True
+                if step is history[-1] and 1 - chances[done] > self.floor:
+                    open_[done] = False
+        return open_
 
 
 @dataclass(frozen=True)
@@ -133,10 +152,3 @@ def _gains(jobs: Sequence[Job], history: History) -> list[list[float]]:
             gain = after - before if step["values"] and before is not None and after is not None else 0.0
             found[key].append(max(0.0, gain) / max(step["runs"], 1.0))
     return list(found.values())
-
-
-def _rested(jobs: Sequence[Job], history: History, cooldown: int) -> list[Job]:
-    """Return the jobs that none of the last few choices fell on; all when none is left."""
-    recent = history[max(0, len(history) - cooldown) :] if cooldown else []
-    resting = {(step["optimizer"], tuple(step["keys"])) for step in recent}
-    return [job for job in jobs if (job.optimizer, job.keys) not in resting] or list(jobs)

@@ -9,7 +9,8 @@ that of the same folds: no pair is judged by a head that saw its input.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,13 +100,14 @@ def fit(
     seen, given = differences[~apart], weights[~apart]
     fold = folds([name for name, out in zip(inputs, apart, strict=True) if not out], seed)
     text = np.zeros(seen.shape[1], bool) if soft is None else np.asarray(soft, bool)
-    best = min(
-        (_try(seen, given, fold, strength, np.where(text, emphasis, 1.0), emphasis)
-         for emphasis in _emphases(text) for strength in STRENGTHS),
-        key=lambda tried: tried.loss,
-    )  # fmt: skip
-    emphasized = np.where(text, best.emphasis, 1.0)
-    head = Head(emphasized * _logistic(seen * emphasized, given, best.strength), center, scale)
+    with _one_thread():
+        best = min(
+            (_try(seen, given, fold, strength, np.where(text, emphasis, 1.0), emphasis)
+             for emphasis in _emphases(text) for strength in STRENGTHS),
+            key=lambda tried: tried.loss,
+        )  # fmt: skip
+        emphasized = np.where(text, best.emphasis, 1.0)
+        head = Head(emphasized * _logistic(seen * emphasized, given, best.strength), center, scale)
     if held_out is None:
         return Fit(head, best.margins, best.strength, best.emphasis, slope(best.margins, given))
     margins = differences[apart] @ head.weights
@@ -181,6 +183,18 @@ def _held_out(differences: Vector, weights: Vector, fold: NDArray[np.int64], str
     return margins
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep matrix products in one thread: the matrices are small, and threads would only wait."""
+    try:
+        from threadpoolctl import threadpool_limits
+    except ImportError:  # it comes with scikit-learn, whose absence is told there
+        yield
+        return
+    with threadpool_limits(1):
+        yield
+
+
 def _logistic(differences: Vector, weights: Vector, strength: float) -> Vector:
     """Return the weights that minimize equation 5 plus an L2 term.
 
@@ -190,14 +204,13 @@ def _logistic(differences: Vector, weights: Vector, strength: float) -> Vector:
     try:
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.linear_model import LogisticRegression
-        from threadpoolctl import threadpool_limits
     except ImportError:
         raise MissingExtra("local rewards", "scikit-learn", "rewards") from None
     if len(differences) == 1:
         differences, weights = np.repeat(differences, 2, axis=0), np.repeat(weights, 2)
     side = np.resize([1.0, -1.0], len(differences))
     model = LogisticRegression(C=strength, fit_intercept=False, max_iter=200)
-    with warnings.catch_warnings(), threadpool_limits(1):  # small matrices: threads only wait
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # perfectly ordered pairs have no finite optimum
         model.fit(differences * side[:, None], side > 0, weights)
     return np.asarray(model.coef_[0], np.float64)

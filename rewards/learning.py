@@ -178,8 +178,3 @@ def held_out_rewards(
     values = learned.rewards(component, calls) if calls else np.zeros(0)
     ends = np.cumsum([len(draw.candidates) for draw in draws])[:-1]
     return list(np.split(values, ends)), [[c.value for c in draw.candidates] for draw in draws]
-
-
-def accuracies(model: RewardModel) -> dict[str, float]:
-    """Return each component's held-out ranking accuracy."""
-    return {name: reward.accuracy.mean for name, reward in model.rewards_of.items()}

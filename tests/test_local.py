@@ -323,7 +323,7 @@ class TestSchedulers:
 
     def test_gaps_are_drawn_in_proportion(self) -> None:
         history = [self.step("x", gaps={"a": 0.4, "b": 0.1, "c": 0.0, "d": 0.0})]
-        scheduler = Gaps(cooldown=0, floor=0.0)
+        scheduler = Gaps(floor=0.0)
         counts = Counter(scheduler.choose(self.JOBS, history, seed).keys[0][0] for seed in range(1000))
         assert set(counts) == {"a", "b"}
         assert stats.binomtest(counts["a"], 1000, 0.8).pvalue > 1e-3
@@ -342,14 +342,30 @@ class TestSchedulers:
     def test_gaps_are_live(self) -> None:
         """What counts is the last measurement, not the first."""
         history = [self.step("x", gaps={"a": 1.0, "b": 0.0}), self.step("x", gaps={"a": 0.0, "b": 1.0})]
-        scheduler = Gaps(cooldown=0, floor=0.0)
+        scheduler = Gaps(floor=0.0)
         assert {scheduler.choose(self.JOBS[:2], history, seed).keys[0] for seed in range(20)} == {"b.option"}
 
-    def test_what_was_just_worked_on_rests(self) -> None:
-        history = [self.step("a", gaps={"a": 1.0, "b": 0.1, "c": 0.1, "d": 0.1})]
-        chosen = {Gaps(cooldown=1).choose(self.JOBS, history, seed).keys[0] for seed in range(50)}
-        assert "a.option" not in chosen
-        assert Gaps(cooldown=9).choose(self.JOBS[:1], history, 0).keys == ("a.option",)
+    def test_gaps_are_drawn_without_replacement(self) -> None:
+        """One visit each in a round, the larger gaps first more often."""
+        firsts: Counter[str] = Counter()
+        for seed in range(100):
+            history: list[dict[str, Any]] = []
+            gaps = {"a": 1.0, "b": 0.5, "c": 0.5, "d": 0.5}
+            for _ in range(8):
+                history.append(self.step(Gaps().choose(self.JOBS, history, seed).keys[0][0], gaps=gaps))
+            names = [step["keys"][0][0] for step in history]
+            assert sorted(names[:4]) == sorted(names[4:]) == list("abcd")
+            assert names[3] != names[4]
+            firsts[names[0]] += 1
+        assert firsts["a"] > max(firsts[name] for name in "bcd")
+
+    def test_a_round_is_over_when_little_is_left(self) -> None:
+        """One component holds nearly all there is to gain: it is drawn again at once, most of the time."""
+        history = [self.step("a", gaps={"a": 1.0, "b": 0.0, "c": 0.0, "d": 0.0})]
+        chosen = Counter(Gaps().choose(self.JOBS, history, seed).keys[0][0] for seed in range(200))
+        assert chosen["a"] > 160
+        assert len(chosen) > 1
+        assert Gaps().choose(self.JOBS[:1], history, 0).keys == ("a.option",)
 
     def test_every_choice_says_what_it_was_made_from(self) -> None:
         history = [self.step(name, gain=0.1, gaps={"a": 0.2}) for name in "abcd"]
