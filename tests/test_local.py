@@ -349,11 +349,11 @@ class TestSchedulers:
         """One visit each in a round, the larger gaps first more often."""
         firsts: Counter[str] = Counter()
         for seed in range(100):
-            history: list[dict[str, Any]] = []
             gaps = {"a": 1.0, "b": 0.5, "c": 0.5, "d": 0.5}
+            history = [self.step("x", gaps=gaps)]
             for _ in range(8):
                 history.append(self.step(Gaps().choose(self.JOBS, history, seed).keys[0][0], gaps=gaps))
-            names = [step["keys"][0][0] for step in history]
+            names = [step["keys"][0][0] for step in history[1:]]
             assert sorted(names[:4]) == sorted(names[4:]) == list("abcd")
             assert names[3] != names[4]
             firsts[names[0]] += 1
