@@ -91,6 +91,7 @@ class Simulated:
         common: whether runs of one sample share their noise whatever they read and chose; otherwise they are
             like a language model's, whose sampled answer to another prompt is another one.
         blur: the standard deviation of the metric around the true reward, drawn anew for other outputs.
+        spread: how far each component's qualities lie apart, 1 where nothing is said; 0 makes options equal.
         seed: draws the qualities and weights.
 
     Example:
@@ -107,6 +108,7 @@ class Simulated:
     noise: float = 0.1
     common: bool = True
     blur: float = 0.0
+    spread: tuple[float, ...] = ()
     seed: int = 0
 
     @property
@@ -121,11 +123,13 @@ class Simulated:
 
     @cached_property
     def qualities(self) -> Mapping[str, tuple[float, ...]]:
-        """Each component's quality for each option, in [0, 1]."""
-        return {
-            name: tuple(generator(self.seed, "quality", self.shape, name).random(self.options).tolist())
+        """Each component's quality for each option, in [0, 1] times its spread."""
+        spread = dict(zip(self.names, self.spread, strict=False))
+        drawn = {
+            name: generator(self.seed, "quality", self.shape, name).random(self.options)
             for name in self.names
         }
+        return {name: tuple((spread.get(name, 1.0) * row).tolist()) for name, row in drawn.items()}
 
     @cached_property
     def weights(self) -> Vector:
@@ -174,7 +178,13 @@ class Simulated:
         return self._expected(options, x, known)
 
     def optimum(self, x: float = 0.0) -> tuple[dict[str, int], float]:
-        """Return the best configuration and its expected reward, by trying all."""
+        """Return the best configuration and its expected reward.
+
+        Where interactions do no harm, that is each component's best option; else all are tried.
+        """
+        if self.interaction >= 0:
+            best = {name: int(np.argmax(row)) for name, row in self.qualities.items()}
+            return best, self.value(best, x)
         tried = itertools.product(range(self.options), repeat=len(self.names))
         settings = [dict(zip(self.names, choice, strict=True)) for choice in tried]
         best = max(settings, key=lambda options: self.value(options, x))

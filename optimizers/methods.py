@@ -58,7 +58,7 @@ MEASURING = ("ucb", "thompson")  # they learn from gains on train examples, so e
 
 def optimas(system: System, settings: OptimizeSettings) -> Method:
     """Local rewards: learned offline first, then one component after the other by what suits it (OPTIMAS)."""
-    return _local("optimas", system, settings, LearnedRewards())
+    return guided("optimas", system, settings, LearnedRewards())
 
 
 def hbc(system: System, settings: OptimizeSettings) -> Method:
@@ -72,10 +72,11 @@ def hbc(system: System, settings: OptimizeSettings) -> Method:
             "method 'hbc' imitates outputs of the offline phase, but optimize.rewards.offline is 0",
             hint="leave it out, or give it a part of the budget such as 0.4",
         )
-    return _local("hbc", system, settings, Cloning())
+    return guided("hbc", system, settings, Cloning())
 
 
-def _local(name: str, system: System, settings: OptimizeSettings, guide: Guide) -> Method:
+def guided(name: str, system: System, settings: OptimizeSettings, guide: Guide) -> Method:
+    """Return the method `optimas` with another guide of its local searches."""
     prompts = PromptSearch(
         settings.prompts.proposers, settings.prompts.edits_per_candidate, settings.prompts.lm
     )

@@ -1,0 +1,296 @@
+"""What local rewards are worth, on simulated systems whose optimum is known.
+
+    python -m compound.benchmarks.local_rewards [accuracy lora search interaction misaligned regret same]
+
+Each part is written to ``benchmarks/data/local_rewards.json`` when it is done; the others stay as they are.
+`PARTS` says what each one shows. Seeds run in parallel processes; results do not depend on how many.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.progress import track
+from scipy import stats
+
+from compound.benchmarks.mislabelled import SHARES
+from compound.benchmarks.reward_accuracy import KINDS, accuracy, lora
+from compound.benchmarks.simulated import SHAPES
+from compound.benchmarks.simulated_search import Outcome, search, world
+from compound.optimization import Job
+from compound.optimizers.scheduler import UCB, Gaps, Thompson, Uniform
+from compound.settings import BudgetSettings, OptimizeSettings, RewardSettings
+from compound.streams import generator
+
+OUTPUT = Path(__file__).parent / "data" / "local_rewards.json"
+SEEDS = 20
+LABELS = "compound.benchmarks.mislabelled"
+
+REWARDS = RewardSettings(backbone="none", rollouts=1, most_rollouts=1, accuracy=0.5)
+SETTINGS = OptimizeSettings(candidates=16, minibatch=8, alpha=0.2, valid_size=40, rewards=REWARDS)
+
+
+def settings(method: str, seed: int, runs: float, **changed: Any) -> OptimizeSettings:
+    """Return the settings of a search."""
+    budget = BudgetSettings(system_runs=runs)
+    found: OptimizeSettings = SETTINGS.model_copy(
+        update={"method": method, "seed": seed, "budget": budget, **changed}
+    )
+    return found
+
+
+# -- searches --------------------------------------------------------------------------------------------
+
+
+RUNS = {"optimas": 600, "coordinate": 600, "coordinate twice": 1200, "random twice": 1200, "shuffled": 600}
+
+
+def compared(shape: str, seed: int) -> dict[str, Any]:
+    """Return what each method reaches, as a share of the optimum."""
+    found = {}
+    for name, runs in RUNS.items():
+        kind = name.split()[0]
+        chosen = f"{LABELS}:shuffled" if kind == "shuffled" else kind
+        found[name] = _brief(search(world(shape, seed), settings(chosen, seed, runs)))
+    return found
+
+
+STRENGTHS = (0.1, 0.3, -0.1, -0.3)
+
+
+def interaction(shape: str, seed: int) -> dict[str, Any]:
+    """Return what is reached as components interact, without noise; components hinder each other below 0."""
+    given = settings("optimas", seed, 400, rewards=REWARDS.model_copy(update={"accuracy": 0.6}))
+    calm = {"noise": 0.0, "blur": 0.0, "options": 6}
+    return {
+        str(strength): _brief(search(world(shape, seed, interaction=strength, **calm), given))
+        for strength in STRENGTHS
+    }
+
+
+def misaligned(shape: str, seed: int) -> dict[str, Any]:
+    """Return ranking accuracy, and the optimum's share after one local step of each component."""
+    found = {}
+    for i, share in enumerate(SHARES):
+        given = settings(f"{LABELS}:mislabelled_{i}", seed, 600, iterations=1)
+        outcome = search(world(shape, seed), given)
+        jobs = len(world(shape, seed).names) + 1
+        found[str(share)] = {"start": outcome.start, "reached": outcome.working[:jobs][-1][1]}
+    return found
+
+
+def same(shape: str, seed: int) -> dict[str, Any]:
+    """Return whether anything was accepted where nothing can be gained, at a level of 0.05."""
+    made = world(shape, seed, spread=(0.0,) * 5)
+    return _brief(search(made, settings("optimas", seed, 200, alpha=0.05)))
+
+
+def _brief(outcome: Outcome) -> dict[str, Any]:
+    return {k: v for k, v in asdict(outcome).items() if k != "working"}
+
+
+# -- schedulers ------------------------------------------------------------------------------------------
+
+HEADROOM = (1.0, 0.5, 0.1, 0.05, 0.02)  # what each of five components could gain, at first
+VISITS = 30
+
+
+def regret(_: str, seed: int) -> dict[str, float]:
+    """Return each scheduler's regret: the sum over visits of what is still to gain.
+
+    A visit gains a random part of a component's headroom, 15 % on average; its gap is its headroom, measured
+    with noise.
+    """
+    jobs = [Job("local", (f"{name}.option",)) for name in "abcde"]
+    order = generator(seed, "which").permutation(len(HEADROOM))
+    schedulers = {"uniform": Uniform(), "gaps": Gaps(), "ucb": UCB(), "thompson": Thompson()}
+    return {name: _regret(scheduler, jobs, order, seed) for name, scheduler in schedulers.items()}
+
+
+def _regret(scheduler: Any, jobs: Sequence[Job], order: Any, seed: int) -> float:
+    left = {job.keys[0]: HEADROOM[i] for job, i in zip(jobs, order, strict=True)}
+    history: list[dict[str, Any]] = []
+    total = 0.0
+    for visit in range(VISITS):
+        job = scheduler.choose(jobs, history, seed)
+        rng = generator(seed, "gain", job.keys[0], visit)
+        gain = 0.3 * rng.random() * left[job.keys[0]]
+        left[job.keys[0]] -= gain
+        gaps = {key[0]: max(0.0, value + 0.05 * rng.normal()) for key, value in left.items()}
+        history.append({
+            "optimizer": "local", "keys": list(job.keys), "values": {job.keys[0]: 1}, "train_before": 0.0,
+            "train_after": gain + 0.02 * rng.normal(), "runs": 10.0, "facts": {"gaps": gaps},
+        })  # fmt: skip
+        total += sum(left.values())
+    return total
+
+
+# -- summaries -------------------------------------------------------------------------------------------
+
+
+Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+def mean_interval(values: Sequence[float]) -> dict[str, float]:
+    """Return mean, 95 % limits (Student) and the least value."""
+    found = np.asarray(values, float)
+    half = float(stats.t.ppf(0.975, len(found) - 1) * found.std(ddof=1) / np.sqrt(len(found)))
+    mean = float(found.mean())
+    return {
+        "mean": mean,
+        "low": mean - half,
+        "high": mean + half,
+        "least": float(found.min()),
+        "n": len(found),
+    }
+
+
+def _by_shape(rows: Rows, *path: str, less: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the intervals of a number of each row, less another one, by shape."""
+    return {
+        shape: mean_interval([_at(row, path) - (_at(row, less) if less else 0.0) for row in found])
+        for shape, found in rows.items()
+    }
+
+
+def _at(row: Any, path: Sequence[str]) -> float:
+    for key in path:
+        row = row[key]
+    return float(row)
+
+
+def sum_accuracy(rows: Rows) -> dict[str, Any]:
+    """Return accuracies by kind and shape, the limit, and how far they are from it."""
+    return {
+        kind: {
+            "learned": _by_shape(rows, kind, "learned"),
+            "limit": _by_shape(rows, kind, "limit"),
+            "short": _by_shape(rows, kind, "limit", less=(kind, "learned")),
+        }
+        for kind in KINDS
+    }
+
+
+def sum_search(rows: Rows) -> dict[str, Any]:
+    """Return what methods reach by shape, and paired differences from `optimas`."""
+    found: dict[str, Any] = {}
+    for name, runs in RUNS.items():
+        reached = _by_shape(rows, name, "reached")
+        ahead = _by_shape(rows, "optimas", "reached", less=(name, "reached"))
+        found[name] = {"runs": runs, "reached": reached, "optimas_ahead_by": ahead}
+    found["start"] = _by_shape(rows, "optimas", "start")
+    return found
+
+
+def sum_interaction(rows: Rows) -> dict[str, Any]:
+    """Return by strength: the share of the optimum, and of runs that end where no single change helps."""
+    return {
+        str(strength): {
+            "reached": _by_shape(rows, str(strength), "reached"),
+            "componentwise": {
+                shape: float(np.mean([row[str(strength)]["componentwise"] for row in found]))
+                for shape, found in rows.items()
+            },
+        }
+        for strength in STRENGTHS
+    }
+
+
+def sum_misaligned(rows: Rows) -> dict[str, Any]:
+    """Return the gain of one step of each component by the share of shuffled labels."""
+    return {
+        str(share): _by_shape(rows, str(share), "reached", less=(str(share), "start")) for share in SHARES
+    }
+
+
+def sum_regret(rows: Rows) -> dict[str, Any]:
+    """Return regrets, and paired tests against `uniform`."""
+    found = next(iter(rows.values()))
+    result: dict[str, Any] = {}
+    for name in ("uniform", "gaps", "ucb", "thompson"):
+        values = np.array([row[name] for row in found])
+        less = values - np.array([row["uniform"] for row in found])
+        p = 1.0 if name == "uniform" else float(stats.wilcoxon(less, alternative="less").pvalue)
+        result[name] = {**mean_interval(values.tolist()), "p_less_than_uniform": p}
+    return result
+
+
+def sum_same(rows: Rows) -> dict[str, Any]:
+    """Return how many of all runs accepted something, and the most that chance explains (99 %)."""
+    wrong = sum(row["accepted"] > 0 for found in rows.values() for row in found)
+    n = sum(map(len, rows.values()))
+    return {"accepted": wrong, "runs": n, "bound": int(stats.binom.ppf(0.99, n, 0.05))}
+
+
+def sum_lora(rows: Rows) -> dict[str, Any]:
+    """Return each seed as it is."""
+    return {shape: {key: [row[key] for row in found] for key in found[0]} for shape, found in rows.items()}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the benchmark: what one shape and seed gives, and how all of them are summed up."""
+
+    one: Callable[[str, int], Mapping[str, Any]]
+    summary: Callable[[Rows], Mapping[str, Any]]
+    shapes: Sequence[str] = tuple(SHAPES)
+    seeds: int = SEEDS
+
+
+PARTS: Mapping[str, Part] = {
+    "accuracy": Part(accuracy, sum_accuracy),
+    "lora": Part(lora, sum_lora, ("chain",), 3),
+    "search": Part(compared, sum_search),
+    "interaction": Part(interaction, sum_interaction),
+    "misaligned": Part(misaligned, sum_misaligned, ("five",)),
+    "regret": Part(regret, sum_regret, ("five",)),
+    "same": Part(same, sum_same, ("chain",), 200),
+}
+
+
+def _one(job: tuple[str, str, int]) -> Mapping[str, Any]:
+    part, shape, seed = job
+    return PARTS[part].one(shape, seed)
+
+
+def measure(name: str, workers: int) -> dict[str, Any]:
+    """Run a part; returns its summary with the rows it was made from."""
+    part = PARTS[name]
+    jobs = [(name, shape, seed) for shape in part.shapes for seed in range(part.seeds)]
+    with ProcessPoolExecutor(workers) as pool:
+        results = list(track(pool.map(_one, jobs), name, total=len(jobs)))
+    rows: dict[str, list[Any]] = {shape: [] for shape in part.shapes}
+    for (_, shape, _), result in zip(jobs, results, strict=True):
+        rows[shape].append(result)
+    return {"summary": part.summary(rows), "rows": _rounded(rows)}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, dict):
+        return {k: _rounded(v) for k, v in value.items()}
+    return [_rounded(v) for v in value] if isinstance(value, list) else value
+
+
+def main(names: Sequence[str]) -> None:
+    """Run the parts named, or all, and write the file after each."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for name in names or PARTS:
+        known = json.loads(OUTPUT.read_text(encoding="utf-8")) if OUTPUT.exists() else {}
+        known[name] = measure(name, workers=os.cpu_count() or 1)
+        ordered = {part: known[part] for part in PARTS if part in known}
+        OUTPUT.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+        print(json.dumps({name: _rounded(known[name]["summary"])}, indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

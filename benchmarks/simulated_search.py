@@ -1,0 +1,88 @@
+"""Whole optimizations of simulated systems, without a report: what a method reaches, and in how many runs."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compound.benchmarks.simulated import Simulated, options_of
+from compound.blocking import blocking
+from compound.engines import find_engine
+from compound.loop import Loop, Problem
+from compound.optimizers.methods import method
+from compound.optimizing import describe, open_run
+from compound.recorder import Recorder
+from compound.settings import OptimizeSettings
+
+# What the searches run under: outputs as a language model's (another setting draws another answer), a metric
+# whose noise is larger than what one component can gain, and more options than can be tried one by one.
+NOISE, BLUR, OPTIONS = 0.1, 0.5, 16
+
+
+def world(shape: str, seed: int, **changed: Any) -> Simulated:
+    """Return a simulated system of the searches."""
+    given = {"noise": NOISE, "blur": BLUR, "options": OPTIONS, "common": False, **changed}
+    return Simulated(shape, seed=seed, **given)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an optimization came to.
+
+    Attributes:
+        start, reached: the expected reward before and after, as a share of the optimum.
+        working: that of the configuration under way at the end of each job, with the system runs spent.
+        componentwise: whether no change of one component would raise it (theorem 4.2).
+        accepted: how many changes were accepted.
+        runs: system runs spent.
+    """
+
+    start: float
+    reached: float
+    working: tuple[tuple[float, float], ...]
+    componentwise: bool
+    accepted: int
+    runs: float
+
+
+def search(world: Simulated, settings: OptimizeSettings) -> Outcome:
+    """Optimize a simulated system from its first options on."""
+    events: list[Mapping[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        system = world.system()
+        problem = Problem(
+            system, world.examples(100), world.examples(settings.valid_size or 40, "valid"), [], world,
+            settings, method(settings.method, system, settings), find_engine,
+        )  # fmt: skip
+        recorder = Recorder(open_run(Path(folder) / "run", "", describe(problem)), listener=events.append)
+        try:
+            blocking(Loop(problem, recorder).run())
+        finally:
+            recorder.close()
+        best = options_of(recorder.state["best"], world.names)
+    optimum = world.optimum()[1]
+    start = dict.fromkeys(world.names, 0)
+    accepted = sum(e["event"] == "decision" and e["accepted"] for e in events)
+    return Outcome(
+        world.value(start) / optimum, world.value(best) / optimum, _working(world, events, optimum),
+        world.componentwise(best), accepted, float(events[-1]["spent"]["system_runs"]),
+    )  # fmt: skip
+
+
+def _working(
+    world: Simulated, events: Sequence[Mapping[str, Any]], optimum: float
+) -> tuple[tuple[float, float], ...]:
+    """Return system runs and share of the optimum after each job; a refused sweep falls back."""
+    best = dict.fromkeys(world.names, 0)
+    working, found = dict(best), []
+    for event in events:
+        if event["event"] == "job":
+            working |= {key.split(".", maxsplit=1)[0]: value for key, value in event["values"].items()}
+            found.append((float(event["spent"]["system_runs"]), world.value(working) / optimum))
+        elif event["event"] == "decision":
+            best = dict(working) if event["accepted"] else best
+            working = dict(best)
+    return tuple(found)
