@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import singledispatch
 from typing import Any
 
 from compound.report.blocks import Block, Change, Code, Examples, Figure, Pairs, Section
 from compound.report.figures import themed
-from compound.report.sections import sections
 from compound.report.style import STYLE
 from compound.report.tables import Table
 from compound.report.text import line, shown, word_diff
@@ -44,9 +43,8 @@ def tag(name: str, /, *children: str, **attributes: str) -> Markup:
     return Markup(f"<{name}{given}>" if name in VOID else f"<{name}{given}>{inner}</{name}>")
 
 
-def page(facts: Mapping[str, Any]) -> str:
+def page(facts: Mapping[str, Any], sections: Sequence[Section]) -> str:
     """Return the report as an HTML page."""
-    parts = sections(facts)
     title = f"{facts['system']}: {facts['title']}"
     head = tag(
         "head", tag("meta", charset="utf-8"), tag("meta", name="viewport", content=VIEW),
@@ -54,8 +52,8 @@ def page(facts: Mapping[str, Any]) -> str:
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", title), tag("style", Markup(STYLE)),
     )  # fmt: skip
-    links = [tag("a", part.title, href=f"#{_anchor(part)}") for part in parts]
-    body = tag("body", _header(facts), tag("nav", *links), tag("main", *map(_section, parts)))
+    links = [tag("a", part.title, href=f"#{_anchor(part)}") for part in sections]
+    body = tag("body", _header(facts), tag("nav", *links), tag("main", *map(_section, sections)))
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
 

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import singledispatch
 from typing import Any
 
-from compound.report.blocks import Block, Change, Code, Examples, Figure, Pairs
-from compound.report.sections import sections
+from compound.report.blocks import Block, Change, Code, Examples, Figure, Pairs, Section
 from compound.report.tables import Table
 from compound.report.text import line, line_diff
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$&!])")
 
 
-def markdown(facts: Mapping[str, Any]) -> str:
+def markdown(facts: Mapping[str, Any], sections: Sequence[Section]) -> str:
     """Return the report as Markdown."""
     parts = [
         f"# {escaped(facts['system'])}: {escaped(facts['title'])}",
         escaped(facts["sentence"]),
         "\n".join(f"- {escaped(note)}" for note in facts["notes"]),
     ]
-    for section in sections(facts):
+    for section in sections:
         parts.append(f"## {section.title}")
         parts += [written(block) for block in section.blocks]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -10,7 +10,7 @@ from compound.report.facts import summarize
 from compound.report.html import page
 from compound.report.markdown import markdown
 from compound.report.rewards import reward_facts
-from compound.report.sections import spending
+from compound.report.sections import sections, spending
 from compound.report.tables import brief, methods, versus
 from compound.report.text import line_diff, visible
 from compound.store import write_atomically
@@ -27,8 +27,9 @@ def write(path: str | Path) -> None:
         RunDirectoryError: it is no run directory, or one of its files is broken.
     """
     facts = {**summarize(path), "rewards": reward_facts(path)}
-    write_atomically(Path(path) / "report.md", visible(markdown(facts)))
-    write_atomically(Path(path) / "report.html", visible(page(facts)))
+    parts = sections(facts)
+    write_atomically(Path(path) / "report.md", visible(markdown(facts, parts)))
+    write_atomically(Path(path) / "report.html", visible(page(facts, parts)))
 
 
 def closing(path: str | Path) -> str:
