@@ -574,6 +574,33 @@ class TestLocalSearch:
         assert dict not in kinds[1]
 
 
+def test_the_choice_may_depend_on_a_text(job: Any) -> None:
+    """One tool for questions about cooking, another for questions about sports; wording never repeats."""
+    topics = {
+        "low": ("soup", "bread", "noodles", "a stew", "an omelette", "rice", "pancakes", "a salad"),
+        "high": ("tennis", "football", "rowing", "a marathon", "judo", "golf", "hockey", "swimming"),
+    }
+    asks = ("How does one begin with {}?", "Who is famous for {}?", "What do I need for {}?")
+    examples = [
+        cp.Example(f"{tool}{i}{j}", {"q": ask.format(topic)}, {"answer": tool})
+        for tool, some in topics.items()
+        for i, topic in enumerate(some)
+        for j, ask in enumerate(asks)
+    ]
+    q = cp.Input("q", str)
+    tool = Selector("tool", "low", "high", per_input=True)(q=q)
+    system = System("topics", {"done": cp.Function("work", work)(tool=tool, q=q)})
+    made = job(system, cp.custom(score), examples, keys=("tool.choice",))
+    _, proposal = made.run(LocalSearch(RewardSettings(inputs=30, sure=0.99), PromptSearch(("edits",))))
+    assert isinstance(proposal.values["tool.choice"], dict)
+    assert proposal.before < 0.7
+    assert proposal.after >= 0.9
+
+
+def work(tool: str, q: str) -> str:
+    return tool
+
+
 class Same(Operation):
     """Says which tool it was given."""
 
