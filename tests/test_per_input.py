@@ -559,11 +559,10 @@ class TestLocalSearch:
         assert all(isinstance(values["tool.choice"], str) for values in states[-1]["finalists"])
 
     def test_without_runs_to_test_it_with_it_is_not_proposed(self, job: Any) -> None:
-        made = self.job(job, share=70.0)
-        states, proposal = made.run(self.search())
-        if proposal.facts["steered"]:
-            assert all(isinstance(values["tool.choice"], str) for values in states[-1]["finalists"])
-        assert not isinstance(proposal.values.get("tool.choice"), dict)
+        made = self.job(job, share=500.0, minibatch=200)
+        states, proposal = made.run(self.search(inputs=20))
+        assert proposal.facts["steered"] is True
+        assert all(isinstance(values["tool.choice"], str) for values in states[-1]["finalists"])
 
     def test_the_same_reward_is_not_tested_twice(self, job: Any) -> None:
         made = self.job(job)
