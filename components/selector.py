@@ -1,4 +1,4 @@
-"""A selector picks one of a few options, for example which model answers."""
+"""A selector picks one of a few options, for example which model answers: for all inputs, or for each."""
 
 from __future__ import annotations
 
@@ -7,24 +7,40 @@ from typing import Any
 
 from compound.component import CallContext, Operation
 from compound.ports import Port
-from compound.space import Choice, Scalar
+from compound.space import Choice, PerInput, Scalar
 
 
 class Selector(Operation):
-    """Chooses one option. Its inputs are the context a choice may depend on; globally it is one value.
+    """Chooses one option. Its inputs are the context a choice may depend on.
+
+    Its value is one option for all inputs. With ``per_input`` it may also be a local reward that method
+    ``optimas`` learned: then each call takes the option with the highest reward for its inputs, the first of
+    equally good ones.
+
+    Args:
+        name: the component's name.
+        options: what there is to choose from.
+        value: the option to start with; the first by default.
+        per_input: whether a reward may choose.
 
     Example:
         >>> from compound import Input
-        >>> model = Selector("model", "smollm2", "openai/gpt-4o-mini")
+        >>> model = Selector("model", "smollm2", "openai/gpt-4o-mini", per_input=True)
         >>> model(question=Input("question")).type
         typing.Literal['smollm2', 'openai/gpt-4o-mini']
     """
 
     kind = "selector"
 
-    def __init__(self, name: str, *options: Scalar, value: Scalar | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *options: Scalar,
+        value: Scalar | Mapping[str, str] | None = None,
+        per_input: bool = False,
+    ) -> None:
         self.name = name
-        self.space = Choice(*options, value=value)
+        self.space = (PerInput if per_input else Choice)(*options, value=value)
 
     @property
     def inputs(self) -> None:  # noqa: D102
@@ -45,4 +61,9 @@ class Selector(Operation):
     async def run(  # noqa: D102
         self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
     ) -> Mapping[str, Any]:
-        return {"choice": values["choice"]}
+        choice = values["choice"]
+        if not isinstance(choice, Mapping):
+            return {"choice": choice}
+        options = self.space.options
+        scores = await call.scores(choice, self.name, [(inputs, {"choice": option}) for option in options])
+        return {"choice": max(zip(options, scores, strict=True), key=lambda pair: pair[1])[0]}

@@ -12,15 +12,17 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from compound.artifacts import Reference, addressed
 from compound.budget import Meter
 from compound.cache import Cache
 from compound.component import Component, Operation
 from compound.configuration import digest
-from compound.contracts import NO_USAGE, Completion, Engine, Request, TokenRecord, Usage
+from compound.contracts import NO_USAGE, CallValues, Completion, Engine, Request, TokenRecord, Usage
 from compound.errors import (
     CallError,
     CompoundError,
@@ -29,6 +31,7 @@ from compound.errors import (
     TransientError,
     nearest,
 )
+from compound.policies import score
 from compound.ports import accepts, convert, spell
 from compound.trace import Call, Failure
 
@@ -92,6 +95,10 @@ class Context:
             self.tokens.append(completion.tokens)
         return completion
 
+    async def scores(self, reward: Reference, component: str, calls: Sequence[CallValues]) -> Sequence[float]:
+        """Score (inputs, outputs) of a component by a stored reward."""
+        return await score(reward, self.caller.folder, component, calls)
+
     def wait(self) -> None:
         """Stop the clock of the time limit: a request waits for its turn."""
         if self.timer is not None:
@@ -117,7 +124,9 @@ class Caller:
         cache: Cache | None,
         meter: Meter,
         sleep: Callable[[float], Awaitable[None]],
+        folder: Path | None = None,
     ) -> None:
+        self.folder = folder
         self._find = _finder(engines)
         self._cache = cache
         self._meter = meter
@@ -278,7 +287,7 @@ class Caller:
         return digest(
             [
                 component.version,
-                values,
+                {name: addressed(value) for name, value in values.items()},
                 list(attempt.inputs.items()),  # their order is the order in a prompt
                 self.engine(lm).name if isinstance(lm, str) else None,
                 None if component.deterministic(values) else attempt.seed,

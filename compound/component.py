@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
-from compound.contracts import Completion, Request
+from compound.artifacts import Reference
+from compound.contracts import CallValues, Completion, Request
 from compound.errors import DeclarationError, WiringError, nearest
 from compound.ports import Port, fits, listing, spell
 from compound.space import Space
@@ -143,6 +144,10 @@ class CallContext(Protocol):
 
     async def generate(self, lm: str, request: Request) -> Completion:
         """Ask the engine ``lm``, within the budget and the engine's concurrency; usage is recorded."""
+        ...
+
+    async def scores(self, reward: Reference, component: str, calls: Sequence[CallValues]) -> Sequence[float]:
+        """Score (inputs, outputs) of a component by a stored reward; higher is better."""
         ...
 
 

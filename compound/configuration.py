@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from compound.artifacts import addressed, is_reference, kept, located, verified
 from compound.errors import ConfigurationError
 
 FORMAT = 1
@@ -134,9 +135,12 @@ class Configuration(Mapping[str, Any]):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the values, in hex; equal for equal configurations in any process."""
+        """SHA-256 of the values, in hex; equal for equal configurations in any process.
+
+        A folder counts by what it holds, not by where it lies.
+        """
         if not self._digest:
-            self._digest = digest(self._values)
+            self._digest = digest({key: addressed(value) for key, value in self._values.items()})
         return self._digest
 
     def replace(self, values: Mapping[str, Any]) -> Configuration:
@@ -146,7 +150,11 @@ class Configuration(Mapping[str, Any]):
     def diff(self, other: Configuration) -> list[Change]:
         """Return what differs, by key; a missing value is ``None``."""
         changes = [Change(key, self.get(key), other.get(key)) for key in sorted({*self, *other})]
-        return [c for c in changes if canonical(c.before) != canonical(c.after)]
+        return [c for c in changes if canonical(addressed(c.before)) != canonical(addressed(c.after))]
+
+    def located(self, folder: str | Path) -> Configuration:
+        """Return the configuration with the paths of its folders made absolute, from ``folder`` on."""
+        return Configuration({key: located(value, Path(folder)) for key, value in self._values.items()})
 
     def to_json(self) -> dict[str, Any]:
         """Return the values as plain JSON types."""
@@ -154,9 +162,16 @@ class Configuration(Mapping[str, Any]):
         return plain
 
     def save(self, path: str | Path, **provenance: Any) -> None:
-        """Write a file that `load` reads: the values, their digest, and where they come from."""
-        document = {"format": FORMAT, "digest": self.digest, "values": self.to_json(), **provenance}
+        """Write a file that `load` reads: the values, their digest, and where they come from.
+
+        Folders that values refer to are copied beside it, unless they are there: all of it moves together.
+
+        Raises:
+            ConfigurationError: such a folder is missing, or was changed.
+        """
         target = Path(path)
+        values = {key: kept(value, target.parent) for key, value in self.to_json().items()}
+        document = {"format": FORMAT, "digest": self.digest, "values": values, **provenance}
         temporary = target.with_name(target.name + ".tmp")
         temporary.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         temporary.replace(target)
@@ -170,7 +185,8 @@ def load(path: str | Path) -> Configuration:
     """Read a configuration file written by `Configuration.save` (``best.json``).
 
     Raises:
-        ConfigurationError: the file is missing, is not such a file, or was changed by hand since.
+        ConfigurationError: the file is missing, is not such a file, or was changed by hand since; or a folder
+            that it refers to is missing or was changed.
     """
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_no_constant)
@@ -194,4 +210,8 @@ def load(path: str | Path) -> Configuration:
             f"{path} was changed: its values do not match its digest",
             hint="remove the digest line to accept the values as they are",
         )
-    return configuration
+    found = configuration.located(Path(path).parent)
+    for value in found.values():
+        if is_reference(value):
+            verified(value)
+    return found

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 Role = Literal["system", "user", "assistant"]
 FinishReason = Literal["stop", "length"]
+CallValues = tuple[Mapping[str, Any], Mapping[str, Any]]  # what a call read and what it returned
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from compound.budget import Meter
@@ -55,6 +56,7 @@ class Executor:
         meter: the budget that engine calls are reserved from.
         seed: names the random streams of everything run here.
         on_call: called with each finished call, for live progress.
+        folder: where relative paths of stored folders start; the working directory by default.
 
     Example:
         >>> from compound import Input, System
@@ -75,10 +77,11 @@ class Executor:
         seed: int = 0,
         on_call: Callable[[Call], None] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        folder: Path | None = None,
     ) -> None:
         self.seed = seed
         self.meter = meter or Meter()
-        self._caller = Caller(engines, cache, self.meter, sleep)
+        self._caller = Caller(engines, cache, self.meter, sleep, folder)
         self._on_call = on_call
         self._plans: weakref.WeakKeyDictionary[System, dict[int, Plan]] = weakref.WeakKeyDictionary()
 

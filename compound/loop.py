@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from compound.budget import Meter
@@ -21,7 +22,7 @@ from compound.evaluation import Evaluation, Rules, evaluate
 from compound.executor import Executor
 from compound.optimization import Bench, Job, Method, Progress, Proposal, Task, Tried
 from compound.plan import values_of
-from compound.recorder import Recorder
+from compound.recorder import MEMORY_FOLDER, Recorder
 from compound.scoring import JobScorer, free_repeats
 from compound.settings import OptimizeSettings
 from compound.space import Choice, Float, Int
@@ -134,6 +135,7 @@ class Loop:
             meter=self.meter,
             seed=problem.settings.seed,
             on_call=recorder.called,
+            folder=recorder.run.path / MEMORY_FOLDER,
         )
         recorder.watch(self.meter, self.test_meter)
 
@@ -363,6 +365,6 @@ class Loop:
         )  # fmt: skip
 
 
-def final_configuration(state: Mapping[str, Any]) -> Configuration:
-    """Return the best configuration of a run's state."""
-    return Configuration(state["best"])
+def final_configuration(state: Mapping[str, Any], folder: Path) -> Configuration:
+    """Return the best configuration of a run's state; ``folder`` is the run's memory."""
+    return Configuration(state["best"]).located(folder)

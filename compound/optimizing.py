@@ -20,7 +20,7 @@ from compound.engines import find_engine
 from compound.errors import DataError, RunDirectoryError
 from compound.evaluation import Evaluation
 from compound.loop import Loop, Problem, final_configuration
-from compound.recorder import Listener, Recorder
+from compound.recorder import MEMORY_FOLDER, Listener, Recorder
 from compound.settings import OptimizeSettings
 from compound.statistics import Interval, paired_interval
 from compound.store import RunDirectory, read_json
@@ -292,7 +292,7 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 
 def save_best(problem: Problem, recorder: Recorder) -> None:
     """Write ``best.json``."""
-    final_configuration(recorder.state).save(
+    final_configuration(recorder.state, recorder.run.path / MEMORY_FOLDER).save(
         recorder.run.path / "best.json", system=problem.system.name, signature=problem.system.signature
     )
 
@@ -312,7 +312,7 @@ def read_result(path: Path) -> Result:
         return Evaluation.from_json(state[name]) if state.get(name) else None
 
     return Result(
-        best=final_configuration(state),
+        best=final_configuration(state, path / MEMORY_FOLDER),
         before=Evaluation.from_json(state["before"]),
         after=Evaluation.from_json(state["incumbent"]),
         test_before=evaluation("test_before"),

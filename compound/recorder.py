@@ -16,7 +16,7 @@ from compound.store import RunDirectory
 from compound.trace import Call, Trace, to_json
 
 Listener = Callable[[Mapping[str, Any]], None]
-MEMORY = "memory.jsonl"
+MEMORY, MEMORY_FOLDER = "memory.jsonl", "memory"
 
 
 class Interrupted(CompoundError):
@@ -154,7 +154,7 @@ class RunMemory:
     @property
     def folder(self) -> Path:
         """Where files may be written."""
-        path = self._recorder.run.path / "memory"
+        path = self._recorder.run.path / MEMORY_FOLDER
         path.mkdir(exist_ok=True)
         return path
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from compound.artifacts import is_reference
 from compound.errors import DeclarationError
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class Choice(Space):
     value: Scalar
     kind: ClassVar[str] = "choice"
 
-    def __init__(self, *options: Scalar, value: Scalar | None = None) -> None:
+    def __init__(self, *options: Scalar, value: Any = None) -> None:
         if not options:
             raise DeclarationError("Choice needs at least one option")
         if any(not isinstance(option, str | int | float | bool) for option in options):
@@ -157,6 +158,28 @@ class Choice(Space):
     def draw(self, rng: np.random.Generator) -> Any:
         """Return one of the options, all equally likely."""
         return self.options[rng.integers(len(self.options))]
+
+
+@dataclass(frozen=True, init=False)
+class PerInput(Choice):
+    """One of a few values for all inputs, or for each input the one that a stored reward prefers.
+
+    A value is an option, or ``{"path": folder, "sha256": digest}`` of a reward checkpoint.
+
+    >>> space = PerInput("short", "long")
+    >>> space.problem({"path": "memory/length-9f", "sha256": "9f"}), space.problem("medium")
+    ('', "must be one of 'short', 'long' or a stored reward, but got 'medium'")
+    """
+
+    value: Any
+
+    def problem(self, value: Any) -> str:  # noqa: D102
+        if is_reference(value) or not super().problem(value):
+            return ""
+        return f"must be one of {', '.join(map(repr, self.options))} or a stored reward, but got {value!r}"
+
+    def to_json(self) -> dict[str, Any]:  # noqa: D102
+        return {**super().to_json(), "per_input": True}
 
 
 @dataclass(frozen=True)
@@ -266,7 +289,7 @@ class Weights(Space):
         self.check(self.value, "Weights")
 
     def problem(self, value: Any) -> str:  # noqa: D102
-        if value is None or (isinstance(value, Mapping) and set(value) == {"path", "sha256"}):
+        if value is None or is_reference(value):
             return ""
         return f"must be None or {{'path': …, 'sha256': …}}, but got {value!r}"
 

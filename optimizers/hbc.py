@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from compound.configuration import canonical, readable
+from compound.contracts import CallValues
 from compound.optimization import Proposal
 from compound.optimizers.guides import Guidance
 from compound.optimizers.local_scoring import Recorded
 from compound.optimizers.rewarding import RunRewards, shared_backbone
 from compound.rewards.buffer import PairBuffer, input_key
 from compound.rewards.features import Embeds
-from compound.rewards.model import CallValues, Vector
+from compound.rewards.model import Vector
 from compound.rewards.template import Template, as_text
 
 NOTHING = "no input has an output that surely leads to a higher score than another"

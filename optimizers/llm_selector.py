@@ -155,8 +155,10 @@ def plurality(scores: Sequence[Sequence[float]], current: int) -> tuple[int, lis
 
 
 def _options(task: Task, key: str) -> tuple[Any, ...]:
-    space = task.system.parameters[key]
-    return space.options if isinstance(space, Choice) else ()
+    space, current = task.system.parameters[key], task.system.configuration[key]
+    if not isinstance(space, Choice):
+        return ()
+    return space.options if current in space.options else (current, *space.options)  # a stored reward
 
 
 def _proposal(state: Mapping[str, Any]) -> Proposal:

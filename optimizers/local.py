@@ -2,8 +2,8 @@
 
 A candidate runs the component alone on recorded inputs; its mean local reward there is compared with the
 incumbent's on the same inputs. The best few then meet the global reward on train examples, unless the local
-reward is nearly always right. A component whose reward orders too few held-out pairs right goes by the global
-reward alone.
+reward is nearly always right. Where a parameter may be a reward that chooses for each input, the component's
+own joins them. A component whose reward orders too few held-out pairs right goes by the global reward alone.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from compound.contracts import Example
 from compound.optimization import Progress, Proposal, Task
 from compound.optimizers.guides import Guide, LearnedRewards
 from compound.optimizers.local_scoring import LocalScorer, State, finalists
+from compound.optimizers.per_input import chosen_by_reward
 from compound.optimizers.prompts import PromptSearch, bootstrapped, contest, demo_keys, split, text_keys
 from compound.optimizers.rewarding import RunRewards, tunable
 from compound.optimizers.sampling import enumerated, suggest
@@ -113,7 +114,7 @@ class LocalSearch:
             yield event
         async for event in self._search(task, rewards, component, state, facts):
             yield event
-        if facts.get("steered") and state["finalists"] and not self._tested(task, facts, component):
+        if state["finalists"] and not state["tested"]:
             values, tried = state["finalists"][0], facts["locally_tried"]
             yield Proposal(values, tried=tried, note="by the local reward alone", facts=facts)
             return
@@ -141,7 +142,7 @@ class LocalSearch:
         why, steered = guidance.distrust, not guidance.distrust
         facts |= {**guidance.facts, "component": component, "steered": steered, "why": why}
         if "finalists" not in state and not steered:
-            state |= {"finalists": state["candidates"], "local": {}}
+            state |= {"finalists": state["candidates"], "local": {}, "tested": True}
             yield Progress(dict(state), f"by the global reward: {why}")
         elif "finalists" not in state:
             scorer = LocalScorer(task, component, guidance.scores, self.settings, LOCAL + ONLINE)
@@ -150,6 +151,9 @@ class LocalSearch:
                 yield event
             state |= finalists(task, state["scored"], self.settings.temperature)
             rewards.note_tried(task, [values for values, _ in state["scored"]])
+            state["tested"] = self._tested(task, facts, component)
+            if for_each := chosen_by_reward(task, rewards, component, guidance.scores):
+                state |= {"finalists": [*state["finalists"][:1], *for_each], "tested": True}
             yield Progress(dict(state), f"{len(state['finalists'])} to test")
         facts |= state["local"]
 

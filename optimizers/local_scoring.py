@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compound.configuration import canonical
+from compound.contracts import CallValues
 from compound.errors import first_of
 from compound.optimization import Bench, Progress, Task
 from compound.optimizers.prompts import demo_keys, text_keys
 from compound.plan import values_of
-from compound.rewards.model import CallValues, Vector
+from compound.rewards.model import Vector
 from compound.settings import RewardSettings
 from compound.streams import generator, stream
 from compound.system import System

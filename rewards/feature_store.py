@@ -43,6 +43,9 @@ class FeatureStore:
     def __contains__(self, key: bytes) -> bool:
         return key in self._found
 
+    def __len__(self) -> int:
+        return len(self._found)
+
     def get(self, key: bytes) -> Array:
         """Return the vector of a key."""
         return self._found[key]

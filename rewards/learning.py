@@ -134,7 +134,10 @@ def learn(
             features = FeatureMap.of(template, [*texts.chosen, *texts.rejected], backbone.dim)
             fitted, judged = _fit(texts, features, backbone, weighting, seed)
             score = accuracy(fitted.margins, judged)
-            known[key] = LocalReward(features, fitted.head, fitted.slope or 1.0, score, fitted.margins)
+            inputs = tuple(sorted({name for entry in buffer.of(component) for name in entry.draw.inputs}))
+            known[key] = LocalReward(
+                features, fitted.head, fitted.slope or 1.0, score, fitted.margins, inputs
+            )
         found[component] = known[key]
     return Learned(RewardModel(name, backbone, found, buffer.digest), missing)
 

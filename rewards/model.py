@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compound.configuration import readable
+from compound.contracts import CallValues
 from compound.errors import ConfigurationError, DeclarationError, MissingExtra, nearest
 from compound.rewards.alignment import Accuracy
 from compound.rewards.features import Embeds, FeatureMap, NoBackbone
@@ -25,7 +26,6 @@ from compound.store import write_atomically
 from compound.system import System
 
 Vector = NDArray[np.float64]
-CallValues = tuple[Mapping[str, Any], Mapping[str, Any]]  # inputs and outputs
 FORMAT = 1
 NONE = "none"  # the name of no backbone
 
@@ -40,6 +40,7 @@ class LocalReward:
         slope: ``σ(slope · (r(y) - r(y')))`` is how likely y leads to a higher global reward than y'.
         accuracy: on held-out inputs.
         margins: the held-out margins it was measured by, for figures.
+        inputs: the names of the inputs it was trained on.
     """
 
     features: FeatureMap
@@ -47,6 +48,7 @@ class LocalReward:
     slope: float
     accuracy: Accuracy
     margins: Vector = field(default_factory=lambda: np.zeros(0))
+    inputs: tuple[str, ...] = ()
 
 
 @dataclass
@@ -108,6 +110,7 @@ class RewardModel:
                 name: {
                     "accuracy": reward.accuracy.to_json(),
                     "slope": reward.slope,
+                    "inputs": list(reward.inputs),
                     "features": reward.features.to_json(),
                 }
                 for name, reward in self.rewards_of.items()
@@ -206,8 +209,11 @@ def _reward(name: str, stored: Mapping[str, Any], tensors: Mapping[str, Any]) ->
     features = FeatureMap.from_json(stored["features"])
     if not len(head.weights) == len(head.center) == len(head.scale) == len(features.columns):
         raise ValueError(f"head {name!r} does not fit its feature map")
+    if not all(np.isfinite(part).all() for part in (head.weights, head.center, head.scale)):
+        raise ValueError(f"head {name!r} holds numbers that are not finite")
     margins = np.asarray(tensors.get(f"{name}.margins", np.zeros(0)))
-    return LocalReward(features, head, float(stored["slope"]), Accuracy(**stored["accuracy"]), margins)
+    accuracy, inputs = Accuracy(**stored["accuracy"]), tuple(map(str, stored.get("inputs", ())))
+    return LocalReward(features, head, float(stored["slope"]), accuracy, margins, inputs)
 
 
 def _check_components(path: Path, rewards_of: Mapping[str, LocalReward], system: System | None) -> None:

@@ -74,7 +74,7 @@ class Template:
         return Reading(
             "\n".join(f"{name}: {text}" for name, text in shown),
             "\n".join(f"{name}: {as_text(value)}" for name, value in written.items()),
-            _numbers(given, texts, written),
+            _numbers(given, texts, written) | _crossed(given, {n: outputs[n] for n in self.labels}),
             "\n".join(f"{name}={outputs[name]}" for name in self.labels),
         )
 
@@ -114,6 +114,16 @@ def _numbers(
             if isinstance(value, Sequence) and not isinstance(value, str):
                 found[f"{name}.items"] = math.log1p(len(value))
     return found
+
+
+def _crossed(given: Mapping[str, Any], labels: Mapping[str, Any]) -> dict[str, float]:
+    """Return each number among the inputs for the label at hand: which label is best may depend on it."""
+    return {
+        f"{name}={label}*{other}": float(x)
+        for name, label in labels.items()
+        for other, x in given.items()
+        if _is_number(x)
+    }
 
 
 def _of_text(name: str, text: str, words: Mapping[str, set[str]]) -> dict[str, float]:

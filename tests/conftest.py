@@ -136,13 +136,13 @@ class Job:
     ) -> None:
         self._given = (system, metric, train, lm, share, task)
         self.lm = lm()
-        self.executor = Executor({"lm": self.lm}, cache=MemoryCache())
+        memory = PlainMemory(Path(tempfile.mkdtemp()))
+        self.executor = Executor({"lm": self.lm}, cache=MemoryCache(), folder=memory.folder)
         method = Method("none", {}, [], Uniform())
         engines = {"lm": self.lm}
         problem = Problem(system, train, (), (), metric, OptimizeSettings(), method, engines)
         self.scorer = JobScorer(problem, self.executor, system, share, 0.0)
         given = {"keys": tuple(system.parameters), "seed": 1, "minibatch": 4, "candidates": 8, **task}
-        memory = PlainMemory(Path(tempfile.mkdtemp()))
         bench = Bench(self.executor, metric, problem.rules, memory)
         self.task = Task(system=system, train=train, scorer=self.scorer, bench=bench, pool_seed=2, **given)
 

@@ -16,7 +16,7 @@ from compound.components.llm import LLM
 from compound.components.retriever import Retriever
 from compound.components.selector import Selector
 from compound.errors import DeclarationError
-from compound.space import Space
+from compound.space import PerInput, Space
 from compound.spec.file_settings import SPACES
 from compound.spec.spelling import Tree, spell_code, spell_space, spell_type
 from compound.spec.yaml_text import Flow, write
@@ -138,7 +138,8 @@ class _Dumping:
 
     def _selector(self, component: Selector, _: list[str]) -> Tree:
         value = self._values[f"{component.name}.choice"]
-        return {"selector": Flow(options=component.space.options, value=value)}
+        rest = {"per_input": True} if isinstance(component.space, PerInput) else {}
+        return {"selector": Flow(options=component.space.options, value=value, **rest)}
 
     def _hyperparameter(self, component: Hyperparameter, _: list[str]) -> Tree:
         return {"hyperparameter": self._setting(component, "value", component.space)}

@@ -15,6 +15,7 @@ from compound.spec.file_settings import (
     FloatSetting,
     IntSetting,
     LabelSetting,
+    OptionSetting,
     TextSetting,
     WeightsSetting,
 )
@@ -168,8 +169,10 @@ class SelectorSettings(Model):
 
     options: list[Scalar] = Field(min_length=1)
     """The options."""
-    value: Scalar = None
-    """The option to start with; the first by default."""
+    value: OptionSetting = None
+    """The option to start with; the first by default. With `per_input` also a stored reward."""
+    per_input: bool = False
+    """Whether method `optimas` may let a local reward choose an option for each input."""
 
 
 class SelectorEntry(Wiring):

@@ -125,11 +125,11 @@ class Adapter(Model):
     """The projections that are adapted; those of attention by default."""
 
 
-class StoredWeights(Model):
-    """A trained adapter."""
+class StoredFolder(Model):
+    """A folder that optimization made, such as a trained adapter."""
 
     path: str
-    """Its folder."""
+    """Where it is."""
     sha256: str
     """The digest of its files."""
 
@@ -139,7 +139,7 @@ class WeightsSpace(SpaceModel):
 
     lora: Adapter
     """The adapter's shape."""
-    value: StoredWeights | None = None
+    value: StoredFolder | None = None
     """A trained adapter to start from."""
 
     def make(self) -> Space:
@@ -193,6 +193,10 @@ DemosSetting = Annotated[
 LabelSetting = Annotated[
     Annotated[str, Tag("~plain")] | Annotated[ChoiceSpace, Tag("~choice")], _either("a text", CHOICE)
 ]
+OptionSetting = Annotated[
+    Annotated[Scalar, Tag("~plain")] | Annotated[StoredFolder, Tag("~stored")],
+    Discriminator(lambda value: "~stored" if isinstance(value, Mapping | StoredFolder) else "~plain"),
+]
 IntSetting = Annotated[
     Annotated[int, Field(ge=1), Tag("~plain")] | Annotated[IntSpace, Tag("~int")],
     _either("a whole number", INT),
@@ -235,5 +239,6 @@ TAGGED: dict[str, type[Model]] = {
     "~int": IntSpace,
     "~float": FloatSpace,
     "~lora": WeightsSpace,
+    "~stored": StoredFolder,
 }
 """Which model a part of an error's location stands for."""

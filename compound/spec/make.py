@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from compound.artifacts import located
 from compound.component import Component, Composite, Operation
 from compound.components.flow import Loop, Map
 from compound.components.function import FirstOf, Function
@@ -34,7 +35,7 @@ from compound.spec.file_components import (
     RetrieverEntry,
     SelectorEntry,
 )
-from compound.spec.file_settings import made
+from compound.spec.file_settings import StoredFolder, made
 from compound.spec.shape import fitted
 from compound.system import System
 
@@ -86,9 +87,13 @@ def _retriever(
 
 
 def _selector(context: Context, name: str, entry: SelectorEntry, address: Address, _: MakeBody) -> Any:
-    options = entry.selector
+    given = entry.selector
+    value = given.value
+    if isinstance(value, StoredFolder):
+        value = located(value.model_dump(), context.folder)
     return context.attempt(
-        (*address, "selector"), lambda: Selector(name, *options.options, value=options.value)
+        (*address, "selector"),
+        lambda: Selector(name, *given.options, value=value, per_input=given.per_input),
     )
 
 

@@ -1,0 +1,111 @@
+"""Folders that a configuration refers to: trained adapters, and rewards that choose for each input.
+
+A reference says where a folder is and what it holds. Only what it holds counts: references with one digest
+are equal wherever their folders lie. A stored folder is never changed, and is named by its content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from compound.errors import ConfigurationError
+
+Reference = Mapping[str, str]
+SHOWN = 16  # digits of a digest that name a folder
+
+
+def is_reference(value: Any) -> bool:
+    """Return whether a value is ``{"path": folder, "sha256": digest}``.
+
+    >>> is_reference({"path": "adapter", "sha256": "9f"}), is_reference({"path": "adapter"})
+    (True, False)
+    """
+    return (
+        isinstance(value, Mapping)
+        and set(value) == {"path", "sha256"}
+        and all(isinstance(part, str) for part in value.values())
+    )
+
+
+def addressed(value: Any) -> Any:
+    """Return a reference by its content alone; any other value as it is.
+
+    >>> addressed({"path": "adapter", "sha256": "9f"}), addressed("adapter")
+    ({'sha256': '9f'}, 'adapter')
+    """
+    return {"sha256": value["sha256"]} if is_reference(value) else value
+
+
+def located(value: Any, folder: Path) -> Any:
+    """Return a reference with its path made absolute, from ``folder`` on; any other value as it is."""
+    return {**value, "path": str(folder.absolute() / value["path"])} if is_reference(value) else value
+
+
+def folder_digest(folder: Path) -> str:
+    """Return the SHA-256 of the names and contents of all files in a folder."""
+    hashed = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder).as_posix().encode()
+        hashed.update(hashlib.sha256(name).digest() + hashlib.sha256(path.read_bytes()).digest())
+    return hashed.hexdigest()
+
+
+def verified(reference: Reference, folder: Path | None = None) -> Path:
+    """Return the folder of a reference, whose path is relative to ``folder``, after reading all of it.
+
+    Raises:
+        ConfigurationError: it is not there, or holds something else.
+    """
+    path = (folder or Path()) / reference["path"]
+    if not path.is_dir():
+        raise ConfigurationError(
+            f"the configuration needs the folder {path}, which does not exist",
+            hint="it belongs to the configuration's file: keep the two together, or restore it from its run",
+        )
+    found = folder_digest(path)
+    if found != reference["sha256"]:
+        raise ConfigurationError(
+            f"{path} was changed: its files have the digest {found[:SHOWN]}…, but the configuration says "
+            f"{reference['sha256'][:SHOWN]}…",
+            hint="restore the folder from its run",
+        )
+    return path
+
+
+def put(write: Callable[[Path], object], folder: Path, name: str) -> dict[str, str]:
+    """Store what ``write`` puts into an empty folder; return its reference, relative to ``folder``.
+
+    The same content is stored once. A crash leaves the whole of it or nothing.
+    """
+    with tempfile.TemporaryDirectory(prefix=".artifact-", dir=folder) as temporary:
+        made = Path(temporary) / "made"
+        made.mkdir()
+        write(made)
+        digest = folder_digest(made)
+        target = folder / f"{name}-{digest[:SHOWN]}"
+        if not target.exists():
+            os.replace(made, target)
+    return {"path": target.name, "sha256": digest}
+
+
+def kept(value: Any, folder: Path) -> Any:
+    """Return a reference relative to ``folder``, copying what it refers to where it lies outside.
+
+    Any other value is returned as it is.
+
+    Raises:
+        ConfigurationError: what it refers to is not there, or is something else.
+    """
+    if not is_reference(value):
+        return value
+    source, here = verified(value).absolute(), folder.absolute()
+    if source.is_relative_to(here):
+        return {**value, "path": source.relative_to(here).as_posix()}
+    name = source.name.removesuffix(f"-{value['sha256'][:SHOWN]}")
+    return put(lambda made: shutil.copytree(source, made, dirs_exist_ok=True), folder, name)
