@@ -127,6 +127,13 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert "://" in target or (page.parent / target).exists(), target
 
 
+def test_the_tests_that_guard_against_defects_exist() -> None:
+    named = re.findall(r"`(test_\w+)`", (ROOT / "docs" / "reference_defects.md").read_text("utf-8"))
+    tests = "".join(path.read_text("utf-8") for path in (ROOT / "tests").glob("test_*.py"))
+    assert len(named) > 20
+    assert [name for name in named if f"def {name}(" not in tests] == []
+
+
 def test_the_reference_is_the_one_of_these_docstrings() -> None:
     made = importlib.util.spec_from_file_location("make_reference", ROOT / "docs" / "make_reference.py")
     assert made is not None
