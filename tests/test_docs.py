@@ -9,6 +9,7 @@ import inspect
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ def test_code_runs(page: Path, text: str, folder: Path, monkeypatch: pytest.Monk
     for name, values in [("demo", system.configuration), ("qa", {"searcher.k": 5})]:
         (folder / "runs" / name).mkdir(parents=True)
         cp.Configuration(values).save(folder / "runs" / name / "best.json")
+    shutil.copytree(ROOT / "docs" / "notebooks" / "tiny_run", folder / "runs" / "tiny")
     (folder / "qa.yaml").write_text(blocks(ROOT / "docs" / "start.md", "yaml")[0])
     found = blocks(page, "python")
     for block in found[: found.index(text) + 1]:  # a block may build upon those before it
