@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import random
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compound.benchmarks import rewards_speed
 from compound.benchmarks.simulated import SHAPES, Simulated, options_of
 from compound.budget import Budget, Meter
 from compound.cache import MemoryCache
@@ -270,6 +272,15 @@ def test_calls_are_those_of_the_formula(n: int) -> None:
         rollouts = 2 if k < n else 1  # nothing follows the last: its output is the result
         assert found.calls == 3 + rollouts * 4 * (n - k)
         assert found.system_runs == pytest.approx(found.calls / n)
+
+
+@pytest.mark.parametrize("way", ["two_rollouts", "until_decided"])
+def test_calls_on_a_chain_of_five_are_those_published_and_half_of_whole_runs(way: str) -> None:
+    """Where what follows runs until the order is sure, too: S calls, and n - k for every reward."""
+    found = rewards_speed.pairs(*getattr(rewards_speed, way.upper()))
+    assert [row["calls"] for row in found["nodes"]] == [row["formula"] for row in found["nodes"]]
+    assert found["ratio"] <= 0.5
+    assert found == json.loads(rewards_speed.OUTPUT.read_text("utf-8"))["pairs_on_a_chain_of_5"][way]
 
 
 def test_order_of_completion_and_concurrency_leave_no_mark() -> None:
