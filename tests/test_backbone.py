@@ -83,6 +83,15 @@ class TestReading:
         model.embed(PAIRS)
         assert model.passes == 3
 
+    def test_several_heads_of_one_text_cost_one_pass(self, folder: Path) -> None:
+        model = backbone(folder)
+        learned = learn(filled(), SYSTEM, ["a", "b"], model, "tiny").model
+        calls = [({"text": f"number {i}"}, {"output": word}) for i in range(5) for word in ("good", "bad")]
+        before = model.passes
+        a, b = (learned.rewards(name, calls) for name in "ab")
+        assert model.passes - before == len(calls)
+        assert not np.allclose(a, b)
+
     def test_inputs_are_shortened_never_the_output(self, folder: Path) -> None:
         model = backbone(folder, max_length=12)
         (tokens,) = model.tokenize([("text " * 50, "1 2 3 4 5")])

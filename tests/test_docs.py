@@ -9,6 +9,7 @@ import inspect
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ def test_code_runs(page: Path, text: str, folder: Path, monkeypatch: pytest.Monk
     for name, values in [("demo", system.configuration), ("qa", {"searcher.k": 5})]:
         (folder / "runs" / name).mkdir(parents=True)
         cp.Configuration(values).save(folder / "runs" / name / "best.json")
+    shutil.copytree(ROOT / "docs" / "notebooks" / "tiny_run", folder / "runs" / "tiny")
     (folder / "qa.yaml").write_text(blocks(ROOT / "docs" / "start.md", "yaml")[0])
     found = blocks(page, "python")
     for block in found[: found.index(text) + 1]:  # a block may build upon those before it
@@ -125,6 +127,13 @@ def test_commands_exist(page: Path, text: str) -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text("utf-8")):
         assert "://" in target or (page.parent / target).exists(), target
+
+
+def test_the_tests_that_guard_against_defects_exist() -> None:
+    named = re.findall(r"`(test_\w+)`", (ROOT / "docs" / "reference_defects.md").read_text("utf-8"))
+    tests = "".join(path.read_text("utf-8") for path in (ROOT / "tests").glob("test_*.py"))
+    assert len(named) > 20
+    assert [name for name in named if f"def {name}(" not in tests] == []
 
 
 def test_the_reference_is_the_one_of_these_docstrings() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import random
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compound.benchmarks import rewards_speed
 from compound.benchmarks.simulated import SHAPES, Simulated, options_of
 from compound.budget import Budget, Meter
 from compound.cache import MemoryCache
@@ -23,7 +25,7 @@ from compound.errors import BudgetExhausted, DeclarationError
 from compound.evaluation import Rules
 from compound.executor import Executor
 from compound.metrics import custom, exact_match
-from compound.rewards.pairs import Candidate, Collected, Draw, Sampling, collect, decided, ordered
+from compound.rewards.pairs import WARM, Candidate, Collected, Draw, Sampling, collect, decided, ordered
 from compound.space import Choice
 from compound.system import System
 from compound.testing import ScriptedLM
@@ -95,7 +97,8 @@ def draw(*rewards: tuple[float, ...]) -> Draw:
     return Draw("a", "a", "e", "digest", {"x": 1}, candidates)
 
 
-def test_pairs_go_in_both_directions_and_the_largest_gaps_come_first() -> None:
+def test_d4_pairs_go_in_both_directions_and_the_largest_gaps_come_first() -> None:
+    """D4: of two candidates only the later could win, which dropped half of the pairs."""
     found = ordered(draw((0.5,), (1.0,), (0.2,)), Sampling())
     assert [(p.chosen["y"], p.rejected["y"], round(p.gap, 9)) for p in found] == [
         (1, 2, 0.8),
@@ -141,6 +144,95 @@ def test_without_noise_downstream_every_pair_has_the_known_order(shape: str) -> 
     assert all(len(c.rewards) == 1 for d in found.draws for c in d.candidates)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_d4_the_current_output_wins_and_loses_like_any_other(shape: str) -> None:
+    """D4: pairs were taught to prefer the status quo; here every decided pair is there, whoever wins."""
+    world = Simulated(shape, noise=0.3, seed=4)
+    found = collected(world, n=40)
+    current = {(d.component, d.example): d.candidates[0].outputs for d in found.draws}
+    won, lost = 0, 0
+    for pair in found.pairs:
+        own = current[pair.component, pair.example]
+        won, lost = won + (pair.chosen == own), lost + (pair.rejected == own)
+    assert len(found.pairs) == sum(
+        decided(a, b, Sampling().z) for d in found.draws for a, b in itertools.combinations(d.candidates, 2)
+    )
+    assert min(won, lost) > 0.25 * (won + lost) > 10
+
+
+def test_d4_a_gold_answer_is_never_a_candidate() -> None:
+    """The reference added it to the last component's outputs with score 1: no model writes like that."""
+    lm = ScriptedLM(lambda _, rng: f"{rng.integers(5)}")
+    llm = LLM("llm", prompt="Say.", temperature=1.0)
+    system = System("one", outputs={"y": llm(question=Input("question"))}, lm="lm")
+    executor = Executor({"lm": lm})
+    rows = [Example(f"e{i}", {"question": f"q{i}"}, {"y": "gold", "gd_answer": "gold"}) for i in range(8)]
+    found = asyncio.run(collect(executor, system, traces(executor, system, rows), ["llm"], exact_match("y")))
+    written = {candidate.outputs["output"] for draw_ in found.draws for candidate in draw_.candidates}
+    assert written == set("01234")
+
+
+def test_d9_a_component_without_chance_is_drawn_at_a_temperature() -> None:
+    """D9: the sampling temperature never reached the component, and at 0 all its outputs were one."""
+    lm = ScriptedLM(lambda message, rng: f"{rng.integers(10**9)}")
+    llm = LLM("llm", prompt="Say.", temperature=0.0)
+    system = System("one", outputs={"y": llm(question=Input("question"))}, lm="lm")
+    executor = Executor({"lm": lm}, cache=MemoryCache())
+    traced = traces(executor, system, [Example("e", {"question": "q"}, {"y": "1"})])
+    found = asyncio.run(collect(executor, system, traced, ["llm"], custom(lambda o, _: float(o["y"]))))
+    assert [request.temperature for request in lm.requests] == [0.0, WARM, WARM, WARM]
+    assert len(found.draws[0].candidates) == 4
+    assert found.pairs
+
+
+def test_d10_outputs_of_two_components_are_scored_in_forks_too() -> None:
+    """D10: where the final outputs came from two components, every rollout scored minus infinity."""
+
+    def noisy(x: float, rng: np.random.Generator) -> float:
+        return x + float(rng.normal())
+
+    x = Input("x", float)
+    system = System("two", outputs={"a": Function("a", noisy)(x=x), "b": Function("b", noisy)(x=x)})
+    executor = Executor()
+    traced = traces(executor, system, [Example("e", {"x": 0.0}, {})])
+    found = asyncio.run(
+        collect(executor, system, traced, ["a", "b"], custom(lambda o, _: o["a"] + 2 * o["b"]))
+    )
+    base = traced[0][1].outputs
+    for draw_ in found.draws:
+        for candidate in draw_.candidates:
+            outputs = {**base, draw_.component: candidate.outputs["output"]}
+            (reward,) = candidate.rewards
+            assert reward == pytest.approx(outputs["a"] + 2 * outputs["b"])
+
+
+@pytest.mark.parametrize("failure_score", [0.0, -1.0])
+def test_d10_an_output_that_breaks_what_follows_gets_the_failure_score(failure_score: float) -> None:
+    """D10: crashes vanished from the mean or were minus infinity; here they are a reward like any other."""
+
+    def scale(x: float, by: int) -> float:
+        return x * by
+
+    def picky(x: float) -> float:
+        if x > 2:
+            raise RuntimeError("too much")
+        return x
+
+    step = Function("scale", scale, by=Choice(1, 2, 3))(x=Input("x", float))
+    system = System("s", outputs={"y": Function("picky", picky)(x=step)})
+    executor = Executor()
+    traced = traces(executor, system, [Example("e", {"x": 1.0}, {})])
+    found = asyncio.run(
+        collect(
+            executor, system, traced, ["scale"], custom(lambda o, _: o["y"]),
+            sampling=Sampling(samples=12), rules=Rules(failure_score=failure_score),
+        )
+    )  # fmt: skip
+    rewards = {c.outputs["output"]: c.rewards for c in found.draws[0].candidates}
+    assert rewards == {1.0: (1.0,), 2.0: (2.0,), 3.0: (failure_score,)}
+    assert (2.0, 3.0) in {(p.chosen["output"], p.rejected["output"]) for p in found.pairs}
+
+
 def test_with_noise_nearly_all_pairs_have_the_known_order() -> None:
     world = Simulated("chain", noise=0.3, seed=1)
     found = collected(world, n=40)
@@ -180,6 +272,15 @@ def test_calls_are_those_of_the_formula(n: int) -> None:
         rollouts = 2 if k < n else 1  # nothing follows the last: its output is the result
         assert found.calls == 3 + rollouts * 4 * (n - k)
         assert found.system_runs == pytest.approx(found.calls / n)
+
+
+@pytest.mark.parametrize("way", ["two_rollouts", "until_decided"])
+def test_calls_on_a_chain_of_five_are_those_published_and_half_of_whole_runs(way: str) -> None:
+    """Where what follows runs until the order is sure, too: S calls, and n - k for every reward."""
+    found = rewards_speed.pairs(*getattr(rewards_speed, way.upper()))
+    assert [row["calls"] for row in found["nodes"]] == [row["formula"] for row in found["nodes"]]
+    assert found["ratio"] <= 0.5
+    assert found == json.loads(rewards_speed.OUTPUT.read_text("utf-8"))["pairs_on_a_chain_of_5"][way]
 
 
 def test_order_of_completion_and_concurrency_leave_no_mark() -> None:

@@ -228,6 +228,26 @@ class TestHeads:
         assert found.head.weights[1] == pytest.approx(0, abs=1e-9)
         assert found.margins == pytest.approx(np.zeros(4), abs=1e-9)
 
+    def test_held_out_margins_become_log_odds(self) -> None:
+        """Three of four held-out pairs are ordered right, all by one margin: odds of 3 to 1."""
+        chosen = np.array([[1.0]] * 8 + [[1.0], [1.0], [1.0], [-1.0]])
+        found = fit(chosen, 0 * chosen, [str(i) for i in range(12)], held_out=[False] * 8 + [True] * 4)
+        assert found.slope * found.margins == pytest.approx(np.log(3) * np.array([1, 1, 1, -1]), rel=1e-2)
+
+    def test_emphasis_is_a_part_of_the_head(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Text columns multiplied by 0.1 cost a hundred times the regularization of the others."""
+        monkeypatch.setattr("compound.rewards.heads.EMPHASES", (0.1,))
+        rng = np.random.default_rng(0)
+        chosen, rejected = rng.normal(1, 1, (60, 3)), rng.normal(0, 1, (60, 3))
+        soft = np.array([True, False, True])
+        found = fit(chosen, rejected, [str(i // 3) for i in range(60)], soft=soft)
+        differences = (chosen - rejected) / np.vstack([chosen, rejected]).std(0)
+        factor = np.where(soft, 0.1, 1.0)
+        here = loss_of(found.head.weights / factor, differences * factor, found.strength)
+        for direction in np.vstack([np.eye(3), -np.eye(3)]) * 1e-2:
+            weights = (found.head.weights + direction) / factor
+            assert loss_of(weights, differences * factor, found.strength) > here
+
     def test_text_columns_are_left_out_when_they_only_add_noise(self) -> None:
         """One number decides; three hundred columns of noise must not hide it."""
         rng = np.random.default_rng(0)
