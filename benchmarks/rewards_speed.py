@@ -26,14 +26,14 @@ import numpy as np
 
 from compound.benchmarks.simulated import Step
 from compound.component import Input
-from compound.contracts import Example
+from compound.contracts import CallValues, Example
 from compound.executor import Executor
 from compound.metrics import custom
 from compound.rewards.alignment import NOTHING
 from compound.rewards.features import FeatureMap
 from compound.rewards.heads import Head
 from compound.rewards.learning import PairTexts
-from compound.rewards.model import CallValues, LocalReward, RewardModel
+from compound.rewards.model import LocalReward, RewardModel
 from compound.rewards.pairs import Collected, Sampling, collect
 from compound.rewards.template import Reading, Template
 from compound.streams import generator

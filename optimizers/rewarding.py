@@ -111,26 +111,31 @@ class RunRewards:
         return learned
 
     def _train(self, backbone: Any, components: Sequence[str]) -> None:
-        """Go on training from the remembered adapter, unless it was trained on this very buffer."""
+        """Train on from the adapter of this configuration, or else from the last one.
+
+        So an adapter trained under a configuration that was rejected is left with it. One that was trained on
+        this very buffer is taken as it is.
+        """
         from compound.rewards.training import Training, train
 
         s, state = self.settings, self.memory.state
-        known = state.get("adapter")
+        here = self.task.system.configuration.digest
+        adapters = state.setdefault("adapters", {})
+        known = adapters.get(here) or state.get("adapter")
         if known and backbone.adapter != known["name"]:
-            backbone.load_adapter(self.memory.folder / f"adapter-{known['name'][:16]}", known["name"])
+            backbone.load_adapter(self.memory.folder / _folder(known["name"]), known["name"])
         elif not known:
             backbone.drop_adapter()
-        if known and known["data"] == self.buffer.digest:
-            return
-        texts = [texts_of(self.buffer, self.task.system, name, held_out=True) for name in components]
-        texts = [part for part in texts if part.enough()]
-        if texts:
-            train(
-                backbone, texts, Training(s.rank, s.alpha, s.lr, s.epochs, s.batch, s.patience),
-                seed=self.task.pool_seed,
-            )  # fmt: skip
-            backbone.save_adapter(self.memory.folder / f"adapter-{backbone.adapter[:16]}")
-            state["adapter"] = {"name": backbone.adapter, "data": self.buffer.digest}
+        if not known or known["data"] != self.buffer.digest:
+            texts = [texts_of(self.buffer, self.task.system, name, held_out=True) for name in components]
+            texts = [part for part in texts if part.enough()]
+            if not texts:
+                return
+            sizes = Training(s.rank, s.alpha, s.lr, s.epochs, s.batch, s.patience)
+            train(backbone, texts, sizes, seed=self.task.pool_seed)
+            backbone.save_adapter(self.memory.folder / _folder(backbone.adapter))
+            known = {"name": backbone.adapter, "data": self.buffer.digest}
+        state["adapter"] = adapters[here] = known
 
     def latest(self, examples: Sequence[Example], count: int) -> list[Example]:
         """Return the examples last collected from, and those before, up to ``count``."""
@@ -187,6 +192,10 @@ class RunRewards:
         """Return every component the buffer knows, and those of the task."""
         known = dict.fromkeys(entry.draw.component for entry in self.buffer.entries)
         return list(dict.fromkeys([*tunable(self.task), *known]))
+
+
+def _folder(adapter: str) -> str:
+    return f"adapter-{adapter[:16]}"
 
 
 def _place(task: Task) -> str:

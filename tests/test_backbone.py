@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,11 @@ from hypothesis import strategies as st
 
 from compound.component import Input
 from compound.components.function import Function
+from compound.components.llm import LLM
 from compound.errors import CompoundError, ConfigurationError
+from compound.metrics import custom
+from compound.optimizers.rewarding import RunRewards, shared_backbone
+from compound.rewards import training
 from compound.rewards.backbone import Backbone, batches
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.feature_store import FeatureStore
@@ -22,6 +28,8 @@ from compound.rewards.learning import learn, texts_of
 from compound.rewards.model import load
 from compound.rewards.pairs import Candidate, Draw
 from compound.rewards.training import Training, train
+from compound.settings import RewardSettings
+from compound.space import Text
 from compound.system import System
 
 WORDS = ["good", "bad", "text", "number", "output", ":", *"0123456789", "which", "is", "the", "of"]
@@ -253,3 +261,62 @@ class TestTraining:
         assert not np.allclose(model.embed(PAIRS), before, atol=1e-3)
         model.drop_adapter()
         assert model.embed(PAIRS) == pytest.approx(before, abs=1e-6)
+
+
+class TestAdaptersOfARun:
+    """A trained backbone while configurations come and go."""
+
+    SYSTEM = System("prompted", outputs={
+        "a": LLM("a", prompt=Text("Say good."))(text=Input("text", str)),
+    }, lm="lm")  # fmt: skip
+    SETTINGS = RewardSettings(train=True, rank=2, alpha=4, epochs=2, batch=8, max_length=32)
+
+    def learned(self, job: Any, folder: Path, prompt: str, inputs: int) -> RunRewards:
+        """Add pairs of some inputs to the run of `job`, under a prompt, and learn from all."""
+        system = self.SYSTEM.bind({"a.prompt": prompt})
+        settings = self.SETTINGS.model_copy(update={"backbone": str(folder)})
+        rewards = RunRewards.open(replace(job.task, system=system), settings)
+        start = len(rewards.buffer.entries)
+        for i in range(start, start + inputs):
+            found = tuple(
+                Candidate({"output": f"{w} {i % 7}"}, (float(w == "good"),)) for w in ("good", "bad")
+            )
+            draw = Draw("a", "a", f"e{i}", "digest", {"text": f"number {i % 10}"}, found)
+            for record in rewards.buffer.add([draw], 1):
+                rewards.memory.append(record)
+        asyncio.run(rewards.learn(["a"]))
+        return rewards
+
+    @pytest.fixture
+    def run(self, job: Any) -> Any:
+        async def constant(outputs: Any, example: Any) -> float:
+            return 0.0
+
+        shared_backbone.cache_clear()
+        return job(self.SYSTEM, custom(constant), [])
+
+    def test_a_rejected_configuration_takes_its_adapter_along(
+        self, run: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        began: list[str] = []
+        real = training.train
+
+        def watched(backbone: Backbone, *args: Any, **kwargs: Any) -> Any:
+            began.append(backbone.adapter)
+            return real(backbone, *args, **kwargs)
+
+        monkeypatch.setattr(training, "train", watched)
+        first = self.learned(run, folder, "Say good.", 16).memory.state["adapter"]["name"]
+        tried = self.learned(run, folder, "Say bad.", 16).memory.state["adapter"]["name"]
+        self.learned(run, folder, "Say good.", 16)
+        assert began == ["", first, first]
+        assert tried != first
+
+    def test_nothing_new_trains_nothing_also_in_another_process(self, run: Any, folder: Path) -> None:
+        rewards = self.learned(run, folder, "Say good.", 16)
+        known = dict(rewards.memory.state["adapter"])
+        rows = (rewards.memory.folder / "rewards" / "heads.safetensors").read_bytes()
+        shared_backbone.cache_clear()  # as a new process would begin
+        again = self.learned(run, folder, "Say good.", 0)
+        assert again.memory.state["adapter"] == known
+        assert (rewards.memory.folder / "rewards" / "heads.safetensors").read_bytes() == rows

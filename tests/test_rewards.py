@@ -240,7 +240,7 @@ class TestHeads:
         rng = np.random.default_rng(0)
         chosen, rejected = rng.normal(1, 1, (60, 3)), rng.normal(0, 1, (60, 3))
         soft = np.array([True, False, True])
-        found = fit(chosen, rejected, [str(i // 3) for i in range(60)], soft=soft)
+        found = fit(chosen, rejected, [str(i // 3) for i in range(60)], soft=soft.tolist())
         differences = (chosen - rejected) / np.vstack([chosen, rejected]).std(0)
         factor = np.where(soft, 0.1, 1.0)
         here = loss_of(found.head.weights / factor, differences * factor, found.strength)
@@ -258,7 +258,7 @@ class TestHeads:
         chosen, rejected = np.where(better, a, b), np.where(better, b, a)
         groups = [str(i) for i in range(80)]
         soft = [True] * 300 + [False]
-        found = fit(chosen, rejected, groups, soft=soft)
+        found = fit(chosen, rejected, groups, soft=soft.tolist())
         assert accuracy(found.margins, groups).mean > 0.95
         assert accuracy(fit(chosen, rejected, groups).margins, groups).mean < 0.9
 
