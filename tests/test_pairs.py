@@ -26,7 +26,7 @@ from compound.evaluation import Rules
 from compound.executor import Executor
 from compound.metrics import custom, exact_match
 from compound.rewards.pairs import WARM, Candidate, Collected, Draw, Sampling, collect, decided, ordered
-from compound.space import Choice
+from compound.space import Choice, Text
 from compound.system import System
 from compound.testing import ScriptedLM
 from compound.trace import Trace
@@ -339,6 +339,41 @@ def test_settings_are_drawn_where_drawing_again_gives_nothing_new() -> None:
         3.0: 3,
     }
     assert [p.chosen["output"] for p in found.pairs] == [2.0, 2.0]
+
+
+def test_a_call_that_failed_and_a_draw_that_fails_are_no_candidates() -> None:
+    def picky(x: float, by: int) -> float:
+        if by * x > 2:
+            raise RuntimeError("too much")
+        return by * x
+
+    system = System("s", outputs={"y": Function("picky", picky, by=Choice(1, 2, 3))(x=Input("x", float))})
+    executor = Executor()
+    rows = [Example("fine", {"x": 1.0}, {}), Example("broken", {"x": 9.0}, {})]
+    metric = custom(lambda o, _: o["y"])
+    traced = traces(executor, system, rows)
+    found = asyncio.run(collect(executor, system, traced, ["picky"], metric, sampling=Sampling(samples=12)))
+    (only,) = found.draws
+    assert only.example == "fine"
+    assert {c.outputs["output"] for c in only.candidates} == {1.0, 2.0}
+
+
+def test_every_second_draw_of_a_component_with_chance_has_its_own_settings() -> None:
+    """The others have proposed ones: rewards are asked about both."""
+    lm = ScriptedLM(lambda _, rng: f"{rng.integers(10**9)}")
+    llm = LLM("llm", prompt=Text("Own."), temperature=1.0)
+    system = System("one", outputs={"y": llm(question=Input("question"))}, lm="lm")
+    executor = Executor({"lm": lm})
+    traced = traces(executor, system, [Example("e", {"question": "q"}, {})])
+    proposals = {"llm": [{"prompt": "Another."}]}
+    found = asyncio.run(
+        collect(
+            executor, system, traced, ["llm"], custom(lambda o, _: float(o["y"])),
+            sampling=Sampling(samples=4), proposals=proposals,
+        )
+    )  # fmt: skip
+    drawn = [candidate.settings.get("prompt") for candidate in found.draws[0].candidates[1:]]
+    assert drawn == ["Another.", None, "Another.", None]
 
 
 def test_a_budget_holds_and_an_unknown_component_is_named() -> None:
