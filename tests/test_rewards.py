@@ -259,7 +259,7 @@ class TestHeads:
         chosen, rejected = np.where(better, a, b), np.where(better, b, a)
         groups = [str(i) for i in range(80)]
         soft = [True] * 300 + [False]
-        found = fit(chosen, rejected, groups, soft=soft.tolist())
+        found = fit(chosen, rejected, groups, soft=soft)
         assert accuracy(found.margins, groups).mean > 0.95
         assert accuracy(fit(chosen, rejected, groups).margins, groups).mean < 0.9
 
