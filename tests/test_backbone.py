@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from compound.components.llm import LLM
 from compound.errors import CompoundError, ConfigurationError
 from compound.metrics import custom
 from compound.optimizers.rewarding import RunRewards, shared_backbone
-from compound.rewards import training
+from compound.rewards import policy, training
 from compound.rewards.backbone import Backbone, batches
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.feature_store import FeatureStore
@@ -70,6 +71,17 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def backbone(folder: Path, **settings: Any) -> Backbone:
     return Backbone(str(folder), dtype="float32", **settings)
+
+
+tidy = policy._tidy
+
+
+def shuffled_and_tidied(adapter: Path, name: str) -> None:
+    """Write the names of the adapted layers in another order, as another process might, before tidying."""
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    config["target_modules"] = sorted(config["target_modules"], reverse=True)
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    tidy(adapter, name)
 
 
 PAIRS = [("text : good", "output : 1 2 3"), ("", "output : 4"), ("text : bad number of the text", "")]
@@ -244,6 +256,23 @@ class TestTraining:
         assert again.rewards("a", calls) == pytest.approx(learned.rewards("a", calls), abs=1e-4)
         files = {path.suffix for path in (tmp_path / "m").rglob("*") if path.is_file()}
         assert files <= {".json", ".safetensors", ".md"}
+
+    def test_a_stored_policy_brings_its_trained_weights(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Equal weights are equal files, whatever order peft writes its sets in; two policies do not mix."""
+        monkeypatch.setattr(policy, "make_backbone", lambda name, length: backbone(Path(name)))
+        model = backbone(folder)
+        train(model, [texts_of(filled(16), SYSTEM, n, held_out=True) for n in "ab"], TRAINING, seed=0)
+        learned = learn(filled(), SYSTEM, ["a", "b"], model, str(folder), trained=True).model
+        first = policy.freeze(learned, "a", tmp_path)
+        monkeypatch.setattr(policy, "_tidy", shuffled_and_tidied)
+        assert policy.freeze(learned, "a", tmp_path) == first
+        other = policy.load_policy(tmp_path / policy.freeze(learned, "b", tmp_path)["path"])
+        stored = policy.load_policy(tmp_path / first["path"])
+        calls = [({"text": "number 1"}, {"output": word}) for word in ("good 1", "bad 2")]
+        assert other.scores("b", calls) == pytest.approx(learned.rewards("b", calls), abs=1e-4)
+        assert stored.scores("a", calls) == pytest.approx(learned.rewards("a", calls), abs=1e-4)
 
     def test_another_adapter_than_the_card_says_is_refused(self, folder: Path, tmp_path: Path) -> None:
         model = backbone(folder)

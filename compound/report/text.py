@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from difflib import SequenceMatcher, unified_diff
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, Literal
+
+from compound.artifacts import is_reference
 
 Summary = Mapping[str, Any]
 Piece = tuple[Literal["same", "old", "new"], str]
@@ -114,7 +117,13 @@ def clip(text: str, limit: int = LONG) -> str:
 
 
 def shown(value: Any, limit: int = LONG) -> str:
-    """Return a value as people read it: text as it is, numbers with six digits, everything else as JSON."""
+    """Return a value as people read it: text as it is, numbers with six digits, everything else as JSON.
+
+    >>> shown(0.1234567), shown([1]), shown({"path": "memory/model-9f", "sha256": "9f"})
+    ('0.123457', '[1]', 'stored in model-9f')
+    """
+    if is_reference(value):
+        value = f"stored in {Path(value['path']).name}"
     if isinstance(value, float):
         value = f"{value:.6g}"
     return clip(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), limit)
