@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag, create_model
+from pydantic import ConfigDict, Discriminator, Field, Tag, create_model
 
 from compound.data import Split
 from compound.engines import KINDS as ENGINES
@@ -53,8 +53,14 @@ class DataSettings(Model):
     """The hub's name of a part of the data set."""
 
 
+class _Made(Model):
+    """A model made of fields that carry their descriptions: there is no source to look for them in."""
+
+    model_config = ConfigDict(use_attribute_docstrings=False)
+
+
 def _model(name: str, doc: str, **fields: Any) -> type[Model]:
-    return create_model(name, __base__=Model, __doc__=doc, __module__=__name__, **fields)
+    return create_model(name, __base__=_Made, __doc__=doc, __module__=__name__, **fields)
 
 
 def _arguments(factory: Callable[..., Any]) -> dict[str, Any]:
