@@ -269,16 +269,17 @@ def measure(name: str, workers: int) -> dict[str, Any]:
         results = list(track(pool.map(_one, jobs), name, total=len(jobs)))
     rows: dict[str, list[Any]] = {shape: [] for shape in part.shapes}
     for (_, shape, _), result in zip(jobs, results, strict=True):
-        rows[shape].append(result)
-    return {"summary": part.summary(rows), "rows": _rounded(rows)}
+        rows[shape].append(rounded(result))
+    return {"summary": rounded(part.summary(rows)), "rows": rows}
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """Return JSON with four digits after the point."""
     if isinstance(value, float):
         return round(value, 4)
     if isinstance(value, dict):
-        return {k: _rounded(v) for k, v in value.items()}
-    return [_rounded(v) for v in value] if isinstance(value, list) else value
+        return {k: rounded(v) for k, v in value.items()}
+    return [rounded(v) for v in value] if isinstance(value, list) else value
 
 
 def main(names: Sequence[str]) -> None:
@@ -289,7 +290,7 @@ def main(names: Sequence[str]) -> None:
         known[name] = measure(name, workers=os.cpu_count() or 1)
         ordered = {part: known[part] for part in PARTS if part in known}
         OUTPUT.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
-        print(json.dumps({name: _rounded(known[name]["summary"])}, indent=1))
+        print(json.dumps({name: known[name]["summary"]}, indent=1))
 
 
 if __name__ == "__main__":
