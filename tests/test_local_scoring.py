@@ -1,0 +1,104 @@
+"""Scoring candidates by a local reward: gains, halving, failures, and who is put to the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compound.component import Input
+from compound.components.function import Function
+from compound.components.llm import LLM
+from compound.contracts import Example
+from compound.metrics import custom
+from compound.optimizers.local_scoring import LocalScorer, Recorded, finalists
+from compound.rewards.model import CallValues, Vector
+from compound.settings import RewardSettings
+from compound.space import Choice, Text
+from compound.system import System
+from compound.testing import ScriptedLM
+
+ROWS = [Example(f"e{i}", {"x": float(i)}) for i in range(8)]
+METRIC = custom(lambda outputs, example: 0.0)
+
+
+def scale(x: float, by: int, plus: int) -> float:
+    if by == 13:
+        raise RuntimeError("unlucky")
+    return by * x + plus
+
+
+SYSTEM = System(
+    "s",
+    outputs={
+        "y": Function("f", scale, by=Choice(*range(20)), plus=Choice(0, 100))(x=Input("x", float)),
+    },
+)
+
+
+class Seen:
+    """The reward of an output is the output; remembers how many were asked for each time."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def rewards(self, component: str, calls: Sequence[CallValues]) -> Vector:
+        self.asked.append(len(calls))
+        return np.array([float(outputs["output"]) for _, outputs in calls])
+
+
+def gains(job: Any, values: Sequence[Any], task_system: System = SYSTEM) -> tuple[list[float], list[int]]:
+    """Candidates for an incumbent, on calls that `SYSTEM` made."""
+    made = job(task_system, METRIC, ROWS, keys=("f.by", "f.plus"), minibatch=8)
+    seen = Seen()
+    scorer = LocalScorer(made.task, "f", seen, RewardSettings(), 1.0)
+
+    async def run() -> list[float]:
+        start = SYSTEM.configuration.to_json()
+        traces = await made.scorer.traces(start, ROWS)
+        recorded = Recorded(SYSTEM, [(trace, trace.calls[0]) for trace in traces])
+        return await scorer.gains(values, SYSTEM, scorer._places(recorded))
+
+    return asyncio.run(run()), seen.asked
+
+
+def test_gains_are_means_over_the_incumbent_and_the_better_half_goes_on(job: Any) -> None:
+    """Of x = 0…7: the first two have mean 0.5, the first four 1.5, all 3.5."""
+    found, asked = gains(job, [{"f.by": b} for b in (1, 2, 3, 4)])
+    assert found == pytest.approx([1 * 0.5, 2 * 0.5, 3 * 1.5, 4 * 3.5])
+    assert asked == [5 * 2, 3 * 4, 2 * 8]
+
+
+def test_a_candidate_that_fails_counts_as_less_than_the_worst(job: Any) -> None:
+    found, _ = gains(job, [{"f.by": 13}, {"f.plus": 100}])
+    assert found[0] == pytest.approx(-1.0)  # the worst of all is 0
+    assert found[1] == pytest.approx(100.0)
+
+
+def test_what_the_incumbent_changed_since_the_calls_were_recorded_is_kept(job: Any) -> None:
+    found, _ = gains(job, [{"f.by": 2}], SYSTEM.bind({"f.plus": 100, "f.by": 5}))
+    assert found == pytest.approx([(2 - 5) * 3.5])
+
+
+class TestFinalists:
+    def texts(self, job: Any, scored: Any) -> Any:
+        llm = LLM("llm", prompt=Text("Say."))
+        system = System("t", outputs={"y": llm(q=Input("q", str))}, lm="lm")
+        rows = [Example("e", {"q": "?"})]
+        task = job(system, METRIC, rows, lambda: ScriptedLM([]), keys=("llm.prompt",)).task
+        return finalists(task, scored, 0.0)
+
+    def test_of_prompts_the_best_two_that_beat_the_incumbent(self, job: Any) -> None:
+        scored = [[{}, 0.0], [{"p": "a"}, 0.1], [{"p": "b"}, -0.2], [{"p": "c"}, 0.3], [{"p": "d"}, 0.2]]
+        found = self.texts(job, scored)
+        assert found["finalists"] == [{"p": "c"}, {"p": "d"}]
+        assert found["local"] == {"local_gain": 0.3, "locally_tried": 4}
+        assert self.texts(job, [[{}, 0.0], [{"p": "a"}, 0.0], [{"p": "b"}, -1.0]])["finalists"] == []
+
+    def test_of_settings_none_that_comes_after_the_incumbent(self, job: Any) -> None:
+        task = job(SYSTEM, METRIC, ROWS).task
+        scored = [[{}, 0.0], [{"k": 1}, 0.5], [{"k": 2}, -0.5], [{"k": 3}, -0.1]]
+        assert finalists(task, scored, 0.0)["finalists"] == [{"k": 1}]
