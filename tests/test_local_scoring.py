@@ -12,10 +12,10 @@ import pytest
 from compound.component import Input
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.contracts import Example
+from compound.contracts import CallValues, Example
 from compound.metrics import custom
 from compound.optimizers.local_scoring import LocalScorer, Recorded, finalists
-from compound.rewards.model import CallValues, Vector
+from compound.rewards.model import Vector
 from compound.settings import RewardSettings
 from compound.space import Choice, Text
 from compound.system import System
