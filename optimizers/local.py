@@ -119,7 +119,14 @@ class LocalSearch:
             yield Proposal(values, tried=tried, note="by the local reward alone", facts=facts)
             return
         async for result in contest(task, state["finalists"], examples, state):
-            yield replace(result, facts=facts) if isinstance(result, Proposal) else result
+            if isinstance(result, Progress):
+                state["race"] = result.state["race"]
+                yield result
+                continue
+            if self.guide.adapts and state["race"]:
+                rows = state["race"]["standings"]
+                await rewards.remember_race(component, state["finalists"], rows, examples, state["iteration"])
+            yield replace(result, facts=facts)
 
     async def _adapt(
         self, task: Task, rewards: RunRewards, component: str, state: State, examples: Sequence[Example]

@@ -14,12 +14,13 @@ from typing import Any
 
 from compound.configuration import canonical, digest
 from compound.contracts import Example
+from compound.errors import BudgetExhausted, TooManyFailures
 from compound.optimization import Memory, Task
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.features import Embeds
 from compound.rewards.learning import Learned, learn, texts_of
 from compound.rewards.model import LocalReward, make_backbone
-from compound.rewards.pairs import Collected, Draw, Sampling, collect
+from compound.rewards.pairs import Collected, Draw, Sampling, collect, compared
 from compound.settings import RewardSettings
 from compound.streams import generator
 from compound.trace import Trace
@@ -85,10 +86,48 @@ class RunRewards:
         )  # fmt: skip
         state = self.memory.state
         state["next"] = state.get("next", 0) + len({example.id for example, _ in traced})
-        state["iteration"] = iteration
-        for record in self.buffer.add(found.draws, iteration):
-            self.memory.append(record)
+        self._remember(found.draws, iteration)
         return found
+
+    async def remember_race(
+        self,
+        component: str,
+        candidates: Sequence[Mapping[str, Any]],
+        standings: Sequence[Sequence[Any]],
+        examples: Sequence[Example],
+        iteration: int,
+    ) -> None:
+        """Make pairs of what a race ran anyway: its traces are in the cache, so it costs nothing.
+
+        Args:
+            component: whose settings raced.
+            candidates: their values by key.
+            standings: of the race: a candidate's place, and last, on how many examples it ran.
+            examples: in the order of the race.
+            iteration: of the pairs.
+        """
+        if not standings or not self.task.scorer.free_repeats:
+            return
+        count = max(n for *_, n in standings)
+        runs: list[list[tuple[Mapping[str, Any], Trace]]] = [[] for _ in range(count)]
+        for values, n in [({}, count), *((candidates[place], n) for place, *_, n in standings)]:
+            settings = {key.split(".", maxsplit=1)[1]: value for key, value in values.items()}
+            try:
+                traces = await self.task.scorer.traces(values, examples[:n])
+            except (
+                TooManyFailures,
+                BudgetExhausted,
+            ):  # what failed is run again: it is worth no further runs
+                continue
+            for row, trace in zip(runs, traces, strict=False):
+                row.append((settings, trace))
+        draws = [draw for row in runs if row for draw in compared(component, row, self.buffer.sampling)]
+        self._remember(draws, iteration)
+
+    def _remember(self, draws: Sequence[Draw], iteration: int) -> None:
+        self.memory.state["iteration"] = iteration
+        for record in self.buffer.add(draws, iteration):
+            self.memory.append(record)
 
     async def learn(self, components: Sequence[str] = ()) -> Learned:
         """Return the reward model of the buffer, for all components it knows unless some are named.

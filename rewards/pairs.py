@@ -200,6 +200,49 @@ async def collect(
     return Collected(draws, pairs, work.calls, work.system_runs)
 
 
+def compared(
+    component: str, runs: Sequence[tuple[Mapping[str, Any], Trace]], sampling: Sampling
+) -> list[Draw]:
+    """Return draws of a component out of scored runs of one example, which settings of it alone tell apart.
+
+    Where calls read the same, their outputs are candidates, and the scores of the runs their rewards: whoever
+    compares settings by the global reward has paid for pairs. The first run, of the incumbent, is a part of
+    every draw; a draw has as many others as one that `collect` makes.
+
+    Args:
+        component: whose settings differ.
+        runs: settings that replace those of the incumbent, with the trace.
+        sampling: how many candidates a draw has.
+    """
+    (settings_of_first, first), *others = runs
+    found = []
+    for call in first.calls_of(component):
+        if call.failure is not None:
+            continue
+        alike = [
+            Candidate(other.outputs, (trace.score or 0.0,), settings)
+            for settings, trace in others
+            for other in trace.calls_of(component)
+            if other.address == call.address and other.failure is None
+            and canonical(readable(other.inputs)) == canonical(readable(call.inputs))
+        ]  # fmt: skip
+        own = Candidate(call.outputs, (first.score or 0.0,), settings_of_first)
+        found += [
+            Draw(component, call.address, first.example, first.configuration, dict(call.inputs), candidates)
+            for start in range(0, len(alike), sampling.samples)
+            if len(candidates := _distinct([own, *alike[start : start + sampling.samples]])) > 1
+        ]
+    return found
+
+
+def _distinct(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Return the first candidate of each output."""
+    found: dict[str, Candidate] = {}
+    for candidate in candidates:
+        found.setdefault(canonical(readable(candidate.outputs)), candidate)
+    return tuple(found.values())
+
+
 def expected_cost(system: System, component: str, sampling: Sampling) -> float:
     """Return about how many system runs the pairs of one call of a component take.
 
@@ -242,15 +285,12 @@ class _Work:
     async def draw(self, example: Example, trace: Trace, address: str) -> Draw:
         """Return the candidates of one call with their rewards."""
         call = trace.call(address)
-        found = [Candidate(call.outputs), *await self._further(example, trace, address)]
-        distinct: dict[str, Candidate] = {}
-        for candidate in found:
-            distinct.setdefault(canonical(readable(candidate.outputs)), candidate)
-        candidates = list(distinct.values())
+        further = await self._further(example, trace, address)
+        candidates = _distinct([Candidate(call.outputs), *further])
         if len(candidates) > 1:
             candidates = await self._rewarded(example, trace, address, candidates)
         inputs = dict(call.inputs)
-        return Draw(call.component, address, trace.example, trace.configuration, inputs, tuple(candidates))
+        return Draw(call.component, address, trace.example, trace.configuration, inputs, candidates)
 
     async def _further(self, example: Example, trace: Trace, address: str) -> list[Candidate]:
         """Draw the call again; where that gives nothing new, draw its settings.
@@ -299,7 +339,7 @@ class _Work:
         trace: Trace,
         address: str,
         candidates: Sequence[Candidate],
-    ) -> list[Candidate]:
+    ) -> tuple[Candidate, ...]:
         """Run what depends on the call for each candidate until every pair is decided."""
         done = list(candidates)
         certain = False
@@ -317,7 +357,7 @@ class _Work:
             sure = all(decided(a, b, self.sampling.z) for a, b in combinations(done, 2))
             if sample + 1 >= self.sampling.rollouts and sure:
                 break
-        return done
+        return tuple(done)
 
     def _certain(self, fork: Trace, address: str) -> bool:
         """Return whether nothing random follows the call: once is then enough."""

@@ -21,6 +21,7 @@ from compound.errors import DataError, DeclarationError
 from compound.executor import Executor
 from compound.metrics import custom
 from compound.optimization import Job, Proposal
+from compound.optimizers.guides import LearnedRewards
 from compound.optimizers.local import LocalSearch, OfflineRewards, settings_of
 from compound.optimizers.local_scoring import boltzmann, run_alone
 from compound.optimizers.prompts import PromptSearch
@@ -32,13 +33,14 @@ from compound.rewards.features import FeatureMap, NoBackbone
 from compound.rewards.heads import Head
 from compound.rewards.learning import Learned
 from compound.rewards.model import LocalReward, RewardModel
-from compound.rewards.pairs import Candidate, Draw, Sampling, collect, expected_cost
+from compound.rewards.pairs import Candidate, Draw, Sampling, collect, compared, expected_cost
 from compound.rewards.template import Template
 from compound.settings import RewardSettings
 from compound.space import Choice, Demos, Text
 from compound.streams import generator
 from compound.system import System
 from compound.testing import ScriptedLM
+from compound.trace import Call, Failure, Trace
 
 REWARDS = RewardSettings(backbone="none", rollouts=1, most_rollouts=2)
 PROMPTS = PromptSearch(("edits",))
@@ -283,6 +285,50 @@ class TestLocalSearch:
         ]
         assert all(by_iteration)
         assert len(set.union(*by_iteration)) == sum(map(len, by_iteration))
+
+
+class TestRaces:
+    """Who compares settings by the global reward has paid for pairs."""
+
+    SETTINGS = REWARDS.model_copy(update={"inputs": 1})  # too few to collect any
+
+    def made(self, job: Any) -> Any:
+        world = Simulated("chain", noise=0.0, options=6)
+        return job(world.system(), world, world.examples(40), keys=("b.option",), share=200)
+
+    def test_a_race_makes_pairs_for_nothing(self, job: Any) -> None:
+        made, plain = self.made(job), self.made(job)
+        _, proposal = made.run(LocalSearch(self.SETTINGS, PROMPTS))
+        plain.run(LocalSearch(self.SETTINGS, PROMPTS, guide=LearnedRewards(adapts=False)))
+        assert not proposal.facts["steered"]
+        assert made.spent == plain.spent
+        assert not list(plain.task.bench.memory.records())
+        buffer = RunRewards.open(made.task, self.SETTINGS).buffer
+        pairs = [pair for pair, _ in buffer.pairs("b")]
+        assert len({pair.example for pair in pairs}) >= 4
+        assert all(pair.chosen["y"] > pair.rejected["y"] for pair in pairs)
+        assert {len(entry.draw.candidates) for entry in buffer.entries} <= {2, 3, 4}
+        assert all(entry.draw.candidates[0].settings == {} for entry in buffer.entries)
+        assert any("option" in c.settings for entry in buffer.entries for c in entry.draw.candidates)
+
+    def test_the_next_job_goes_by_them(self, job: Any) -> None:
+        made = self.made(job)
+        made.run(LocalSearch(self.SETTINGS, PROMPTS))
+        _, proposal = made.run(LocalSearch(self.SETTINGS, PROMPTS))
+        assert proposal.facts["steered"]
+
+    def test_calls_that_read_something_else_are_not_compared(self) -> None:
+        """Of two runs one has another input, one failed, one says the same: one candidate is left."""
+
+        def run(x: float, y: float, score: float, failed: bool = False) -> Trace:
+            failure = Failure("error", "broken") if failed else None
+            call = Call("a", "a", "a", (), {"x": x}, {} if failed else {"y": y}, failure)
+            return Trace("e", "digest", 0, 0, {"x": x}, (call,), score=score)
+
+        runs: list[Any] = [({}, run(1, 5, 0.5)), ({"option": 1}, run(2, 6, 0.6)), ({"option": 2}, run(1, 7, 0.7)),
+                ({"option": 3}, run(1, 5, 0.5)), ({"option": 4}, run(1, 0, 0.0, failed=True))]  # fmt: skip
+        (draw,) = compared("a", runs, Sampling(samples=3))
+        assert [(c.outputs["y"], c.rewards) for c in draw.candidates] == [(5, (0.5,)), (7, (0.7,))]
 
 
 class TestSettled:
