@@ -262,14 +262,22 @@ def _one(job: tuple[str, str, int]) -> Mapping[str, Any]:
 
 
 def measure(name: str, workers: int) -> dict[str, Any]:
-    """Run a part; returns its summary with the rows it was made from."""
+    """Run a part; returns its summary with the rows it was made from.
+
+    Rows are kept in a file while the part goes on, so that an interrupted one begins where it ended.
+    """
     part = PARTS[name]
+    unfinished = OUTPUT.with_name(f"{OUTPUT.stem}.{name}.jsonl")
+    known = unfinished.read_text(encoding="utf-8").splitlines() if unfinished.exists() else []
+    done = {(shape, seed): row for shape, seed, row in map(json.loads, known)}
     jobs = [(name, shape, seed) for shape in part.shapes for seed in range(part.seeds)]
-    with ProcessPoolExecutor(workers) as pool:
-        results = list(track(pool.map(_one, jobs), name, total=len(jobs)))
-    rows: dict[str, list[Any]] = {shape: [] for shape in part.shapes}
-    for (_, shape, _), result in zip(jobs, results, strict=True):
-        rows[shape].append(rounded(result))
+    left = [job for job in jobs if job[1:] not in done]
+    with ProcessPoolExecutor(workers) as pool, unfinished.open("a", encoding="utf-8") as file:
+        for (_, shape, seed), row in zip(left, track(pool.map(_one, left), name, len(left)), strict=True):
+            done[shape, seed] = rounded(row)
+            print(json.dumps([shape, seed, done[shape, seed]]), file=file, flush=True)
+    rows = {shape: [done[shape, seed] for seed in range(part.seeds)] for shape in part.shapes}
+    unfinished.unlink()
     return {"summary": rounded(part.summary(rows)), "rows": rows}
 
 
