@@ -48,7 +48,7 @@ class Gaps:
     component nobody measured counts as the mean of the others. Jobs are drawn without replacement: a round
     ends, and all but the last may be drawn again, when those left in it hold no more than ``floor`` of the
     probability. A part ``floor`` is spread evenly: a gap of 0 among a few outputs is no proof that nothing
-    can be gained.
+    can be gained, for example while another component spoils every score.
     """
 
     floor: float = 0.1
@@ -78,10 +78,10 @@ class Gaps:
             if done is None:
                 continue
             open_[done] = False
-            if chances[open_].sum() <= self.floor:  # a new round, with another one first
+            if chances[open_].sum() <= self.floor:
                 open_[:] = True
-                if step is history[-1] and 1 - chances[done] > self.floor:
-                    open_[done] = False
+                if step is history[-1] and len(jobs) > 1:
+                    open_[done] = False  # another one comes first
         return open_
 
 
