@@ -28,6 +28,7 @@ from compound.errors import ConfigurationError
 from compound.executor import Executor
 from compound.optimizers.local import LocalSearch
 from compound.optimizers.prompts import PromptSearch
+from compound.optimizers.rewarding import RunRewards
 from compound.ports import Port
 from compound.rewards.alignment import Accuracy
 from compound.rewards.features import FeatureMap, NoBackbone
@@ -564,13 +565,25 @@ class TestLocalSearch:
         assert proposal.facts["steered"] is True
         assert all(isinstance(values["tool.choice"], str) for values in states[-1]["finalists"])
 
-    def test_the_same_reward_is_not_tested_twice(self, job: Any) -> None:
+    @pytest.mark.parametrize("learns", [True, False])
+    def test_it_is_tested_again_only_after_it_has_learned(
+        self, job: Any, learns: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def nothing(*_: Any) -> None:
+            pass
+
+        if not learns:
+            monkeypatch.setattr(RunRewards, "remember_race", nothing)
         made = self.job(job)
-        first, _ = made.run(self.search(fresh=0))
-        second, _ = made.run(self.search(fresh=0))
-        kinds = [[type(v["tool.choice"]) for v in states[-1]["finalists"]] for states in (first, second)]
-        assert dict in kinds[0]
-        assert dict not in kinds[1]
+        tested = []
+        for _ in range(2):
+            states, _ = made.run(self.search(fresh=0))
+            values = [values["tool.choice"] for values in states[-1]["finalists"]]
+            tested.append([value["sha256"] for value in values if isinstance(value, dict)])
+        first, second = tested
+        assert len(first) == 1
+        assert len(second) == (1 if learns else 0)
+        assert first != second
 
 
 def test_the_choice_may_depend_on_a_text(job: Any) -> None:
