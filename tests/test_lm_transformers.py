@@ -422,10 +422,10 @@ second = cp.LLM("second", prompt=cp.Text("Answer."), temperature=cp.Float(0.0, 1
 system = cp.System("two", outputs={"y": second(word=first(question=question), question=question)}, lm="lm")
 words = "the quick brown fox jumps over a lazy dog and runs far away from king town".split()
 rows = [{"question": f"{a} {b}", "answer": a} for a in words for b in words[:6]]
-data = cp.Dataset.of(train=rows[:40], valid=rows[40:56], test=rows[56:64])
+data = cp.Dataset.of(train=rows[:40], valid=rows[40:48], test=rows[56:60])
 metric = cp.custom(lambda outputs, example: len(set(outputs["y"]) & set(example.gold["answer"])) / 10, "letters")
 settings = OptimizeSettings(
-    minibatch=4, candidates=3, iterations=2, valid_size=None, budget=BudgetSettings(system_runs=90),
+    minibatch=4, candidates=2, iterations=1, valid_size=None, budget=BudgetSettings(system_runs=50),
     concurrency=64 if int(os.environ["PYTHONHASHSEED"]) % 2 else 1,
 )
 lm = TransformersEngine(sys.argv[1], dtype="float32", deterministic=True)

@@ -116,6 +116,15 @@ class Slow(Operation):
         return {"y": f"{values['option']} {inputs['x']}"}
 
 
+class Broken(Slow):
+    """Fails as it is first set."""
+
+    async def run(self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext) -> Any:
+        if values["option"] == 0:
+            raise RuntimeError("as it was")
+        return await super().run(inputs, values, call)
+
+
 def test_d3_outputs_stay_with_their_inputs_whatever_the_latency(job: Any) -> None:
     """D3: results in order of completion were zipped with inputs in order, and most pairs were wrong."""
     system = System("slow", outputs={"y": Slow()(x=Input("x", int))})
@@ -330,6 +339,75 @@ class TestRaces:
                 ({"option": 3}, run(1, 5, 0.5)), ({"option": 4}, run(1, 0, 0.0, failed=True))]  # fmt: skip
         (draw,) = compared("a", runs, Sampling(samples=3))
         assert [(c.outputs["y"], c.rewards) for c in draw.candidates] == [(5, (0.5,)), (7, (0.7,))]
+
+    def test_an_incumbent_that_always_fails_is_left_out(self, job: Any) -> None:
+        system = System("broken", outputs={"y": Broken()(x=Input("x", int))})
+        rows = [Example(f"e{i}", {"x": i}) for i in range(20)]
+        made = job(system, custom(lambda o, e: int(o["y"][0]) / 5), rows, share=200)
+        _, proposal = made.run(LocalSearch(self.SETTINGS, PROMPTS))
+        assert proposal.values == {"slow.option": 5}
+        entries = RunRewards.open(made.task, self.SETTINGS).buffer.entries
+        assert {c.settings["option"] for entry in entries for c in entry.draw.candidates} == set(range(1, 6))
+
+
+class TestTheTest:
+    """Whether what the local reward likes best also meets the global one."""
+
+    @pytest.mark.parametrize(
+        ("sure", "verify", "tested"), [(0.9, False, False), (0.9, True, True), (1.01, False, True)]
+    )
+    def test_a_reward_that_is_nearly_always_right_needs_none_unless_the_method_wants_it(
+        self, job: Any, sure: float, verify: bool, tested: bool
+    ) -> None:
+        world = Simulated("chain", noise=0.0, options=4, seed=1)
+        settings = replace_settings(sure=sure, inputs=6, fresh=0)
+        made = job(world.system(), world, world.examples(40), keys=("a.option",), share=500, minibatch=8)
+        states, proposal = made.run(LocalSearch(settings, PROMPTS, verify=verify))
+        assert proposal.facts["steered"]
+        assert states[-1]["tested"] is tested
+        assert (proposal.before is not None) is tested
+
+    @pytest.mark.parametrize(("share", "tested"), [(15, False), (16, True)])
+    def test_there_is_none_with_too_few_runs_to_say_anything(
+        self, job: Any, share: float, tested: bool
+    ) -> None:
+        world = Simulated("chain")
+        made = job(world.system(), world, world.examples(4), keys=("a.option",), share=share, minibatch=8)
+        assert LocalSearch(REWARDS, PROMPTS, verify=True)._tested(made.task, {"accuracy": {}}, "a") is tested
+
+
+def test_the_offline_phase_goes_on_in_waves_that_double(job: Any) -> None:
+    """One more time as many inputs while a reward is not surely good, up to the settings' number."""
+    world = Simulated("chain", noise=0.3, options=12, common=False)
+    made = job(world.system(), world, world.examples(60))
+    states, _ = made.run(OfflineRewards(replace_settings(inputs=30, sure=1.01), PROMPTS))
+    assert [state["inputs"] for state in states if "inputs" in state] == [4, 8, 16, 30]
+    surely = job(world.system(), world, world.examples(60))
+    states, _ = surely.run(OfflineRewards(replace_settings(inputs=30, sure=0.5), PROMPTS))
+    assert states[-1]["inputs"] < 30
+
+
+def test_the_next_round_edits_the_best_prompt_so_far(job: Any) -> None:
+    llm = LLM("llm", prompt=Text("Answer."))
+    system = System("t", outputs={"y": llm(q=Input("q", str))}, lm="lm")
+    task = job(system, custom(lambda o, e: 0.0), [Example("e", {"q": "?"})], keys=("llm.prompt",)).task
+    best = "Consider the unusual zebra first."
+    scored = [[{}, 0.0], [{"llm.prompt": best}, 0.4], [{"llm.prompt": "Other words."}, 0.1]]
+    made = asyncio.run(LocalSearch(REWARDS, PROMPTS)._next(task, scored))
+    assert sum("zebra" in values["llm.prompt"] for values in made) >= len(made) - 1 > 0
+
+
+def test_the_latest_inputs_are_those_last_collected_from(job: Any) -> None:
+    world = Simulated("chain")
+    examples = world.examples(10)
+    rewards = RunRewards.open(job(world.system(), world, examples).task, REWARDS)
+    first = rewards.fresh(examples, 4)
+    rewards.memory.state["next"] = 4
+    second = rewards.fresh(examples, 3)
+    rewards.memory.state["next"] = 7
+    assert rewards.latest(examples, 3) == second
+    assert rewards.latest(examples, 7) == first + second
+    assert len({example.id for example in rewards.latest(examples, 30)}) == 10
 
 
 class TestSettled:

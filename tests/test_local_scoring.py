@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compound.benchmarks.simulated import Simulated
 from compound.component import Input
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.contracts import CallValues, Example
 from compound.metrics import custom
-from compound.optimizers.local_scoring import LocalScorer, Recorded, finalists
+from compound.optimizers.local_scoring import REPEATS, LocalScorer, Recorded, State, finalists
 from compound.rewards.model import Vector
 from compound.settings import RewardSettings
 from compound.space import Choice, Text
@@ -42,12 +43,13 @@ SYSTEM = System(
 class Seen:
     """The reward of an output is the output; remembers how many were asked for each time."""
 
-    def __init__(self) -> None:
+    def __init__(self, output: str = "output") -> None:
+        self.output = output
         self.asked: list[int] = []
 
     def rewards(self, component: str, calls: Sequence[CallValues]) -> Vector:
         self.asked.append(len(calls))
-        return np.array([float(outputs["output"]) for _, outputs in calls])
+        return np.array([float(outputs[self.output]) for _, outputs in calls])
 
 
 def gains(job: Any, values: Sequence[Any], task_system: System = SYSTEM) -> tuple[list[float], list[int]]:
@@ -81,6 +83,60 @@ def test_a_candidate_that_fails_counts_as_less_than_the_worst(job: Any) -> None:
 def test_what_the_incumbent_changed_since_the_calls_were_recorded_is_kept(job: Any) -> None:
     found, _ = gains(job, [{"f.by": 2}], SYSTEM.bind({"f.plus": 100, "f.by": 5}))
     assert found == pytest.approx([(2 - 5) * 3.5])
+
+
+class TestPlaces:
+    """Where candidates are scored."""
+
+    def places(self, job: Any, temperature: float) -> list[Any]:
+        llm = LLM("f", prompt=Text("Say."), temperature=temperature)
+        system = System("t", outputs={"y": llm(x=Input("x", float))}, lm="lm")
+        made = job(system, METRIC, ROWS[:3], lambda: ScriptedLM(lambda message: "word"), keys=("f.prompt",))
+        scorer = LocalScorer(made.task, "f", Seen(), RewardSettings(), 1.0)
+        traces = asyncio.run(made.scorer.traces({}, ROWS[:3]))
+        return scorer._places(Recorded(system, [(trace, trace.calls[0]) for trace in traces]))
+
+    def test_calls_left_to_chance_are_drawn_several_times(self, job: Any) -> None:
+        certain, left_to_chance = self.places(job, 0.0), self.places(job, 0.9)
+        assert [trace.example for trace, _, _ in certain] == ["e0", "e1", "e2"]
+        assert [trace.example for trace, _, _ in left_to_chance] == ["e0", "e1", "e2"] * REPEATS
+        assert len({(trace.example, sample) for trace, _, sample in left_to_chance}) == 3 * REPEATS
+
+
+class TestRounds:
+    """How many rounds of local search there are."""
+
+    def rounds(self, job: Any, part: float, share: float = 100.0, steps: int = 5) -> list[int]:
+        """Four candidates for the last of three components, on eight calls."""
+        world = Simulated("chain", noise=0.0, options=64)
+        examples = world.examples(8)
+        made = job(world.system(), world, examples, keys=("c.option",), share=share, candidates=4)
+        scorer = LocalScorer(made.task, "c", Seen("y"), RewardSettings(steps=steps), part)
+        asked: list[int] = []
+
+        async def more(task: Any, scored: Any) -> list[dict[str, Any]]:
+            asked.append(len(scored))
+            return [{"c.option": len(scored) + i} for i in range(4)]
+
+        async def run() -> None:
+            traces = await made.scorer.traces({}, examples)
+            recorded = Recorded(made.task.system, [(trace, trace.call("c")) for trace in traces])
+            state: State = {"candidates": [{"c.option": i} for i in range(1, 5)], "step": 0, "share": share}
+            async for _ in scorer.rounds(state, recorded, more):
+                pass
+
+        asyncio.run(run())
+        return asked
+
+    def test_as_many_as_the_settings_say(self, job: Any) -> None:
+        assert self.rounds(job, 1.0, share=1000.0) == [5, 9, 13, 17]
+        assert self.rounds(job, 1.0, share=1000.0, steps=1) == []
+
+    def test_another_one_only_if_its_part_of_the_share_holds_it(self, job: Any) -> None:
+        """Recording took 8 runs, a round may take 32 / 3 and takes 16 / 3: 4 × 2 calls, 2 × 2, and 1 × 4."""
+        assert len(self.rounds(job, 0.23)) == 0
+        assert len(self.rounds(job, 0.25)) == 1
+        assert len(self.rounds(job, 0.30)) == 2
 
 
 class TestFinalists:

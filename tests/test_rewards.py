@@ -360,6 +360,12 @@ class TestLearning:
         )
         assert high > low
 
+    def test_without_a_slope_rewards_are_as_the_head_says(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Held-out margins that point the wrong way have slope 0: no scale, but an order all the same."""
+        monkeypatch.setattr("compound.rewards.heads.slope", lambda *_: 0.0)
+        reward = learn(filled(shortest), small(), ["short"], NoBackbone(), "none").model.rewards_of["short"]
+        assert reward.slope == 1.0
+
     def test_shuffled_labels_teach_nothing(self) -> None:
         rng = np.random.default_rng(0)
         buffer = filled(lambda text, output: float(rng.random()), inputs=60)
