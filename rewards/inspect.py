@@ -323,10 +323,9 @@ class Inspection:
 
 
 def _learned_from(buffer: PairBuffer, stored: Stored, folder: Path) -> PairBuffer:
-    """Return the part of a buffer that a checkpoint was made from: a run may have collected more since."""
-    for latest in sorted({entry.iteration for entry in buffer.entries}, reverse=True):
-        entries = [entry for entry in buffer.entries if entry.iteration <= latest]
-        part = PairBuffer(buffer.system, buffer.sampling, entries)
+    """Return the part of a buffer that a checkpoint was made from: a run may have remembered more since."""
+    for count in range(len(buffer.entries), 0, -1):
+        part = PairBuffer(buffer.system, buffer.sampling, buffer.entries[:count])
         if part.digest == stored.data:
             return part
     raise RunDirectoryError(

@@ -298,8 +298,11 @@ class TestInspection:
         assert [(s.at, s.mean, s.components) for s in overview.steps] == [(0, 0.2, ()), (2, 0.4, ("short",))]
         assert overview.decisions == 2
 
-    def test_pairs_that_were_collected_since_are_left_out(self, run: Path) -> None:
-        other = write_run(run.parent / "other", [*shortest(), *shortest(3, iteration=2)])
+    @pytest.mark.parametrize("iteration", [1, 2])
+    def test_pairs_that_were_remembered_since_are_left_out(self, run: Path, iteration: int) -> None:
+        """Those of a race come after the reward of their own iteration was learned."""
+        since = [(draw(f"raced{i}", {"one": 0.1, "one two": 0.4}), iteration) for i in range(3)]
+        other = write_run(run.parent / "other", [*shortest(), *since])
         shutil.copy(other / "memory.jsonl", run / "memory.jsonl")
         assert Inspection.open(run).head("short").pairs == 36
 
