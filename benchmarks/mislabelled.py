@@ -8,8 +8,9 @@ from typing import Any
 
 from compound.optimization import Job, Method, Optimizer
 from compound.optimizers.guides import Guidance, LearnedRewards
-from compound.optimizers.local import LocalSearch, OfflineRewards
+from compound.optimizers.local import LocalSearch
 from compound.optimizers.methods import guided
+from compound.optimizers.offline import OfflineRewards
 from compound.optimizers.prompts import PromptSearch
 from compound.optimizers.rewarding import RunRewards
 from compound.optimizers.scheduler import Uniform

@@ -10,6 +10,7 @@ from typing import Any
 
 from compound.benchmarks.simulated import Simulated, options_of
 from compound.blocking import blocking
+from compound.configuration import component_of
 from compound.engines import find_engine
 from compound.loop import Loop, Problem
 from compound.optimizers.methods import method
@@ -63,7 +64,7 @@ def search(world: Simulated, settings: OptimizeSettings) -> Outcome:
         finally:
             recorder.close()
         best = options_of(recorder.state["best"], world.names)
-    optimum = world.optimum()[1]
+    optimum = world.optimum()[1] or 1.0  # where nothing can be gained, all shares are 0
     start = dict.fromkeys(world.names, 0)
     accepted = sum(e["event"] == "decision" and e["accepted"] for e in events)
     return Outcome(
@@ -80,7 +81,7 @@ def _working(
     working, found = dict(best), []
     for event in events:
         if event["event"] == "job":
-            working |= {key.split(".", maxsplit=1)[0]: value for key, value in event["values"].items()}
+            working |= {component_of(key): value for key, value in event["values"].items()}
             found.append((float(event["spent"]["system_runs"]), world.value(working) / optimum))
         elif event["event"] == "decision":
             best = dict(working) if event["accepted"] else best

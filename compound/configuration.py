@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,20 @@ from compound.artifacts import addressed, is_reference, kept, located, verified
 from compound.errors import ConfigurationError
 
 FORMAT = 1
+
+
+def component_of(key: str) -> str:
+    """Return the component that a key belongs to.
+
+    >>> component_of("answerer.prompt")
+    'answerer'
+    """
+    return key.split(".", maxsplit=1)[0]
+
+
+def components_of(keys: Iterable[str]) -> list[str]:
+    """Return the components that keys belong to, each once, in the order of the keys."""
+    return list(dict.fromkeys(map(component_of, keys)))
 
 
 def canonical(value: Any) -> str:

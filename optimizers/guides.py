@@ -20,11 +20,13 @@ class Guidance:
         scores: scores its calls.
         facts: numbers for the job's record.
         distrust: why the scores may not steer; ``""`` when they may.
+        distrusted: all components whose scores may not steer, this one among them or not.
     """
 
     scores: Scores
     facts: Mapping[str, Any] = field(default_factory=dict)
     distrust: str = ""
+    distrusted: Sequence[str] = ()
 
 
 class Guide(Protocol):
@@ -35,8 +37,8 @@ class Guide(Protocol):
         """Whether every job collects pairs of fresh inputs."""
         ...
 
-    async def settled(self, rewards: RunRewards, components: Sequence[str]) -> bool:
-        """Return whether the offline phase has enough pairs of every component."""
+    async def unsettled(self, rewards: RunRewards, components: Sequence[str]) -> list[str]:
+        """Return the components that more pairs of the offline phase would help."""
         ...
 
     async def opened(self, rewards: RunRewards, components: Sequence[str]) -> Proposal:
@@ -58,10 +60,10 @@ class LearnedRewards:
 
     adapts: bool = True
 
-    async def settled(self, rewards: RunRewards, components: Sequence[str]) -> bool:
-        """Return whether more pairs would not help any component's reward."""
+    async def unsettled(self, rewards: RunRewards, components: Sequence[str]) -> list[str]:
+        """Return those whose reward is neither surely good nor has nothing to learn."""
         learned = await rewards.learn(components)
-        return all(rewards.settled(learned, name) for name in components)
+        return [name for name in components if not rewards.settled(learned, name)]
 
     async def opened(self, rewards: RunRewards, components: Sequence[str]) -> Proposal:
         """Fit and judge the rewards."""
@@ -74,8 +76,9 @@ class LearnedRewards:
     async def guidance(self, rewards: RunRewards, component: str) -> Guidance:
         """Fit the rewards to what the buffer holds by now."""
         learned = await rewards.learn()
-        distrust = "" if rewards.trusted(learned, component) else rewards.distrust(learned, component)
-        return Guidance(learned.model, rewards.facts(learned), distrust)
+        distrusted = [name for name in rewards.components if not rewards.trusted(learned, name)]
+        distrust = rewards.distrust(learned, component) if component in distrusted else ""
+        return Guidance(learned.model, rewards.facts(learned), distrust, distrusted)
 
     async def recorded(self, rewards: RunRewards, component: str) -> Recorded:
         """Return the incumbent's calls on the inputs last collected from: most are in the cache."""

@@ -108,9 +108,9 @@ class Cloning:
 
     adapts: bool = False
 
-    async def settled(self, rewards: RunRewards, components: Sequence[str]) -> bool:
-        """Return false: every further input is one more to imitate."""
-        return False
+    async def unsettled(self, rewards: RunRewards, components: Sequence[str]) -> list[str]:
+        """Return all: every further input is one more to imitate."""
+        return list(components)
 
     async def opened(self, rewards: RunRewards, components: Sequence[str]) -> Proposal:
         """Remember what the pairs were collected with."""
@@ -129,7 +129,8 @@ class Cloning:
         if dropped is not None:
             dropped()
         distrust = "" if targets else NOTHING
-        return Guidance(Imitation(targets, labels, backbone), rewards.facts(None), distrust)
+        distrusted = [name for name in rewards.components if not targets_of(rewards.buffer, name)]
+        return Guidance(Imitation(targets, labels, backbone), rewards.facts(None), distrust, distrusted)
 
     async def recorded(self, rewards: RunRewards, component: str) -> Recorded:
         """Return the starting configuration's calls whose inputs have targets, those of the largest gaps."""

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compound.configuration import canonical
+from compound.configuration import canonical, component_of
 from compound.contracts import Example
 from compound.errors import CallError, TooManyFailures, first_of
 from compound.optimization import Progress, Proposal, Task
@@ -100,7 +100,7 @@ class LLMSelector:
         broken: TooManyFailures | None = None
         for arm in arms:
             try:
-                found.append(await self._diagnosed(task, arm, rows, key.split(".", maxsplit=1)[0]))
+                found.append(await self._diagnosed(task, arm, rows, component_of(key)))
             except TooManyFailures as error:  # one option is broken, unless all are
                 broken = error
                 found.append((None, [-math.inf] * len(rows)))

@@ -3,7 +3,7 @@
 A candidate runs the component alone on recorded inputs; its mean local reward there is compared with the
 incumbent's on the same inputs. The best few then meet the global reward on train examples, unless the local
 reward is nearly always right. Where a parameter may be a reward that chooses for each input, the component's
-own joins them. A component whose reward orders too few held-out pairs right goes by the global reward alone.
+own joins them. Components whose rewards order too few held-out pairs right go by the global reward, together.
 """
 
 from __future__ import annotations
@@ -12,75 +12,22 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from compound.configuration import canonical
+from compound.configuration import canonical, component_of, components_of
 from compound.contracts import Example
 from compound.optimization import Progress, Proposal, Task
-from compound.optimizers.guides import Guide, LearnedRewards
+from compound.optimizers.guides import Guidance, Guide, LearnedRewards
 from compound.optimizers.local_scoring import LocalScorer, State, finalists
+from compound.optimizers.offline import affordable, collected, settings_of
 from compound.optimizers.per_input import chosen_by_reward
 from compound.optimizers.prompts import PromptSearch, bootstrapped, contest, demo_keys, split, text_keys
 from compound.optimizers.rewarding import RunRewards, tunable
 from compound.optimizers.sampling import enumerated, suggest
 from compound.rewards.heads import LEAST_INPUTS
-from compound.rewards.pairs import expected_cost
 from compound.settings import RewardSettings
-from compound.space import Choice, Float, Int
+from compound.space import Choice, Demos, Float, Int, Text
 from compound.streams import generator
 
 ONLINE, LOCAL = 0.2, 0.5  # of a job's share: for fresh pairs, and for local runs; the rest tests the best
-
-
-@dataclass(frozen=True)
-class OfflineRewards:
-    """The offline phase: pairs of every component under the starting configuration; proposes nothing.
-
-    Attributes:
-        settings: how rewards are learned.
-        prompts: makes candidate prompts to draw outputs with.
-        guide: takes up the pairs.
-    """
-
-    settings: RewardSettings
-    prompts: PromptSearch
-    guide: Guide = field(default_factory=LearnedRewards)
-
-    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
-        """Collect pairs of all components in one batch, then learn and judge their rewards."""
-        rewards = RunRewards.open(task, self.settings)
-        state: State = dict(task.resume or {"iteration": rewards.iteration + 1})
-        components = tunable(task)
-        pool, examples = split(task)
-        if "proposals" not in state:
-            state["proposals"] = await self._proposals(task, pool)
-            yield Progress(dict(state), "candidates to draw outputs with")
-        while wanted := await self._wanted(task, rewards, state):
-            yield await _collected(rewards, components, state, rewards.fresh(examples, wanted))
-        if "inputs" in state:
-            yield await self.guide.opened(rewards, components)
-        else:
-            note = f"the budget does not hold the pairs of {LEAST_INPUTS} inputs"
-            yield Proposal({}, note=note, facts=rewards.facts(None))
-
-    async def _wanted(self, task: Task, rewards: RunRewards, state: State) -> int:
-        """Return how many more inputs to collect from: twice as many each time, until all are settled."""
-        done = state.get("inputs", 0)
-        if done and await self.guide.settled(rewards, tunable(task)):
-            return 0
-        most = min(self.settings.inputs, len(split(task)[1])) - done
-        count = _inputs(task, rewards, tunable(task), min(max(done, LEAST_INPUTS), most), 1.0)
-        return count if done or count >= LEAST_INPUTS else 0
-
-    async def _proposals(self, task: Task, pool: Sequence[Example]) -> dict[str, list[Mapping[str, Any]]]:
-        """Return candidate prompts and demonstrations of each component that has them."""
-        pools = await bootstrapped(task, pool) if "demos" in self.prompts.proposers else {}
-        found = {}
-        for component in tunable(task):
-            keys = tuple(key for key in task.keys if key.startswith(f"{component}."))
-            own = replace(task, keys=keys, candidates=2 * task.candidates)
-            if demo_keys(own) or text_keys(own):
-                mine = {key: pools[key] for key in keys if key in pools}
-                found[component] = settings_of(await self.prompts.candidates(own, mine))
-        return found
 
 
 @dataclass(frozen=True)
@@ -109,24 +56,15 @@ class LocalSearch:
             state |= {"candidates": await self._first(task, rewards, pool), "race": None, "step": 0}
             state["proposals"] = {component: settings_of(state["candidates"])}
             yield Progress(dict(state), f"{len(state['candidates'])} candidates")
-        facts: dict[str, Any] = {}
         async for event in self._adapt(task, rewards, component, state, examples):
             yield event
-        async for event in self._search(task, rewards, component, state, facts):
-            yield event
-        if state["finalists"] and not state["tested"]:
-            values, tried = state["finalists"][0], facts["locally_tried"]
-            yield Proposal(values, tried=tried, note="by the local reward alone", facts=facts)
-            return
-        async for result in contest(task, state["finalists"], examples, state):
-            if isinstance(result, Progress):
-                state["race"] = result.state["race"]
-                yield result
-                continue
-            if self.guide.adapts and state["race"]:
-                rows = state["race"]["standings"]
-                await rewards.remember_race(component, state["finalists"], rows, examples, state["iteration"])
-            yield replace(result, facts=facts)
+        guidance = await self.guide.guidance(rewards, component)
+        steered = not guidance.distrust
+        facts = {**guidance.facts, "component": component, "steered": steered, "why": guidance.distrust}
+        together = not steered and (text_keys(task) or demo_keys(task))
+        search = self._together if together else self._alone
+        async for step in search(task, rewards, guidance, state):
+            yield replace(step, facts={**facts, **step.facts}) if isinstance(step, Proposal) else step
 
     async def _adapt(
         self, task: Task, rewards: RunRewards, component: str, state: State, examples: Sequence[Example]
@@ -137,32 +75,83 @@ class LocalSearch:
         state["adapted"] = True
         enough = len({pair.example for pair, _ in rewards.buffer.pairs(component)}) >= LEAST_INPUTS
         wanted = self.settings.fresh if enough else self.settings.inputs
-        count = _inputs(task, rewards, [component], wanted, ONLINE)
+        count = affordable(task, rewards, [component], wanted, ONLINE)
         if count and (enough or count >= LEAST_INPUTS):
-            yield await _collected(rewards, [component], state, rewards.fresh(examples, count))
+            yield await collected(rewards, [component], state, rewards.fresh(examples, count))
 
-    async def _search(
-        self, task: Task, rewards: RunRewards, component: str, state: State, facts: dict[str, Any]
-    ) -> AsyncIterator[Progress]:
-        """Search by the local reward, where it may steer; leaves the finalists in the state."""
-        guidance = await self.guide.guidance(rewards, component)
-        why, steered = guidance.distrust, not guidance.distrust
-        facts |= {**guidance.facts, "component": component, "steered": steered, "why": why}
-        if "finalists" not in state and not steered:
+    async def _together(
+        self, task: Task, rewards: RunRewards, guidance: Guidance, state: State
+    ) -> AsyncIterator[Progress | Proposal]:
+        """Search texts and demonstrations of all components that no reward may steer by the global one.
+
+        Together, since demonstrations of several components come from the same traces (ADR 0007).
+        """
+        keys = tuple(
+            key
+            for key, space in task.system.parameters.items()
+            if isinstance(space, Text | Demos) and component_of(key) in guidance.distrusted
+        )
+        facts = {"together": components_of(keys)}
+        async for event in self.prompts.propose(replace(task, keys=keys, resume=state.get("together"))):
+            if isinstance(event, Progress):
+                state["together"] = event.state
+                yield Progress(dict(state), f"by the global reward: {event.note}")
+                continue
+            if len(facts["together"]) == 1 and (raced := state.get("together")):
+                await self._remember(task, rewards, raced["candidates"], raced["race"], state["iteration"])
+            yield replace(event, facts=facts)
+
+    async def _alone(
+        self, task: Task, rewards: RunRewards, guidance: Guidance, state: State
+    ) -> AsyncIterator[Progress | Proposal]:
+        """Search one component by its local reward, if that may steer, and put the best to the test."""
+        if "finalists" not in state and guidance.distrust:
             state |= {"finalists": state["candidates"], "local": {}, "tested": True}
-            yield Progress(dict(state), f"by the global reward: {why}")
+            yield Progress(dict(state), f"by the global reward: {guidance.distrust}")
         elif "finalists" not in state:
-            scorer = LocalScorer(task, component, guidance.scores, self.settings, LOCAL + ONLINE)
-            recorded = await self.guide.recorded(rewards, component)
-            async for event in scorer.rounds(state, recorded, self._next):
+            async for event in self._by_reward(task, rewards, guidance, state):
                 yield event
-            state |= finalists(task, state["scored"], self.settings.temperature)
-            rewards.note_tried(task, [values for values, _ in state["scored"]])
-            state["tested"] = self._tested(task, facts, component)
-            if for_each := chosen_by_reward(task, rewards, component, guidance.scores):
-                state |= {"finalists": [*state["finalists"][:1], *for_each], "tested": True}
-            yield Progress(dict(state), f"{len(state['finalists'])} to test")
-        facts |= state["local"]
+        if state["finalists"] and not state["tested"]:
+            values, tried = state["finalists"][0], state["local"]["locally_tried"]
+            yield Proposal(values, tried=tried, note="by the local reward alone", facts=state["local"])
+            return
+        async for result in contest(task, state["finalists"], split(task)[1], state):
+            if isinstance(result, Progress):
+                state["race"] = result.state["race"]
+                yield result
+                continue
+            await self._remember(task, rewards, state["finalists"], state["race"], state["iteration"])
+            yield replace(result, facts=state["local"])
+
+    async def _by_reward(
+        self, task: Task, rewards: RunRewards, guidance: Guidance, state: State
+    ) -> AsyncIterator[Progress]:
+        """Score candidates locally; leaves the finalists in the state."""
+        (component,) = tunable(task)
+        scorer = LocalScorer(task, component, guidance.scores, self.settings, LOCAL + ONLINE)
+        recorded = await self.guide.recorded(rewards, component)
+        async for event in scorer.rounds(state, recorded, self._next):
+            yield event
+        state |= finalists(task, state["scored"], self.settings.temperature)
+        rewards.note_tried(task, [values for values, _ in state["scored"]])
+        state["tested"] = self._tested(task, guidance.facts, component)
+        if for_each := chosen_by_reward(task, rewards, component, guidance.scores):
+            state |= {"finalists": [*state["finalists"][:1], *for_each], "tested": True}
+        yield Progress(dict(state), f"{len(state['finalists'])} to test")
+
+    async def _remember(
+        self,
+        task: Task,
+        rewards: RunRewards,
+        candidates: Sequence[Mapping[str, Any]],
+        race: Mapping[str, Any] | None,
+        iteration: int,
+    ) -> None:
+        """Keep what a race of one component's settings told."""
+        if self.guide.adapts and race:
+            (component,) = tunable(task)
+            examples = split(task)[1]
+            await rewards.remember_race(component, candidates, race["standings"], examples, iteration)
 
     def _tested(self, task: Task, facts: Mapping[str, Any], component: str) -> bool:
         """Return whether the best meet the global reward: unless it can say nothing, or nothing new."""
@@ -205,32 +194,7 @@ def limit(task: Task) -> float | None:
     return None if task.scorer.left == float("inf") else task.scorer.left
 
 
-def settings_of(candidates: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return candidates as settings of their component: keys without its name.
-
-    >>> settings_of([{"answerer.prompt": "Be brief."}])
-    [{'prompt': 'Be brief.'}]
-    """
-    return [{key.split(".", maxsplit=1)[1]: value for key, value in c.items()} for c in candidates]
-
-
 def _drawn(task: Task, number: int) -> dict[str, Any]:
     rng = generator(task.seed, "draw", number)
     spaces = {key: task.system.parameters[key] for key in task.keys}
     return {key: s.draw(rng) for key, s in spaces.items() if isinstance(s, Choice | Int | Float)}
-
-
-def _inputs(task: Task, rewards: RunRewards, components: Sequence[str], wanted: int, part: float) -> int:
-    """Return how many inputs' pairs fit into a part of what is left."""
-    sampling = rewards.buffer.sampling
-    cost = 1 + sum(expected_cost(task.system, component, sampling) for component in components)
-    return wanted if task.scorer.left == float("inf") else min(wanted, int(part * task.scorer.left / cost))
-
-
-async def _collected(
-    rewards: RunRewards, components: Sequence[str], state: State, fresh: Sequence[Example]
-) -> Progress:
-    traced = list(zip(fresh, await rewards.task.scorer.traces({}, fresh), strict=True))
-    found = await rewards.collect(components, traced, state["proposals"], state["iteration"])
-    state["inputs"] = state.get("inputs", 0) + len(fresh)
-    return Progress(dict(state), f"{len(found.pairs)} pairs from {len(fresh)} inputs")

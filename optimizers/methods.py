@@ -6,14 +6,16 @@ import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from compound.configuration import component_of
 from compound.errors import DeclarationError, nearest
 from compound.optimization import Job, Method, Optimizer, Scheduler
 from compound.optimizers.baselines import RandomSearch
 from compound.optimizers.guides import Guide, LearnedRewards
 from compound.optimizers.hbc import Cloning
 from compound.optimizers.llm_selector import LLMSelector
-from compound.optimizers.local import LocalSearch, OfflineRewards
+from compound.optimizers.local import LocalSearch
 from compound.optimizers.mipro import Mipro
+from compound.optimizers.offline import OfflineRewards
 from compound.optimizers.prompts import PromptSearch
 from compound.optimizers.sampling import NumberSearch
 from compound.optimizers.scheduler import UCB, Gaps, Thompson, Uniform
@@ -52,7 +54,7 @@ SCHEDULERS: Mapping[str, Callable[[], Scheduler]] = {
     "ucb": UCB,
     "thompson": Thompson,
 }
-LEAST = 2.0  # minibatches' runs a job needs when local rewards do most of the work
+LEAST = 2.0  # minibatches' runs a job of numbers needs when its local reward does most of the work
 MEASURING = ("ucb", "thompson")  # they learn from gains on train examples, so every proposal is measured
 
 
@@ -89,7 +91,9 @@ def guided(name: str, system: System, settings: OptimizeSettings, guide: Guide) 
     jobs = _by_component(system, "local", "local")
     everything = tuple(key for job in jobs for key in job.keys)
     opening = Job("offline", everything, weight=rewards.offline) if rewards.offline else None
-    return Method(name, optimizers, jobs, SCHEDULERS[rewards.scheduler](), opening, LEAST)
+    texts = [isinstance(system.parameters[job.keys[0]], Text | Demos) for job in jobs]
+    least = sum(Method.least if text else LEAST for text in texts) / max(1, len(texts))
+    return Method(name, optimizers, jobs, SCHEDULERS[rewards.scheduler](), opening, least)
 
 
 def coordinate(system: System, settings: OptimizeSettings) -> Method:
@@ -106,7 +110,7 @@ def _by_component(system: System, texts: str, numbers: str) -> list[Job]:
     found: dict[tuple[str, bool], list[str]] = {}
     for key, space in system.parameters.items():
         if not isinstance(space, Weights):
-            found.setdefault((key.split(".", maxsplit=1)[0], isinstance(space, Text | Demos)), []).append(key)
+            found.setdefault((component_of(key), isinstance(space, Text | Demos)), []).append(key)
     return [Job(texts if text else numbers, tuple(keys)) for (_, text), keys in found.items()]
 
 
@@ -159,7 +163,7 @@ def _keys(system: System, *kinds: type[Space]) -> tuple[str, ...]:
 
 
 def _text_jobs(optimizer: str, system: System) -> list[Job]:
-    by_component = itertools.groupby(_keys(system, Text), lambda key: key.split(".", maxsplit=1)[0])
+    by_component = itertools.groupby(_keys(system, Text), component_of)
     return [Job(optimizer, tuple(keys)) for _, keys in by_component]
 
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 
 from compound.component import Component
+from compound.configuration import component_of
 from compound.contracts import Message, Request
 from compound.errors import CallError
 from compound.optimization import Task
@@ -53,7 +54,7 @@ async def written(task: Task, key: str, attempt: int, lm: str | None) -> str | N
     """
     history: list[tuple[str, float | None]] = [(t.values[key], t.score) for t in task.tried]
     request = ask(
-        purpose(task.system.components[key.split(".", maxsplit=1)[0]]),
+        purpose(task.system.components[component_of(key)]),
         [(task.system.configuration[key], None), *history],
         stream(task.seed, "opro", attempt),
     )

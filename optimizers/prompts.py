@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from compound.configuration import canonical
+from compound.configuration import canonical, component_of
 from compound.contracts import Example
 from compound.optimization import Progress, Proposal, Task
 from compound.optimizers.demos import Found, bootstrap, draw
@@ -99,12 +99,29 @@ class PromptSearch:
 
 
 async def bootstrapped(task: Task, examples: Sequence[Example]) -> dict[str, list[Found]]:
-    """Run the incumbent on examples set apart, and return demonstrations for each key that holds some."""
+    """Run the incumbent on examples set apart, and return demonstrations for each key that holds some.
+
+    What earlier jobs of the run did on examples set apart serves again: it is in the cache.
+    """
     keys = demo_keys(task)
     if not keys or not examples:
         return {}
     traces = await task.scorer.traces({}, examples)
-    return {key: bootstrap(traces, task.system.components[key.split(".")[0]]) for key in keys}
+    current, known = task.system.configuration.to_json(), task.bench.memory.state.setdefault("pools", [])
+    if task.scorer.free_repeats:
+        for values, count in known:
+            if values != current:
+                traces += await task.scorer.traces(values, set_apart(task)[:count])
+            elif count > len(examples):
+                traces += await task.scorer.traces({}, set_apart(task)[len(examples) : count])
+    most = max([len(examples), *(count for values, count in known if values == current)])
+    known[:] = [*([v, n] for v, n in known if v != current), [current, most]]
+    return {key: bootstrap(traces, task.system.components[component_of(key)]) for key in keys}
+
+
+def set_apart(task: Task) -> list[Example]:
+    """Return the train examples in an order that is the same in all jobs of a run."""
+    return [task.train[i] for i in generator(task.pool_seed, "pool").permutation(len(task.train))]
 
 
 def split(task: Task) -> tuple[Sequence[Example], Sequence[Example]]:
@@ -112,7 +129,7 @@ def split(task: Task) -> tuple[Sequence[Example], Sequence[Example]]:
 
     The second are never those that any demonstration of the system came from, in whichever job.
     """
-    apart = [task.train[i] for i in generator(task.pool_seed, "pool").permutation(len(task.train))]
+    apart = set_apart(task)
     shown = any(isinstance(space, Demos) for space in task.system.parameters.values())
     most = len(apart) // 2 if shown else 0
     share = most if task.scorer.left == float("inf") else int(task.scorer.left * POOL_SHARE)

@@ -12,15 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compound.configuration import canonical, digest
+from compound.configuration import canonical, components_of, digest
 from compound.contracts import Example
 from compound.errors import BudgetExhausted, TooManyFailures
 from compound.optimization import Memory, Task
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.features import Embeds
+from compound.rewards.heads import LEAST_INPUTS
 from compound.rewards.learning import Learned, learn, texts_of
 from compound.rewards.model import LocalReward, make_backbone
-from compound.rewards.pairs import Collected, Draw, Sampling, collect, compared
+from compound.rewards.pairs import Collected, Draw, Sampling, collect, compared, expected_cost
 from compound.settings import RewardSettings
 from compound.streams import generator
 from compound.trace import Trace
@@ -28,6 +29,7 @@ from compound.trace import Trace
 Traced = list[tuple[Example, Trace]]
 
 
+ENOUGH = 2 * LEAST_INPUTS  # inputs with pairs, to learn a reward from and to judge it
 KNOWN: dict[str, LocalReward] = {}  # fits of this process by what they were made from: most jobs change one
 
 
@@ -58,6 +60,11 @@ class RunRewards:
             settings.samples, settings.rollouts, max(settings.rollouts, settings.most_rollouts)
         )
         return RunRewards(settings, task, memory, PairBuffer.read(memory.records(), task.system, sampling))
+
+    @property
+    def components(self) -> list[str]:
+        """All components of the system that have parameters."""
+        return components_of(self.task.system.parameters)
 
     @property
     def iteration(self) -> int:
@@ -182,6 +189,18 @@ class RunRewards:
         start = max(0, self.memory.state.get("next", 0) - count)
         return [examples[order[(start + i) % len(order)]] for i in range(min(count, len(order)))]
 
+    def cost_of_learning(self, component: str) -> float:
+        """Return about how many system runs a component's pairs of `ENOUGH` inputs take.
+
+        Goes by the share of its inputs that gave pairs so far: where outputs rarely lead to different scores,
+        it takes many. Before the first draws, returns what it takes to know more.
+        """
+        drawn = {draw.example for draw in self.draws(component)}
+        told = {pair.example for pair, _ in self.buffer.pairs(component)}
+        share = (len(told) + 1) / (len(drawn) + 2)
+        inputs = max(0, ENOUGH - len(told)) / share if drawn else LEAST_INPUTS
+        return inputs * expected_cost(self.task.system, component, self.buffer.sampling)
+
     def draws(self, component: str) -> list[Draw]:
         """Return the remembered draws of a component."""
         return [entry.draw for entry in self.buffer.of(component)]
@@ -192,9 +211,10 @@ class RunRewards:
         return reward is not None and reward.accuracy.mean >= self.settings.accuracy
 
     def settled(self, learned: Learned, component: str) -> bool:
-        """Return whether more pairs would not help: it is surely good, or there is nothing to learn."""
+        """Return whether more pairs would not help: it is surely good, or always says the same."""
         if component in learned.missing:
-            return bool(self.draws(component)) and not self.buffer.pairs(component)
+            draws = self.draws(component)
+            return bool(draws) and all(len(draw.candidates) == 1 for draw in draws)
         found = learned.model.rewards_of[component].accuracy
         return found.low is not None and found.low >= self.settings.sure
 
@@ -244,4 +264,4 @@ def _place(task: Task) -> str:
 
 def tunable(task: Task) -> list[str]:
     """Return the components that the task's keys belong to, in the order of the keys."""
-    return list(dict.fromkeys(key.split(".", maxsplit=1)[0] for key in task.keys))
+    return components_of(task.keys)

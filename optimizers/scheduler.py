@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compound.configuration import component_of
 from compound.optimization import Job
 from compound.streams import generator
 
@@ -59,7 +60,7 @@ class Gaps:
             (step["facts"]["gaps"] for step in reversed(history) if step.get("facts", {}).get("gaps")), {}
         )
         usual = sum(known.values()) / len(known) if known else 1.0
-        gaps = np.array([known.get(component_of(job), usual) for job in jobs])
+        gaps = np.array([known.get(component_of(job.keys[0]), usual) for job in jobs])
         weights = gaps if gaps.sum() > 0 else np.ones(len(jobs))
         chances = (1 - self.floor) * weights / weights.sum() + self.floor / len(jobs)
         open_ = self._waiting(jobs, history, chances)
@@ -135,11 +136,6 @@ class Thompson:
 def _because(job: Job, reason: Mapping[str, float]) -> Job:
     chosen: Job = replace(job, reason=reason)
     return chosen
-
-
-def component_of(job: Job) -> str:
-    """Return the component a job's first key belongs to."""
-    return job.keys[0].split(".", maxsplit=1)[0]
 
 
 def _gains(jobs: Sequence[Job], history: History) -> list[list[float]]:

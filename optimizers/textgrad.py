@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from compound.configuration import component_of
 from compound.contracts import Example
 from compound.errors import CallError, TooManyFailures
 from compound.optimization import Progress, Proposal, Task
@@ -81,7 +82,7 @@ class TextGrad:
         values: dict[str, str] = state["values"]
         best: dict[str, str] = state["best"]
         step = state["step"]
-        component = task.system.components[key.split(".", maxsplit=1)[0]]
+        component = task.system.components[component_of(key)]
         prompt = values.get(key, task.system.configuration[key])
         order = generator(task.seed, "textgrad", step).permutation(len(learn))[: self.batch]
         try:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from compound.configuration import components_of
 from compound.errors import ConfigurationError, DeclarationError, RunDirectoryError, nearest
 from compound.rewards.alignment import (
     Accuracy,
@@ -250,7 +251,7 @@ class Inspection:
             if event["event"] == "baseline":
                 found.append(Step(0, event["mean"], event["low"], event["high"], ()))
             elif event["event"] == "decision" and event["accepted"] and "after" in event:
-                changed = dict.fromkeys(change[0].split(".", maxsplit=1)[0] for change in event["changes"])
+                changed = components_of(change[0] for change in event["changes"])
                 after = event["after"]
                 found.append(
                     Step(event["decision"], after["mean"], after["low"], after["high"], tuple(changed))

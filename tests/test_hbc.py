@@ -18,8 +18,9 @@ from compound.data import Dataset
 from compound.errors import DeclarationError
 from compound.metrics import custom
 from compound.optimizers.hbc import Cloning, Imitation, Target, targets_of
-from compound.optimizers.local import LocalSearch, OfflineRewards
+from compound.optimizers.local import LocalSearch
 from compound.optimizers.methods import method
+from compound.optimizers.offline import OfflineRewards
 from compound.optimizers.prompts import PromptSearch
 from compound.optimizing import Result, optimize
 from compound.recorder import Interrupted

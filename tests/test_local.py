@@ -22,16 +22,17 @@ from compound.errors import DataError, DeclarationError
 from compound.executor import Executor
 from compound.metrics import custom
 from compound.optimization import Job, Proposal
-from compound.optimizers.guides import LearnedRewards
-from compound.optimizers.local import LocalSearch, OfflineRewards, settings_of
+from compound.optimizers.guides import Guidance, LearnedRewards
+from compound.optimizers.local import LocalSearch
 from compound.optimizers.local_scoring import boltzmann, run_alone
-from compound.optimizers.prompts import PromptSearch
+from compound.optimizers.offline import OfflineRewards, settings_of
+from compound.optimizers.prompts import PromptSearch, bootstrapped, set_apart
 from compound.optimizers.rewarding import RunRewards
 from compound.optimizers.scheduler import UCB, Gaps, Thompson, Uniform
 from compound.ports import Port
 from compound.rewards.alignment import Accuracy
 from compound.rewards.features import FeatureMap, NoBackbone
-from compound.rewards.heads import Head
+from compound.rewards.heads import LEAST_INPUTS, Head
 from compound.rewards.learning import Learned
 from compound.rewards.model import LocalReward, RewardModel
 from compound.rewards.pairs import Candidate, Draw, Sampling, collect, compared, expected_cost
@@ -104,12 +105,14 @@ class TestAgain:
 class Slow(Operation):
     """Says its option and its input, after a while that has nothing to do with either."""
 
-    name = "slow"
     inputs: Mapping[str, Port] = {"x": Port(int)}
     outputs = {"y": Port(str)}  # noqa: RUF012
     version = "1"
     settings = {"option": Choice(*range(6))}  # noqa: RUF012
     cacheable = True
+
+    def __init__(self, name: str = "slow") -> None:
+        self.name = name
 
     async def run(self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext) -> Any:
         await asyncio.sleep(float(np.random.default_rng().random()) * 0.005)
@@ -376,6 +379,127 @@ class TestTheTest:
         assert LocalSearch(REWARDS, PROMPTS, verify=True)._tested(made.task, {"accuracy": {}}, "a") is tested
 
 
+class TestTogether:
+    """Two models, the second brief when told so, or shown so; no reward is trusted."""
+
+    def made(self, job: Any, **task: Any) -> Any:
+        def says(message: str) -> str:
+            brief = any(word in message.lower() for word in ("brief", "few words", "short"))
+            return "yes" if brief else "well that is a long story to tell"
+
+        q = Input("q", str)
+        first = LLM("first", prompt=Text("Say something."), demos=Demos(max=1), lm="lm")
+        second = LLM("second", prompt=Text("Answer."), demos=Demos(max=1), lm="lm")
+        system = System("two", outputs={"y": second(q=q, said=first(q=q))})
+        brief = custom(lambda o, e: 1.0 / len(o["y"].split()))
+        rows = [Example(f"e{i}", {"q": f"question {i}"}) for i in range(60)]
+        return job(system, brief, rows, lambda: ScriptedLM(says), share=300, candidates=24, **task)
+
+    def test_texts_that_no_reward_may_steer_are_searched_together(self, job: Any) -> None:
+        made = self.made(job, keys=("first.prompt", "first.demos"))
+        settings = replace_settings(accuracy=1.0, sure=1.01, inputs=1)
+        states, proposal = made.run(LocalSearch(settings, PROMPTS))
+        assert proposal.facts["together"] == ["first", "second"]
+        assert proposal.facts["steered"] is False
+        assert proposal.after > proposal.before
+        assert set(proposal.values) & {"second.prompt", "second.demos"}
+        assert states[-1]["together"]["race"]["done"]
+
+    def test_one_that_a_reward_steers_is_not_among_them(self, job: Any) -> None:
+        made = self.made(job, keys=("first.prompt", "first.demos"))
+        facts = RewardModel("none", NoBackbone(), {})
+
+        class Half(LearnedRewards):
+            async def guidance(self, rewards: RunRewards, component: str) -> Guidance:
+                return Guidance(facts, {"accuracy": {}}, "it is not known", ["first"])
+
+        _, proposal = made.run(LocalSearch(REWARDS, PROMPTS, guide=Half(adapts=False)))
+        assert proposal.facts["together"] == ["first"]
+        assert set(proposal.values) <= {"first.prompt", "first.demos"}
+
+    def test_interrupted_anywhere_they_propose_the_same(self, job: Any) -> None:
+        settings, keys = replace_settings(accuracy=1.0, sure=1.01, inputs=1), ("first.prompt", "first.demos")
+        search = LocalSearch(settings, PROMPTS)
+        states, proposal = self.made(job, keys=keys).run(search)
+        for after in range(1, len(states) + 1):
+            assert self.made(job, keys=keys).run_interrupted(search, after) == (states, proposal)
+
+
+class TestPools:
+    """Demonstrations of examples set apart, from all that earlier jobs ran there."""
+
+    def made(self, job: Any) -> Any:
+        echo = LLM("echo", prompt=Text("Say."), demos=Demos(max=2), lm="lm")
+        system = System("one", outputs={"y": echo(q=Input("q", str))})
+        rows = [Example(f"e{i}", {"q": f"q{i}"}) for i in range(20)]
+        says = ScriptedLM(lambda message: "loud" if "Shout" in message else "soft")
+        return job(system, custom(lambda o, e: 1.0), rows, lambda: says, keys=("echo.demos",))
+
+    def found(self, made: Any, count: int) -> list[Any]:
+        pools = asyncio.run(bootstrapped(made.task, set_apart(made.task)[:count]))
+        return [found.demo["outputs"]["output"] for found in pools["echo.demos"]]
+
+    def test_a_smaller_pool_finds_what_a_larger_one_found(self, job: Any) -> None:
+        made = self.made(job)
+        assert len(self.found(made, 10)) == 10
+        assert len(self.found(made, 4)) == 10
+        assert len(self.found(made, 12)) == 12
+        assert made.spent == 12
+
+    def test_what_another_configuration_said_serves_too(self, job: Any) -> None:
+        made = self.made(job)
+        before = {**made.task.system.configuration.to_json(), "echo.prompt": "Shout."}
+        asyncio.run(made.scorer.traces(before, set_apart(made.task)[:6]))
+        made.task.bench.memory.state["pools"] = [[before, 6]]
+        assert sorted(self.found(made, 4)) == ["loud"] * 6 + ["soft"] * 4
+        assert made.spent == 10
+        assert made.task.bench.memory.state["pools"] == [
+            [before, 6],
+            [made.task.system.configuration.to_json(), 4],
+        ]
+
+
+class TestWaves:
+    """Which components the offline phase goes on with."""
+
+    def made(self, job: Any, share: float) -> Any:
+        """What `rare` says matters for one input of ten; what `often` says always does."""
+        x = Input("x", int)
+        rare, often = Slow("rare")(x=x), Slow("often")(x=x)
+        system = System("two", outputs={"rare": rare, "often": often})
+
+        def score(outputs: Mapping[str, Any], example: Example) -> float:
+            known = float(outputs["rare"][0]) if example.inputs["x"] % 10 == 0 else 0.0
+            return (float(outputs["often"][0]) + known) / 10
+
+        return job(system, custom(score), [Example(f"e{i}", {"x": i}) for i in range(60)], share=share)
+
+    def inputs(self, job: Any, share: float) -> dict[str, int]:
+        made = self.made(job, share)
+        made.run(OfflineRewards(replace_settings(sure=1.01), PROMPTS))
+        entries = RunRewards.open(made.task, REWARDS).buffer.entries
+        assert made.spent <= share
+        return {
+            name: len({e.draw.example for e in entries if e.draw.component == name})
+            for name in ("rare", "often")
+        }
+
+    def test_one_whose_pairs_cost_more_than_is_left_gets_no_more(self, job: Any) -> None:
+        assert self.inputs(job, 60.0) == {"rare": LEAST_INPUTS, "often": 20}
+
+    def test_with_enough_runs_all_go_on(self, job: Any) -> None:
+        assert self.inputs(job, 500.0) == {"rare": 20, "often": 20}
+
+    def test_with_few_runs_the_cheapest_come_first(self, job: Any) -> None:
+        world = Simulated(
+            "chain", noise=0.0, options=6
+        )  # three draws each, and what follows: 1, 7 / 3, 11 / 3
+        made = job(world.system(), world, world.examples(60), share=12)
+        made.run(OfflineRewards(REWARDS, PROMPTS))
+        entries = RunRewards.open(made.task, REWARDS).buffer.entries
+        assert {entry.draw.component for entry in entries} == {"c"}
+
+
 def test_the_offline_phase_goes_on_in_waves_that_double(job: Any) -> None:
     """One more time as many inputs while a reward is not surely good, up to the settings' number."""
     world = Simulated("chain", noise=0.3, options=12, common=False)
@@ -439,12 +563,12 @@ class TestSettled:
     def test_a_reward_is_settled_when_surely_good(self, job: Any, low: float | None, settled: bool) -> None:
         assert self.settled(job, self.with_accuracy(0.97, low)) is settled
 
-    def test_without_a_reward_it_is_settled_when_draws_gave_no_pairs(self, job: Any) -> None:
+    def test_without_a_reward_it_is_settled_when_it_always_says_the_same(self, job: Any) -> None:
         none = Learned(RewardModel("none", NoBackbone(), {}), {"a": "why"})
-        one, other = Candidate({"y": 1.0}, (1.0,)), Candidate({"y": 2.0}, (0.0,))
+        one, other = Candidate({"y": 1.0}, (1.0,)), Candidate({"y": 2.0}, (1.0,))
         assert self.settled(job, none) is False  # nothing was drawn yet
         assert self.settled(job, none, (one,)) is True
-        assert self.settled(job, none, (one, other)) is False  # some pairs, of too few inputs
+        assert self.settled(job, none, (one, other)) is False  # another input may tell them apart
 
 
 def half(x: int, by: int) -> float:

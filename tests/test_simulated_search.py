@@ -14,7 +14,7 @@ from compound.benchmarks import local_rewards
 from compound.benchmarks.mislabelled import SHARES, Mislabelled
 from compound.benchmarks.simulated import SHAPES, Simulated
 from compound.benchmarks.simulated_search import search, world
-from compound.optimizers.local import OfflineRewards
+from compound.optimizers.offline import OfflineRewards
 from compound.optimizers.prompts import PromptSearch
 from compound.optimizers.rewarding import RunRewards
 from compound.settings import BudgetSettings, OptimizeSettings, RewardSettings
