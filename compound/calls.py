@@ -11,7 +11,7 @@ import copy
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -194,15 +194,17 @@ class Caller:
         return completion
 
     async def _asked(self, lm: str, request: Request) -> Completion:
-        """Ask until it works, or the retries are used up."""
-        tries = 0
+        """Ask until it works, or the retries are used up; the usage is that of all tries."""
+        usage, tries = NO_USAGE, 0
         while True:
             tries += 1
             context = Context("", 0, self)
             try:
                 async with asyncio.timeout(ASK_SECONDS) as context.timer:
-                    return await self.generate(lm, request, context)
+                    completion = await self.generate(lm, request, context)
+                return replace(completion, usage=usage + context.usage)
             except (TransientError, TimeoutError) as error:
+                usage += context.usage
                 if tries > ASK_RETRIES:
                     raise CallError(f"{lm} gave no answer in {tries} tries: {error}") from error
                 passing = error if isinstance(error, TransientError) else TransientError(str(error))

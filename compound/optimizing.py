@@ -28,7 +28,7 @@ from compound.system import System
 
 METHODS = "compound.optimizers.methods"
 MAY_CHANGE = ("optimize.budget.", "optimize.concurrency", "optimize.baselines", "versions.")
-VERSIONS = ("compound-ai", "torch", "transformers", "litellm", "optuna", "bm25s", "numpy", "pydantic")
+VERSIONS = ("compound-ai", "torch", "transformers", "litellm", "optuna", "gepa", "bm25s", "numpy", "pydantic")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from compound.component import Component
 from compound.contracts import Message, Request
 from compound.optimizers.opro import purpose
-from compound.optimizers.transcripts import calls, fields, result
+from compound.optimizers.transcripts import calls, fields, result, verdict
 from compound.trace import Trace
 
 
@@ -18,8 +18,7 @@ def criticise(component: Component, prompt: str, traces: Sequence[Trace], seed: 
     """Return the request for what a prompt did wrong in a few runs."""
     runs = "\n\n".join(
         f"Run {number}: the system read {fields(trace.inputs)}\n{calls(trace, component)}\n"
-        f"The result: {result(trace)}\nIts score: {trace.score or 0.0:.3f}"
-        + (f" ({trace.feedback})" if trace.feedback else "")
+        f"The result: {result(trace)}\nIts score: {verdict(trace)}"
         for number, trace in enumerate(traces, start=1)
     )
     text = (

@@ -10,6 +10,7 @@ from compound.configuration import component_of
 from compound.errors import DeclarationError, nearest
 from compound.optimization import Job, Method, Optimizer, Scheduler
 from compound.optimizers.baselines import RandomSearch
+from compound.optimizers.gepa import GEPA
 from compound.optimizers.guides import Guide, LearnedRewards
 from compound.optimizers.hbc import Cloning
 from compound.optimizers.llm_selector import LLMSelector
@@ -55,6 +56,7 @@ SCHEDULERS: Mapping[str, Callable[[], Scheduler]] = {
     "thompson": Thompson,
 }
 LEAST = 2.0  # minibatches' runs a job of numbers needs when its local reward does most of the work
+LONG = 30.0  # the same for a search whose candidates descend from one another: few long jobs
 MEASURING = ("ucb", "thompson")  # they learn from gains on train examples, so every proposal is measured
 
 
@@ -133,6 +135,17 @@ def textgrad(system: System, settings: OptimizeSettings) -> Method:
     return Method("textgrad", {"textgrad": optimizer}, _text_jobs("textgrad", system), Uniform())
 
 
+def gepa(system: System, settings: OptimizeSettings) -> Method:
+    """The texts of all components together, by reflection and Pareto selection.
+
+    Raises:
+        MissingExtra: the library ``gepa`` is not installed.
+    """
+    keys = _keys(system, Text)
+    jobs = [Job("gepa", keys)] if keys else []
+    return Method("gepa", {"gepa": GEPA(lm=settings.prompts.lm)}, jobs, Uniform(), least=LONG)
+
+
 def mipro(system: System, settings: OptimizeSettings) -> Method:
     """Instructions and demonstrations of all components together."""
     prompts = settings.prompts
@@ -179,6 +192,7 @@ METHODS: Mapping[str, MakeMethod] = {
     "llm_selector": llm_selector,
     "llm_selector_diagnoser": llm_selector_diagnoser,
     "textgrad": textgrad,
+    "gepa": gepa,
 }
 
 

@@ -46,6 +46,11 @@ def result(trace: Trace) -> str:
     return f"the run failed: {trace.failure.message}" if trace.failure else fields(trace.outputs)
 
 
+def verdict(trace: Trace) -> str:
+    """Return what the metric said of a run: its score, and its words where it has some."""
+    return f"{trace.score or 0.0:.3f}" + (f" ({trace.feedback})" if trace.feedback else "")
+
+
 def diagram(system: System) -> str:
     """Return a system in words: which node reads what, and what it writes, those inside others included."""
     return "\n".join(

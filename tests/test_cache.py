@@ -23,7 +23,7 @@ from compound.components.flow import Map
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.components.retriever import Retriever
-from compound.contracts import Message, Request, Usage
+from compound.contracts import Completion, Message, Request, Usage
 from compound.errors import BudgetExhausted, CallError, RunDirectoryError, TransientError
 from compound.executor import Executor
 from compound.ports import Port
@@ -558,3 +558,21 @@ def test_what_is_asked_beside_the_calls_is_kept_too() -> None:
 
     first, second = asyncio.run(twice())
     assert (first, bench.requests) == (second, 1)
+
+
+def test_what_is_asked_beside_the_calls_counts_every_try_again(tmp_path: Path) -> None:
+    """A run that was killed after an answer that took two tries counts both when it goes on."""
+    request = Request((Message("user", "write a prompt"),))
+
+    async def at_once(_: float) -> None:
+        pass
+
+    def asked(replies: list[Any], cache: DiskCache) -> tuple[Completion, Usage]:
+        executor = Executor({"m": ScriptedLM(replies)}, cache=cache, sleep=at_once)
+        completion = asyncio.run(executor.ask("m", request))
+        cache.close()
+        return completion, executor.meter.usage
+
+    whole = asked([TransientError("busy"), "a prompt"], DiskCache(tmp_path / "cache.sqlite"))
+    assert whole[0].usage == whole[1] == Usage(2, 3, 2)
+    assert asked([], DiskCache(tmp_path / "cache.sqlite", step=0)) == whole

@@ -19,6 +19,7 @@ HEAVY = {
     "accelerate",
     "bm25s",
     "datasets",
+    "gepa",
     "gguf",
     "litellm",
     "matplotlib",

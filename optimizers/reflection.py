@@ -1,0 +1,104 @@
+"""Answers to the questions of a search: texts are run by the scorer, and rewritten from records of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from compound.configuration import component_of
+from compound.contracts import Example, Message, Request
+from compound.errors import CallError, TooManyFailures
+from compound.optimization import Task
+from compound.optimizers.evolution import Evaluate, Record, Rewrite
+from compound.optimizers.transcripts import calls, fields, result, verdict
+from compound.streams import stream
+from compound.trace import Trace
+
+
+class Answers:
+    """Answers to a search: those of an earlier attempt again, then new ones.
+
+    Args:
+        task: runs candidates and asks the model.
+        lm: the model that reflects.
+        known: what the earlier attempt had answered.
+    """
+
+    def __init__(self, task: Task, lm: str | None, known: Sequence[Any]) -> None:
+        self._task = task
+        self._lm = lm
+        self._known = len(known)
+        self._given = 0
+        self.all = [*known]
+
+    @property
+    def new(self) -> bool:
+        """Whether this attempt is further than the earlier one."""
+        return self._given > self._known
+
+    async def to(self, question: Evaluate | Rewrite) -> Any:
+        """Return the next answer; scores come with records, but those of the earlier attempt without."""
+        records: Sequence[Mapping[str, Record]] = ()
+        if self._given == len(self.all):
+            answer: Any
+            if isinstance(question, Evaluate):
+                answer, records = await self._scores(question)
+            else:
+                answer = await self._rewritten(question)
+            self.all.append(answer)
+        self._given += 1
+        answer = self.all[self._given - 1]
+        return (answer, records) if isinstance(question, Evaluate) else answer
+
+    async def _scores(self, question: Evaluate) -> tuple[list[float], list[dict[str, Record]]]:
+        task, examples = self._task, question.examples
+        try:
+            traces = await task.scorer.traces(question.texts, examples)
+        except TooManyFailures:  # a text that breaks the runs only loses
+            return [task.bench.rules.failure_score] * len(examples), []
+        records = [self._records(*run, question.texts) for run in zip(traces, examples, strict=True)]
+        return [trace.score or 0.0 for trace in traces], records
+
+    def _records(self, trace: Trace, example: Example, keys: Mapping[str, str]) -> dict[str, Record]:
+        """Return what there is to say of one run, for the keys of each component that was called in it."""
+        found: dict[str, Record] = {}
+        for key in keys:
+            component = self._task.system.components[component_of(key)]
+            if trace.calls_of(component.name):
+                expected = {"Expected result": fields(example.gold)} if example.gold else {}
+                found[key] = {
+                    "Inputs and outputs": calls(trace, component),
+                    "Result of the whole system": result(trace),
+                    **expected,
+                    "Score": verdict(trace),
+                }
+        return found
+
+    async def _rewritten(self, question: Rewrite) -> str | None:
+        """Return what the model writes in place of a text; ``None`` when that is of no use."""
+        if not question.records:
+            return None
+        request = reflect(question.text, question.records, stream(self._task.seed, "gepa", len(self.all)))
+        try:
+            new = instruction((await self._task.scorer.generate(request, self._lm)).text)
+        except CallError:  # a text that the model did not write is an iteration less
+            return None
+        useless = not new or new == question.text or self._task.system.parameters[question.key].problem(new)
+        return None if useless else new
+
+
+def reflect(text: str, records: Sequence[Record], seed: int) -> Request:
+    """Return the library's request for a text that does better than another did in a few runs."""
+    from gepa.strategies.instruction_proposal import InstructionProposalSignature as Reflection
+
+    given = {"current_instruction_doc": text, "dataset_with_feedback": records}
+    message = Message("user", Reflection.prompt_renderer(given))
+    return Request((message,), max_tokens=1000, temperature=1.0, seed=seed)
+
+
+def instruction(reply: str) -> str:
+    """Return the text between the fences of a reply; all of it where there are none."""
+    from gepa.strategies.instruction_proposal import InstructionProposalSignature as Reflection
+
+    text: str = Reflection.output_extractor(reply.strip())["new_instruction"]
+    return text
