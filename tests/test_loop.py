@@ -36,7 +36,7 @@ from compound.optimizing import Result, make_problem, optimize
 from compound.recorder import Interrupted, Recorder
 from compound.report import write as write_report
 from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings
-from compound.space import Choice, Demos, Float, Text
+from compound.space import Choice, Demos, Float, Int, Text
 from compound.statistics import paired_test
 from compound.store import RunDirectory, read_json
 from compound.system import System
@@ -352,6 +352,70 @@ def looped(folder: Path, task: Problem) -> dict[str, Any]:
     finally:
         recorder.close()
     return recorder.state
+
+
+@dataclass(frozen=True)
+class Step:
+    """An optimizer that runs sixteen examples, and counts up as far as it may."""
+
+    most: int
+
+    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        (key,) = task.keys
+        value = task.system.configuration[key] + 1
+        await task.scorer.score([{key: value}], task.train[:16])
+        yield Proposal({key: value} if value <= self.most else {})
+
+
+def stepping(system: System, settings: OptimizeSettings) -> Method:
+    """A method of one job, which counts up to ``candidates``."""
+    step = Step(settings.candidates)
+    return Method("step", {"step": step}, [Job("step", ("answerer.max_tokens",))], Uniform())
+
+
+class TestRounds:
+    """Where a plan has one decision, jobs go on before it."""
+
+    SYSTEM = demo(demos=(), prompt="Answer.", temperature=1.0, max_tokens=Int(10, 200, value=10))
+
+    def options(self, runs: float, most: int = 99, iterations: int = 10) -> OptimizeSettings:
+        """One job a sweep, of 24 runs at least; a decision costs 40, after a baseline of 20."""
+        return SMALL.model_copy(
+            update={
+                "method": "tests.test_loop:stepping", "candidates": most, "iterations": iterations,
+                "budget": BudgetSettings(system_runs=60 + runs),
+            }
+        )  # fmt: skip
+
+    def values(self, folder: Path, **options: Any) -> list[Any]:
+        """Return what each job before the decision proposed."""
+        run(folder, self.options(**options), system=self.SYSTEM)
+        made = events(folder, "job", "decision")
+        before = made[: [e["event"] for e in made].index("decision")]
+        assert len(events(folder, "decision")) == 1
+        return [next(iter(e["values"].values()), None) for e in before]
+
+    def test_they_go_on_while_the_rest_of_the_budget_holds_a_sweep(self, tmp_path: Path) -> None:
+        """Each job takes 16, until 24 are not left."""
+        assert self.values(tmp_path / "run", runs=72) == [11, 12, 13, 14]
+        assert self.values(tmp_path / "less", runs=39) == [11]
+
+    def test_they_end_when_nothing_changed(self, tmp_path: Path) -> None:
+        assert self.values(tmp_path / "run", runs=72, most=12) == [11, 12, None]
+
+    def test_there_are_as_many_as_the_settings_say(self, tmp_path: Path) -> None:
+        assert self.values(tmp_path / "run", runs=72, iterations=2) == [11, 12]
+
+    def test_stopped_after_every_event_they_go_on_to_the_same_end(self, tmp_path: Path) -> None:
+        options = self.options(runs=72)
+        run(tmp_path / "whole", options, system=self.SYSTEM)
+        for _ in range(40):
+            try:
+                run(tmp_path / "run", options, system=self.SYSTEM, on_start=lambda recorder: recorder.stop())
+                break
+            except Interrupted:
+                continue
+        assert without_clocks(tmp_path / "run") == without_clocks(tmp_path / "whole")
 
 
 # --- the test split ------------------------------------------------------------------------------------
