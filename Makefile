@@ -17,7 +17,7 @@ demo: $(VENV)/demo.stamp ## Set up, fetch the embedded model, and optimize a sma
 	$(BIN)/compound optimize benchmarks/atlas.yaml --new
 
 test: $(VENV)/dev.stamp ## Set up and run the tests
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 $(TESTS)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(TESTS)
 
 check: $(VENV)/dev.stamp ## Lint, types, import rules
 	$(BIN)/ruff check .
@@ -29,8 +29,9 @@ format: $(VENV)/dev.stamp ## Format the code
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/dev.stamp ## Write docs/reference.md from the docstrings
+docs: $(VENV)/dev.stamp ## Write the reference from the docstrings, and the tables from what was measured
 	$(BIN)/python docs/make_reference.py
+	$(BIN)/python docs/make_tables.py
 
 bench: $(VENV)/dev.stamp ## Measure overheads and the embedded engine; results go to benchmarks/data
 	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.overhead

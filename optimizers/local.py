@@ -111,9 +111,13 @@ class LocalSearch:
         elif "finalists" not in state:
             async for event in self._by_reward(task, rewards, guidance, state):
                 yield event
-        if state["finalists"] and not state["tested"]:
-            values, tried = state["finalists"][0], state["local"]["locally_tried"]
-            yield Proposal(values, tried=tried, note="by the local reward alone", facts=state["local"])
+        best, tried = state["finalists"], state["local"].get("locally_tried", 0)
+        if not guidance.distrust and not best:
+            note = "no candidate beat the incumbent by the local reward"
+            yield Proposal({}, tried=tried, note=note, facts=state["local"])
+            return
+        if best and not state["tested"]:
+            yield Proposal(best[0], tried=tried, note="by the local reward alone", facts=state["local"])
             return
         async for result in contest(task, state["finalists"], split(task)[1], state):
             if isinstance(result, Progress):

@@ -136,13 +136,26 @@ def test_the_tests_that_guard_against_defects_exist() -> None:
     assert [name for name in named if f"def {name}(" not in tests] == []
 
 
-def test_the_reference_is_the_one_of_these_docstrings() -> None:
-    made = importlib.util.spec_from_file_location("make_reference", ROOT / "docs" / "make_reference.py")
+def maker(name: str) -> Any:
+    made = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert made is not None
     assert made.loader is not None
     module = importlib.util.module_from_spec(made)
     made.loader.exec_module(module)
-    assert (ROOT / "docs" / "reference.md").read_text("utf-8") == module.page(), "run: make docs"
+    return module
+
+
+def test_the_reference_is_the_one_of_these_docstrings() -> None:
+    assert (ROOT / "docs" / "reference.md").read_text("utf-8") == maker("make_reference").page(), (
+        "run: make docs"
+    )
+
+
+def test_the_tables_are_those_of_what_was_measured() -> None:
+    made = maker("make_tables")
+    page = made.PAGE.read_text("utf-8")
+    assert page.count("<!-- table ") >= 5
+    assert made.with_tables(page) == page, "run: make docs"
 
 
 def test_the_optimizer_of_the_guide_optimizes(folder: Path) -> None:

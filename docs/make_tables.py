@@ -1,0 +1,140 @@
+"""Writes the tables of `docs/guides/evidence.md` from what the benchmarks measured.
+
+A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``; the text around it is left as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from compound.report.comparison import accuracies, methods
+from compound.report.markdown import written
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "guides" / "evidence.md"
+DATA = ROOT / "benchmarks" / "data"
+NAMES = {"coordinate": "coordinate search", "random": "random search"}
+
+
+def main() -> None:
+    """Write the page anew."""
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def with_tables(page: str) -> str:
+    """Return a page with every table made anew."""
+
+    def table(found: re.Match[str]) -> str:
+        kind, *rest = found[1].split()
+        return f"<!-- table {found[1]} -->\n{TABLES[kind](*rest)}\n<!-- end -->"
+
+    return re.sub(r"<!-- table ([^>]*) -->\n.*?<!-- end -->", table, page, flags=re.S)
+
+
+def summary(part: str) -> Mapping[str, Any]:
+    """Return what a part of the simulated benchmark came to."""
+    found: Mapping[str, Any] = json.loads((DATA / "local_rewards.json").read_text(encoding="utf-8"))
+    return found[part]["summary"]  # type: ignore[no-any-return]
+
+
+def search() -> str:
+    """What methods reach on simulated systems, as a share of the optimum."""
+    found = summary("search")
+    kinds = [name for name in found if name != "start"]
+    shapes = list(found["start"])
+    rows = [["as it starts", "–", *(f"{found['start'][shape]['mean']:.2f}" for shape in shapes)]]
+    for kind in kinds:
+        name = kind.removesuffix(" twice")
+        shown = "optimas, shuffled labels" if name == "shuffled" else NAMES.get(name, name)
+        rows.append(
+            [shown, str(found[kind]["runs"]), *(spread(found[kind]["reached"][shape]) for shape in shapes)]
+        )
+    return markdown(["", "system runs", *shapes], rows)
+
+
+def accuracy() -> str:
+    """How well learned rewards rank on simulated systems, and how well they could."""
+    found = summary("accuracy")
+    shapes = list(next(iter(found.values()))["learned"])
+    rows = [
+        [
+            kind,
+            *(
+                f"{found[kind]['learned'][s]['mean']:.3f} of {found[kind]['limit'][s]['mean']:.3f}"
+                for s in shapes
+            ),
+        ]
+        for kind in found
+    ]
+    return markdown(["", *shapes], rows)
+
+
+def interaction() -> str:
+    """What `optimas` reaches as components interact."""
+    found = summary("interaction")
+    shapes = list(next(iter(found.values()))["reached"])
+    rows = [
+        [
+            strength,
+            *(f"{part['reached'][s]['mean']:.3f}, {part['componentwise'][s]:.0%}" for s in shapes),
+        ]
+        for strength, part in found.items()
+    ]
+    return markdown(["strength", *shapes], rows)
+
+
+def misaligned() -> str:
+    """What one step of each component gains, by the share of shuffled labels."""
+    found = summary("misaligned")
+    rows = [
+        [f"{float(share):.0%}", spread(next(iter(part.values())), signed=True)]
+        for share, part in found.items()
+    ]
+    return markdown(["shuffled", "gain, share of the optimum"], rows)
+
+
+def regret() -> str:
+    """Regret of the schedulers."""
+    found = summary("regret")
+    rows = [
+        [name, spread(part, digits=1), "–" if name == "uniform" else f"{part['p_less_than_uniform']:.2g}"]
+        for name, part in found.items()
+    ]
+    return markdown(["scheduler", "regret", "p, less than uniform"], rows)
+
+
+def sweep(name: str) -> str:
+    """The table of a sweep, and that of its local rewards."""
+    facts = json.loads((DATA / f"sweep_{name}.json").read_text(encoding="utf-8"))
+    return written(methods(facts, name))
+
+
+def rewards(name: str) -> str:
+    """The accuracies of a sweep's local rewards."""
+    facts = json.loads((DATA / f"sweep_{name}.json").read_text(encoding="utf-8"))
+    return written(accuracies(facts, name))
+
+
+def spread(found: Mapping[str, float], *, digits: int = 3, signed: bool = False) -> str:
+    """Return a mean with its limits."""
+    form = f"{'+' if signed else ''}.{digits}f"
+    return f"{found['mean']:{form}} [{found['low']:{form}}, {found['high']:{form}}]"
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table."""
+    rule = ["---"] * len(headings)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, rule, *rows))
+
+
+TABLES: Mapping[str, Callable[..., str]] = {
+    made.__name__: made for made in (search, accuracy, interaction, misaligned, regret, sweep, rewards)
+}
+
+
+if __name__ == "__main__":
+    main()
