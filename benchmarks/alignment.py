@@ -28,7 +28,7 @@ from compound.contracts import CallValues, Example
 from compound.evaluation import Rules, evaluate_all
 from compound.executor import Executor
 from compound.report.curve import frame
-from compound.report.figures import PALETTE, drawn
+from compound.report.figures import PALETTE, drawn, on_paper
 from compound.rewards.alignment import NOTHING, accuracy
 from compound.rewards.features import Embeds
 from compound.rewards.heads import LEAST_INPUTS, Matrix, fit
@@ -235,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     found = asyncio.run(measured(args))
     args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    args.output.with_suffix(".svg").write_text(figure(found), encoding="utf-8")
+    args.output.with_suffix(".svg").write_text(on_paper(figure(found)) + "\n", encoding="utf-8")
     print(json.dumps({k: v for k, v in found.items() if k not in ("steps", "data")}, indent=1))
 
 

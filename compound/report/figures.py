@@ -181,6 +181,16 @@ def drawn(width: float, height: float, prefix: str) -> Iterator[tuple[Any, list[
     svg.append(re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{prefix}-", text).strip())
 
 
+def on_paper(svg: str) -> str:
+    """Return an SVG with a background of its own, for a file.
+
+    >>> on_paper('<svg width="1"><g/></svg>')
+    '<svg width="1"><rect width="100%" height="100%" fill="#fffffe"/><g/></svg>'
+    """
+    end = svg.index(">") + 1
+    return f'{svg[:end]}<rect width="100%" height="100%" fill="{PALETTE["paper"]}"/>{svg[end:]}'
+
+
 def themed(svg: str) -> str:
     """Return an SVG whose colours are the page's variables (``--ink``, ``--paper`` …)."""
     names = {value: name for name, value in PALETTE.items()}
