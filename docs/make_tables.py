@@ -13,6 +13,7 @@ from typing import Any
 
 from compound.report.comparison import accuracies, methods
 from compound.report.markdown import written
+from compound.report.text import p_value
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "guides" / "evidence.md"
@@ -101,10 +102,17 @@ def regret() -> str:
     """Regret of the schedulers."""
     found = summary("regret")
     rows = [
-        [name, spread(part, digits=1), "–" if name == "uniform" else f"{part['p_less_than_uniform']:.2g}"]
+        [name, spread(part, digits=1), "–" if name == "uniform" else p_value(part["p_less_than_uniform"])]
         for name, part in found.items()
     ]
     return markdown(["scheduler", "regret", "p, less than uniform"], rows)
+
+
+def same() -> str:
+    """How often something was accepted where nothing could be gained."""
+    found = summary("same")
+    accepted = f"{found['accepted']} of {found['runs']} runs accepted something"
+    return f"{accepted}; chance allows {found['bound']} (99 %)."
 
 
 def sweep(name: str) -> str:
@@ -132,7 +140,7 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 TABLES: Mapping[str, Callable[..., str]] = {
-    made.__name__: made for made in (search, accuracy, interaction, misaligned, regret, sweep, rewards)
+    made.__name__: made for made in (search, accuracy, interaction, misaligned, regret, same, sweep, rewards)
 }
 
 

@@ -258,8 +258,8 @@ def _folder(adapter: str) -> str:
 
 
 def _place(task: Task) -> str:
-    """Return what a job's local scores belong to: its keys, and the values they have now."""
-    return digest([list(task.keys), {key: task.system.configuration[key] for key in task.keys}])
+    """Return what a job's local scores belong to: its keys, and the whole configuration as it is now."""
+    return digest([list(task.keys), task.system.configuration.to_json()])
 
 
 def tunable(task: Task) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -285,6 +286,18 @@ class TestLocalSearch:
         assert len(one) == len(two) == 8
         assert not one & two
         assert proposal.tried >= 8
+
+    def test_it_is_tried_again_when_another_component_has_changed(self, job: Any) -> None:
+        """Where components interact, what was no better may be by now."""
+        world = Simulated("chain", noise=0.0)
+        made = job(world.system(), world, world.examples(20), keys=("b.option",))
+        rewards = RunRewards.open(made.task, REWARDS)
+        candidates = [{"b.option": i} for i in range(1, 4)]
+        rewards.note_tried(made.task, candidates)
+        assert rewards.untried(made.task, candidates) == []
+        for key in ("a.option", "b.option"):
+            later = replace(made.task, system=made.task.system.bind({key: 2}))
+            assert rewards.untried(later, candidates) == candidates
 
     def test_fresh_inputs_are_fresh(self, job: Any) -> None:
         """D2: one seed for every iteration drew the same examples each time."""
