@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -428,12 +428,13 @@ class TestTogether:
 class TestPools:
     """Demonstrations of examples set apart, from all that earlier jobs ran there."""
 
-    def made(self, job: Any) -> Any:
+    def made(
+        self, job: Any, says: Callable[[str], str] = lambda message: "loud" if "Shout" in message else "soft"
+    ) -> Any:
         echo = LLM("echo", prompt=Text("Say."), demos=Demos(max=2), lm="lm")
         system = System("one", outputs={"y": echo(q=Input("q", str))})
-        rows = [Example(f"e{i}", {"q": f"q{i}"}) for i in range(20)]
-        says = ScriptedLM(lambda message: "loud" if "Shout" in message else "soft")
-        return job(system, custom(lambda o, e: 1.0), rows, lambda: says, keys=("echo.demos",))
+        rows = [Example(f"e{i}", {"q": f"q{i}."}) for i in range(20)]
+        return job(system, custom(lambda o, e: 1.0), rows, lambda: ScriptedLM(says), keys=("echo.demos",))
 
     def found(self, made: Any, count: int) -> list[Any]:
         pools = asyncio.run(bootstrapped(made.task, set_apart(made.task)[:count]))
@@ -450,13 +451,28 @@ class TestPools:
         made = self.made(job)
         before = {**made.task.system.configuration.to_json(), "echo.prompt": "Shout."}
         asyncio.run(made.scorer.traces(before, set_apart(made.task)[:6]))
-        made.task.bench.memory.state["pools"] = [[before, 6]]
+        first = [example.id for example in set_apart(made.task)[:6]]
+        made.task.bench.memory.state["served"] = [[before, first]]
         assert sorted(self.found(made, 4)) == ["loud"] * 6 + ["soft"] * 4
         assert made.spent == 10
-        assert made.task.bench.memory.state["pools"] == [
-            [before, 6],
-            [made.task.system.configuration.to_json(), 4],
+        assert made.task.bench.memory.state["served"] == [
+            [before, first],
+            [made.task.system.configuration.to_json(), sorted(first[:4])],
         ]
+
+    def test_runs_that_failed_are_not_made_again(self, job: Any) -> None:
+        """They are not in the cache; and where a part of the pool always fails, nothing is broken."""
+        failing = [example.inputs["q"] for example in set_apart(self.made(job).task)[6:10]]
+
+        def says(message: str) -> str:
+            if any(q in message for q in failing):
+                raise RuntimeError("it does not say")
+            return "soft"
+
+        made = self.made(job, says)
+        assert len(self.found(made, 10)) == 6
+        assert len(self.found(made, 6)) == 6
+        assert made.spent == 10
 
 
 class TestWaves:
