@@ -2,8 +2,8 @@
 
     python -m compound.benchmarks.figures runs/atlas --output docs/figures/atlas
 
-Writes ``steps.svg``, the global reward over the decisions; ``alignment.svg``, local against global rewards; and
-``length.svg``, local rewards against the lengths, values or labels of outputs.
+Writes ``steps.svg``, the global reward over the decisions; ``alignment.svg``, local against global rewards;
+and ``length.svg``, local rewards against the lengths, values or labels of outputs.
 """
 
 from __future__ import annotations
