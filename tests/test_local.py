@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -15,6 +16,7 @@ from scipy import stats
 from compound.benchmarks.simulated import SHAPES, Simulated
 from compound.cache import MemoryCache
 from compound.component import CallContext, Input, Operation
+from compound.components.flow import Map
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.contracts import Example, Metric
@@ -618,6 +620,24 @@ def test_the_expected_cost_of_pairs_is_what_they_cost(shape: str) -> None:
         sampling = Sampling(samples=3, rollouts=1, most=1)
         found = asyncio.run(collect(executor, system, [(example, trace)], [name], world, sampling=sampling))
         assert found.system_runs == pytest.approx(expected_cost(system, name, sampling), abs=1 / 5 + 1e-9)
+
+
+def test_the_expected_cost_counts_what_is_inside_loops_and_maps() -> None:
+    """And every use of a component: here in a map of one item, before it, and after it."""
+    answers = itertools.count()
+    lm = ScriptedLM(lambda message: f"answer {next(answers)}")
+    one, two, x = LLM("one", temperature=1.0), LLM("two", temperature=1.0), Input("x", str)
+    body = System("body", outputs={"y": two(x=one(x=x, z=Input("z", str)))})
+    each = Map("each", body, over="x")(x=Input("xs", list[str]), z=one(z=Input("z", str), name="before"))
+    system = System("mapped", outputs={"y": one(ys=each, name="after")}, lm="lm")
+    sampling = Sampling(samples=3, rollouts=1, most=1)
+    example = Example("e", {"xs": ["item"], "z": "other"})
+    for name in ("one", "two"):
+        executor = Executor({"lm": lm}, cache=MemoryCache())
+        trace = executor.settle(asyncio.run(executor.run(system, example.inputs, example=example.id)))
+        metric = custom(lambda o, e: 0.0)
+        found = asyncio.run(collect(executor, system, [(example, trace)], [name], metric, sampling=sampling))
+        assert found.system_runs == pytest.approx(expected_cost(system, name, sampling))
 
 
 class TestSchedulers:
