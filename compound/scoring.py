@@ -76,14 +76,18 @@ class JobScorer:
         return traces
 
     async def _evaluate(self, candidates: Any, examples: Any, on_trace: Any) -> list[Evaluation]:
-        """Evaluate candidates; one that fails much only loses, but when all do, something is broken."""
+        """Evaluate candidates; one that fails much only loses, but when all do, something is broken.
+
+        Unless these are fewer runs than a minibatch's: so few may all fail by chance.
+        """
         systems = [self._incumbent.bind(values) for values in candidates]
         rules = self._problem.rules
         evaluations = await evaluate_all(
             self._executor, systems, examples, self._problem.metric, samples=[TRAIN_SAMPLE],
             rules=replace(rules, max_failed=1.0), on_trace=on_trace,
         )  # fmt: skip
-        if all(evaluation.failed > rules.max_failed * len(examples) for evaluation in evaluations):
+        enough = len(systems) * len(examples) >= self._problem.settings.minibatch
+        if enough and all(e.failed > rules.max_failed * len(examples) for e in evaluations):
             refuse_broken(evaluations[0].failures(), len(examples), rules)
         return evaluations
 

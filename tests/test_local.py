@@ -20,14 +20,14 @@ from compound.components.flow import Map
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.contracts import Example, Metric
-from compound.errors import DataError, DeclarationError
+from compound.errors import DataError, DeclarationError, TooManyFailures
 from compound.executor import Executor
 from compound.metrics import custom
 from compound.optimization import Job, Proposal
 from compound.optimizers.guides import Guidance, LearnedRewards
 from compound.optimizers.local import LocalSearch
 from compound.optimizers.local_scoring import boltzmann, run_alone
-from compound.optimizers.offline import OfflineRewards, settings_of
+from compound.optimizers.offline import OfflineRewards, collected, settings_of
 from compound.optimizers.prompts import PromptSearch, bootstrapped, set_apart
 from compound.optimizers.rewarding import RunRewards
 from compound.optimizers.scheduler import UCB, Gaps, Thompson, Uniform
@@ -527,6 +527,18 @@ def test_the_offline_phase_goes_on_in_waves_that_double(job: Any) -> None:
     surely = job(world.system(), world, world.examples(60))
     states, _ = surely.run(OfflineRewards(replace_settings(inputs=30, sure=0.5), PROMPTS))
     assert states[-1]["inputs"] < 30
+
+
+def test_a_few_inputs_that_fail_do_not_end_the_run(job: Any) -> None:
+    """Fresh inputs are few, one perhaps: all may fail by chance. When a minibatch fails, something is broken."""
+    rows = [Example(f"e{i}", {"x": i}) for i in range(20)]
+    made = job(System("broken", outputs={"y": Broken()(x=Input("x", int))}), custom(lambda o, e: 1.0), rows)
+    state = {"proposals": {}, "iteration": 1}
+    rewards = RunRewards.open(made.task, REWARDS)
+    progress = asyncio.run(collected(rewards, ["slow"], state, rows[:2]))
+    assert progress.note == "0 pairs from 2 inputs"
+    with pytest.raises(TooManyFailures, match="as it was"):
+        asyncio.run(collected(rewards, ["slow"], state, rows[:8]))
 
 
 def test_the_next_round_edits_the_best_prompt_so_far(job: Any) -> None:
