@@ -107,5 +107,10 @@ class JobScorer:
         self._scores = {canonical(values): Tried(values, score, n) for values, score, n in scored}
 
     def tried(self, keys: Sequence[str]) -> list[Tried]:
-        """Return what was scored, restricted to some keys, for the memory of later jobs."""
-        return [Tried({k: t.values[k] for k in keys}, t.score, t.n) for t in self._scores.values()]
+        """Return what was scored with some keys changed and no others, for the memory of later jobs."""
+        start = self._incumbent.configuration.to_json()
+        return [
+            Tried({k: t.values[k] for k in keys}, t.score, t.n)
+            for t in self._scores.values()
+            if all(k in keys or value == start.get(k) for k, value in t.values.items())
+        ]

@@ -92,7 +92,9 @@ class LocalSearch:
             if isinstance(space, Text | Demos) and component_of(key) in guidance.distrusted
         )
         facts = {"together": components_of(keys)}
-        async for event in self.prompts.propose(replace(task, keys=keys, resume=state.get("together"))):
+        tried = [known for known in task.tried if set(keys) <= set(known.values)]  # what says all of them
+        whole = replace(task, keys=keys, tried=tried, resume=state.get("together"))
+        async for event in self.prompts.propose(whole):
             if isinstance(event, Progress):
                 state["together"] = event.state
                 yield Progress(dict(state), f"by the global reward: {event.note}")

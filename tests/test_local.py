@@ -23,7 +23,7 @@ from compound.contracts import Example, Metric
 from compound.errors import DataError, DeclarationError, TooManyFailures
 from compound.executor import Executor
 from compound.metrics import custom
-from compound.optimization import Job, Proposal
+from compound.optimization import Job, Proposal, Tried
 from compound.optimizers.guides import Guidance, LearnedRewards
 from compound.optimizers.local import LocalSearch
 from compound.optimizers.local_scoring import boltzmann, run_alone
@@ -418,6 +418,21 @@ class TestTogether:
         _, proposal = made.run(LocalSearch(REWARDS, PROMPTS, guide=Half(adapts=False)))
         assert proposal.facts["together"] == ["first"]
         assert set(proposal.values) <= {"first.prompt", "first.demos"}
+
+    def test_what_one_of_them_tried_alone_says_nothing_about_all(self, job: Any) -> None:
+        """A writer of prompts looked for the others' texts in what an earlier job had tried, and found none."""
+        keys, tried = ("first.prompt",), (Tried({"first.prompt": "Say it."}, 0.3, 4),)
+        made = self.made(job, keys=keys, tried=tried)
+        settings = replace_settings(accuracy=1.0, sure=1.01, inputs=1)
+        _, proposal = made.run(LocalSearch(settings, PromptSearch(("edits", "opro"), lm="lm")))
+        assert proposal.facts["together"] == ["first", "second"]
+
+    def test_what_changed_others_is_not_remembered_as_tried(self, job: Any) -> None:
+        made = self.made(job)
+        changes = [{}, {"first.prompt": "Say it."}, {"second.prompt": "Be brief."}]
+        asyncio.run(made.scorer.score([*changes, {**changes[1], **changes[2]}], made.task.train[:2]))
+        tried = [known.values["first.prompt"] for known in made.scorer.tried(["first.prompt"])]
+        assert tried == ["Say something.", "Say it."]
 
     def test_interrupted_anywhere_they_propose_the_same(self, job: Any) -> None:
         settings, keys = replace_settings(accuracy=1.0, sure=1.01, inputs=1), ("first.prompt", "first.demos")
