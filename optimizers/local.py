@@ -157,7 +157,7 @@ class LocalSearch:
         if self.guide.adapts and race:
             (component,) = tunable(task)
             examples = split(task)[1]
-            await rewards.remember_race(component, candidates, race["standings"], examples, iteration)
+            await rewards.remember_race(component, candidates, race, examples, iteration)
 
     def _tested(self, task: Task, facts: Mapping[str, Any], component: str) -> bool:
         """Return whether the best meet the global reward: unless it can say nothing, or nothing new."""

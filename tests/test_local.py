@@ -130,6 +130,15 @@ class Broken(Slow):
         return await super().run(inputs, values, call)
 
 
+class Picky(Slow):
+    """Fails for every third input."""
+
+    async def run(self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext) -> Any:
+        if inputs["x"] % 3 == 0:
+            raise RuntimeError("not this one")
+        return await super().run(inputs, values, call)
+
+
 def test_d3_outputs_stay_with_their_inputs_whatever_the_latency(job: Any) -> None:
     """D3: results in order of completion were zipped with inputs in order, and most pairs were wrong."""
     system = System("slow", outputs={"y": Slow()(x=Input("x", int))})
@@ -353,6 +362,18 @@ class TestRaces:
         assert proposal.values == {"slow.option": 5}
         entries = RunRewards.open(made.task, self.SETTINGS).buffer.entries
         assert {c.settings["option"] for entry in entries for c in entry.draw.candidates} == set(range(1, 6))
+
+    def test_remembering_it_costs_nothing_even_where_runs_failed(self, job: Any) -> None:
+        """What failed is not in the cache: every third input was run again for every candidate."""
+        system = System("picky", outputs={"y": Picky()(x=Input("x", int))})
+        rows = [Example(f"e{i}", {"x": i}) for i in range(40)]
+        spent = []
+        for adapts in (True, False):
+            made = job(system, custom(lambda o, e: int(o["y"][0]) / 5), rows, share=60)
+            guide = LearnedRewards(adapts=adapts)
+            made.run(LocalSearch(replace_settings(fresh=0, inputs=1), PROMPTS, guide=guide))
+            spent.append(made.spent)
+        assert spent[0] == spent[1] > 0
 
 
 class TestTheTest:
