@@ -30,6 +30,7 @@ from compound.executor import Executor
 from compound.report.curve import frame
 from compound.report.figures import PALETTE, drawn, on_paper
 from compound.rewards.alignment import NOTHING, accuracy
+from compound.rewards.buffer import PairBuffer
 from compound.rewards.features import Embeds
 from compound.rewards.heads import LEAST_INPUTS, Matrix, fit
 from compound.rewards.inspect import Inspection
@@ -37,6 +38,7 @@ from compound.rewards.learning import PairTexts
 from compound.rewards.model import LocalReward, RewardModel
 from compound.spec import Program, load
 from compound.streams import generator
+from compound.system import System
 
 WRONG = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of inputs whose labels are shuffled
 SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)  # of the inputs to learn from
@@ -127,13 +129,25 @@ class Choice:
     value: float
 
 
+def settings_drawn(buffer: PairBuffer, component: str, system: System) -> list[Mapping[str, Any]]:
+    """Return the settings that outputs were drawn with, but for those that no configuration holds.
+
+    What has nothing else to vary was drawn at another temperature, which need not be a parameter.
+    """
+    drawn_with = [c.settings for entry in buffer.of(component) for c in entry.draw.candidates]
+    return [
+        settings
+        for settings in {canonical(settings): settings for settings in [{}, *drawn_with]}.values()
+        if all(f"{component}.{key}" in system.parameters for key in settings)
+    ]
+
+
 async def choices(
     program: Program, run: Inspection, component: str, examples: Sequence[Example], executor: Executor
 ) -> list[Choice]:
     """Return the settings that the run drew outputs with, first those it started with."""
     assert program.metric is not None
-    drawn_with = [c.settings for entry in run.buffer.of(component) for c in entry.draw.candidates]
-    distinct = list({canonical(settings): settings for settings in [{}, *drawn_with]}.values())
+    distinct = settings_drawn(run.buffer, component, program.system)
     systems = [
         program.system.bind({f"{component}.{key}": value for key, value in settings.items()})
         for settings in distinct

@@ -48,7 +48,7 @@ class Proposal:
     """Values an optimizer believes to be better; empty when it found none.
 
     Attributes:
-        values: by ``component.parameter``, only keys of the job.
+        values: by ``component.parameter``; keys of the job, and those that were searched together with them.
         before: the incumbent's score where the optimizer compared, ``after`` the proposal's.
         tried: how many candidates it looked at.
         note: what the change is, for people.

@@ -76,14 +76,18 @@ class JobScorer:
         return traces
 
     async def _evaluate(self, candidates: Any, examples: Any, on_trace: Any) -> list[Evaluation]:
-        """Evaluate candidates; one that fails much only loses, but when all do, something is broken."""
+        """Evaluate candidates; one that fails much only loses, but when all do, something is broken.
+
+        Unless these are fewer runs than a minibatch's: so few may all fail by chance.
+        """
         systems = [self._incumbent.bind(values) for values in candidates]
         rules = self._problem.rules
         evaluations = await evaluate_all(
             self._executor, systems, examples, self._problem.metric, samples=[TRAIN_SAMPLE],
             rules=replace(rules, max_failed=1.0), on_trace=on_trace,
         )  # fmt: skip
-        if all(evaluation.failed > rules.max_failed * len(examples) for evaluation in evaluations):
+        enough = len(systems) * len(examples) >= self._problem.settings.minibatch
+        if enough and all(e.failed > rules.max_failed * len(examples) for e in evaluations):
             refuse_broken(evaluations[0].failures(), len(examples), rules)
         return evaluations
 
@@ -103,5 +107,10 @@ class JobScorer:
         self._scores = {canonical(values): Tried(values, score, n) for values, score, n in scored}
 
     def tried(self, keys: Sequence[str]) -> list[Tried]:
-        """Return what was scored, restricted to some keys, for the memory of later jobs."""
-        return [Tried({k: t.values[k] for k in keys}, t.score, t.n) for t in self._scores.values()]
+        """Return what was scored with some keys changed and no others, for the memory of later jobs."""
+        start = self._incumbent.configuration.to_json()
+        return [
+            Tried({k: t.values[k] for k in keys}, t.score, t.n)
+            for t in self._scores.values()
+            if all(k in keys or value == start.get(k) for k, value in t.values.items())
+        ]

@@ -92,7 +92,9 @@ class LocalSearch:
             if isinstance(space, Text | Demos) and component_of(key) in guidance.distrusted
         )
         facts = {"together": components_of(keys)}
-        async for event in self.prompts.propose(replace(task, keys=keys, resume=state.get("together"))):
+        tried = [known for known in task.tried if set(keys) <= set(known.values)]  # what says all of them
+        whole = replace(task, keys=keys, tried=tried, resume=state.get("together"))
+        async for event in self.prompts.propose(whole):
             if isinstance(event, Progress):
                 state["together"] = event.state
                 yield Progress(dict(state), f"by the global reward: {event.note}")
@@ -155,7 +157,7 @@ class LocalSearch:
         if self.guide.adapts and race:
             (component,) = tunable(task)
             examples = split(task)[1]
-            await rewards.remember_race(component, candidates, race["standings"], examples, iteration)
+            await rewards.remember_race(component, candidates, race, examples, iteration)
 
     def _tested(self, task: Task, facts: Mapping[str, Any], component: str) -> bool:
         """Return whether the best meet the global reward: unless it can say nothing, or nothing new."""

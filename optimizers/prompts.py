@@ -20,6 +20,7 @@ from compound.optimizers.opro import written
 from compound.optimizers.racing import Standing, race
 from compound.space import Demos, Text
 from compound.streams import generator
+from compound.trace import Trace
 
 LARGEST_POOL = 48  # examples
 POOL_SHARE = 0.4  # of a job's system runs, to find demonstrations
@@ -101,22 +102,42 @@ class PromptSearch:
 async def bootstrapped(task: Task, examples: Sequence[Example]) -> dict[str, list[Found]]:
     """Run the incumbent on examples set apart, and return demonstrations for each key that holds some.
 
-    What earlier jobs of the run did on examples set apart serves again: it is in the cache.
+    What earlier jobs of the run did well on examples set apart serves again: it is in the cache.
     """
     keys = demo_keys(task)
     if not keys or not examples:
         return {}
     traces = await task.scorer.traces({}, examples)
-    current, known = task.system.configuration.to_json(), task.bench.memory.state.setdefault("pools", [])
-    if task.scorer.free_repeats:
-        for values, count in known:
-            if values != current:
-                traces += await task.scorer.traces(values, set_apart(task)[:count])
-            elif count > len(examples):
-                traces += await task.scorer.traces({}, set_apart(task)[len(examples) : count])
-    most = max([len(examples), *(count for values, count in known if values == current)])
-    known[:] = [*([v, n] for v, n in known if v != current), [current, most]]
+    served = [example.id for example, trace in zip(examples, traces, strict=True) if _serves(trace)]
+    traces += await _earlier(task, [example.id for example in examples], served)
     return {key: bootstrap(traces, task.system.components[component_of(key)]) for key in keys}
+
+
+async def _earlier(task: Task, seen: Sequence[str], served: Sequence[str]) -> list[Trace]:
+    """Return what earlier jobs did on examples set apart, and remember which of the incumbent's runs serve.
+
+    Args:
+        task: the job.
+        seen: names of the examples that it ran the incumbent on.
+        served: those of them whose runs demonstrations come from.
+    """
+    current, known = task.system.configuration.to_json(), task.bench.memory.state.setdefault("served", [])
+    traces, before = list[Trace](), list[str]()
+    for values, names in known:
+        before += names if values == current else []
+        wanted = set(names) - set(seen if values == current else ())
+        if wanted and task.scorer.free_repeats:
+            again = [example for example in set_apart(task) if example.id in wanted]
+            traces += await task.scorer.traces(values, again)
+    others = [[values, names] for values, names in known if values != current]
+    known[:] = [*others, [current, sorted({*before, *served})]]
+    return traces
+
+
+def _serves(trace: Trace) -> bool:
+    """Return whether demonstrations come from a trace, and all its calls are in the cache: none failed."""
+    whole = trace.failure is None and all(call.failure is None for call in trace.calls)
+    return whole and (trace.score or 0.0) > 0
 
 
 def set_apart(task: Task) -> list[Example]:

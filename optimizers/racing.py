@@ -13,6 +13,8 @@ from typing import Any
 from compound.contracts import Example
 from compound.optimization import Progress, Scorer
 
+INCUMBENT = ""  # its name among the candidates' numbers
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -77,6 +79,7 @@ async def race(
         plan = state["plan"]
     alive = list(range(plan[0][0])) if plan and state is None else list((state or {}).get("alive", ()))
     standings: dict[int, Standing] = {}
+    failed: dict[str, list[str]] = dict((state or {}).get("failed", {}))
     done = 0 if state is None else state["done"]
     if state is not None:
         standings = {s[0]: Standing(*s) for s in state["standings"]}
@@ -87,6 +90,8 @@ async def race(
         incumbent, *scored = await scorer.score([{}, *(candidates[number] for number in alive)], batch)
         for number, evaluation in zip(alive, scored, strict=True):
             standings[number] = Standing(number, evaluation.mean, incumbent.mean, size)
+        for name, evaluation in zip([INCUMBENT, *map(str, alive)], [incumbent, *scored], strict=True):
+            failed[name] = [row.example for row in evaluation.rows if row.failure]
         alive.sort(key=lambda number: (-standings[number].mean, number))
         best = standings[alive[0]]
         hopeless = count == 1 and best.mean <= best.incumbent
@@ -96,6 +101,7 @@ async def race(
                 "alive": alive,
                 "done": len(plan) if hopeless else rung + 1,
                 "standings": [[s.candidate, s.mean, s.incumbent, s.n] for s in standings.values()],
+                "failed": {**failed},
             },
             f"{len(alive)} on {size} examples: best {best.mean:.3f}, incumbent {best.incumbent:.3f}",
         )

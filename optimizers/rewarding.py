@@ -16,6 +16,7 @@ from compound.configuration import canonical, components_of, digest
 from compound.contracts import Example
 from compound.errors import BudgetExhausted, TooManyFailures
 from compound.optimization import Memory, Task
+from compound.optimizers.racing import INCUMBENT
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.features import Embeds
 from compound.rewards.heads import LEAST_INPUTS
@@ -100,34 +101,36 @@ class RunRewards:
         self,
         component: str,
         candidates: Sequence[Mapping[str, Any]],
-        standings: Sequence[Sequence[Any]],
+        race: Mapping[str, Any],
         examples: Sequence[Example],
         iteration: int,
     ) -> None:
-        """Make pairs of what a race ran anyway: its traces are in the cache, so it costs nothing.
+        """Make pairs of what a race ran anyway: traces of runs that did not fail are in the cache.
 
         Args:
             component: whose settings raced.
             candidates: their values by key.
-            standings: of the race: a candidate's place, and last, on how many examples it ran.
+            race: its state: standings hold a candidate's place, and last, on how many examples it ran.
             examples: in the order of the race.
             iteration: of the pairs.
         """
-        if not standings or not self.task.scorer.free_repeats:
+        if not race["standings"] or not self.task.scorer.free_repeats:
             return
-        count = max(n for *_, n in standings)
+        count = max(n for *_, n in race["standings"])
         runs: list[list[tuple[Mapping[str, Any], Trace]]] = [[] for _ in range(count)]
-        for values, n in [({}, count), *((candidates[place], n) for place, *_, n in standings)]:
+        raced = [(str(place), candidates[place], n) for place, *_, n in race["standings"]]
+        for name, values, n in [(INCUMBENT, {}, count), *raced]:
             settings = {key.split(".", maxsplit=1)[1]: value for key, value in values.items()}
-            try:
-                traces = await self.task.scorer.traces(values, examples[:n])
-            except (
-                TooManyFailures,
-                BudgetExhausted,
-            ):  # what failed is run again: it is worth no further runs
+            failed = race.get("failed", {}).get(name, ())
+            places = [i for i in range(n) if examples[i].id not in failed]
+            if not places:
                 continue
-            for row, trace in zip(runs, traces, strict=False):
-                row.append((settings, trace))
+            try:
+                traces = await self.task.scorer.traces(values, [examples[i] for i in places])
+            except (TooManyFailures, BudgetExhausted):  # what is not in the cache is worth no further runs
+                continue
+            for place, trace in zip(places, traces, strict=True):
+                runs[place].append((settings, trace))
         draws = [draw for row in runs if row for draw in compared(component, row, self.buffer.sampling)]
         self._remember(draws, iteration)
 

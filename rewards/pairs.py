@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
-import networkx as nx
 import numpy as np
 
+from compound.component import Composite, Node
 from compound.configuration import canonical, readable
 from compound.contracts import Example, Metric
 from compound.errors import DeclarationError, first_of, nearest
@@ -244,25 +244,35 @@ def _distinct(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
 
 
 def expected_cost(system: System, component: str, sampling: Sampling) -> float:
-    """Return about how many system runs the pairs of one call of a component take.
+    """Return about how many system runs the pairs of a component take, for one input of the system.
 
     Further draws, and runs of what follows for each candidate: once where nothing random follows, else
-    halfway between the fewest and the most.
+    halfway between the fewest and the most. A loop counts as one turn, a map as one item.
     """
-    graph = system.graph
-    counted = {node.name for node in system.all_nodes() if node.component.cacheable}
-    mine = [node.name for node in system.nodes.values() if node.component.name == component]
-    after = set().union(*(nx.descendants(graph, name) for name in mine)) if mine else set()
-    chance = any(
-        not node.component.deterministic(values_of(node.component, system))
-        for node in system.nodes.values()
-        if node.name in after
-    )
-    runs = (sampling.rollouts + sampling.most) / 2 if chance else 1.0
-    calls = sampling.samples * bool(counted & set(mine)) + runs * (sampling.samples + 1) * len(
-        after & counted
-    )
-    return calls / max(1, len(counted))
+    counted = sum(node.component.cacheable for node in system.all_nodes())
+    calls = 0.0
+    for after in _followers(system, component):
+        chance = any(not n.component.deterministic(values_of(n.component, system)) for n in after)
+        runs = (sampling.rollouts + sampling.most) / 2 if chance else 1.0
+        calls += sampling.samples * system.components[component].cacheable
+        calls += runs * (sampling.samples + 1) * sum(node.component.cacheable for node in after)
+    return calls / max(1, counted)
+
+
+def _followers(system: System, component: str) -> list[list[Node]]:
+    """Return the nodes that depend on each use of a component, with what is inside loops and maps."""
+    found = []
+    for name, node in system.nodes.items():
+        after = [other for below in system.descendants(name) for other in _with_body(system.nodes[below])]
+        if node.component.name == component:
+            found.append(after)
+        elif isinstance(node.component, Composite):
+            found += [inside + after for inside in _followers(node.component.body, component)]
+    return found
+
+
+def _with_body(node: Node) -> list[Node]:
+    return [node, *(node.component.body.all_nodes() if isinstance(node.component, Composite) else ())]
 
 
 @dataclass

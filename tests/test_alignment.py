@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from compound.benchmarks.alignment import SPLITS, WRONG, Choice, Pairs, by_alignment, by_data, figure
+from compound.benchmarks.alignment import (
+    SPLITS,
+    WRONG,
+    Choice,
+    Pairs,
+    by_alignment,
+    by_data,
+    figure,
+    settings_drawn,
+)
+from compound.component import Input
+from compound.components.llm import LLM
+from compound.rewards.buffer import PairBuffer
 from compound.rewards.inspect import Inspection
+from compound.rewards.pairs import Candidate, Draw
+from compound.space import Text
+from compound.system import System
 
 TINY = Path(__file__).parents[1] / "docs" / "notebooks" / "tiny_run"
 
@@ -45,6 +61,17 @@ def test_more_inputs_rank_no_worse(pairs: Pairs) -> None:
     )
     assert len(rows) == len(counts) * SPLITS
     assert most > few - 0.02
+
+
+def test_what_no_configuration_holds_is_no_choice() -> None:
+    """Draws at another temperature were bound as if it were a parameter."""
+    llm = LLM("writer", prompt=Text("Write."))
+    system = System("s", outputs={"y": llm(q=Input("q", str))}, lm="lm")
+    settings: list[dict[str, Any]] = [{}, {"temperature": 1.0}, {"prompt": "Be brief."}, {}]
+    candidates = tuple(Candidate({"output": f"{i}"}, (0.0,), given) for i, given in enumerate(settings))
+    buffer = PairBuffer(system.identity)
+    buffer.add([Draw("writer", "writer", "e", "c", {"q": "?"}, candidates)], 1)
+    assert settings_drawn(buffer, "writer", system) == [{}, {"prompt": "Be brief."}]
 
 
 def test_better_rewards_choose_better_settings(pairs: Pairs) -> None:

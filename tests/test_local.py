@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -16,17 +17,18 @@ from scipy import stats
 from compound.benchmarks.simulated import SHAPES, Simulated
 from compound.cache import MemoryCache
 from compound.component import CallContext, Input, Operation
+from compound.components.flow import Map
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.contracts import Example, Metric
-from compound.errors import DataError, DeclarationError
+from compound.errors import DataError, DeclarationError, TooManyFailures
 from compound.executor import Executor
 from compound.metrics import custom
-from compound.optimization import Job, Proposal
+from compound.optimization import Job, Proposal, Tried
 from compound.optimizers.guides import Guidance, LearnedRewards
 from compound.optimizers.local import LocalSearch
 from compound.optimizers.local_scoring import boltzmann, run_alone
-from compound.optimizers.offline import OfflineRewards, settings_of
+from compound.optimizers.offline import OfflineRewards, collected, settings_of
 from compound.optimizers.prompts import PromptSearch, bootstrapped, set_apart
 from compound.optimizers.rewarding import RunRewards
 from compound.optimizers.scheduler import UCB, Gaps, Thompson, Uniform
@@ -126,6 +128,15 @@ class Broken(Slow):
     async def run(self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext) -> Any:
         if values["option"] == 0:
             raise RuntimeError("as it was")
+        return await super().run(inputs, values, call)
+
+
+class Picky(Slow):
+    """Fails for every third input."""
+
+    async def run(self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext) -> Any:
+        if inputs["x"] % 3 == 0:
+            raise RuntimeError("not this one")
         return await super().run(inputs, values, call)
 
 
@@ -365,6 +376,18 @@ class TestRaces:
         entries = RunRewards.open(made.task, self.SETTINGS).buffer.entries
         assert {c.settings["option"] for entry in entries for c in entry.draw.candidates} == set(range(1, 6))
 
+    def test_remembering_it_costs_nothing_even_where_runs_failed(self, job: Any) -> None:
+        """What failed is not in the cache: every third input was run again for every candidate."""
+        system = System("picky", outputs={"y": Picky()(x=Input("x", int))})
+        rows = [Example(f"e{i}", {"x": i}) for i in range(40)]
+        spent = []
+        for adapts in (True, False):
+            made = job(system, custom(lambda o, e: int(o["y"][0]) / 5), rows, share=60)
+            guide = LearnedRewards(adapts=adapts)
+            made.run(LocalSearch(replace_settings(fresh=0, inputs=1), PROMPTS, guide=guide))
+            spent.append(made.spent)
+        assert spent[0] == spent[1] > 0
+
 
 class TestTheTest:
     """Whether what the local reward likes best also meets the global one."""
@@ -430,6 +453,21 @@ class TestTogether:
         assert proposal.facts["together"] == ["first"]
         assert set(proposal.values) <= {"first.prompt", "first.demos"}
 
+    def test_what_one_of_them_tried_alone_says_nothing_about_all(self, job: Any) -> None:
+        """A writer of prompts looked for the others' texts in what an earlier job had tried, and found none."""
+        keys, tried = ("first.prompt",), (Tried({"first.prompt": "Say it."}, 0.3, 4),)
+        made = self.made(job, keys=keys, tried=tried)
+        settings = replace_settings(accuracy=1.0, sure=1.01, inputs=1)
+        _, proposal = made.run(LocalSearch(settings, PromptSearch(("edits", "opro"), lm="lm")))
+        assert proposal.facts["together"] == ["first", "second"]
+
+    def test_what_changed_others_is_not_remembered_as_tried(self, job: Any) -> None:
+        made = self.made(job)
+        changes = [{}, {"first.prompt": "Say it."}, {"second.prompt": "Be brief."}]
+        asyncio.run(made.scorer.score([*changes, {**changes[1], **changes[2]}], made.task.train[:2]))
+        tried = [known.values["first.prompt"] for known in made.scorer.tried(["first.prompt"])]
+        assert tried == ["Say something.", "Say it."]
+
     def test_interrupted_anywhere_they_propose_the_same(self, job: Any) -> None:
         settings, keys = replace_settings(accuracy=1.0, sure=1.01, inputs=1), ("first.prompt", "first.demos")
         search = LocalSearch(settings, PROMPTS)
@@ -441,12 +479,13 @@ class TestTogether:
 class TestPools:
     """Demonstrations of examples set apart, from all that earlier jobs ran there."""
 
-    def made(self, job: Any) -> Any:
+    def made(
+        self, job: Any, says: Callable[[str], str] = lambda message: "loud" if "Shout" in message else "soft"
+    ) -> Any:
         echo = LLM("echo", prompt=Text("Say."), demos=Demos(max=2), lm="lm")
         system = System("one", outputs={"y": echo(q=Input("q", str))})
-        rows = [Example(f"e{i}", {"q": f"q{i}"}) for i in range(20)]
-        says = ScriptedLM(lambda message: "loud" if "Shout" in message else "soft")
-        return job(system, custom(lambda o, e: 1.0), rows, lambda: says, keys=("echo.demos",))
+        rows = [Example(f"e{i}", {"q": f"q{i}."}) for i in range(20)]
+        return job(system, custom(lambda o, e: 1.0), rows, lambda: ScriptedLM(says), keys=("echo.demos",))
 
     def found(self, made: Any, count: int) -> list[Any]:
         pools = asyncio.run(bootstrapped(made.task, set_apart(made.task)[:count]))
@@ -463,13 +502,28 @@ class TestPools:
         made = self.made(job)
         before = {**made.task.system.configuration.to_json(), "echo.prompt": "Shout."}
         asyncio.run(made.scorer.traces(before, set_apart(made.task)[:6]))
-        made.task.bench.memory.state["pools"] = [[before, 6]]
+        first = [example.id for example in set_apart(made.task)[:6]]
+        made.task.bench.memory.state["served"] = [[before, first]]
         assert sorted(self.found(made, 4)) == ["loud"] * 6 + ["soft"] * 4
         assert made.spent == 10
-        assert made.task.bench.memory.state["pools"] == [
-            [before, 6],
-            [made.task.system.configuration.to_json(), 4],
+        assert made.task.bench.memory.state["served"] == [
+            [before, first],
+            [made.task.system.configuration.to_json(), sorted(first[:4])],
         ]
+
+    def test_runs_that_failed_are_not_made_again(self, job: Any) -> None:
+        """They are not in the cache; and where a part of the pool always fails, nothing is broken."""
+        failing = [example.inputs["q"] for example in set_apart(self.made(job).task)[6:10]]
+
+        def says(message: str) -> str:
+            if any(q in message for q in failing):
+                raise RuntimeError("it does not say")
+            return "soft"
+
+        made = self.made(job, says)
+        assert len(self.found(made, 10)) == 6
+        assert len(self.found(made, 6)) == 6
+        assert made.spent == 10
 
 
 class TestWaves:
@@ -522,6 +576,18 @@ def test_the_offline_phase_goes_on_in_waves_that_double(job: Any) -> None:
     surely = job(world.system(), world, world.examples(60))
     states, _ = surely.run(OfflineRewards(replace_settings(inputs=30, sure=0.5), PROMPTS))
     assert states[-1]["inputs"] < 30
+
+
+def test_a_few_inputs_that_fail_do_not_end_the_run(job: Any) -> None:
+    """Fresh inputs are few, one perhaps: all may fail by chance. When a minibatch fails, something is broken."""
+    rows = [Example(f"e{i}", {"x": i}) for i in range(20)]
+    made = job(System("broken", outputs={"y": Broken()(x=Input("x", int))}), custom(lambda o, e: 1.0), rows)
+    state = {"proposals": {}, "iteration": 1}
+    rewards = RunRewards.open(made.task, REWARDS)
+    progress = asyncio.run(collected(rewards, ["slow"], state, rows[:2]))
+    assert progress.note == "0 pairs from 2 inputs"
+    with pytest.raises(TooManyFailures, match="as it was"):
+        asyncio.run(collected(rewards, ["slow"], state, rows[:8]))
 
 
 def test_the_next_round_edits_the_best_prompt_so_far(job: Any) -> None:
@@ -615,6 +681,24 @@ def test_the_expected_cost_of_pairs_is_what_they_cost(shape: str) -> None:
         sampling = Sampling(samples=3, rollouts=1, most=1)
         found = asyncio.run(collect(executor, system, [(example, trace)], [name], world, sampling=sampling))
         assert found.system_runs == pytest.approx(expected_cost(system, name, sampling), abs=1 / 5 + 1e-9)
+
+
+def test_the_expected_cost_counts_what_is_inside_loops_and_maps() -> None:
+    """And every use of a component: here in a map of one item, before it, and after it."""
+    answers = itertools.count()
+    lm = ScriptedLM(lambda message: f"answer {next(answers)}")
+    one, two, x = LLM("one", temperature=1.0), LLM("two", temperature=1.0), Input("x", str)
+    body = System("body", outputs={"y": two(x=one(x=x, z=Input("z", str)))})
+    each = Map("each", body, over="x")(x=Input("xs", list[str]), z=one(z=Input("z", str), name="before"))
+    system = System("mapped", outputs={"y": one(ys=each, name="after")}, lm="lm")
+    sampling = Sampling(samples=3, rollouts=1, most=1)
+    example = Example("e", {"xs": ["item"], "z": "other"})
+    for name in ("one", "two"):
+        executor = Executor({"lm": lm}, cache=MemoryCache())
+        trace = executor.settle(asyncio.run(executor.run(system, example.inputs, example=example.id)))
+        metric = custom(lambda o, e: 0.0)
+        found = asyncio.run(collect(executor, system, [(example, trace)], [name], metric, sampling=sampling))
+        assert found.system_runs == pytest.approx(expected_cost(system, name, sampling))
 
 
 class TestSchedulers:
