@@ -10,7 +10,8 @@ import asyncio
 import copy
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,14 @@ class Context:
                 self.timer.reschedule(asyncio.get_running_loop().time() + self._seconds_left)
 
 
+@dataclass
+class _Batch:
+    """How many batches are open, and what failed in them; all callers of one budget tree share it."""
+
+    open: int = 0
+    failed: dict[str, Outcome] = field(default_factory=dict)
+
+
 class Caller:
     """Makes calls for an executor."""
 
@@ -135,12 +144,28 @@ class Caller:
         self._limits: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Semaphore]] = {}
         self._in_flight: dict[str, asyncio.Future[Outcome]] = {}
         self._unsettled: Counter[str] = Counter()  # executions that no trace has been counted for
+        self._batch = _Batch()
 
     def charging(self, meter: Meter) -> Caller:
         """Return a caller that shares everything but the budget."""
         other = copy.copy(self)
         other._meter = meter
         return other
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Let equal calls share failures, too, until the block ends.
+
+        A failed call is not kept, since it may succeed another time. But how often it is made in one batch
+        must not depend on whether equal calls happen to be in flight together.
+        """
+        self._batch.open += 1
+        try:
+            yield
+        finally:
+            self._batch.open -= 1
+            if not self._batch.open:
+                self._batch.failed.clear()
 
     def engine(self, lm: str) -> Engine:
         """Return the engine of a model, opening it once."""
@@ -231,6 +256,8 @@ class Caller:
             await asyncio.wait([flying])
             if not flying.cancelled():
                 return _again(flying.result())
+        if key in self._batch.failed:
+            return _again(self._batch.failed[key])
         stored = self._cache.get(key)
         if stored is not None:
             return await self._recall(key, attempt.component, stored)
@@ -245,6 +272,8 @@ class Caller:
             self._unsettled[key] += 1
             if outcome.failure is None or outcome.failure.kind in ("parse", "type"):
                 self._store(key, attempt.component, outcome)
+            elif self._batch.open:
+                self._batch.failed[key] = outcome
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
                 future.cancel()

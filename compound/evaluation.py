@@ -186,9 +186,10 @@ async def evaluate_all(
             in_order.add(number, example, await score(trace, metric, example, rules))
 
     try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(rules.concurrency, len(jobs))):
-                group.create_task(worker())
+        with executor.batch():
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(rules.concurrency, len(jobs))):
+                    group.create_task(worker())
     except BaseExceptionGroup as errors:
         executor.meter.release_runs()
         raise first_of(errors) from None

@@ -13,6 +13,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,10 @@ class Executor:
         counted = sum(c.counted for c in trace.calls) or len(trace.calls)
         self.meter.charge_runs((call.counted and not call.reused) / counted)
         return call
+
+    def batch(self) -> AbstractContextManager[None]:
+        """Return a block in which equal calls share their failures, as they share what the cache keeps."""
+        return self._caller.batch()
 
     async def ask(self, lm: str, request: Request) -> Completion:
         """Ask a model for something that is no node's call; cached, and within the budget."""

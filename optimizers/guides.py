@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from compound.optimization import Proposal
+from compound.contracts import Example
+from compound.optimization import Proposal, Task
 from compound.optimizers.local_scoring import Recorded, Scores
-from compound.optimizers.prompts import split
+from compound.optimizers.prompts import is_whole, split
 from compound.optimizers.rewarding import RunRewards
+from compound.trace import Call, Trace
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,17 @@ class Guide(Protocol):
         """Return what scores the calls of a component now."""
         ...
 
-    async def recorded(self, rewards: RunRewards, component: str) -> Recorded:
-        """Return the calls that candidates are scored on."""
+    async def recorded(
+        self, rewards: RunRewards, component: str, among: Sequence[str] | None = None
+    ) -> Recorded:
+        """Return the calls that candidates are scored on.
+
+        Args:
+            rewards: the run's.
+            component: whose calls.
+            among: names of examples. A job that was interrupted asks again for those it had: what failed is
+                not run once more.
+        """
         ...
 
 
@@ -80,10 +91,19 @@ class LearnedRewards:
         distrust = rewards.distrust(learned, component) if component in distrusted else ""
         return Guidance(learned.model, rewards.facts(learned), distrust, distrusted)
 
-    async def recorded(self, rewards: RunRewards, component: str) -> Recorded:
+    async def recorded(
+        self, rewards: RunRewards, component: str, among: Sequence[str] | None = None
+    ) -> Recorded:
         """Return the incumbent's calls on the inputs last collected from: most are in the cache."""
         task = rewards.task
-        _, examples = split(task)
-        traces = await task.scorer.traces({}, rewards.latest(examples, task.minibatch))
-        calls = [(t, call) for t in traces for call in t.calls_of(component) if call.failure is None]
-        return Recorded(task.system, calls)
+        latest = rewards.latest(split(task)[1], task.minibatch)
+        wanted = [example for example in latest if among is None or example.id in among]
+        return Recorded(task.system, await whole_calls(task, {}, wanted, component))
+
+
+async def whole_calls(
+    task: Task, values: Mapping[str, Any], examples: Sequence[Example], component: str
+) -> list[tuple[Trace, Call]]:
+    """Return a component's calls in runs without any failed call, which the cache holds from then on."""
+    traces = await task.scorer.traces(values, examples) if examples else []
+    return [(t, call) for t in traces if is_whole(t) for call in t.calls_of(component)]

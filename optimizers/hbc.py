@@ -17,7 +17,7 @@ import numpy as np
 from compound.configuration import canonical, readable
 from compound.contracts import CallValues
 from compound.optimization import Proposal
-from compound.optimizers.guides import Guidance
+from compound.optimizers.guides import Guidance, whole_calls
 from compound.optimizers.local_scoring import Recorded
 from compound.optimizers.rewarding import RunRewards, shared_backbone
 from compound.rewards.buffer import PairBuffer, input_key
@@ -132,7 +132,9 @@ class Cloning:
         distrusted = [name for name in rewards.components if not targets_of(rewards.buffer, name)]
         return Guidance(Imitation(targets, labels, backbone), rewards.facts(None), distrust, distrusted)
 
-    async def recorded(self, rewards: RunRewards, component: str) -> Recorded:
+    async def recorded(
+        self, rewards: RunRewards, component: str, among: Sequence[str] | None = None
+    ) -> Recorded:
         """Return the starting configuration's calls whose inputs have targets, those of the largest gaps."""
         task = rewards.task
         targets = targets_of(rewards.buffer, component)
@@ -140,13 +142,9 @@ class Cloning:
         wanted = list(dict.fromkeys(target.example for target in ranked))[: task.minibatch]
         known = {example.id: example for example in task.train}
         start = rewards.memory.state["start"]
-        traces = await task.scorer.traces(start, [known[name] for name in wanted])
-        calls = [
-            (trace, call)
-            for trace in traces
-            for call in trace.calls_of(component)
-            if call.failure is None and canonical(readable(call.inputs)) in targets
-        ]
+        examples = [known[name] for name in wanted if among is None or name in among]
+        made = await whole_calls(task, start, examples, component)
+        calls = [(trace, call) for trace, call in made if canonical(readable(call.inputs)) in targets]
         return Recorded(task.system.bind(start), calls)
 
 

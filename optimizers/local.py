@@ -135,7 +135,8 @@ class LocalSearch:
         """Score candidates locally; leaves the finalists in the state."""
         (component,) = tunable(task)
         scorer = LocalScorer(task, component, guidance.scores, self.settings, LOCAL + ONLINE)
-        recorded = await self.guide.recorded(rewards, component)
+        recorded = await self.guide.recorded(rewards, component, state.get("recorded"))
+        state["recorded"] = sorted({trace.example for trace, _ in recorded.calls})
         async for event in scorer.rounds(state, recorded, self._next):
             yield event
         state |= finalists(task, state["scored"], self.settings.temperature)

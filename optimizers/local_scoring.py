@@ -165,8 +165,9 @@ async def run_alone(
             return await executor.again(system, trace, call.address, settings=settings, sample=sample)
 
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(*job)) for job in jobs]
+        with executor.batch():
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(*job)) for job in jobs]
     except BaseExceptionGroup as errors:
         raise first_of(errors) from None
     return [

@@ -108,7 +108,7 @@ async def bootstrapped(task: Task, examples: Sequence[Example]) -> dict[str, lis
     if not keys or not examples:
         return {}
     traces = await task.scorer.traces({}, examples)
-    served = [example.id for example, trace in zip(examples, traces, strict=True) if _serves(trace)]
+    served = [trace.example for trace in traces if is_whole(trace) and (trace.score or 0.0) > 0]
     traces += await _earlier(task, [example.id for example in examples], served)
     return {key: bootstrap(traces, task.system.components[component_of(key)]) for key in keys}
 
@@ -134,10 +134,9 @@ async def _earlier(task: Task, seen: Sequence[str], served: Sequence[str]) -> li
     return traces
 
 
-def _serves(trace: Trace) -> bool:
-    """Return whether demonstrations come from a trace, and all its calls are in the cache: none failed."""
-    whole = trace.failure is None and all(call.failure is None for call in trace.calls)
-    return whole and (trace.score or 0.0) > 0
+def is_whole(trace: Trace) -> bool:
+    """Return whether no call of a trace failed: to run it again costs nothing, where calls are cached."""
+    return trace.failure is None and all(call.failure is None for call in trace.calls)
 
 
 def set_apart(task: Task) -> list[Example]:

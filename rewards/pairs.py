@@ -190,8 +190,9 @@ async def collect(
         if call.failure is None
     ]
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work.draw(*job)) for job in jobs]
+        with executor.batch():
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(work.draw(*job)) for job in jobs]
     except BaseExceptionGroup as errors:
         executor.meter.release_runs()
         raise first_of(errors) from None

@@ -531,3 +531,32 @@ def test_one_example_has_no_interval_and_json_can_hold_it() -> None:
     summary = Evaluation("digest", (Row("e", 0, 0.5),)).summary()
     assert (summary["low"], summary["high"]) == (None, None)
     assert json.dumps(summary, allow_nan=False)
+
+
+class TestFailuresOfOneBatch:
+    """Two configurations that share a component which fails on every third example."""
+
+    def spent(self, concurrency: int, latency: float) -> tuple[int, float, int]:
+        def says(message: str) -> str:
+            number = int(re.findall(r"\d+", message)[-1])
+            if "first" in message and number % 3 == 0:
+                raise RuntimeError("down")
+            return str(number)
+
+        lm = ScriptedLM(says, latency=latency)
+        first = LLM("first", prompt="first", lm="lm")(question=Input("question", str))
+        second = LLM("second", prompt=Text("second"), lm="lm")(text=first)
+        system = System("two", outputs={"answer": second})
+        executor = Executor({"lm": lm}, cache=MemoryCache())
+        systems = [system, system.bind({"second.prompt": "another"})]
+        rows = [Example(str(i), {"question": str(i)}, {"answer": str(i)}) for i in range(9)]
+        rules = Rules(concurrency=concurrency, max_failed=1.0)
+        for _ in range(2):
+            asyncio.run(evaluate_all(executor, systems, rows, exact_match("answer"), rules=rules))
+        return len(lm.requests), executor.meter.system_runs, executor.meter.usage.calls
+
+    def test_they_are_made_once_however_many_are_in_flight(self) -> None:
+        """Nine calls of the first, three of them failing, and two of the second for each of the others …"""
+        found = self.spent(1, 0.0)
+        assert found[0] == 9 + 2 * 6 + 3  # … and those that failed once more in the next batch
+        assert self.spent(64, 0.005) == self.spent(3, 0.001) == found

@@ -140,6 +140,15 @@ class Picky(Slow):
         return await super().run(inputs, values, call)
 
 
+class Fussy(Slow):
+    """Says as many words as its option, and fails for some inputs."""
+
+    async def run(self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext) -> Any:
+        if inputs["x"] % 4 == 0:
+            raise RuntimeError("not that one")
+        return {"y": f"{inputs['x']} " + "word " * values["option"]}
+
+
 def test_d3_outputs_stay_with_their_inputs_whatever_the_latency(job: Any) -> None:
     """D3: results in order of completion were zipped with inputs in order, and most pairs were wrong."""
     system = System("slow", outputs={"y": Slow()(x=Input("x", int))})
@@ -256,6 +265,21 @@ class TestLocalSearch:
         for after in range(1, len(states) + 1):
             again = job(world.system(), world, world.examples(60), keys=keys, share=150.0)
             assert again.run_interrupted(optimizer, after) == (states, proposal)
+            assert again.spent == made.spent
+
+    def test_what_failed_is_not_run_again_for_being_interrupted(self, job: Any) -> None:
+        """Failed calls are not in the cache: who records the incumbent's calls anew would pay for them."""
+        system = System("fussy", outputs={"y": Fussy()(x=Input("x", int))})
+        rows = [Example(f"e{i}", {"x": i}) for i in range(30)]
+        metric = custom(lambda o, e: len(o["y"].split()) / 6)
+        search = LocalSearch(replace_settings(sure=1.01), PROMPTS)
+        made = job(system, metric, rows)
+        states, proposal = made.run(search)
+        assert proposal.facts["steered"]
+        assert len(states) >= 4
+        for after in range(1, len(states) + 1):
+            again = job(system, metric, rows)
+            assert again.run_interrupted(search, after) == (states, proposal)
             assert again.spent == made.spent
 
     @pytest.mark.parametrize("share", [10.0, 30.0, 60.0, 120.0])
