@@ -145,7 +145,10 @@ def settings_drawn(buffer: PairBuffer, component: str, system: System) -> list[M
 async def choices(
     program: Program, run: Inspection, component: str, examples: Sequence[Example], executor: Executor
 ) -> list[Choice]:
-    """Return the settings that the run drew outputs with, first those it started with."""
+    """Return the settings that the run drew outputs with, first those it started with.
+
+    Those whose calls failed on some inputs are left out: mean rewards compare on the same inputs only.
+    """
     assert program.metric is not None
     distinct = settings_drawn(run.buffer, component, program.system)
     systems = [
@@ -159,10 +162,11 @@ async def choices(
             (call.inputs, call.outputs) for call in trace.calls_of(component) if call.failure is None
         ),
     )  # fmt: skip
-    return [
+    made = [
         Choice(settings, found[system.configuration.digest], evaluation.mean)
         for settings, system, evaluation in zip(distinct, systems, evaluations, strict=True)
     ]
+    return [choice for choice in made if choice.calls and len(choice.calls) == len(made[0].calls)]
 
 
 def by_alignment(pairs: Pairs, component: str, among: Sequence[Choice]) -> list[dict[str, float]]:

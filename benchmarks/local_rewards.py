@@ -68,7 +68,7 @@ STRENGTHS = (0.1, 0.3, -0.1, -0.3)
 
 def interaction(shape: str, seed: int) -> dict[str, Any]:
     """Return what is reached as components interact, without noise; components hinder each other below 0."""
-    given = settings("optimas", seed, 400, rewards=REWARDS.model_copy(update={"accuracy": 0.6}))
+    given = settings("optimas", seed, 600, rewards=REWARDS.model_copy(update={"accuracy": 0.6}))
     calm = {"noise": 0.0, "blur": 0.0, "options": 6}
     return {
         str(strength): _brief(search(world(shape, seed, interaction=strength, **calm), given))
@@ -191,14 +191,11 @@ def sum_search(rows: Rows) -> dict[str, Any]:
 
 
 def sum_interaction(rows: Rows) -> dict[str, Any]:
-    """Return by strength: the share of the optimum, and of runs that end where no single change helps."""
+    """Return by strength: the share of the optimum, and what one component's change could still add."""
     return {
         str(strength): {
             "reached": _by_shape(rows, str(strength), "reached"),
-            "componentwise": {
-                shape: float(np.mean([row[str(strength)]["componentwise"] for row in found]))
-                for shape, found in rows.items()
-            },
+            "single": _by_shape(rows, str(strength), "single"),
         }
         for strength in STRENGTHS
     }
@@ -295,7 +292,7 @@ def main(names: Sequence[str]) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for name in names or PARTS:
         known = json.loads(OUTPUT.read_text(encoding="utf-8")) if OUTPUT.exists() else {}
-        known[name] = measure(name, workers=os.cpu_count() or 1)
+        known[name] = measure(name, workers=len(os.sched_getaffinity(0)))
         ordered = {part: known[part] for part in PARTS if part in known}
         OUTPUT.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
         print(json.dumps({name: known[name]["summary"]}, indent=1))

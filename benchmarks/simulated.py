@@ -190,11 +190,14 @@ class Simulated:
         best = max(settings, key=lambda options: self.value(options, x))
         return best, self.value(best, x)
 
-    def componentwise(self, options: Mapping[str, int], x: float = 0.0) -> bool:
-        """Return whether no change of one component alone would raise the expected reward (theorem 4.2)."""
+    def single(self, options: Mapping[str, int], x: float = 0.0) -> float:
+        """Return what the best change of one component alone would add to the expected reward.
+
+        That is 0 at a component-wise maximum (theorem 4.2).
+        """
         here = self.value(options, x)
-        return all(
-            self.value({**options, name: other}, x) <= here + 1e-12
+        return max(
+            self.value({**options, name: other}, x) - here
             for name in self.names
             for other in range(self.options)
         )

@@ -36,7 +36,8 @@ class Outcome:
     Attributes:
         start, reached: the expected reward before and after, as a share of the optimum.
         working: that of the configuration under way at the end of each job, with the system runs spent.
-        componentwise: whether no change of one component would raise it (theorem 4.2).
+        single: what the best change of one component would still add, as a share of the optimum: nothing, at
+            a component-wise maximum (theorem 4.2).
         accepted: how many changes were accepted.
         runs: system runs spent.
     """
@@ -44,7 +45,7 @@ class Outcome:
     start: float
     reached: float
     working: tuple[tuple[float, float], ...]
-    componentwise: bool
+    single: float
     accepted: int
     runs: float
 
@@ -69,7 +70,7 @@ def search(world: Simulated, settings: OptimizeSettings) -> Outcome:
     accepted = sum(e["event"] == "decision" and e["accepted"] for e in events)
     return Outcome(
         world.value(start) / optimum, world.value(best) / optimum, _working(world, events, optimum),
-        world.componentwise(best), accepted, float(events[-1]["spent"]["system_runs"]),
+        world.single(best) / optimum, accepted, float(events[-1]["spent"]["system_runs"]),
     )  # fmt: skip
 
 

@@ -81,7 +81,7 @@ def interaction() -> str:
     rows = [
         [
             strength,
-            *(f"{part['reached'][s]['mean']:.3f}, {part['componentwise'][s]:.0%}" for s in shapes),
+            *(f"{part['reached'][s]['mean']:.3f}, {part['single'][s]['mean']:.3f}" for s in shapes),
         ]
         for strength, part in found.items()
     ]

@@ -70,7 +70,7 @@ class LocalSearch:
         self, task: Task, rewards: RunRewards, component: str, state: State, examples: Sequence[Example]
     ) -> AsyncIterator[Progress]:
         """Collect pairs of fresh inputs: more where the offline phase could not afford enough."""
-        if "adapted" in state or not self.guide.adapts:
+        if "adapted" in state or not self.guide.adapts or rewards.mute(component):
             return
         state["adapted"] = True
         enough = len({pair.example for pair, _ in rewards.buffer.pairs(component)}) >= LEAST_INPUTS

@@ -57,7 +57,8 @@ class OfflineRewards:
         if "inputs" in state:
             yield await self.guide.opened(rewards, components)
         else:
-            note = f"the budget does not hold the pairs of {LEAST_INPUTS} inputs"
+            lacks = "train does" if len(examples) < LEAST_INPUTS else "the budget does"
+            note = f"{lacks} not hold the {LEAST_INPUTS} inputs that rewards are learned from"
             yield Proposal({}, note=note, facts=rewards.facts(None))
 
     async def _wave(self, task: Task, rewards: RunRewards, state: State) -> Wave | None:

@@ -213,11 +213,15 @@ class RunRewards:
         reward = learned.model.rewards_of.get(component)
         return reward is not None and reward.accuracy.mean >= self.settings.accuracy
 
+    def mute(self, component: str) -> bool:
+        """Return whether a component said the same in all draws of a call: more would give no pairs."""
+        draws = self.draws(component)
+        return bool(draws) and all(len(draw.candidates) == 1 for draw in draws)
+
     def settled(self, learned: Learned, component: str) -> bool:
         """Return whether more pairs would not help: it is surely good, or always says the same."""
         if component in learned.missing:
-            draws = self.draws(component)
-            return bool(draws) and all(len(draw.candidates) == 1 for draw in draws)
+            return self.mute(component)
         found = learned.model.rewards_of[component].accuracy
         return found.low is not None and found.low >= self.settings.sure
 
