@@ -68,7 +68,7 @@ STRENGTHS = (0.1, 0.3, -0.1, -0.3)
 
 def interaction(shape: str, seed: int) -> dict[str, Any]:
     """Return what is reached as components interact, without noise; components hinder each other below 0."""
-    given = settings("optimas", seed, 600, rewards=REWARDS.model_copy(update={"accuracy": 0.6}))
+    given = settings("optimas", seed, 1200, rewards=REWARDS.model_copy(update={"accuracy": 0.6}))
     calm = {"noise": 0.0, "blur": 0.0, "options": 6}
     return {
         str(strength): _brief(search(world(shape, seed, interaction=strength, **calm), given))
