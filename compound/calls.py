@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,8 +31,9 @@ from compound.errors import (
     TransientError,
     nearest,
 )
+from compound.outcomes import Outcome, from_row, read_outputs, to_row
 from compound.policies import score
-from compound.ports import accepts, convert, spell
+from compound.ports import accepts, spell
 from compound.trace import Call, Failure
 
 ASK_RETRIES, ASK_SECONDS = 3, 120.0  # of requests that are no node's calls
@@ -53,19 +53,6 @@ class Attempt:
     values: Mapping[str, Any]
     seed: int
     bypass: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of it."""
-
-    outputs: Mapping[str, Any]
-    failure: Failure | None = None
-    usage: Usage = NO_USAGE
-    tokens: tuple[TokenRecord, ...] = ()
-    attempts: int = 1
-    reused: bool = False
-    key: str = ""
 
 
 @dataclass(slots=True)
@@ -255,9 +242,9 @@ class Caller:
         while (flying := self._in_flight.get(key)) is not None:
             await asyncio.wait([flying])
             if not flying.cancelled():
-                return _again(flying.result())
+                return flying.result().again()
         if key in self._batch.failed:
-            return _again(self._batch.failed[key])
+            return self._batch.failed[key].again()
         stored = self._cache.get(key)
         if stored is not None:
             return await self._recall(key, attempt.component, stored)
@@ -290,15 +277,15 @@ class Caller:
     def _store(self, key: str, component: Component, outcome: Outcome) -> None:
         """Keep an outcome, unless JSON would give back something else than what the call returned."""
         assert self._cache is not None
-        row = _to_row(outcome)
-        if row is not None and _read_outputs(row, component) == outcome.outputs:
+        row = to_row(outcome)
+        if row is not None and read_outputs(row, component) == outcome.outputs:
             self._cache.put(key, row)
 
     async def _recall(self, key: str, component: Component, row: Mapping[str, Any]) -> Outcome:
         assert self._cache is not None
-        outcome = _from_row(row, key, component)
+        outcome = from_row(row, key, component)
         if not self._cache.take_pending(key):
-            return _again(outcome)
+            return outcome.again()
         self._unsettled[key] += 1
         await self._meter.count(outcome.usage)
         return outcome
@@ -409,57 +396,8 @@ def _check_outputs(component: Component, address: str, outputs: Any) -> None:
             )
 
 
-def _again(outcome: Outcome) -> Outcome:
-    return Outcome(
-        outcome.outputs, outcome.failure, outcome.usage, outcome.tokens, outcome.attempts, True, outcome.key
-    )
-
-
 def _own(value: Any) -> Any:
     """Copy mappings and lists, so that a component may change what it gets and nobody else sees it."""
     if type(value) is dict:
         return {key: _own(item) for key, item in value.items()}
     return [_own(item) for item in value] if type(value) is list else value
-
-
-def _dumped(model: Any) -> Any:
-    return model.model_dump(mode="json")
-
-
-def _to_row(outcome: Outcome) -> dict[str, Any] | None:
-    """Return an outcome as JSON types, or ``None`` when its outputs have no JSON form."""
-    usage, failure = outcome.usage, outcome.failure
-    try:
-        text = json.dumps(outcome.outputs, ensure_ascii=False, default=_dumped)
-        outputs = json.loads(text.encode())
-    except (TypeError, ValueError, AttributeError):
-        return None
-    return {
-        "outputs": outputs,
-        "typed": outputs != outcome.outputs,  # models and the like: to be read through the ports
-        "failure": [failure.kind, failure.message] if failure else None,
-        "usage": usage.to_json(),
-        "tokens": [[t.prompt, t.sampled, t.logprobs, t.finish_reason, t.adapter] for t in outcome.tokens],
-        "attempts": outcome.attempts,
-    }
-
-
-def _read_outputs(row: Mapping[str, Any], component: Component) -> Mapping[str, Any]:
-    outputs: Mapping[str, Any] = row["outputs"]
-    if not row.get("typed"):
-        return outputs
-    try:
-        return {name: convert(component.outputs[name].type, value) for name, value in outputs.items()}
-    except (KeyError, ValueError):
-        return {}
-
-
-def _from_row(row: Mapping[str, Any], key: str, component: Component) -> Outcome:
-    return Outcome(
-        outputs=_read_outputs(row, component),
-        failure=Failure(*row["failure"]) if row["failure"] else None,
-        usage=Usage(*row["usage"]),
-        tokens=tuple(TokenRecord(tuple(p), tuple(s), tuple(lp), f, a) for p, s, lp, f, a in row["tokens"]),
-        attempts=row["attempts"],
-        key=key,
-    )

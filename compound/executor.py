@@ -20,12 +20,13 @@ from typing import Any
 
 from compound.budget import Meter
 from compound.cache import Cache
-from compound.calls import Attempt, Caller, Outcome
+from compound.calls import Attempt, Caller
 from compound.component import Composite, Node, Operation, Value
 from compound.contracts import Completion, Engine, Request
 from compound.dataflow import ABSENT, FAILED, finish, gather, read, skipped_output
 from compound.errors import CallError, DeclarationError, first_of, nearest
 from compound.forks import Fork, make_fork
+from compound.outcomes import Outcome
 from compound.plan import Plan, Step, misfit, prepare, values_of
 from compound.ports import accepts, spell
 from compound.streams import stream

@@ -129,7 +129,7 @@ class Backbone:
     def add_adapter(self, rank: int, alpha: int, seed: int) -> None:
         """Put a fresh LoRA adapter on every linear layer; only it is trained."""
         peft = _peft()
-        with self._torch.random.fork_rng():
+        with self._torch.random.fork_rng():  # peft draws from the global generator only
             self._torch.manual_seed(seed % 2**63)
             config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", bias="none")
             with _known_warning():

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 
 from compound.cache import MemoryCache
 from compound.configuration import canonical
-from compound.contracts import Example, Metric
+from compound.contracts import Completion, Example, Metric, Request
 from compound.executor import Executor
 from compound.loop import Problem
 from compound.optimization import Bench, Method, Optimizer, Progress, Proposal, Task
@@ -150,6 +150,18 @@ class Job:
     def spent(self) -> float:
         """System runs so far."""
         return self.executor.meter.system_runs
+
+    def asked_models(self) -> list[str | None]:
+        """Return a list that grows by the name of each model the optimizer asks; ``lm`` answers for all."""
+        asked_of: list[str | None] = []
+        original = self.scorer.generate
+
+        async def watch(request: Request, lm: str | None = None) -> Completion:
+            asked_of.append(lm)
+            return await original(request, "lm")
+
+        self.scorer.generate = watch  # type: ignore[method-assign]
+        return asked_of
 
     def run(self, optimizer: Optimizer) -> tuple[list[Any], Proposal]:
         """Run to the end; returns the states and the proposal."""

@@ -316,14 +316,7 @@ class TestReflection:
 
     def test_the_model_that_writes_is_the_one_that_was_named(self, job: Any) -> None:
         assignment = job(system(), METRIC, rows(40), scripted())
-        asked_of: list[str | None] = []
-        original = assignment.scorer.generate
-
-        async def watch(request: Any, lm: str | None = None) -> Any:
-            asked_of.append(lm)
-            return await original(request, "lm")
-
-        assignment.scorer.generate = watch
+        asked_of = assignment.asked_models()
         assignment.run(GEPA(iterations=3, lm="big"))
         assert asked_of
         assert set(asked_of) == {"big"}

@@ -233,6 +233,9 @@ class TestLocalSearch:
         made = job(system, custom(lambda o, e: 1.0), [Example(f"e{i}", {"x": i}) for i in range(20)])
         _, proposal = made.run(OfflineRewards(REWARDS, PROMPTS))
         assert "same: every draw gave the same output" in proposal.note
+        known = RunRewards.open(made.task, REWARDS).draws("same")
+        made.run(LocalSearch(REWARDS, PROMPTS))
+        assert RunRewards.open(made.task, REWARDS).draws("same") == known  # more would say the same
 
     def test_a_component_without_a_way_to_the_metric_gets_no_reward(self, job: Any) -> None:
         """What it writes reaches an output that the metric does not look at."""

@@ -238,14 +238,7 @@ class TestRequests:
 
     def test_the_model_that_writes_is_the_one_that_was_named(self, job: Any) -> None:
         assignment = job(system(), METRIC, rows(40), scripted())
-        asked_of: list[str | None] = []
-        original = assignment.scorer.generate
-
-        async def watch(request: Any, lm: str | None = None) -> Any:
-            asked_of.append(lm)
-            return await original(request, "lm")
-
-        assignment.scorer.generate = watch
+        asked_of = assignment.asked_models()
         assignment.run(TextGrad(lm="big"))
         assert asked_of == ["big"] * 24
 
