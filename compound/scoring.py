@@ -12,6 +12,7 @@ from compound.errors import DeclarationError
 from compound.evaluation import Evaluation, evaluate_all, refuse_broken
 from compound.executor import Executor
 from compound.optimization import Tried
+from compound.statistics import binomial_tail
 from compound.system import System
 from compound.trace import Trace
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 TRAIN_SAMPLE = -1  # one sample index for all of the search: equal runs come from the cache
+CHANCE = 0.01  # what is less likely is no accident
 
 
 def free_repeats(system: System) -> bool:
@@ -78,7 +80,8 @@ class JobScorer:
     async def _evaluate(self, candidates: Any, examples: Any, on_trace: Any) -> list[Evaluation]:
         """Evaluate candidates; one that fails much only loses, but when all do, something is broken.
 
-        Unless these are fewer runs than a minibatch's: so few may all fail by chance.
+        Unless that may be chance, on so few examples: then a system which fails less than ``max_failed`` of
+        the time would do so, too.
         """
         systems = [self._incumbent.bind(values) for values in candidates]
         rules = self._problem.rules
@@ -86,8 +89,8 @@ class JobScorer:
             self._executor, systems, examples, self._problem.metric, samples=[TRAIN_SAMPLE],
             rules=replace(rules, max_failed=1.0), on_trace=on_trace,
         )  # fmt: skip
-        enough = len(systems) * len(examples) >= self._problem.settings.minibatch
-        if enough and all(e.failed > rules.max_failed * len(examples) for e in evaluations):
+        fewest = min(evaluation.failed for evaluation in evaluations)
+        if binomial_tail(fewest, len(examples), rules.max_failed) < CHANCE:
             refuse_broken(evaluations[0].failures(), len(examples), rules)
         return evaluations
 

@@ -131,6 +131,15 @@ def binomial_upper(successes: int, n: int, level: float = 0.95) -> float:
     return float(special.betaincinv(successes + 1, n - successes, level))
 
 
+def binomial_tail(successes: int, n: int, share: float) -> float:
+    """Return the probability of at least so many successes of ``n``, each of which has the same chance.
+
+    >>> round(binomial_tail(7, 8, 0.5), 4)
+    0.0352
+    """
+    return float(special.bdtrc(successes - 1, n, share)) if successes else 1.0
+
+
 def _bootstrap(numbers: NDArray[np.float64], level: float, rng: np.random.Generator) -> tuple[float, float]:
     from scipy import stats
 
