@@ -574,6 +574,17 @@ def test_a_model_without_a_chat_template_is_refused(folder: Path, tmp_path: Path
         run(engine(tmp_path), ask())
 
 
+def test_closing_gives_memory_back_once_there_was_a_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back: list[bool] = []
+    monkeypatch.setattr(loading, "release", lambda: given_back.append(True))
+    asyncio.run(engine(folder).aclose())
+    assert given_back == []
+    run(engine(folder), ask())
+    assert given_back == [True]
+
+
 def test_closing_joins_the_thread_fails_what_runs_and_is_not_final(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,8 +141,10 @@ class TransformersEngine:
                 job.abandon()
         if worker is not None:
             await asyncio.to_thread(worker.shutdown)
-        self._decoder = self._tokenizer = None
+        loaded, self._decoder, self._tokenizer = self._decoder is not None, None, None
         self._encode.cache_clear()
+        if loaded:
+            await asyncio.to_thread(loading.release)
 
     # -- in the worker thread --------------------------------------------------------------------------
 

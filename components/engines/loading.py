@@ -6,7 +6,10 @@ natively), so it is measured, with one small matrix product.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
+import gc
 import time
 from typing import Any
 
@@ -66,6 +69,19 @@ def load(name: str, dtype: str = "auto") -> tuple[Any, Any]:
     from compound.components.engines.packing import pack
 
     return pack(model.to(device()).eval()), tokenizer
+
+
+def release() -> None:
+    """Give freed memory back to the system.
+
+    The C library keeps what a thread has freed, also of threads that are gone: a process that opens one model
+    after the other would keep the working memory of each.
+    """
+    gc.collect()
+    if device() == "cuda":
+        _torch().cuda.empty_cache()
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _product_seconds(dtype: Any) -> float:
