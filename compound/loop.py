@@ -174,30 +174,32 @@ class Loop:
     async def _sweep(self) -> None:
         """Run the jobs of one sweep; each may change the working configuration.
 
-        Before the last decision all jobs have another round while the rest of the budget holds one and the
-        last one changed something: what is left then would serve nobody.
+        Before the last decision jobs go on while the rest of the budget holds one and the last round changed
+        something: what is left then would serve nobody.
         """
         state, plan = self.state, Plan(**self.state["plan"])
         least = 2 * self.problem.settings.minibatch  # runs below which a job can compare nothing
         while not state["stopped"]:
             if state["job"] == plan.jobs:
-                if not self._another_round(plan):
+                if not (more := self._more_jobs(plan)):
                     return
-                state["job"] = 0
+                state["job"] = plan.jobs - more
             if state["current"] is None and self._free(plan) < least:
                 state["stopped"] = "the rest of the budget is too small for another job"
                 return
             job = self._job(plan)
             await self._work(job, state["share"] if state["share"] >= least else 0.0)
 
-    def _another_round(self, plan: Plan) -> bool:
-        """Return whether the jobs go on before the last decision: there are `iterations` rounds at most."""
+    def _more_jobs(self, plan: Plan) -> int:
+        """Return how many jobs go on before the last decision: there are `iterations` rounds at most."""
         state, settings = self.state, self.problem.settings
         last = state["history"][-plan.jobs :]
         worth = any(record["values"] for record in last) and any(record["runs"] for record in last)
         most = plan.jobs * settings.iterations
-        holds = self._free(plan) >= plan.jobs * self.problem.method.least * settings.minibatch
-        return worth and holds and plan.decisions - state["decision"] == 1 and len(state["history"]) < most
+        if not worth or plan.decisions - state["decision"] != 1 or len(state["history"]) >= most:
+            return 0
+        least = self.problem.method.least * settings.minibatch
+        return plan.jobs if self._free(plan) >= plan.jobs * least else int(self._free(plan) // least)
 
     def _job(self, plan: Plan) -> Job:
         """Return the job under way, or choose the next and set its share of the budget."""

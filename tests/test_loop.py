@@ -373,6 +373,12 @@ def stepping(system: System, settings: OptimizeSettings) -> Method:
     return Method("step", {"step": step}, [Job("step", ("answerer.max_tokens",))], Uniform())
 
 
+def striding(system: System, settings: OptimizeSettings) -> Method:
+    """The same with two jobs."""
+    step, keys = Step(settings.candidates), ("answerer.max_tokens",)
+    return Method("stride", {"left": step, "right": step}, [Job("left", keys), Job("right", keys)], Uniform())
+
+
 class TestRounds:
     """Where a plan has one decision, jobs go on before it."""
 
@@ -399,6 +405,14 @@ class TestRounds:
         """Each job takes 16, until 24 are not left."""
         assert self.values(tmp_path / "run", runs=72) == [11, 12, 13, 14]
         assert self.values(tmp_path / "less", runs=39) == [11]
+
+    def test_where_it_holds_no_whole_round_it_serves_as_many_jobs_as_it_holds(self, tmp_path: Path) -> None:
+        """Two jobs take 32 of 72; of the 40 left one more may have 24, and then another."""
+        options = self.options(runs=72).model_copy(update={"method": "tests.test_loop:striding"})
+        run(tmp_path / "run", options, system=self.SYSTEM)
+        names = [event["optimizer"] for event in events(tmp_path / "run", "job")]
+        assert len(names) == 4
+        assert set(names[:2]) == set(names[2:]) == {"left", "right"}
 
     def test_they_end_when_nothing_changed(self, tmp_path: Path) -> None:
         assert self.values(tmp_path / "run", runs=72, most=12) == [11, 12, None]
