@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from compound.component import Component
+from compound.component import Component, Output
 from compound.configuration import canonical, plain
+from compound.contracts import Example, Metric
+from compound.metrics import apply
+from compound.ports import accepts
+from compound.system import System
 from compound.trace import Trace
 
 SHARPNESS = 4  # how much likelier a demonstration from a better trace is drawn
@@ -46,6 +50,46 @@ def bootstrap(traces: Sequence[Trace], component: Component) -> list[Found]:
                 if len(text) <= LONGEST:
                     found.setdefault(text, Found(demo, (score / best) ** SHARPNESS))
     return list(found.values())
+
+
+async def corrected(
+    traces: Sequence[Trace], system: System, metric: Metric, examples: Mapping[str, Example]
+) -> tuple[str, list[Trace]]:
+    """Return traces that would have scored higher with the gold answer, with that answer in its place.
+
+    Where the metric compares an output of an LLM component with a field of the example, that component's best
+    demonstration is not what it wrote but what it should have written: a right answer in too many words has
+    partial credit. Only traces that scored are corrected: what they read led to the answer.
+
+    Args:
+        traces: of the system, scored.
+        system: says which component makes the output.
+        metric: says which output it compares with which field; any other one corrects nothing.
+        examples: by name.
+
+    Returns:
+        The component (``""`` when there is none), and the corrected traces with their scores.
+    """
+    output, gold = str(getattr(metric, "output", "")), str(getattr(metric, "gold", ""))
+    source = system.outputs.get(output)
+    if not isinstance(source, Output) or source.node.component.kind != "llm":
+        return "", []
+    node, found = source.node, []
+    for trace in traces:
+        answer = examples[trace.example].gold.get(gold) if trace.example in examples else None
+        kind = node.component.outputs[source.field].type
+        answer = answer[0] if isinstance(answer, list) and answer and not accepts(kind, answer) else answer
+        if answer is None or not accepts(kind, answer) or trace.failure is not None or not trace.score:
+            continue
+        score = (await apply(metric, {**trace.outputs, output: answer}, examples[trace.example])).value
+        if score > trace.score:
+            calls = tuple(
+                replace(call, outputs={**call.outputs, source.field: answer})
+                if call.address == node.name else call
+                for call in trace.calls
+            )  # fmt: skip
+            found.append(replace(trace, calls=calls, score=score))
+    return node.component.name, found
 
 
 def draw(pool: Sequence[Found], most: int, rng: np.random.Generator) -> list[Mapping[str, Any]]:

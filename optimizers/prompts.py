@@ -14,7 +14,7 @@ import numpy as np
 from compound.configuration import canonical, component_of
 from compound.contracts import Example
 from compound.optimization import Progress, Proposal, Task
-from compound.optimizers.demos import Found, bootstrap, draw
+from compound.optimizers.demos import Found, bootstrap, corrected, draw
 from compound.optimizers.edits import edited
 from compound.optimizers.opro import written
 from compound.optimizers.racing import Standing, race
@@ -110,7 +110,13 @@ async def bootstrapped(task: Task, examples: Sequence[Example]) -> dict[str, lis
     traces = await task.scorer.traces({}, examples)
     served = [trace.example for trace in traces if is_whole(trace) and (trace.score or 0.0) > 0]
     traces += await _earlier(task, [example.id for example in examples], served)
-    return {key: bootstrap(traces, task.system.components[component_of(key)]) for key in keys}
+    known = {example.id: example for example in task.train}
+    answering, better = await corrected(traces, task.system, task.bench.metric, known)
+    return {
+        key: bootstrap([*traces, *(better if component_of(key) == answering else ())],
+                       task.system.components[component_of(key)])
+        for key in keys
+    }  # fmt: skip
 
 
 async def _earlier(task: Task, seen: Sequence[str], served: Sequence[str]) -> list[Trace]:
