@@ -26,21 +26,21 @@ from compound.contracts import Completion, Example, Request
 from compound.errors import CallError
 from compound.evaluation import Evaluation, Row, Rules
 from compound.executor import Executor
-from compound.metrics import custom
+from compound.metrics import custom, token_f1
 from compound.optimization import Bench, Job, Optimizer, Progress, Proposal, Task, Tried
 from compound.optimizers import edits
 from compound.optimizers.baselines import RandomSearch
-from compound.optimizers.demos import Found, bootstrap, draw
+from compound.optimizers.demos import Found, bootstrap, corrected, draw
 from compound.optimizers.edits import edited, sentences
 from compound.optimizers.opro import ask, proposal
-from compound.optimizers.prompts import PromptSearch, demo_keys, split, winner
+from compound.optimizers.prompts import PromptSearch, bootstrapped, demo_keys, split, winner
 from compound.optimizers.racing import Standing, race, rungs
 from compound.optimizers.sampling import NumberSearch, enumerated, suggest
 from compound.optimizers.scheduler import Uniform
 from compound.space import Choice, Demos, Float, Int, Text
 from compound.streams import generator
 from compound.system import System
-from compound.testing import PlainMemory
+from compound.testing import PlainMemory, ScriptedLM
 from compound.trace import Call, Failure, Trace
 
 # --- doubles -------------------------------------------------------------------------------------------
@@ -440,6 +440,70 @@ class TestOpro:
 # --- demonstrations ------------------------------------------------------------------------------------
 
 ANSWERER = LLM("answerer", prompt=Text("Answer."), demos=Demos(max=3))
+
+
+class TestCorrected:
+    """A right answer in too many words becomes a demonstration of the right one."""
+
+    METRIC = token_f1("answer")
+
+    def corrected(self, system: System, metric: Any, *scores: float, **call: Any) -> tuple[str, list[Trace]]:
+        rows = examples(len(scores))
+        traces = [
+            replace(trace(e, score, **call), outputs={"answer": f"right {e.id}"})
+            for e, score in zip(rows, scores, strict=True)
+        ]
+        return asyncio.run(corrected(traces, system, metric, {e.id: e for e in rows}))
+
+    def test_what_scored_in_part_gets_the_gold_answer_and_its_score(self) -> None:
+        component, found = self.corrected(answering(), self.METRIC, 0.5, 0.0, 1.0)
+        assert component == "answerer"
+        assert [t.example for t in found] == ["e0"]  # one was wrong all over, one needs no correction
+        assert [t.score for t in found] == [1.0]
+        assert found[0].calls[0].outputs == {"output": "a0"}
+        assert found[0].calls[0].inputs == {"question": "q0"}
+        (demo,) = bootstrap(found, ANSWERER)
+        assert (demo.demo["outputs"], demo.weight) == ({"output": "a0"}, 1.0)
+
+    def test_of_several_right_answers_the_first_is_shown(self) -> None:
+        row = Example("e0", {"question": "q0"}, {"answer": ["one", "two"]})
+        made = replace(trace(row, 0.5), outputs={"answer": "one or another"})
+        _, found = asyncio.run(corrected([made], answering(), self.METRIC, {"e0": row}))
+        assert found[0].calls[0].outputs == {"output": "one"}
+
+    @pytest.mark.parametrize("metric", [custom(lambda o, e: 0.5), token_f1("other")])
+    def test_a_metric_that_compares_no_output_with_a_field_corrects_nothing(self, metric: Any) -> None:
+        assert self.corrected(answering(), metric, 0.5) == ("", [])
+
+    def test_an_output_that_no_model_wrote_is_left_as_it_is(self) -> None:
+        def shout(output: str) -> str:
+            return output.upper()
+
+        loud = Function("shout", shout)(output=ANSWERER(question=QUESTION))
+        assert self.corrected(System("loud", outputs={"answer": loud}, lm="lm"), self.METRIC, 0.5) == ("", [])
+
+    def test_a_gold_answer_of_another_type_is_no_demonstration(self) -> None:
+        row = Example("e0", {"question": "q0"}, {"answer": 7})
+        made = replace(trace(row, 0.5), outputs={"answer": "seven"})
+        assert asyncio.run(corrected([made], answering(), self.METRIC, {"e0": row})) == ("answerer", [])
+
+    def test_the_search_draws_from_them(self, job: Any) -> None:
+        """All answers have two words too many, so that half of the score is to be had by few words."""
+        lm = lambda: ScriptedLM(lambda message, rng: f"it is {asked(message)}")  # noqa: E731
+        rows = [Example(f"e{i}", {"question": f"say a{i}"}, {"answer": f"a{i}"}) for i in range(20)]
+        made = job(answering(), self.METRIC, rows, lm)
+        pools = asyncio.run(bootstrapped(made.task, rows))
+        shown = {found.demo["outputs"]["output"]: found.weight for found in pools["answerer.demos"]}
+        assert shown["a3"] == 1.0
+        assert shown["it is a3"] == pytest.approx(0.5**4)
+
+
+def answering() -> System:
+    return System("answering", outputs={"answer": ANSWERER(question=QUESTION)}, lm="lm")
+
+
+def asked(message: str) -> str:
+    return str(re.findall(r"say (a\d+)", message)[-1])
 
 
 class TestDemos:
