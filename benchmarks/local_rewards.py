@@ -1,6 +1,6 @@
 """What local rewards are worth, on simulated systems whose optimum is known.
 
-    python -m compound.benchmarks.local_rewards [accuracy lora search interaction misaligned regret same]
+    python -m compound.benchmarks.local_rewards [PART ...]
 
 Each part is written to ``benchmarks/data/local_rewards.json`` when it is done; the others stay as they are.
 `PARTS` says what each one shows. Seeds run in parallel processes; results do not depend on how many.
@@ -8,6 +8,7 @@ Each part is written to ``benchmarks/data/local_rewards.json`` when it is done; 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -287,10 +288,17 @@ def rounded(value: Any) -> Any:
     return [rounded(v) for v in value] if isinstance(value, list) else value
 
 
-def main(names: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Run the parts named, or all, and write the file after each."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "parts", nargs="*", choices=PARTS, default=list(PARTS), metavar="part", help=", ".join(PARTS)
+    )
+    names: list[str] = parser.parse_args(arguments).parts
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    for name in names or PARTS:
+    for name in names:
         known = json.loads(OUTPUT.read_text(encoding="utf-8")) if OUTPUT.exists() else {}
         known[name] = measure(name, workers=len(os.sched_getaffinity(0)))
         ordered = {part: known[part] for part in PARTS if part in known}

@@ -73,8 +73,14 @@ def find_label(text: str, choices: Sequence[str]) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Comparison(ABC):
-    """Reads one output and one gold field; what the pair is worth is the subclass's `compare`."""
+class Comparison(ABC):
+    """A metric that reads one output and one gold field; subclasses say what the pair is worth.
+
+    Attributes:
+        name: for messages and tables.
+        output: the system output to read.
+        gold: the field of `Example.gold` that holds the right answer, or several that are all right.
+    """
 
     name: str
     output: str
@@ -85,13 +91,24 @@ class _Comparison(ABC):
         where = f"{self.name}, example {example.id!r}"
         if self.output not in outputs:
             raise DataError(f"{where}: no output {self.output!r}", hint=f"outputs: {_names(outputs)}")
+        return self.compare(outputs[self.output], self.accepted(example), where)
+
+    def accepted(self, example: Example) -> list[Any]:
+        """Return the right answers of an example, in the order in which it gives them.
+
+        Raises:
+            DataError: it gives none.
+        """
+        where = f"{self.name}, example {example.id!r}"
         if self.gold not in example.gold:
             raise DataError(f"{where}: no gold field {self.gold!r}", hint=f"fields: {_names(example.gold)}")
         gold = example.gold[self.gold]
-        accepted = list(gold) if isinstance(gold, list | tuple | set | frozenset) else [gold]
+        accepted = list(gold) if isinstance(gold, list | tuple) else [gold]
+        if isinstance(gold, set | frozenset):
+            accepted = sorted(gold, key=repr)  # the same in every process
         if not accepted or None in accepted:
             raise DataError(f"{where}: gold field {self.gold!r} is {_shown(gold)}, nothing to compare with")
-        return self.compare(outputs[self.output], accepted, where)
+        return accepted
 
     @abstractmethod
     def compare(self, found: Any, accepted: list[Any], where: str) -> Score:
@@ -99,7 +116,7 @@ class _Comparison(ABC):
 
 
 @dataclass(frozen=True)
-class ExactMatch(_Comparison):
+class ExactMatch(Comparison):
     """1 if the normalised texts are equal; a gold *number* is compared as a number."""
 
     def compare(self, found: Any, accepted: list[Any], where: str) -> Score:
@@ -109,7 +126,7 @@ class ExactMatch(_Comparison):
 
 
 @dataclass(frozen=True)
-class TokenF1(_Comparison):
+class TokenF1(Comparison):
     """Harmonic mean of the precision and recall of the words; a gold *number* is right or wrong."""
 
     def compare(self, found: Any, accepted: list[Any], where: str) -> Score:
@@ -121,7 +138,7 @@ class TokenF1(_Comparison):
 
 
 @dataclass(frozen=True)
-class Accuracy(_Comparison):
+class Accuracy(Comparison):
     """1 if the values are equal as they stand or, given ``choices``, if the text decides for the label."""
 
     choices: tuple[str, ...] = ()
@@ -143,7 +160,7 @@ class Accuracy(_Comparison):
 
 
 @dataclass(frozen=True)
-class MRR(_Comparison):
+class MRR(Comparison):
     """One over the rank of the first right item of a list; 0 if there is none (mean reciprocal rank)."""
 
     key: str | None = None
@@ -158,7 +175,7 @@ class MRR(_Comparison):
 
 
 @dataclass(frozen=True)
-class RecallAtK(_Comparison):
+class RecallAtK(Comparison):
     """The share of the gold items among the first ``k`` items of a list."""
 
     k: int = 5

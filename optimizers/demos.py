@@ -1,4 +1,4 @@
-"""Demonstrations bootstrapped from the system's own successful traces."""
+"""Demonstrations from the system's own successful traces, and of what their answers should have been."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import numpy as np
 from compound.component import Component, Output
 from compound.configuration import canonical, plain
 from compound.contracts import Example, Metric
-from compound.metrics import apply
+from compound.metrics import Comparison
 from compound.ports import accepts
 from compound.system import System
-from compound.trace import Trace
+from compound.trace import Call, Trace
 
 SHARPNESS = 4  # how much likelier a demonstration from a better trace is drawn
 LONGEST = 1500  # characters of one demonstration
+
+Correction = tuple[float, Call]  # what a call would have scored with the outputs it has here
 
 
 @dataclass(frozen=True)
@@ -28,68 +30,77 @@ class Found:
     weight: float
 
 
-def bootstrap(traces: Sequence[Trace], component: Component) -> list[Found]:
+def bootstrap(
+    traces: Sequence[Trace], component: Component, corrections: Sequence[Correction] = ()
+) -> list[Found]:
     """Return demonstrations of a component: what it read and wrote in traces that scored, best first.
 
     A trace's demonstrations weigh ``(score / best) ** SHARPNESS``: where the best traces are exact, those
     with partial credit are rarely drawn; where none is, they are what there is. Equal demonstrations
     appear once; very long ones are left out.
+
+    Args:
+        traces: of the system, scored.
+        component: whose demonstrations.
+        corrections: calls with other outputs, and what they would have scored; see `corrected`.
     """
-    scored = [(t.score or 0.0, t) for t in traces if t.failure is None and (t.score or 0.0) > 0]
+    scored = [
+        (trace.score or 0.0, call)
+        for trace in traces
+        if trace.failure is None and (trace.score or 0.0) > 0
+        for call in trace.calls_of(component.name)
+    ]
+    scored += [(score, call) for score, call in corrections if call.component == component.name]
     best = max((score for score, _ in scored), default=1.0)
     found: dict[str, Found] = {}
-    for score, trace in sorted(scored, key=lambda pair: -pair[0]):
-        for call in trace.calls_of(component.name):
-            if call.failure is None:
-                inputs = {n: v for n, v in call.inputs.items() if n not in component.settings}
-                try:
-                    demo = plain({"inputs": inputs, "outputs": dict(call.outputs)})
-                except (TypeError, ValueError):  # what a configuration cannot hold
-                    continue
-                text = canonical(demo)
-                if len(text) <= LONGEST:
-                    found.setdefault(text, Found(demo, (score / best) ** SHARPNESS))
+    for score, call in sorted(scored, key=lambda pair: -pair[0]):
+        if call.failure is None:
+            inputs = {n: v for n, v in call.inputs.items() if n not in component.settings}
+            try:
+                demo = plain({"inputs": inputs, "outputs": dict(call.outputs)})
+            except (TypeError, ValueError):  # what a configuration cannot hold
+                continue
+            text = canonical(demo)
+            if len(text) <= LONGEST:
+                found.setdefault(text, Found(demo, (score / best) ** SHARPNESS))
     return list(found.values())
 
 
-async def corrected(
+def corrected(
     traces: Sequence[Trace], system: System, metric: Metric, examples: Mapping[str, Example]
-) -> tuple[str, list[Trace]]:
-    """Return traces that would have scored higher with the gold answer, with that answer in its place.
+) -> list[Correction]:
+    """Return calls that made the system's answer, as they should have been, with what that would have scored.
 
-    Where the metric compares an output of an LLM component with a field of the example, that component's best
+    Where the metric compares an output that an LLM component wrote with a right answer, the component's best
     demonstration is not what it wrote but what it should have written: a right answer in too many words has
-    partial credit. Only traces that scored are corrected: what they read led to the answer.
+    partial credit. Only calls of traces that scored are corrected: what they read led to the answer.
 
     Args:
         traces: of the system, scored.
         system: says which component makes the output.
-        metric: says which output it compares with which field; any other one corrects nothing.
-        examples: by name.
-
-    Returns:
-        The component (``""`` when there is none), and the corrected traces with their scores.
+        metric: says which output it compares with what; any other metric corrects nothing.
+        examples: by name; traces of others are left out.
     """
-    output, gold = str(getattr(metric, "output", "")), str(getattr(metric, "gold", ""))
-    source = system.outputs.get(output)
-    if not isinstance(source, Output) or source.node.component.kind != "llm":
-        return "", []
-    node, found = source.node, []
+    source = system.outputs.get(metric.output) if isinstance(metric, Comparison) else None
+    if not isinstance(metric, Comparison) or not isinstance(source, Output):
+        return []
+    node, field = source.node, source.field
+    if node.component.kind != "llm":
+        return []
+    found: list[Correction] = []
     for trace in traces:
-        answer = examples[trace.example].gold.get(gold) if trace.example in examples else None
-        kind = node.component.outputs[source.field].type
-        answer = answer[0] if isinstance(answer, list) and answer and not accepts(kind, answer) else answer
-        if answer is None or not accepts(kind, answer) or trace.failure is not None or not trace.score:
+        if trace.failure is not None or not trace.score or trace.example not in examples:
             continue
-        score = (await apply(metric, {**trace.outputs, output: answer}, examples[trace.example])).value
+        example = examples[trace.example]
+        fitting = (a for a in metric.accepted(example) if accepts(node.component.outputs[field].type, a))
+        answer = next(fitting, None)
+        if answer is None:
+            continue
+        score = metric.score({**trace.outputs, metric.output: answer}, example).value
         if score > trace.score:
-            calls = tuple(
-                replace(call, outputs={**call.outputs, source.field: answer})
-                if call.address == node.name else call
-                for call in trace.calls
-            )  # fmt: skip
-            found.append(replace(trace, calls=calls, score=score))
-    return node.component.name, found
+            call = trace.call(node.name)
+            found.append((score, replace(call, outputs={**call.outputs, field: answer})))
+    return found
 
 
 def draw(pool: Sequence[Found], most: int, rng: np.random.Generator) -> list[Mapping[str, Any]]:

@@ -110,13 +110,9 @@ async def bootstrapped(task: Task, examples: Sequence[Example]) -> dict[str, lis
     traces = await task.scorer.traces({}, examples)
     served = [trace.example for trace in traces if is_whole(trace) and (trace.score or 0.0) > 0]
     traces += await _earlier(task, [example.id for example in examples], served)
-    known = {example.id: example for example in task.train}
-    answering, better = await corrected(traces, task.system, task.bench.metric, known)
-    return {
-        key: bootstrap([*traces, *(better if component_of(key) == answering else ())],
-                       task.system.components[component_of(key)])
-        for key in keys
-    }  # fmt: skip
+    corrections = corrected(traces, task.system, task.bench.metric, {e.id: e for e in task.train})
+    components = {key: task.system.components[component_of(key)] for key in keys}
+    return {key: bootstrap(traces, component, corrections) for key, component in components.items()}
 
 
 async def _earlier(task: Task, seen: Sequence[str], served: Sequence[str]) -> list[Trace]:

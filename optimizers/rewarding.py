@@ -214,8 +214,12 @@ class RunRewards:
         return reward is not None and reward.accuracy.mean >= self.settings.accuracy
 
     def mute(self, component: str) -> bool:
-        """Return whether a component said the same in all draws of a call: more would give no pairs."""
-        draws = self.draws(component)
+        """Return whether a component said the same in all draws of a call, under the present configuration.
+
+        More draws would give no pairs; another configuration may let it read other things.
+        """
+        here = self.task.system.configuration.digest
+        draws = [draw for draw in self.draws(component) if draw.configuration == here]
         return bool(draws) and all(len(draw.candidates) == 1 for draw in draws)
 
     def settled(self, learned: Learned, component: str) -> bool:

@@ -223,6 +223,19 @@ class TestTraining:
             names.append(model.adapter)
         assert names[0] == names[1] != names[2]
 
+    def test_training_follows_its_seed_and_leaves_the_global_generator_alone(self, folder: Path) -> None:
+        """Torch and peft draw weights from the global generator only: it is put back, whatever it was."""
+        names = []
+        for elsewhere in (1, 2):
+            torch.manual_seed(elsewhere)
+            before = torch.get_rng_state()
+            model = backbone(folder)
+            texts = [texts_of(filled(16), SYSTEM, "a", held_out=True)]
+            train(model, texts, Training(rank=2, alpha=4, epochs=1, batch=8), seed=0)
+            assert torch.equal(torch.get_rng_state(), before)
+            names.append(model.adapter)
+        assert names[0] == names[1]
+
     def test_shuffled_labels_do_not_train(self, folder: Path) -> None:
         """The weights with the lowest held-out loss are kept: here those before training, or nearly so."""
         buffer = filled()

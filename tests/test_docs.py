@@ -55,7 +55,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def execute(text: str, names: dict[str, Any]) -> None:
-    """Run a block, which may await something."""
+    """Run a block of this repository's own pages, which may await something."""
     code = compile(text, "block", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     result = eval(code, names)
     if inspect.iscoroutine(result):

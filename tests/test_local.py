@@ -236,6 +236,11 @@ class TestLocalSearch:
         known = RunRewards.open(made.task, REWARDS).draws("same")
         made.run(LocalSearch(REWARDS, PROMPTS))
         assert RunRewards.open(made.task, REWARDS).draws("same") == known  # more would say the same
+        other = job(system.bind({"same.by": 2}), custom(lambda o, e: 1.0), made.task.train)
+        bench = replace(other.task.bench, memory=made.task.bench.memory)
+        other.task = replace(other.task, bench=bench)
+        other.run(LocalSearch(REWARDS, PROMPTS))
+        assert len(RunRewards.open(other.task, REWARDS).draws("same")) > len(known)  # there it might not
 
     def test_a_component_without_a_way_to_the_metric_gets_no_reward(self, job: Any) -> None:
         """What it writes reaches an output that the metric does not look at."""
@@ -617,6 +622,26 @@ def test_a_few_inputs_that_fail_do_not_end_the_run(job: Any) -> None:
         asyncio.run(collected(rewards, ["slow"], state, rows[:8]))
 
 
+@pytest.mark.parametrize(("failing", "ends"), [(5, False), (7, False), (8, True)])
+def test_a_minibatch_that_fails_more_than_it_may_can_be_chance(job: Any, failing: int, ends: bool) -> None:
+    """Half may fail. Then seven of eight do in one minibatch of 28, all of them in one of 256."""
+
+    def picky(x: int, by: int) -> int:
+        if x < failing:
+            raise RuntimeError("not this one")
+        return x
+
+    rows = [Example(f"e{i}", {"x": i}) for i in range(8)]
+    node = Function("picky", picky, by=Choice(1, 2))(x=Input("x", int))
+    made = job(System("picky", outputs={"y": node}), custom(lambda o, e: 1.0), rows)
+    scored = made.task.scorer.score([{}, {"picky.by": 2}], rows)
+    if ends:
+        with pytest.raises(TooManyFailures):
+            asyncio.run(scored)
+    else:
+        assert [evaluation.failed for evaluation in asyncio.run(scored)] == [failing, failing]
+
+
 def test_the_next_round_edits_the_best_prompt_so_far(job: Any) -> None:
     llm = LLM("llm", prompt=Text("Answer."))
     system = System("t", outputs={"y": llm(q=Input("q", str))}, lm="lm")
@@ -643,12 +668,13 @@ def test_the_latest_inputs_are_those_last_collected_from(job: Any) -> None:
 class TestSettled:
     """When the offline phase has enough pairs of a component."""
 
-    def settled(self, job: Any, learned: Learned, candidates: Any = None) -> bool:
+    def settled(self, job: Any, learned: Learned, candidates: Any = None, configuration: str = "") -> bool:
         world = Simulated("chain")
         made = job(world.system(), world, world.examples(4), keys=("a.option",))
         rewards = RunRewards.open(made.task, REWARDS)
         if candidates is not None:
-            draw = Draw("a", "a", "e", "c", {"x": 1.0}, candidates)
+            configuration = configuration or made.task.system.configuration.digest
+            draw = Draw("a", "a", "e", configuration, {"x": 1.0}, candidates)
             rewards.buffer.add([draw], 1)
         return rewards.settled(learned, "a")
 
@@ -674,6 +700,7 @@ class TestSettled:
         one, other = Candidate({"y": 1.0}, (1.0,)), Candidate({"y": 2.0}, (1.0,))
         assert self.settled(job, none) is False  # nothing was drawn yet
         assert self.settled(job, none, (one,)) is True
+        assert self.settled(job, none, (one,), "another") is False  # here it might read other things
         assert self.settled(job, none, (one, other)) is False  # another input may tell them apart
 
 

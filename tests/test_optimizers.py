@@ -30,7 +30,7 @@ from compound.metrics import custom, token_f1
 from compound.optimization import Bench, Job, Optimizer, Progress, Proposal, Task, Tried
 from compound.optimizers import edits
 from compound.optimizers.baselines import RandomSearch
-from compound.optimizers.demos import Found, bootstrap, corrected, draw
+from compound.optimizers.demos import Correction, Found, bootstrap, corrected, draw
 from compound.optimizers.edits import edited, sentences
 from compound.optimizers.opro import ask, proposal
 from compound.optimizers.prompts import PromptSearch, bootstrapped, demo_keys, split, winner
@@ -447,48 +447,66 @@ class TestCorrected:
 
     METRIC = token_f1("answer")
 
-    def corrected(self, system: System, metric: Any, *scores: float, **call: Any) -> tuple[str, list[Trace]]:
+    def corrected(self, system: System, metric: Any, *scores: float) -> list[Correction]:
         rows = examples(len(scores))
         traces = [
-            replace(trace(e, score, **call), outputs={"answer": f"right {e.id}"})
+            replace(trace(e, score), outputs={"answer": f"right {e.id}"})
             for e, score in zip(rows, scores, strict=True)
         ]
-        return asyncio.run(corrected(traces, system, metric, {e.id: e for e in rows}))
+        return corrected(traces, system, metric, {e.id: e for e in rows})
 
-    def test_what_scored_in_part_gets_the_gold_answer_and_its_score(self) -> None:
-        component, found = self.corrected(answering(), self.METRIC, 0.5, 0.0, 1.0)
-        assert component == "answerer"
-        assert [t.example for t in found] == ["e0"]  # one was wrong all over, one needs no correction
-        assert [t.score for t in found] == [1.0]
-        assert found[0].calls[0].outputs == {"output": "a0"}
-        assert found[0].calls[0].inputs == {"question": "q0"}
-        (demo,) = bootstrap(found, ANSWERER)
+    def of(self, gold: Any, system: System | None = None) -> list[Correction]:
+        row = Example("e0", {"question": "q0"}, {"answer": gold})
+        made = replace(trace(row, 0.5), outputs={"answer": "right e0"})
+        return corrected([made], system or answering(), self.METRIC, {"e0": row})
+
+    def test_what_scored_in_part_gets_the_right_answer_and_its_score(self) -> None:
+        found = self.corrected(answering(), self.METRIC, 0.5, 0.0, 1.0)
+        assert [score for score, _ in found] == [1.0]  # one was wrong all over, one needs no correction
+        assert found[0][1].outputs == {"output": "a0"}
+        assert found[0][1].inputs == {"question": "q0"}
+        (demo,) = bootstrap([], ANSWERER, found)
         assert (demo.demo["outputs"], demo.weight) == ({"output": "a0"}, 1.0)
 
-    def test_of_several_right_answers_the_first_is_shown(self) -> None:
-        row = Example("e0", {"question": "q0"}, {"answer": ["one", "two"]})
-        made = replace(trace(row, 0.5), outputs={"answer": "one or another"})
-        _, found = asyncio.run(corrected([made], answering(), self.METRIC, {"e0": row}))
-        assert found[0].calls[0].outputs == {"output": "one"}
+    @pytest.mark.parametrize(
+        ("gold", "shown"),
+        [
+            (["one", "two"], "one"),  # the first of several
+            ({"two", "one"}, "one"),  # in an order that no hash seed changes
+            ([1, "one"], "one"),  # the first that the component may write
+        ],
+    )
+    def test_of_several_right_answers_one_is_shown(self, gold: Any, shown: str) -> None:
+        assert [call.outputs for _, call in self.of(gold)] == [{"output": shown}]
+
+    def test_a_right_answer_of_another_type_is_no_demonstration(self) -> None:
+        assert self.of(7) == []
 
     @pytest.mark.parametrize("metric", [custom(lambda o, e: 0.5), token_f1("other")])
-    def test_a_metric_that_compares_no_output_with_a_field_corrects_nothing(self, metric: Any) -> None:
-        assert self.corrected(answering(), metric, 0.5) == ("", [])
+    def test_a_metric_that_compares_no_output_with_an_answer_corrects_nothing(self, metric: Any) -> None:
+        assert self.corrected(answering(), metric, 0.5) == []
 
     def test_an_output_that_no_model_wrote_is_left_as_it_is(self) -> None:
         def shout(output: str) -> str:
             return output.upper()
 
         loud = Function("shout", shout)(output=ANSWERER(question=QUESTION))
-        assert self.corrected(System("loud", outputs={"answer": loud}, lm="lm"), self.METRIC, 0.5) == ("", [])
+        assert self.of("one", System("loud", outputs={"answer": loud}, lm="lm")) == []
 
-    def test_a_gold_answer_of_another_type_is_no_demonstration(self) -> None:
-        row = Example("e0", {"question": "q0"}, {"answer": 7})
-        made = replace(trace(row, 0.5), outputs={"answer": "seven"})
-        assert asyncio.run(corrected([made], answering(), self.METRIC, {"e0": row})) == ("answerer", [])
+    def test_earlier_calls_of_the_same_component_keep_their_score(self) -> None:
+        """Where a component is used twice, only the call that answered was corrected."""
+        row = Example("e0", {"question": "q0"}, {"answer": "a0"})
+        first = ANSWERER(question=QUESTION, name="first")
+        twice = System("twice", outputs={"answer": ANSWERER(question=first)}, lm="lm")
+        made = replace(trace(row, 0.5), outputs={"answer": "right e0"})
+        made = replace(made, calls=(replace(made.calls[0], address="first", node="first"), *made.calls))
+        found = corrected([made], twice, self.METRIC, {"e0": row})
+        assert [call.address for _, call in found] == ["answerer"]
+        weights = [f.weight for f in bootstrap([made], ANSWERER, found)]
+        assert weights == pytest.approx([1.0, 0.5**4])
 
     def test_the_search_draws_from_them(self, job: Any) -> None:
-        """All answers have two words too many, so that half of the score is to be had by few words."""
+        """All answers have two words too many."""
         lm = lambda: ScriptedLM(lambda message, rng: f"it is {asked(message)}")  # noqa: E731
         rows = [Example(f"e{i}", {"question": f"say a{i}"}, {"answer": f"a{i}"}) for i in range(20)]
         made = job(answering(), self.METRIC, rows, lm)
