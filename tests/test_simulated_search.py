@@ -70,8 +70,8 @@ def test_the_methods_of_the_benchmark_exist() -> None:
 
 def test_the_committed_figures_are_of_the_parts_there_are() -> None:
     found = json.loads(Path(local_rewards.OUTPUT).read_text(encoding="utf-8"))
-    assert found.keys() <= local_rewards.PARTS.keys()
-    for name, part in ((name, local_rewards.PARTS[name]) for name in found):
+    assert found.keys() == local_rewards.PARTS.keys()
+    for name, part in local_rewards.PARTS.items():
         assert {shape: len(rows) for shape, rows in found[name]["rows"].items()} == dict.fromkeys(
             part.shapes, part.seeds
         )
