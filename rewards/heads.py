@@ -81,8 +81,9 @@ def fit(
         gaps: global reward gaps, for the margin-weighted variant: a pair then weighs its share of the mean
             gap. Gaps that are all equal weigh the same.
         recency: a weight for each pair, for rehearsal of older ones.
-        held_out: pairs that the features were not trained on: they alone are judged, and the head is fitted
-            to the others. All pairs are judged in turn when left out.
+        held_out: pairs that the features were not trained on: they alone are judged and choose how strongly
+            the head is regularized, and the head is fitted to the others. Without any, all pairs are judged in
+            turn.
         soft: columns that come from the backbone, which `EMPHASES` apply to.
         seed: names the folds.
 
@@ -97,36 +98,56 @@ def fit(
     differences = (chosen.astype(np.float64) - rejected) / scale
     weights = _weights(len(differences), gaps, recency)
     apart = np.zeros(len(differences), bool) if held_out is None else np.asarray(held_out, bool)
-    seen, given = differences[~apart], weights[~apart]
     fold = folds([name for name, out in zip(inputs, apart, strict=True) if not out], seed)
-    text = np.zeros(seen.shape[1], bool) if soft is None else np.asarray(soft, bool)
+    text = np.zeros(differences.shape[1], bool) if soft is None else np.asarray(soft, bool)
+    data = _Data(differences[~apart], weights[~apart], fold, differences[apart])
     with _one_thread():
-        best = min(
-            (_try(seen, given, fold, strength, np.where(text, emphasis, 1.0), emphasis)
-             for emphasis in _emphases(text) for strength in STRENGTHS),
-            key=lambda tried: tried.loss,
-        )  # fmt: skip
+        tried = [
+            _try(data, strength, np.where(text, emphasis, 1.0), emphasis)
+            for emphasis in _emphases(text) for strength in STRENGTHS
+        ]  # fmt: skip
+        judged = weights[apart] if apart.any() else data.weights
+        best = min(tried, key=lambda one: one.loss(judged))
         emphasized = np.where(text, best.emphasis, 1.0)
-        head = Head(emphasized * _logistic(seen * emphasized, given, best.strength), center, scale)
-    if held_out is None:
-        return Fit(head, best.margins, best.strength, best.emphasis, slope(best.margins, given))
-    margins = differences[apart] @ head.weights
-    return Fit(head, margins, best.strength, best.emphasis, slope(margins, weights[apart]))
+        fitted = _logistic(data.differences * emphasized, data.weights, best.strength)
+    head = Head(emphasized * fitted, center, scale)
+    return Fit(head, best.margins, best.strength, best.emphasis, slope(best.margins, judged))
+
+
+@dataclass(frozen=True)
+class _Data:
+    """Pairs to fit to, in folds, and those held apart."""
+
+    differences: Vector
+    weights: Vector
+    fold: NDArray[np.int64]
+    apart: Vector
 
 
 @dataclass(frozen=True)
 class _Tried:
+    """What a choice of strength and emphasis makes of pairs that its heads did not see."""
+
     margins: Vector
-    loss: float
     strength: float
     emphasis: float
 
+    def loss(self, weights: Vector) -> float:
+        """Return equation 5 on the pairs."""
+        return float(np.average(np.logaddexp(0.0, -self.margins), weights=weights))
 
-def _try(
-    seen: Vector, given: Vector, fold: NDArray[np.int64], strength: float, emphasized: Vector, emphasis: float
-) -> _Tried:
-    margins = _held_out(seen * emphasized, given, fold, strength)
-    return _Tried(margins, float(np.average(np.logaddexp(0.0, -margins), weights=given)), strength, emphasis)
+
+def _try(data: _Data, strength: float, emphasized: Vector, emphasis: float) -> _Tried:
+    """Return the margins of the pairs held apart, or else those of each fold by the others.
+
+    Pairs that the backbone was trained on cannot choose: it orders them too well.
+    """
+    differences = data.differences * emphasized
+    if len(data.apart):
+        margins = data.apart * emphasized @ _logistic(differences, data.weights, strength)
+    else:
+        margins = _held_out(differences, data.weights, data.fold, strength)
+    return _Tried(margins, strength, emphasis)
 
 
 def _emphases(text: NDArray[np.bool_]) -> tuple[float, ...]:

@@ -235,6 +235,21 @@ class TestHeads:
         stated = (found.slope * found.margins).tolist()
         assert stated == pytest.approx([np.log(3)] * 3 + [-np.log(3)], rel=1e-2)
 
+    def test_features_trained_on_the_pairs_do_not_choose_their_own_emphasis(self) -> None:
+        """The text column knows each pair it was trained on, and nothing of the others; the named one is fair."""
+        rng = np.random.default_rng(0)
+        apart = np.arange(80) >= 40
+        fair = np.where(rng.random(80) < 0.9, 1.0, -1.0) + rng.normal(0, 0.1, 80)
+        text = np.where(apart, rng.normal(0, 1, 80), 1.0)
+        chosen = np.column_stack([text, fair])
+        names = [str(i) for i in range(80)]
+        found = fit(chosen, 0 * chosen, names, held_out=apart.tolist(), soft=[True, False])
+        assert found.emphasis == 0.0
+        assert found.margins.tolist() == pytest.approx(
+            (fair * found.head.weights[1] / found.head.scale[1])[apart]
+        )
+        assert fit(chosen, 0 * chosen, names, soft=[True, False]).emphasis > 0.0  # all pairs look alike
+
     def test_emphasis_is_a_part_of_the_head(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Text columns multiplied by 0.1 cost a hundred times the regularization of the others."""
         monkeypatch.setattr("compound.rewards.heads.EMPHASES", (0.1,))
