@@ -74,6 +74,17 @@ def accuracy() -> str:
     return markdown(["", *shapes], rows)
 
 
+def lora() -> str:
+    """How well rewards on a trained backbone rank, seed by seed."""
+    found = next(iter(summary("lora").values()))
+    columns = zip(found["accuracy"], found["loss_before"], found["loss_after"], strict=True)
+    rows = [
+        [str(seed), *(f"{value:.{digits}f}" for value, digits in zip(row, (3, 2, 2), strict=True))]
+        for seed, row in enumerate(columns)
+    ]
+    return markdown(["seed", "held-out accuracy", "held-out loss, untrained", "trained"], rows)
+
+
 def interaction() -> str:
     """What `optimas` reaches as components interact."""
     found = summary("interaction")
@@ -140,7 +151,8 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 TABLES: Mapping[str, Callable[..., str]] = {
-    made.__name__: made for made in (search, accuracy, interaction, misaligned, regret, same, sweep, rewards)
+    made.__name__: made
+    for made in (search, accuracy, lora, interaction, misaligned, regret, same, sweep, rewards)
 }
 
 
