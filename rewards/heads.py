@@ -82,7 +82,7 @@ def fit(
             gap. Gaps that are all equal weigh the same.
         recency: a weight for each pair, for rehearsal of older ones.
         held_out: pairs that the features were not trained on: they alone are judged and choose how strongly
-            the head is regularized, and the head is fitted to the others. Without any, all are judged in turn.
+            the head is regularized, and it is fitted to the others. Without any, all are judged in turn.
         soft: columns that come from the backbone, which `EMPHASES` apply to.
         seed: names the folds.
 
