@@ -2,8 +2,9 @@
 
     python -m compound.benchmarks.figures runs/atlas --output docs/figures/atlas
 
-Writes ``steps.svg``, the global reward over the decisions; ``alignment.svg``, local against global rewards;
-and ``length.svg``, local rewards against the lengths, values or labels of outputs.
+Writes ``curve.svg``, the global reward over the jobs and decisions, by system runs; ``steps.svg``, the decisions
+alone; ``alignment.svg``, local against global rewards; and ``length.svg``, local rewards against the lengths,
+values or labels of outputs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from compound.report import summarize
+from compound.report.curve import curve_svg
 from compound.report.figures import on_paper
 from compound.report.reward_figures import alignment_svg, length_svg, steps_svg
 from compound.rewards.inspect import Inspection
@@ -27,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     overview = Inspection.open(args.run).overview()
     drawings = {
+        "curve": curve_svg(summarize(args.run)),
         "steps": steps_svg(overview),
         "alignment": alignment_svg(overview.heads),
         "length": length_svg(overview.heads),
