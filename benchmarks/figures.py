@@ -3,8 +3,8 @@
     python -m compound.benchmarks.figures runs/atlas --output docs/figures/atlas
 
 Writes ``curve.svg``, the global reward over the jobs and decisions, by system runs; ``steps.svg``, the
-decisions alone; ``alignment.svg``, local against global rewards; and ``length.svg``, local rewards against the
-lengths, values or labels of outputs.
+decisions alone; ``alignment.svg``, local against global rewards; and ``length.svg``, local rewards against
+the lengths, values or labels of outputs.
 """
 
 from __future__ import annotations
