@@ -29,7 +29,7 @@ async def judged(program: Program, run: Path, executor: Executor, lm: str, pairs
     """Return by component the accuracies of the local reward and of the judge, and the number of pairs."""
     found = Inspection.open(run, program.system)
     rows: dict[str, Any] = {}
-    for component in track(found.components, f"judging {run}"):
+    for component in track(found.components, f"judging {run.name}"):
         accuracy = await judge(
             lambda request: executor.ask(lm, request), found.buffer, program.system, component,
             Judging(pairs=pairs), held_out=bool(found.stored.adapter),
@@ -47,7 +47,10 @@ async def _all(args: argparse.Namespace) -> dict[str, Any]:
     lm = args.lm or program.system.defaults["lm"]
     executor = Executor(program.find_engine, cache=DiskCache(args.output.with_suffix(".sqlite")))
     try:
-        rows = {str(run): await judged(program, run, executor, lm, args.pairs) for run in args.runs}
+        rows = {
+            f"{run.parent.name}/{run.name}": await judged(program, run, executor, lm, args.pairs)
+            for run in args.runs
+        }
     finally:
         await executor.aclose()
     return {"judge": lm, "runs": rows}

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from compound.report.comparison import accuracies, methods
@@ -138,6 +139,22 @@ def rewards(name: str) -> str:
     return written(accuracies(facts, name))
 
 
+def judged(name: str) -> str:
+    """How well local rewards and a language model as judge order the same pairs, by component."""
+    runs = json.loads((DATA / f"judged_{name}.json").read_text(encoding="utf-8"))["runs"]
+    components = dict.fromkeys(component for rows in runs.values() for component in rows)
+    rows = []
+    for component in components:
+        found = [rows[component] for rows in runs.values() if component in rows]
+        means = (
+            f"{fmean(row[kind]['mean'] for row in found):.3f} "
+            f"({', '.join(format(row[kind]['mean'], '.2f') for row in found)})"
+            for kind in ("local", "judge")
+        )
+        rows.append([component, *means, ", ".join(str(row["pairs"]) for row in found)])
+    return markdown(["component", "local reward (each run)", "judge (each run)", "pairs"], rows)
+
+
 def spread(found: Mapping[str, float], *, digits: int = 3, signed: bool = False) -> str:
     """Return a mean with its limits."""
     form = f"{'+' if signed else ''}.{digits}f"
@@ -152,7 +169,7 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 TABLES: Mapping[str, Callable[..., str]] = {
     made.__name__: made
-    for made in (search, accuracy, lora, interaction, misaligned, regret, same, sweep, rewards)
+    for made in (search, accuracy, lora, interaction, misaligned, regret, same, sweep, rewards, judged)
 }
 
 
