@@ -1,11 +1,15 @@
 """Random streams by name: every random choice draws from one named by who makes it and for what.
 
-No global generator is used anywhere, so nothing depends on import order, threads or completion order.
+No choice draws from a global generator, so nothing depends on import order, threads or completion order.
+Where a library knows no other one, `only_torch` lends it its own, and gives it back as it was.
 """
 
 from __future__ import annotations
 
 import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -25,3 +29,29 @@ def stream(*names: str | int | float) -> int:
 def generator(*names: str | int | float) -> np.random.Generator:
     """Return numpy's counter-based generator for the stream with these names."""
     return np.random.Generator(np.random.Philox(stream(*names)))
+
+
+_LENT = threading.Lock()
+
+
+@contextmanager
+def only_torch(*names: str | int | float) -> Iterator[None]:
+    """Make torch's global generator the stream with these names, for code that draws from no other one.
+
+    Afterwards it is as it was. One thread at a time holds it.
+
+    >>> import torch
+    >>> state = torch.get_rng_state()
+    >>> with only_torch(0, "weights"):
+    ...     first = torch.rand(1)
+    >>> with only_torch(0, "weights"):
+    ...     bool(torch.rand(1) == first)
+    True
+    >>> bool((torch.get_rng_state() == state).all())
+    True
+    """
+    import torch
+
+    with _LENT, torch.random.fork_rng():
+        torch.manual_seed(stream(*names))
+        yield

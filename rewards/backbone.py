@@ -21,6 +21,7 @@ from compound.components.engines.loading import device, fastest_dtype
 from compound.components.index import PACKAGED_MODEL, weights_folder
 from compound.errors import CompoundError, ConfigurationError, MissingExtra
 from compound.rewards.feature_store import FeatureStore
+from compound.streams import only_torch
 
 Array = NDArray[np.float32]
 NAMES = {"minilm": PACKAGED_MODEL}
@@ -129,11 +130,9 @@ class Backbone:
     def add_adapter(self, rank: int, alpha: int, seed: int) -> None:
         """Put a fresh LoRA adapter on every linear layer; only it is trained."""
         peft = _peft()
-        with self._torch.random.fork_rng():  # peft draws from the global generator only
-            self._torch.manual_seed(seed % 2**63)
-            config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", bias="none")
-            with _known_warning():
-                self.model = peft.get_peft_model(self.model, config)
+        config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", bias="none")
+        with only_torch(seed, "adapter"), _known_warning():
+            self.model = peft.get_peft_model(self.model, config)
         self.name_adapter()
 
     def name_adapter(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from compound.rewards.backbone import Backbone
 from compound.rewards.learning import PairTexts
-from compound.streams import generator, stream
+from compound.streams import generator, only_torch
 
 BUCKET = 8  # batches that are sorted by length together
 
@@ -89,10 +89,9 @@ def train(
     import torch
 
     if not backbone.adapter:
-        backbone.add_adapter(training.rank, training.alpha, stream(seed, "adapter"))
+        backbone.add_adapter(training.rank, training.alpha, seed)
     seen, apart = _items(texts, held_out=False), _items(texts, held_out=True)
-    with torch.random.fork_rng():  # of the heads' weights and of dropout
-        torch.manual_seed(stream(seed, "training") % 2**63)
+    with only_torch(seed, "training"):  # the heads' weights, and dropout
         heads = torch.nn.Linear(backbone.dim, len(texts), bias=False).to(backbone.model.device)
         return _descend(backbone, heads, (seen, apart), training, seed, note or (lambda _: None))
 

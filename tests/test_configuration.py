@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
-import pickle
+import multiprocessing
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +116,9 @@ def test_nothing_in_a_configuration_can_be_changed() -> None:
 
 def test_a_configuration_can_be_copied_and_sent_to_another_process() -> None:
     configuration = Configuration(NESTED)
-    for other in (
-        copy.copy(configuration),
-        copy.deepcopy(configuration),
-        pickle.loads(pickle.dumps(configuration)),  # of this very line: nothing is read from outside
-    ):
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        there_and_back = pool.submit(copy.copy, configuration).result()
+    for other in (copy.copy(configuration), copy.deepcopy(configuration), there_and_back):
         assert other == configuration
         with pytest.raises(TypeError, match="bind another configuration"):
             other["answerer.demos"][0]["inputs"]["q"] = "changed"
