@@ -338,7 +338,9 @@ def test_where_the_server_does_not_say_what_it_used_the_worst_case_counts() -> N
     assert lm._completion(asked, response).usage == lm.worst_case(asked)
 
 
-def test_engines_in_other_threads_keep_their_connections(server: Server) -> None:
+def test_engines_in_other_threads_keep_their_connections(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
     """litellm closes the connections of the whole process; only the last engine may ask for that."""
 
     def work(number: int) -> list[str]:
@@ -353,3 +355,4 @@ def test_engines_in_other_threads_keep_their_connections(server: Server) -> None
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(work, range(8)))
     assert len([text for several in answers for text in several]) == 32
+    assert not caplog.records  # of its log's queue, which belongs to one loop

@@ -12,11 +12,11 @@ import email.utils
 import functools
 import json
 import os
-import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from compound.components.engines.background import in_background
 from compound.contracts import Completion, Request, Usage
 from compound.errors import CallError, CompoundError, DeclarationError, MissingExtra, TransientError
 
@@ -34,8 +34,6 @@ OWNED = {
     "seed",
     "stream",
 }
-_LOCK = threading.Lock()
-_OPEN: set[int] = set()  # engines that may have connections, in whichever thread: litellm closes all at once
 
 
 class LiteLLMEngine:
@@ -109,10 +107,8 @@ class LiteLLMEngine:
         if request.adapter:
             raise CallError(f"{self.name} cannot sample with the adapter {request.adapter!r}")
         litellm = await asyncio.to_thread(_litellm)
-        with _LOCK:
-            _OPEN.add(id(self))
         try:
-            response = await litellm.acompletion(**self._arguments(request))
+            response = await in_background(litellm.acompletion(**self._arguments(request)))
         except CompoundError:
             raise
         except Exception as error:
@@ -120,12 +116,7 @@ class LiteLLMEngine:
         return self._completion(request, response)
 
     async def aclose(self) -> None:
-        """Close the connections that litellm keeps for all engines, once the last of them is closed."""
-        with _LOCK:
-            last = {id(self)} == _OPEN
-            _OPEN.discard(id(self))
-        if last:
-            await _litellm().close_litellm_async_clients()
+        """Leave the connections to litellm: all engines share them, and it closes those that are idle."""
 
     def _arguments(self, request: Request) -> dict[str, Any]:
         """Return what litellm is called with."""
