@@ -218,7 +218,10 @@ def figure(found: Mapping[str, Any]) -> str:
             x, y = (np.array([row[key] for row in rows]) for key in ("accuracy", "global"))
             left.plot(x, y, "o", color=PALETTE["accent"], alpha=0.3, markersize=4, markeredgewidth=0)
             left.plot(x.mean(), y.mean(), "o", color=PALETTE["ink"], markersize=5)
-            left.annotate(f" {share:.0%}", (x.mean(), y.mean()), fontsize=8, color=PALETTE["muted"])
+            left.annotate(
+                f"{share:.0%}", (x.mean(), y.mean()), xytext=(6, 5), textcoords="offset points",
+                fontsize=8, color=PALETTE["muted"],
+            )  # fmt: skip
         left.set_title(
             "one step, by the share of shuffled labels", size=9.5, color=PALETTE["ink"], loc="left"
         )
