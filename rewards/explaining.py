@@ -20,7 +20,7 @@ from compound.rewards.features import FeatureMap, NoBackbone
 from compound.rewards.heads import Matrix, fit
 from compound.rewards.learning import RECENCY, PairTexts
 from compound.rewards.model import LocalReward
-from compound.rewards.template import Reading
+from compound.rewards.template import Reading, as_text
 from compound.streams import generator
 
 Vector = NDArray[np.float64]
@@ -184,27 +184,37 @@ class Attribution:
 def attributed(
     score: Callable[[Sequence[Mapping[str, Any]]], Vector], outputs: Mapping[str, Any], *, most: int = 60
 ) -> Attribution:
-    """Leave each word of each text output out in turn, and see what the reward says.
+    """Leave each word of each text out in turn, and each item of each list, and see what the reward says.
 
     Args:
         score: rewards of outputs, all for one input.
-        outputs: of a call; values that are no text stay as they are.
-        most: parts; in a longer text several words go together.
+        outputs: of a call; values that are neither texts nor lists stay as they are.
+        most: parts; in a longer output several words or items go together.
     """
-    texts = {name: value for name, value in outputs.items() if isinstance(value, str)}
-    words = {name: PIECE.findall(text) for name, text in texts.items()}
-    size = max(1, math.ceil(sum(map(len, words.values())) / most))
+    found = {name: pieces for name, value in outputs.items() if (pieces := _pieces(value))}
+    size = max(1, math.ceil(sum(map(len, found.values())) / most))
     parts: list[str] = []
     without: list[Mapping[str, Any]] = []
-    for name, found in words.items():
-        for start in range(0, len(found), size):
-            left = "".join([*found[:start], *found[start + size :]]).lstrip()
-            parts.append("".join(found[start : start + size]).strip())
-            without.append({**outputs, name: left})
+    for name, pieces in found.items():
+        for start in range(0, len(pieces), size):
+            taken, left = pieces[start : start + size], [*pieces[:start], *pieces[start + size :]]
+            if isinstance(outputs[name], str):
+                parts.append("".join(taken).strip())
+                without.append({**outputs, name: "".join(left).lstrip()})
+            else:
+                parts.append("; ".join(taken) if all(isinstance(t, str) for t in taken) else as_text(taken))
+                without.append({**outputs, name: left})
     rewards = score([outputs, *without])
     effects = rewards[0] - rewards[1:]
-    pieces = [Piece(part, float(effect)) for part, effect in zip(parts, effects, strict=True)]
-    return Attribution(float(rewards[0]), tuple(pieces))
+    pairs = [Piece(part, float(effect)) for part, effect in zip(parts, effects, strict=True)]
+    return Attribution(float(rewards[0]), tuple(pairs))
+
+
+def _pieces(value: Any) -> list[Any]:
+    """Return the words of a text, with the spaces before them, or the items of a list."""
+    if isinstance(value, str):
+        return PIECE.findall(value)
+    return list(value) if isinstance(value, list | tuple) else []
 
 
 @dataclass(frozen=True)

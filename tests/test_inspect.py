@@ -164,6 +164,16 @@ class TestAttribution:
         assert found.reward == 10.0
         assert [(piece.text, piece.effect) for piece in found.pieces] == [("It", -1), ("is", -1), ("Lima", 2)]
 
+    def test_items_of_a_list_are_left_out_in_turn(self) -> None:
+        def score(variants: Sequence[Mapping[str, Any]]) -> Any:
+            return np.array([float(sum(len(item) for item in o["passages"])) for o in variants])
+
+        found = attributed(score, {"passages": ["Lima is in Peru", "ab"]})
+        assert [(piece.text, piece.effect) for piece in found.pieces] == [
+            ("Lima is in Peru", 15.0),
+            ("ab", 2.0),
+        ]
+
     def test_a_long_text_is_taken_in_parts(self) -> None:
         found = attributed(lambda v: np.array([len(o["y"].split()) for o in v]), {"y": "w " * 100}, most=10)
         assert [piece.effect for piece in found.pieces] == [10.0] * 10

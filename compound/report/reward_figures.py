@@ -317,7 +317,7 @@ def draw_attribution(axes: Any, side: Attribution, limit: float) -> None:
     axes.axvline(0, color=PALETTE["muted"], linewidth=0.9)
     axes.set_yticks(range(len(shown)), [clip_name(piece.text) for piece in shown])
     axes.set(xlim=(-limit, limit), ylim=(-0.7, max(len(shown), 3) - 0.3))
-    _label(axes, "what the word adds, in log odds", "", across=False)
+    _label(axes, "what it adds, in log odds", "", across=False)
 
 
 def _label(axes: Any, x: str, y: str, *, across: bool = True) -> None:
