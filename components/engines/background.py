@@ -42,6 +42,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     """Run the loop until it is stopped, then end what is left on it."""
+    asyncio.set_event_loop(loop)
     loop.run_forever()
     for task in (left := asyncio.all_tasks(loop)):
         task.cancel()
