@@ -9,7 +9,7 @@ from typing import Any, Literal
 from compound.component import CallContext, Operation, check_name
 from compound.components.fields import Layout, cue, parse, render
 from compound.configuration import digest
-from compound.contracts import Message, Request
+from compound.contracts import Adapter, Message, Request
 from compound.errors import DeclarationError, ParseError
 from compound.ports import Port, spell
 from compound.space import Choice, Demos, Float, Int, Text, Weights
@@ -132,7 +132,7 @@ class LLM(Operation):
                 temperature=values["temperature"],
                 stop=tuple(self.stop),
                 seed=call.seed,
-                adapter=(values["weights"] or {}).get("path", ""),
+                adapter=Adapter(**values["weights"]) if values["weights"] else None,
                 want_tokens=self.weights is not None,
                 cue=cue(self.outputs, self.layout),
             ),

@@ -164,6 +164,9 @@ class Caller:
         """Ask an engine, within its concurrency and the budget; ``context`` is told what it took."""
         context = context or Context("", 0, self)
         engine = self.engine(lm)
+        if request.adapter is not None and self.folder is not None:
+            located = str(self.folder.absolute() / request.adapter.path)
+            request = replace(request, adapter=replace(request.adapter, path=located))
         if self._meter.budget.cost is not None and not engine.priced:
             raise DeclarationError(
                 f"budget.cost is set, but the price of {lm!r} is not known",

@@ -62,7 +62,7 @@ class TokenRecord:
 
     ``prompt`` and ``sampled`` are token ids; ``logprobs[i]`` is the sampler's log-probability (nats) of
     ``sampled[i]`` under the distribution it was drawn from (after temperature). A sampled end-of-turn
-    token is part of ``sampled``. ``adapter`` names the adapter version that sampled.
+    token is part of ``sampled``. ``adapter`` is the digest of the adapter that sampled, ``""`` for the base.
     """
 
     prompt: tuple[int, ...]
@@ -73,12 +73,20 @@ class TokenRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter: its folder, and the digest of what the folder holds, which is its version."""
+
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One thing asked of a language model.
 
     ``seed`` names the request's own random stream (64 bits): the same request with the same seed gives
     the same text on an engine that can promise it. ``temperature`` 0 means greedy. ``stop`` strings end
-    the text and are not part of it. ``adapter`` is a LoRA folder to sample with, or ``""``.
+    the text and are not part of it. ``adapter`` is what to sample with, besides the base model.
     ``want_tokens`` asks for a `TokenRecord`. ``cue`` is how the answer begins: engines that can put words
     into the model's mouth do so, others show the cue at the end of the last message; it is never part of the
     completion's text.
@@ -89,7 +97,7 @@ class Request:
     temperature: float = 0.0
     stop: tuple[str, ...] = ()
     seed: int = 0
-    adapter: str = ""
+    adapter: Adapter | None = None
     want_tokens: bool = False
     timeout: float | None = None
     cue: str = ""

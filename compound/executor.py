@@ -34,6 +34,7 @@ from compound.system import System
 from compound.trace import Call, Failure, Trace
 
 Place = tuple[int, ...]
+Settings = Mapping[str, Mapping[str, Any]]  # by component: what its calls run with, instead of its own
 
 
 @dataclass(slots=True)
@@ -45,6 +46,7 @@ class _Run:
     sample: int
     seed: int
     bypass: bool
+    settings: Settings
     fork: Fork | None = None
     calls: list[tuple[Place, Call]] = field(default_factory=list)
 
@@ -103,6 +105,7 @@ class Executor:
         example: str = "",
         sample: int = 0,
         cache: bool = True,
+        settings: Settings | None = None,
     ) -> Trace:
         """Run a system once.
 
@@ -112,6 +115,8 @@ class Executor:
             example: the example's id; a part of every random stream.
             sample: which sample of the stochastic parts to draw.
             cache: ``False`` bypasses the cache for this run.
+            settings: by component, settings that its calls run with instead of its own, such as the
+                temperature of a rollout. They are no part of the configuration.
 
         Returns:
             The trace. A failed call is in it; it does not raise.
@@ -121,7 +126,7 @@ class Executor:
             BudgetExhausted: the next engine call does not fit into the budget.
         """
         _check_inputs(system, inputs)
-        return await self._traced(_Run(system, example, sample, self.seed, not cache), inputs)
+        return await self._traced(_Run(system, example, sample, self.seed, not cache, settings or {}), inputs)
 
     async def fork(
         self,
@@ -133,6 +138,7 @@ class Executor:
         resample: int | None = None,
         settings: Mapping[str, Any] | None = None,
         sample: int | None = None,
+        others: Settings | None = None,
     ) -> Trace:
         """Run again only what depends on one call of a trace, with that call changed.
 
@@ -148,9 +154,11 @@ class Executor:
             settings: settings of the component that this one call runs with, instead of its own.
             sample: the sample index of the calls after it; the trace's own by default, so that two
                 forks of one call share their downstream randomness (common random numbers).
+            others: by component, settings that all calls made by the fork run with, as in `run`.
         """
         fork = make_fork(system, trace, address, outputs, resample, settings)
-        run = _Run(system, trace.example, trace.sample if sample is None else sample, trace.seed, False, fork)
+        index = trace.sample if sample is None else sample
+        run = _Run(system, trace.example, index, trace.seed, False, others or {}, fork)
         return await self._traced(run, trace.inputs)
 
     async def again(
@@ -277,7 +285,8 @@ class Executor:
         outputs = node.component.outputs
         if mark is not None:
             return {name: Value(mark, parents) for name in outputs}
-        values: Mapping[str, Any] = step.values
+        own = run.settings.get(node.component.name)
+        values: Mapping[str, Any] = {**step.values, **own} if own else step.values
         if step.wired_settings:
             values = {**values, **{name: arguments[name].data for name in step.wired_settings}}
         address = prefix + node.name

@@ -592,3 +592,16 @@ def test_one_call_may_run_with_other_settings() -> None:
         lab.fork(system, trace, "scale", resample=0, settings={"bi": 5})
     with pytest.raises(DeclarationError, match="takes no settings"):
         lab.fork(system, trace, "scale", outputs={"output": 3}, settings={"by": 5})
+
+
+def test_settings_of_a_rollout_reach_every_call_of_the_component_also_in_a_fork() -> None:
+    engine = ScriptedLM(lambda text, rng: str(rng.integers(1000)))
+    first, second = LLM("first", prompt="a"), LLM("second", prompt="b")
+    system = System("two", outputs={"y": second(x=first(x=Input("x")))}, lm="lm")
+    executor = Executor({"lm": engine}, cache=MemoryCache())
+    hot = {"first": {"temperature": 1.0}, "second": {"temperature": 0.5}}
+    trace = asyncio.run(executor.run(system, {"x": "?"}, settings=hot))
+    asyncio.run(executor.fork(system, trace, "first", resample=5, sample=5, others=hot))
+    asyncio.run(executor.run(system, {"x": "?"}))
+    assert [r.temperature for r in engine.requests] == [1.0, 0.5, 1.0, 0.5, 0.0, 0.0]
+    assert trace.configuration == system.configuration.digest

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from compound.components.engines.lm_litellm import LiteLLMEngine
-from compound.contracts import Completion, Engine, Message, Request
+from compound.contracts import Adapter, Completion, Engine, Message, Request
 from compound.errors import CallError, CompoundError, DeclarationError, TransientError
 
 pytest.importorskip("litellm")
@@ -320,7 +320,7 @@ def test_the_name_tells_servers_and_extra_arguments_apart() -> None:
 
 def test_an_adapter_is_refused(server: Server) -> None:
     with pytest.raises(CallError, match="adapter"):
-        ask(engine(server), request(adapter="some/folder"))
+        ask(engine(server), request(adapter=Adapter("some/folder", "9f")))
     assert server.received == []
 
 

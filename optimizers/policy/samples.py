@@ -1,0 +1,47 @@
+"""What the trainer is fed with: calls as they were sampled, token by token, and what they earned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from compound.contracts import TokenRecord
+
+Group = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One call of a trained component.
+
+    Attributes:
+        component: who said it.
+        example: the example that was run.
+        address: the call's address in its run.
+        invocation: how many calls of the component came before it in its run.
+        tokens: prompt and answer as sampled, never tokenized again.
+        reward: what the call earned.
+        group: samples with equal groups are compared with each other; `()` belongs to none.
+        rollout: which of the example's runs it is from.
+        on_policy: whether the log-probabilities are those of a sampler of the same weights.
+        advantages: one number for each sampled token, once there is credit.
+    """
+
+    component: str
+    example: str
+    address: str
+    invocation: int
+    tokens: TokenRecord
+    reward: float
+    group: Group = ()
+    rollout: int = 0
+    on_policy: bool = True
+    advantages: tuple[float, ...] = ()
+
+    def with_advantage(self, advantage: float) -> Sample:
+        """Return the sample with one advantage for all of its tokens."""
+        return replace(self, advantages=(advantage,) * len(self.tokens.sampled))
+
+    @property
+    def length(self) -> int:
+        """Sampled tokens."""
+        return len(self.tokens.sampled)
