@@ -10,12 +10,12 @@ import asyncio
 import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from compound.contracts import NO_USAGE, Example, Metric, Usage
 from compound.errors import CallError, CompoundError, DeclarationError, TooManyFailures, first_of
-from compound.executor import Executor
+from compound.executor import Executor, Settings
 from compound.metrics import apply
 from compound.statistics import Interval, cluster_mean_interval
 from compound.system import System
@@ -106,12 +106,16 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Rules:
-    """How an evaluation is run and how failures count."""
+    """How an evaluation is run and how failures count.
+
+    ``settings`` are those that calls run with instead of their component's own, as in `Executor.run`.
+    """
 
     concurrency: int = 64
     failure_score: float = 0.0
     max_failed: float = 0.5
     cache: bool = True
+    settings: Settings = field(default_factory=dict)
 
 
 OnTrace = Callable[[Example, Trace], None]
@@ -181,8 +185,9 @@ async def evaluate_all(
         while (numbered := await next_job()) is not None:
             number, (system, example, sample) = numbered
             trace = await executor.run(
-                system, example.inputs, example=example.id, sample=sample, cache=rules.cache
-            )
+                system, example.inputs, example=example.id, sample=sample, cache=rules.cache,
+                settings=rules.settings,
+            )  # fmt: skip
             in_order.add(number, example, await score(trace, metric, example, rules))
 
     try:

@@ -204,6 +204,10 @@ class Executor:
         """Return a block in which equal calls share their failures, as they share what the cache keeps."""
         return self._caller.batch()
 
+    def engine(self, lm: str) -> Engine:
+        """Return the engine of a model."""
+        return self._caller.engine(lm)
+
     async def ask(self, lm: str, request: Request) -> Completion:
         """Ask a model for something that is no node's call; cached, and within the budget."""
         return await self._caller.ask(lm, request)

@@ -88,7 +88,8 @@ def make_plan(problem: Problem, left: float, jobs: int) -> Plan:
     least = 2 * cost + jobs * problem.method.least * settings.minibatch
     affordable = settings.iterations if left == float("inf") else int(left // least)
     decidable = int(settings.alpha * 2.0 ** min(len(problem.valid), 60))  # no p-value is below 2 ** -n
-    decisions = max(1, min(settings.iterations, affordable, decidable))
+    most = settings.iterations if problem.method.decisions is None else problem.method.decisions
+    decisions = max(1, min(most, affordable, decidable))
     return Plan(decisions, jobs, cost, settings.alpha / decisions)
 
 
@@ -162,7 +163,8 @@ class Loop:
         """Measure the starting configuration on the validation split."""
         start = self.problem.system
         evaluation = await self._evaluate(start, self.problem.valid, self._samples(0))
-        jobs = len(self.problem.method.jobs)
+        method = self.problem.method
+        jobs = len(method.jobs) if method.jobs_each is None else method.jobs_each
         plan = make_plan(self.problem, self.meter.remaining_runs(), jobs)
         self.state.update(
             best=start.configuration.to_json(), before=evaluation.to_json(), incumbent=evaluation.to_json(),

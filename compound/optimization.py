@@ -185,7 +185,8 @@ class Method:
     """A way of optimizing a system: its optimizers, the jobs they can do, and who chooses among them.
 
     ``opening`` is a job done once, before the scheduler is first asked; its weight is its part of all jobs'
-    budget. ``least`` is how many minibatches' runs a job should at least be given.
+    budget. ``least`` is how many minibatches' runs a job should at least be given. ``decisions`` is the most
+    there are, whatever the budget, and ``jobs_each`` how many jobs precede each: all of them by default.
     """
 
     name: str
@@ -194,3 +195,5 @@ class Method:
     scheduler: Scheduler
     opening: Job | None = None
     least: float = 6.0
+    decisions: int | None = None
+    jobs_each: int | None = None

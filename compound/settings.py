@@ -104,6 +104,96 @@ class RewardSettings(_Settings):
     """Who chooses the next component: `gaps` (the paper's rule), `uniform`, or a bandit on gain per run."""
 
 
+class WeightSettings(_Settings):
+    """How weights are trained, by a method of their own or as a part of another."""
+
+    steps: int = Field(default=25, ge=1)
+    """Training steps of a job: sample, credit, update."""
+    examples: int = Field(default=4, ge=1)
+    """Train examples of a step."""
+    runs: int = Field(default=8, ge=1)
+    """Runs, or forks, of each of them."""
+    group: int | None = Field(default=None, ge=2)
+    """Samples of a group, chosen for the variance of their rewards; all by default."""
+    padding: Literal["fill", "truncate", "none", "dspy_fill", "dspy_fill_random"] = "fill"
+    """What is done where not every run made as many calls: `fill` up short groups with copies of their own
+    samples, `truncate` to the calls that every run made, `none`, or DSPy's ways of lending a run's own call."""
+    adapters: Literal["each", "shared"] | dict[str, tuple[str, ...]] = "each"
+    """Which components share an adapter: `each` has its own, all have one, or names with their components."""
+    loss: str = "grpo"
+    """The objective, by TRL's names: `grpo`, `bnpo`, `dr_grpo`, `dapo`, `gspo`, `cispo`, `sapo`, `luspo` or
+    `vespo`; `reinforce` has no ratio."""
+    scale: Literal["trl", "plain", "population", "center", "leave_one_out", "none"] = "trl"
+    """How rewards of a group become advantages."""
+    lr: float = Field(default=1e-4, gt=0)
+    """AdamW's learning rate."""
+    warmup: int = Field(default=0, ge=0)
+    """Steps over which it rises to that."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Whether it falls towards 0 at the last step."""
+    passes: int = Field(default=1, ge=1)
+    """How often a step goes through its samples."""
+    parts: int = Field(default=1, ge=1)
+    """Updates of a pass: the samples are cut into as many parts."""
+    clip: float = Field(default=0.2, gt=0)
+    """How far the probability ratio may fall, or rise, before it is clipped."""
+    clip_high: float | None = Field(default=None, gt=0)
+    """How far it may rise, where that differs."""
+    beta: float = Field(default=0.0, ge=0)
+    """The weight of the divergence from the base model."""
+    entropy: float = Field(default=0.0, ge=0)
+    """The weight of the entropy bonus."""
+    max_norm: float = Field(default=1.0, gt=0)
+    """Gradients of an adapter are clipped to this norm."""
+    correction: float | None = Field(default=2.0, gt=0)
+    """The cap of the weight that corrects what sampler and trainer compute differently; `null` for none."""
+    stale: int = Field(default=0, ge=0)
+    """How many updates older than the trainer a sample's adapter may be."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Of the trained components, in rollouts."""
+    max_length: int = Field(default=8192, ge=8)
+    """Tokens of prompt and answer; longer samples are left out, and counted."""
+    micro_tokens: int = Field(default=8192, ge=64)
+    """Tokens that go through the model at once, padding included: lower it when memory does not suffice."""
+    failure: float | None = None
+    """The reward of a failed run; `optimize.failure_score` by default."""
+    penalties: dict[str, str] = {}
+    """By component, a function `module:name` of its inputs and outputs whose value is added to its reward."""
+    forks: dict[str, float] = {}
+    """By component, how likely `mhgpo_rr` forks there; equal by default."""
+    teachers: dict[str, int] = {}
+    """By configuration file, how many of the runs are made with it instead (mmGRPO)."""
+    gamma: float = Field(default=1.0, ge=0, le=1)
+    """Discount of later tokens' rewards (PPO)."""
+    lam: float = Field(default=0.95, ge=0, le=1)
+    """The λ of generalized advantage estimation (PPO)."""
+    value_lr: float = Field(default=1e-3, gt=0)
+    """The learning rate of the value head (PPO)."""
+    value_clip: float | None = Field(default=0.2, gt=0)
+    """How far a value may move in a step (PPO)."""
+    local: Literal["ppo", "grpo"] = "ppo"
+    """How `optimas` trains weights by local rewards."""
+    attempts: int = Field(default=16, ge=1)
+    """The most attempts at an example (MyGO)."""
+    keep: int = Field(default=3, ge=1)
+    """Attempts of an example that are trained on (MyGO)."""
+    threshold: float = Field(default=0.5)
+    """The reward from which an attempt is kept, at first (MyGO)."""
+    best: float = 1.0
+    """The highest reward: the threshold rises towards it (MyGO)."""
+    online: bool = True
+    """Whether attempts are made anew at each step, or all before the first one (MyGO)."""
+    warm_up: int = Field(default=0, ge=0)
+    """Attempts with the highest reward that are imitated before anything else (MyGO; 300 in the paper)."""
+    stages: tuple[str, ...] = ("mipro", "mmgrpo")
+    """The methods of `better_together`, in order."""
+
+    @property
+    def highest(self) -> float:
+        """How far the ratio may rise."""
+        return self.clip if self.clip_high is None else self.clip_high
+
+
 class OptimizeSettings(_Settings):
     """How a system is optimized."""
 
@@ -134,6 +224,8 @@ class OptimizeSettings(_Settings):
     """How prompts and demonstrations are searched."""
     rewards: RewardSettings = RewardSettings()
     """How local rewards are learned and used."""
+    weights: WeightSettings = WeightSettings()
+    """How weights are trained."""
     baselines: tuple[str, ...] = ()
     """Methods run beside the main one, each with the same budget, for the table of the report."""
     concurrency: int = Field(default=64, ge=1)

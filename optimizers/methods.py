@@ -17,6 +17,7 @@ from compound.optimizers.llm_selector import LLMSelector
 from compound.optimizers.local import LocalSearch
 from compound.optimizers.mipro import Mipro
 from compound.optimizers.offline import OfflineRewards
+from compound.optimizers.policy.methods import POLICY_METHODS
 from compound.optimizers.prompts import PromptSearch
 from compound.optimizers.sampling import NumberSearch
 from compound.optimizers.scheduler import UCB, Gaps, Thompson, Uniform
@@ -193,6 +194,7 @@ METHODS: Mapping[str, MakeMethod] = {
     "llm_selector_diagnoser": llm_selector_diagnoser,
     "textgrad": textgrad,
     "gepa": gepa,
+    **POLICY_METHODS,
 }
 
 

@@ -50,6 +50,8 @@ class PairBuffer:
         """
         buffer = PairBuffer(system if isinstance(system, str) else system.identity, sampling)
         for number, record in enumerate(records, 1):
+            if "kind" in record:  # something else that the run remembers
+                continue
             try:
                 source, iteration = record["system"], int(record["iteration"])
                 draw = _draw(record["draw"])

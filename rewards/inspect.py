@@ -95,7 +95,8 @@ class Inspection:
             settings = RewardSettings.model_validate(config["optimize"]["rewards"])
         except (KeyError, TypeError, ValidationError):
             raise RunDirectoryError(f"{folder}/config.json has no reward settings of this version") from None
-        stored, records = read(folder / FOLDER), list(read_records(folder / "memory.jsonl"))
+        stored = read(folder / FOLDER)
+        records = [record for record in read_records(folder / "memory.jsonl") if "kind" not in record]
         whose = system or (str(records[0]["system"]) if records and "system" in records[0] else "")
         sampling = Sampling(
             settings.samples, settings.rollouts, max(settings.rollouts, settings.most_rollouts)

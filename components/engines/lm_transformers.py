@@ -95,6 +95,11 @@ class TransformersEngine:
         return f"transformers:{self.model}:{dtype}" + ":deterministic" * self.deterministic
 
     @property
+    def trainable(self) -> str:
+        """The model whose adapters it samples with."""
+        return self.model
+
+    @property
     def concurrency(self) -> int:  # noqa: D102
         return 2 * self.max_batch  # one batch at work and one forming
 

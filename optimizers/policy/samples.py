@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from compound.contracts import TokenRecord
@@ -24,6 +25,8 @@ class Sample:
         rollout: which of the example's runs it is from.
         on_policy: whether the log-probabilities are those of a sampler of the same weights.
         advantages: one number for each sampled token, once there is credit.
+        values: what the value head said before each token when there was credit (PPO).
+        returns: what it should have said.
     """
 
     component: str
@@ -36,6 +39,8 @@ class Sample:
     rollout: int = 0
     on_policy: bool = True
     advantages: tuple[float, ...] = ()
+    values: tuple[float, ...] = ()
+    returns: tuple[float, ...] = ()
 
     def with_advantage(self, advantage: float) -> Sample:
         """Return the sample with one advantage for all of its tokens."""
@@ -45,3 +50,9 @@ class Sample:
     def length(self) -> int:
         """Sampled tokens."""
         return len(self.tokens.sampled)
+
+
+def probe(tokens: Sequence[int]) -> Sample:
+    """Return a text as a sample whose prompt is its first token."""
+    record = TokenRecord((tokens[0],), tuple(tokens[1:]), (), "stop")
+    return Sample("", "", "", 0, record, 0.0)

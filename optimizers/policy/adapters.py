@@ -1,0 +1,233 @@
+"""One frozen base and the adapters trained on it: each with a name, a version, and its own optimizer state.
+
+An adapter's version is the digest of the folder it is saved to, in peft's format: what the sampler says it
+sampled with. The folder also holds `probe.json`, by which a server can be asked whether it really serves it.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from compound.artifacts import Reference, put, verified
+from compound.components.engines import loading, models
+from compound.errors import CompoundError, ConfigurationError, DeclarationError, MissingExtra
+from compound.space import Weights
+from compound.streams import only_torch
+
+PROBE = "The quick answer to the question is that nobody knows, since it was never asked before."
+Name = str
+
+
+class Adapters:
+    """A base model with named LoRA adapters, each trained apart.
+
+    Args:
+        model: ``smollm2``, a folder, or a hub id.
+        spaces: each adapter's name and shape.
+        seed: names the random stream of first weights.
+        start: adapters to start from, where there are any; others start as the base is.
+        dtype: of the base; adapters are in float32.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        spaces: Mapping[Name, Weights],
+        *,
+        seed: int = 0,
+        start: Mapping[Name, Path] | None = None,
+        dtype: str = "auto",
+    ) -> None:
+        self.spaces = dict(sorted(spaces.items()))
+        self._alias = {name: f"a{number}" for number, name in enumerate(self.spaces)}  # any name is one of ours
+        self.base, self.tokenizer = _load(model, dtype)
+        self.model = _wrapped(self.base, {self._alias[n]: space for n, space in self.spaces.items()}, seed)
+        self.versions: dict[Name, str] = dict.fromkeys(self.spaces, "")
+        self._before: dict[Name, list[float]] = {}
+        for name, folder in (start or {}).items():
+            self.load(name, folder)
+
+    @property
+    def device(self) -> Any:
+        """Where the model is."""
+        return self.base.device
+
+    @contextmanager
+    def using(self, name: Name | None) -> Iterator[Any]:
+        """Lend the model with one adapter, or as the base is."""
+        if name is None:
+            with self.model.disable_adapter():
+                yield self.base
+            return
+        self.model.set_adapter(self._alias[name])
+        for other in self.spaces:  # `set_adapter` freezes all others, and their optimizers would lose them
+            for _, parameter in self.parameters(other):
+                parameter.requires_grad_(True)
+        yield self.base
+
+    def parameters(self, name: Name) -> list[tuple[str, Any]]:
+        """Return the trained tensors of an adapter with their names in peft's files."""
+        ends = (f".lora_A.{self._alias[name]}.weight", f".lora_B.{self._alias[name]}.weight")
+        found = (
+            (key.replace(f".{self._alias[name]}.weight", ".weight"), parameter)
+            for key, parameter in self.model.named_parameters()
+            if key.endswith(ends)
+        )
+        return sorted(found, key=lambda item: item[0])
+
+    def save(self, name: Name, folder: Path) -> dict[str, str]:
+        """Store an adapter as an artifact, by its content; return its reference, relative to ``folder``."""
+        reference = put(lambda made: self.write(name, made), folder, name)
+        self.versions[name] = reference["sha256"]
+        return reference
+
+    def write(self, name: Name, folder: Path) -> None:
+        """Write an adapter into a folder, in peft's format, with its probe."""
+        from safetensors.torch import save_file
+
+        space = self.spaces[name]
+        tensors = {key: p.detach().float().cpu().contiguous() for key, p in self.parameters(name)}
+        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        config = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": Path(self.base.name_or_path).name,
+            "r": space.rank,
+            "lora_alpha": space.alpha,
+            "lora_dropout": 0.0,
+            "target_modules": sorted(space.targets),
+            "bias": "none",
+            "inference_mode": True,
+        }
+        (folder / "adapter_config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+        (folder / "probe.json").write_text(json.dumps(self._probe(name)) + "\n", encoding="utf-8")
+
+    def load(self, name: Name, folder: Path) -> None:
+        """Read an adapter's weights; nothing in the folder is executed.
+
+        Raises:
+            ConfigurationError: the folder holds no adapter, or one of another base or shape.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            tensors = load_file(folder / "adapter_model.safetensors")
+        except (OSError, SafetensorError) as error:
+            raise ConfigurationError(f"{folder} holds no adapter that can be read: {error}") from None
+        own = dict(self.parameters(name))
+        if {k: tuple(v.shape) for k, v in tensors.items()} != {k: tuple(p.shape) for k, p in own.items()}:
+            raise ConfigurationError(
+                f"the adapter in {folder} has another base or another shape than {name!r} declares",
+                hint="declare the rank and targets it was trained with, on the model it was trained on",
+            )
+        for key, parameter in own.items():
+            parameter.data.copy_(tensors[key])
+
+    def begin(self, name: Name, reference: Reference | None, folder: Path | None) -> None:
+        """Take a stored adapter as an adapter's present version, or the base."""
+        if reference:
+            self.load(name, verified(reference, folder))
+            self.versions[name] = reference["sha256"]
+
+    def _probe(self, name: Name) -> dict[str, Any]:
+        """Return log-probabilities of a fixed text with this adapter, and with the version before it."""
+        import torch
+
+        from compound.optimizers.policy.forward import forward
+        from compound.optimizers.policy.samples import probe
+
+        tokens = self.tokenizer(PROBE, add_special_tokens=False).input_ids
+        sample = probe(tokens)
+        with torch.no_grad():
+            if name not in self._before:
+                with self.using(None) as base:
+                    self._before[name] = forward(base, [sample], shared=False).logps[0].tolist()
+            with self.using(name) as model:
+                now: list[float] = forward(model, [sample], shared=False).logps[0].tolist()
+        before, self._before[name] = self._before[name], now
+        return {"tokens": tokens, "logprobs": now, "before": before}
+
+
+def _wrapped(base: Any, spaces: Mapping[Name, Weights], seed: int) -> Any:
+    """Put the adapters on the base; all of it stays frozen but them."""
+    try:
+        import peft
+    except ImportError:
+        raise MissingExtra("training", "peft", "train") from None
+    model = None
+    with only_torch(seed, "adapters"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        for name, space in spaces.items():
+            config = peft.LoraConfig(
+                r=space.rank, lora_alpha=space.alpha, target_modules=list(space.targets), bias="none"
+            )
+            try:
+                if model is None:
+                    model = peft.get_peft_model(base, config, adapter_name=name)
+                else:
+                    model.add_adapter(name, config)
+            except ValueError as error:
+                raise DeclarationError(
+                    f"an adapter does not fit its base: {error}",
+                    hint="weights.lora.targets must name linear layers of the model",
+                ) from None
+    if model is None:
+        raise DeclarationError("there is no component with weights to train")
+    return model.eval()
+
+
+def _load(name: str, dtype: str) -> tuple[Any, Any]:
+    """Return a causal language model to train on, frozen, and its tokenizer."""
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError:
+        raise MissingExtra("training", "transformers", "local") from None
+    folder = models.resolve(name)
+    kind = loading.fastest_dtype() if dtype == "auto" else dtype
+    try:
+        with models.quiet():
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, kind))
+    except (OSError, ValueError) as error:
+        raise CompoundError(f"{name!r} cannot be trained: {error}") from error
+    if tokenizer.chat_template is None:
+        raise CompoundError(f"{name!r} has no chat template", hint="use an instruction-tuned model")
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return model.to(loading.device()).eval(), tokenizer
+
+
+def partition(
+    components: Sequence[str], adapters: str | Mapping[str, Sequence[str]]
+) -> dict[Name, tuple[str, ...]]:
+    """Return which components train which adapter.
+
+    Args:
+        components: those with weights.
+        adapters: ``each``, ``shared``, or names with their components; those not named have one each.
+
+    Raises:
+        DeclarationError: a component is unknown, or named twice.
+
+    >>> partition(["a", "b", "c"], {"ab": ["a", "b"]})
+    {'ab': ('a', 'b'), 'c': ('c',)}
+    >>> partition(["a", "b"], "shared"), partition(["a"], "each")
+    ({'shared': ('a', 'b')}, {'a': ('a',)})
+    """
+    if adapters == "shared":
+        return {"shared": tuple(components)}
+    groups = {} if isinstance(adapters, str) else {name: tuple(some) for name, some in adapters.items()}
+    named = [component for some in groups.values() for component in some]
+    for component in named:
+        if component not in components:
+            raise DeclarationError(f"optimize.weights.adapters names {component!r}, which has no weights")
+        if named.count(component) > 1:
+            raise DeclarationError(f"optimize.weights.adapters names {component!r} twice")
+    return groups | {c: (c,) for c in components if c not in named}

@@ -1,0 +1,82 @@
+"""The ways of training weights by name: which recipe, on which components, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compound.configuration import component_of
+from compound.errors import DeclarationError, nearest
+from compound.optimization import Job, Method, Optimizer
+from compound.optimizers.policy.mmgrpo import MMGRPO
+from compound.optimizers.policy.recipe import Recipe
+from compound.optimizers.policy.training import WeightTraining
+from compound.settings import OptimizeSettings
+from compound.space import Weights
+from compound.system import System
+
+LONG = 30.0  # minibatches' runs that a job of training should at least be given: few long jobs
+
+
+@dataclass(frozen=True)
+class InOrder:
+    """A scheduler that goes through the jobs in their order, again and again."""
+
+    def choose(self, jobs: Sequence[Job], history: Sequence[Mapping[str, Any]], seed: int) -> Job:
+        """Return the job whose turn it is."""
+        return jobs[len(history) % len(jobs)]
+
+
+def weights_of(system: System) -> tuple[str, ...]:
+    """Return the keys of all weights of a system."""
+    return tuple(key for key, space in system.parameters.items() if isinstance(space, Weights))
+
+
+def together(name: str, system: System, settings: OptimizeSettings, recipe: Recipe) -> Method:
+    """Return a method that trains the weights of all components in one job."""
+    keys = required(name, system)
+    return _method(name, settings, recipe, [Job(name, keys)])
+
+
+def apart(name: str, system: System, settings: OptimizeSettings, recipe: Recipe) -> Method:
+    """Return a method that trains the weights of one component after the other."""
+    keys = required(name, system)
+    return _method(name, settings, recipe, [Job(name, (key,)) for key in keys])
+
+
+def required(name: str, system: System) -> tuple[str, ...]:
+    """Return the keys of all weights.
+
+    Raises:
+        DeclarationError: there are none.
+    """
+    keys = weights_of(system)
+    if not keys:
+        raise DeclarationError(
+            f"method {name!r} trains weights, but no component of system {system.name!r} has any",
+            hint="give an llm component weights: {lora: {rank: 16}}",
+        )
+    return keys
+
+
+def _method(name: str, settings: OptimizeSettings, recipe: Recipe, jobs: Sequence[Job]) -> Method:
+    trained = {component_of(key) for job in jobs for key in job.keys}
+    for component in settings.weights.penalties:
+        if component not in trained:
+            raise DeclarationError(
+                f"optimize.weights.penalties names {component!r}, which is not trained",
+                hint=nearest(component, trained),
+            )
+    optimizers: Mapping[str, Optimizer] = {name: WeightTraining(recipe, settings.weights)}
+    return Method(name, optimizers, jobs, InOrder(), least=LONG, decisions=1)
+
+
+def mmgrpo(system: System, settings: OptimizeSettings) -> Method:
+    """Module-level GRPO: every call earns its run's reward."""
+    return together("mmgrpo", system, settings, MMGRPO())
+
+
+POLICY_METHODS: Mapping[str, Callable[[System, OptimizeSettings], Method]] = {
+    "mmgrpo": mmgrpo,
+}

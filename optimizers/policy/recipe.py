@@ -1,0 +1,101 @@
+"""What tells one way of training weights from another: how rollouts are made, and who gets which credit.
+
+Everything else is shared: sampling, the trainer, checkpoints, budgets (`compound.optimizers.policy.training`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Protocol
+
+from compound.contracts import Example
+from compound.optimization import Task
+from compound.optimizers.policy.rollouts import Rollout, Sampler
+from compound.optimizers.policy.samples import Sample
+from compound.optimizers.policy.trainer import Trainer
+from compound.settings import WeightSettings
+from compound.spec.python_code import find_code
+from compound.trace import Call
+
+Penalty = Callable[[Mapping[str, Any], Mapping[str, Any]], float]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a recipe works with in one step.
+
+    Attributes:
+        sampler: makes rollouts with the present weights.
+        trained: the components whose weights are trained, in the order of the system.
+        settings: how.
+        seed: names the step's random streams.
+        trainer: knows the value head.
+        task: the job, for recipes that need more of it.
+        kept: JSON that the recipe keeps from step to step; it may change it in place.
+    """
+
+    sampler: Sampler
+    trained: tuple[str, ...]
+    settings: WeightSettings
+    seed: int
+    trainer: Trainer
+    task: Task
+    kept: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def fallback(self) -> float:
+        """The reward of a failed run."""
+        return self.sampler.rules.failure_score
+
+    def penalties(self) -> dict[str, Penalty]:
+        """Return the functions that add to components' rewards."""
+        return {name: find_code(path, Path()) for name, path in self.settings.penalties.items()}
+
+
+@dataclass(frozen=True)
+class Credited:
+    """Samples with advantages, and what is to be known of how they came about.
+
+    ``scores`` are the global rewards of the step's rollouts; ``facts`` is JSON.
+    """
+
+    samples: Sequence[Sample]
+    scores: Sequence[float]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def reward(self) -> float | None:
+        """The mean global reward."""
+        return fmean(self.scores) if self.scores else None
+
+
+class Recipe(Protocol):
+    """One way of training weights.
+
+    ``critic`` says whether there is a value head, ``likelihood`` whether samples are imitated.
+    """
+
+    critic: bool
+    likelihood: bool
+
+    def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
+        """Return about how many system runs a step takes that works on so many examples."""
+        ...
+
+    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
+        """Make rollouts of some examples and turn them into samples with advantages."""
+        ...
+
+
+def penalized(penalties: Mapping[str, Penalty], call: Call) -> float:
+    """Return what is added to a call's own reward; a call without outputs has no penalty."""
+    penalty = penalties.get(call.component)
+    return float(penalty(call.inputs, call.outputs)) if penalty is not None and call.outputs else 0.0
+
+
+def scores_of(rollouts: Sequence[Rollout]) -> list[float]:
+    """Return the global rewards of rollouts."""
+    return [rollout.score for rollout in rollouts]

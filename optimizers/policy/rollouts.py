@@ -1,0 +1,144 @@
+"""Runs and forks of a system made for learning: warm, scored, and counted in order.
+
+A run that fails is a rollout like any other: its trace holds what was done before, its score is the failure
+score. How many runs may fail is no concern here; what nobody learns from is counted by the trainer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from compound.contracts import Example, Metric
+from compound.errors import first_of
+from compound.evaluation import Rules, evaluate_all, score
+from compound.executor import Executor
+from compound.system import System
+from compound.trace import Call, Trace
+
+FIRST, STEP = 3_000_000, 10_000  # sample indices of rollouts begin there; each step has so many
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One run made for learning.
+
+    Attributes:
+        example: what was run.
+        trace: what it did, scored.
+        number: which of the example's rollouts it is.
+        fork: the address of the call at which it left another rollout; ``""`` for a run from the beginning.
+        teacher: who made it, where it was not the system that is trained.
+    """
+
+    example: Example
+    trace: Trace
+    number: int
+    fork: str = ""
+    teacher: str = ""
+
+    @property
+    def score(self) -> float:
+        """The global reward."""
+        assert self.trace.score is not None  # rollouts are scored when they are made
+        return self.trace.score
+
+
+@dataclass(frozen=True)
+class Fork:
+    """A fork to be made: of a rollout, at an address, as the example's rollout ``number``."""
+
+    of: Rollout
+    address: str
+    number: int
+
+
+@dataclass
+class Sampler:
+    """Makes rollouts of one version of a system.
+
+    Attributes:
+        executor: runs them, with its cache and its budget.
+        system: bound to the weights that sample.
+        metric: the global reward.
+        rules: how many run at once, what a failed one scores, and what trained components run with.
+        step: names the sample indices: no other step draws the same.
+    """
+
+    executor: Executor
+    system: System
+    metric: Metric
+    rules: Rules
+    step: int
+
+    def index(self, number: int) -> int:
+        """Return the sample index of an example's rollout."""
+        return FIRST + STEP * self.step + number
+
+    async def runs(
+        self,
+        examples: Sequence[Example],
+        numbers: Sequence[int],
+        system: System | None = None,
+        teacher: str = "",
+    ) -> list[Rollout]:
+        """Run every example once for each number, all in flight together; results by example, then number."""
+        found: list[tuple[Example, Trace]] = []
+        samples = [self.index(number) for number in numbers]
+        await evaluate_all(
+            self.executor, [system or self.system], examples, self.metric,
+            samples=samples, rules=self.rules, on_trace=lambda e, t: found.append((e, t)),
+        )  # fmt: skip
+        each = [number for _ in examples for number in numbers]
+        return [Rollout(e, t, n, teacher=teacher) for (e, t), n in zip(found, each, strict=True)]
+
+    async def forks(self, wanted: Sequence[Fork]) -> list[Rollout]:
+        """Make forks, all in flight together; what follows the forked call is drawn anew, too."""
+        places, turn = asyncio.Semaphore(self.rules.concurrency), asyncio.Lock()
+        done: dict[int, Trace] = {}
+        settled = 0
+
+        async def one(number: int, fork: Fork) -> Rollout:
+            nonlocal settled
+            async with places:
+                async with turn:  # in order, so that no later fork takes what an earlier one needs
+                    await self.executor.meter.reserve_run()
+                index = self.index(fork.number)
+                trace = await self.executor.fork(
+                    self.system, fork.of.trace, fork.address,
+                    resample=index, sample=index,
+                    settings=self.rules.settings.get(fork.of.trace.call(fork.address).component),
+                    others=self.rules.settings,
+                )  # fmt: skip
+                done[number] = trace
+                while settled in done:
+                    self.executor.settle(done.pop(settled))
+                    settled += 1
+            scored = await score(trace, self.metric, fork.of.example, self.rules)
+            return Rollout(fork.of.example, scored, fork.number, fork.address)
+
+        try:
+            with self.executor.batch():
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(one(i, fork)) for i, fork in enumerate(wanted)]
+        except BaseExceptionGroup as errors:
+            self.executor.meter.release_runs()
+            raise first_of(errors) from None
+        return [task.result() for task in tasks]
+
+
+def calls_of(trace: Trace, components: Sequence[str]) -> list[Call]:
+    """Return the calls of some components that sampled something, in order."""
+    return [call for call in trace.calls if call.component in components and call.tokens]
+
+
+def warm(system: System, components: Sequence[str], temperature: float) -> Mapping[str, Mapping[str, object]]:
+    """Return the settings of rollouts: trained components sample at one temperature."""
+    return {c: {"temperature": temperature} for c in components if "temperature" in system.components[c].settings}
+
+
+def rolling(rules: Rules, settings: Mapping[str, Mapping[str, object]], failure: float | None) -> Rules:
+    """Return the rules of rollouts."""
+    score_of_failed = rules.failure_score if failure is None else failure
+    return replace(rules, failure_score=score_of_failed, max_failed=1.0, settings=settings)

@@ -1,0 +1,269 @@
+"""Weights as something an optimizer proposes: sample, credit, update, checkpoint, step after step.
+
+The recipe says how rollouts are made and what they earn; all else is here. Each step samples with the adapters of
+the step before, by reference, so that the executor's cache and the engines know which weights they had. After a
+crash a job goes on from its last step: calls that were made are in the cache, weights and optimizers in files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from compound.components.engines import loading
+from compound.configuration import components_of
+from compound.contracts import Example
+from compound.errors import BudgetExhausted, DeclarationError
+from compound.optimization import Progress, Proposal, Task
+from compound.optimizers.policy.adapters import Adapters, partition
+from compound.optimizers.policy.recipe import Credited, Recipe, Work
+from compound.optimizers.policy.rollouts import Sampler, rolling, warm
+from compound.optimizers.policy.trainer import Trainer
+from compound.plan import values_of
+from compound.settings import WeightSettings
+from compound.space import Weights
+from compound.streams import generator, stream
+from compound.system import System
+
+RECORD = "training"  # the kind of a memory record
+WINDOW = 0.2  # of the steps, at either end, that a proposal's rewards are the mean of
+
+
+@dataclass(frozen=True)
+class WeightTraining:
+    """Trains the weights that a job names.
+
+    Attributes:
+        recipe: makes rollouts and gives credit.
+        settings: how many, how fast.
+    """
+
+    recipe: Recipe
+    settings: WeightSettings
+
+    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        """Train, checkpointing after every step; propose the weights of the last one."""
+        job = Job(task, self.recipe, self.settings)
+        try:
+            state: dict[str, Any] = dict(task.resume or {"step": 0, "saved": None, "kept": {}, "curve": []})
+            await asyncio.to_thread(job.open, state)
+            while state["step"] < self.settings.steps and task.scorer.left >= job.cost:
+                try:
+                    state = await job.step(state)
+                except BudgetExhausted:
+                    break
+                job.forget(state)
+                yield Progress(state, told(state["curve"], self.settings.steps))
+            yield job.proposal(state)
+        finally:
+            await asyncio.to_thread(job.close)
+
+
+@dataclass
+class Job:
+    """One training under way."""
+
+    task: Task
+    recipe: Recipe
+    settings: WeightSettings
+    trained: tuple[str, ...] = field(init=False)
+    trainer: Trainer = field(init=False)
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.trained = tuple(components_of(self.task.keys))
+        self._groups = partition(self.trained, self._wanted())
+        self._adapter_of = {c: name for name, some in self._groups.items() for c in some}
+        self._batch = min(self.settings.examples, len(self.task.train))
+
+    def _wanted(self) -> str | Mapping[str, Sequence[str]]:
+        """Return how adapters are shared, among the components of this job."""
+        wanted = self.settings.adapters
+        if isinstance(wanted, str):
+            return wanted
+        named = {name: tuple(c for c in some if c in self.trained) for name, some in wanted.items()}
+        return {name: some for name, some in named.items() if some}
+
+    @property
+    def folder(self) -> Path:
+        """Where adapters and checkpoints are."""
+        return self.task.bench.memory.folder
+
+    @property
+    def cost(self) -> float:
+        """System runs of a step, about."""
+        return self.recipe.cost(self._batch, len(self.trained), self.settings)
+
+    def open(self, state: Mapping[str, Any]) -> None:
+        """Load the base, and go on from where the job was."""
+        system = self.task.system
+        adapters = Adapters(base_model(self.task, self.trained), spaces(system, self._groups), seed=self.task.seed)
+        self.trainer = Trainer(
+            adapters, self._adapter_of, self.settings,
+            seed=self.task.seed, steps=self.settings.steps, critic=self.recipe.critic,
+        )  # fmt: skip
+        if state["saved"] is not None:
+            self.trainer.restore(state["saved"], self.folder)
+            return
+        for name, some in self._groups.items():
+            reference = system.configuration[f"{some[0]}.weights"]
+            if any(system.configuration[f"{c}.weights"] != reference for c in some):
+                raise DeclarationError(
+                    f"the adapter {name!r} is shared by components that start from different ones",
+                    hint="let them start from the same, or train them apart: optimize.weights.adapters: each",
+                )
+            adapters.begin(name, reference, self.folder)
+            self.trainer.versions[name] = [adapters.versions[name]]
+
+    def close(self) -> None:
+        """Free the model."""
+        if hasattr(self, "trainer"):
+            del self.trainer
+            loading.release()
+
+    def values(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the weights of a state, as values of the configuration."""
+        if state["saved"] is None:
+            return {}
+        adapters = state["saved"]["adapters"]
+        return {f"{c}.weights": adapters[name] for c, name in self._adapter_of.items()}
+
+    async def step(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Sample with the weights of a state, give credit, update; return the next state."""
+        number, kept = state["step"], dict(state["kept"])
+        begun = time.perf_counter()
+        work = self._work(state, kept)
+        credited = await self.recipe.collect(work, self.examples(number))
+        sampled = time.perf_counter() - begun
+        facts = await asyncio.to_thread(
+            self.trainer.step, credited.samples, number, likelihood=self.recipe.likelihood
+        )
+        saved = await asyncio.to_thread(self.trainer.save, self.folder)
+        record = self._record(number, credited, {**facts, "sample_seconds": sampled})
+        self.task.bench.memory.append(record)
+        brief = {"reward": credited.reward, "samples": len(credited.samples)}
+        return {"step": number + 1, "saved": saved, "kept": kept, "curve": [*state["curve"], brief]}
+
+    def _work(self, state: Mapping[str, Any], kept: dict[str, Any]) -> Work:
+        """Return what the recipe works with."""
+        task, settings = self.task, self.settings
+        number = state["step"]
+        rules = rolling(
+            task.bench.rules, warm(task.system, self.trained, settings.temperature), settings.failure
+        )
+        system = task.system.bind({**task.system.configuration, **self.values(state)})
+        sampler = Sampler(task.bench.executor, system, task.bench.metric, rules, self._index(number))
+        seed = stream(task.seed, "step", number)
+        return Work(sampler, self.trained, settings, seed, self.trainer, task, kept)
+
+    def _index(self, number: int) -> int:
+        """Return a number for the step that no step of another job has."""
+        return self.task.seed % 100_000 * 1_000 + number
+
+    def examples(self, number: int) -> list[Example]:
+        """Return a step's examples: each epoch goes through all of them in an order of its own."""
+        train, first = self.task.train, number * self._batch
+        found = []
+        for place in range(first, first + self._batch):
+            epoch, at = divmod(place, len(train))
+            found.append(train[generator(self.task.seed, "epoch", epoch).permutation(len(train))[at]])
+        return list({example.id: example for example in found}.values())  # an epoch's end may meet its next
+
+    def _record(self, number: int, credited: Credited, facts: Mapping[str, Any]) -> dict[str, Any]:
+        scores = {"reward": credited.reward, "rollouts": len(credited.scores)}
+        job = {"seed": self.task.seed, "recipe": type(self.recipe).__name__, "keys": list(self.task.keys)}
+        return {"kind": RECORD, "step": number, **job, **scores, **credited.facts, **facts}
+
+    def forget(self, state: Mapping[str, Any]) -> None:
+        """Delete optimizer states and adapters of this job that neither this state nor the one before needs.
+
+        The one before is still in the checkpoint until this one's is written.
+        """
+        saved = state["saved"]
+        present = {saved["optimizers"]["path"], *(a["path"] for a in saved["adapters"].values())}
+        kept = state["kept"].get("folders", [])
+        for path in state["kept"].get("folders_before", []):
+            if path not in present and path not in kept:
+                shutil.rmtree(self.folder / path, ignore_errors=True)
+        state["kept"].update(folders_before=kept, folders=sorted(present))
+
+    def proposal(self, state: Mapping[str, Any]) -> Proposal:
+        """Return the weights of the last step, with the mean rewards of rollouts at either end."""
+        curve = [point["reward"] for point in state["curve"] if point["reward"] is not None]
+        facts = {"steps": state["step"], "samples": sum(point["samples"] for point in state["curve"])}
+        if not curve or not facts["samples"]:
+            return Proposal({}, note="nothing to learn from: " + self._why(state), facts=facts)
+        few = max(1, round(WINDOW * len(curve)))
+        before, after = fmean(curve[:few]), fmean(curve[-few:])
+        note = f"{state['step']} steps: mean reward of rollouts {before:.3f} -> {after:.3f}"
+        return Proposal(self.values(state), before, after, state["step"], note, facts)
+
+    @staticmethod
+    def _why(state: Mapping[str, Any]) -> str:
+        if not state["step"]:
+            return "the budget does not hold a step"
+        return "the rewards of every group were all equal"
+
+
+def told(curve: Sequence[Mapping[str, Any]], steps: int) -> str:
+    """Return a step's line for people.
+
+    >>> told([{"reward": 0.25, "samples": 24}], 25)
+    'step 1 of 25: mean reward 0.250, 24 samples'
+    """
+    last = curve[-1]
+    reward = "no rollouts" if last["reward"] is None else f"mean reward {last['reward']:.3f}"
+    return f"step {len(curve)} of {steps}: {reward}, {last['samples']} samples"
+
+
+def base_model(task: Task, trained: Sequence[str]) -> str:
+    """Return the model whose weights are trained: one base, frozen, for all of the components.
+
+    Raises:
+        DeclarationError: components have different models, or one that is behind an API.
+    """
+    found = {}
+    for component in trained:
+        lm = values_of(task.system.components[component], task.system).get("lm")
+        if not isinstance(lm, str):
+            raise DeclarationError(f"{component!r} has weights, but no model", hint="give it or the system lm")
+        engine = task.bench.executor.engine(lm)
+        model = getattr(engine, "trainable", None)
+        if model is None:
+            raise DeclarationError(
+                f"the weights of {component!r} cannot be trained: {engine.name} does not serve adapters",
+                hint="use a model in this process, such as smollm2, or a vLLM engine",
+            )
+        found[component] = model
+    if len(set(found.values())) > 1:
+        listed = ", ".join(f"{component}: {model}" for component, model in found.items())
+        raise DeclarationError(
+            f"components that are trained together need one base model, but have {listed}",
+            hint="give them one lm, or freeze some with weights: null",
+        )
+    return next(iter(found.values()))
+
+
+def spaces(system: System, groups: Mapping[str, Sequence[str]]) -> dict[str, Weights]:
+    """Return each adapter's shape.
+
+    Raises:
+        DeclarationError: components that share one declare different shapes.
+    """
+    found = {}
+    for name, components in groups.items():
+        declared = [system.parameters[f"{component}.weights"] for component in components]
+        first = declared[0]
+        if any(space.to_json() != first.to_json() for space in declared):
+            raise DeclarationError(f"components that share the adapter {name!r} declare different shapes")
+        assert isinstance(first, Weights)  # the keys of a job of weights
+        found[name] = first
+    return found
+
+
