@@ -35,6 +35,8 @@ HEAVY = {
 }
 # modules that are nothing without their library, and are themselves imported where they are used
 ALLOWED = {
+    "components/engines/adapter_files.py",
+    "components/engines/adapters.py",
     "components/engines/decoding.py",
     "components/engines/packing.py",
     "components/engines/prefill.py",

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from compound.components.engines.adapters import Adapters
 from compound.components.engines.prefill import Prefill
 from compound.components.engines.sampling import Choose, Leave, Row
-from compound.contracts import FinishReason
+from compound.contracts import Adapter, FinishReason
 
 BUCKET = 32  # exact mode pads prompts to a multiple of this
 EXACT_ROWS = 8  # rows of a batch in exact mode
@@ -28,9 +29,12 @@ class Decoder:
         tokenizer: its tokenizer.
         exact: whether a row's result must not depend on its companions, bit for bit.
         max_batch_tokens: how many tokens a batch's cache may hold.
+        max_adapters: how many adapters stay in memory, with the beginnings they have read.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, *, exact: bool, max_batch_tokens: int) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, *, exact: bool, max_batch_tokens: int, max_adapters: int
+    ) -> None:
         ends = model.generation_config.eos_token_id
         self.ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
         # A checkpoint's own sampling settings (penalties, top-p) would enter `generate` unasked.
@@ -38,6 +42,7 @@ class Decoder:
         self._model, self._tokenizer = model, tokenizer
         self._exact, self._max_batch_tokens = exact, max_batch_tokens
         self._prefill = Prefill(model, keep=max_batch_tokens // 4)
+        self._adapters = Adapters(model, keep=max_adapters, dropped=self._prefill.forget)
 
     def batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
         """Cut rows into batches that fit; in exact mode, by length class."""
@@ -58,15 +63,19 @@ class Decoder:
         if batch:
             yield batch
 
-    def run(self, batch: Sequence[Row]) -> None:
-        """Complete the rows of a batch in place."""
-        with torch.inference_mode():
+    def run(self, batch: Sequence[Row], adapter: Adapter | None = None) -> None:
+        """Complete the rows of a batch in place, all with one adapter, or with none.
+
+        Raises:
+            ConfigurationError: the adapter cannot be used; see `Adapters.applied`.
+        """
+        with torch.inference_mode(), self._adapters.applied(adapter) as version:
             if self._exact:
                 spare = [Row((0,), 0, finish="length") for _ in range(EXACT_ROWS - len(batch))]
                 rows = [*batch, *spare]
                 self._decode(rows, *self._prefill.read_padded([row.prompt for row in rows], _width(batch[0])))
             else:
-                order, cache, mask = self._prefill.read([row.prompt for row in batch])
+                order, cache, mask = self._prefill.read([row.prompt for row in batch], version)
                 self._decode([batch[i] for i in order], cache, mask)
 
     def _decode(self, rows: list[Row], cache: Any, mask: torch.Tensor) -> None:

@@ -1,7 +1,8 @@
 """Language models in this process: concurrent calls are gathered into batches for one worker thread.
 
 Nothing of torch runs on the event loop. The worker takes what waits, once the loop has gone idle, so that
-calls made together are answered together; while it works, the next batch forms.
+calls made together are answered together; while it works, the next batch forms. A batch has one adapter, or
+none: that of the call that has waited longest.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class TransformersEngine:
         max_wait_ms: the longest wait for further calls before a batch starts.
         deterministic: results are the same bits whatever is called at the same time, for a price in speed.
         max_batch_tokens: the most tokens, prompts and answers, that a batch may hold in memory.
+        max_adapters: how many LoRA adapters stay in memory, beside the one base model.
 
     Example:
         >>> engine = TransformersEngine("smollm2", dtype="float32")
@@ -73,9 +75,11 @@ class TransformersEngine:
         max_wait_ms: float = 20.0,
         deterministic: bool = False,
         max_batch_tokens: int = 49_152,
+        max_adapters: int = 8,
     ) -> None:
         self.model, self.max_batch, self._max_wait = model, max_batch, max_wait_ms / 1000
         self.deterministic, self.max_batch_tokens = deterministic, max_batch_tokens
+        self.max_adapters = max_adapters
         self._dtype = dtype
         self._lock = threading.Lock()
         self._tokenizing = threading.Lock()  # a tokenizer is not made for two threads
@@ -119,11 +123,6 @@ class TransformersEngine:
         return Usage(1, size + HEAD, request.max_tokens)  # a token holds at least a byte
 
     async def generate(self, request: Request) -> Completion:  # noqa: D102
-        if request.adapter:
-            raise CallError(
-                f"{self.name} cannot sample with the adapter {request.adapter!r}",
-                hint='adapters come with training: pip install "compound-ai[train]"',
-            )
         job = Job(request, asyncio.get_running_loop())
         with self._lock:
             self._waiting.append(job)
@@ -177,10 +176,18 @@ class TransformersEngine:
                 _settle(loop, until)
             time.sleep(self._max_wait / 5)
         with self._lock:
-            taken, self._waiting = self._waiting[: self.max_batch], self._waiting[self.max_batch :]
+            taken = self._first()
             self._running = [job for job in taken if job.future.set_running_or_notify_cancel()]
             self._busy = bool(taken)
             return self._running if taken else None
+
+    def _first(self) -> list[Job]:
+        """Take the call that has waited longest, and those behind it that want the same adapter."""
+        wanted = self._waiting[0].request.adapter if self._waiting else None
+        taken = [job for job in self._waiting if job.request.adapter == wanted][: self.max_batch]
+        chosen = set(taken)
+        self._waiting = [job for job in self._waiting if job not in chosen]
+        return taken
 
     def _batches(self, jobs: Sequence[Job]) -> list[list[Job]]:
         """Turn requests into rows, and rows into batches; a request that cannot be a row fails alone."""
@@ -203,12 +210,14 @@ class TransformersEngine:
         return [[owners[id(row)] for row in batch] for batch in self._decoder.batches(rows)]
 
     def _answer(self, batch: Sequence[Job]) -> None:
-        """Run a batch and hand out its completions."""
+        """Run a batch, whose calls want one adapter, and hand out its completions."""
         decoder = self._decoder
         assert decoder is not None
         rows = [job.row for job in batch if job.row is not None]
+        adapter = batch[0].request.adapter
+        version = adapter.sha256 if adapter else ""
         try:
-            decoder.run(rows)
+            decoder.run(rows, adapter)
         except RuntimeError as error:
             hint = "lower max_batch or max_batch_tokens" if "memory" in str(error) else ""
             raise CallError(f"{self.name} failed on {len(rows)} calls: {error}", hint=hint) from error
@@ -217,7 +226,7 @@ class TransformersEngine:
                 _fail([job], CallError(f"{self.name} was closed during the call"))
                 continue
             sampled = tuple(row.sampled)
-            record = TokenRecord(row.prompt, sampled, tuple(row.logprobs), row.finish)
+            record = TokenRecord(row.prompt, sampled, tuple(row.logprobs), row.finish, version)
             usage = Usage(1, len(row.prompt), len(sampled))
             kept = record if job.request.want_tokens else None
             job.future.set_result(Completion(decoder.text(row), usage, row.finish, kept))
@@ -228,7 +237,11 @@ class TransformersEngine:
         from compound.components.engines.decoding import Decoder
 
         return Decoder(
-            model, self._tokenizer, exact=self.deterministic, max_batch_tokens=self.max_batch_tokens
+            model,
+            self._tokenizer,
+            exact=self.deterministic,
+            max_batch_tokens=self.max_batch_tokens,
+            max_adapters=self.max_adapters,
         )
 
     def _prompt(self, request: Request) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ class PackedLinear(torch.nn.Module):  # type: ignore[misc]  # torch's types are 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
         self.bias = linear.bias
+        self.in_features, self.out_features = linear.in_features, linear.out_features
         with torch.inference_mode(False), torch.no_grad():
             self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
 

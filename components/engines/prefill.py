@@ -2,7 +2,8 @@
 
 Systems ask one model the same instruction and demonstrations with another question each time. So prompts
 are grouped by common beginning, each beginning is read as a single row and repeated, and the rest of the
-prompts follows in rectangles of similar length. The last few beginnings are kept for later batches.
+prompts follows in rectangles of similar length. The last few beginnings are kept for later batches. What a
+model makes of a prompt depends on its adapter, so each beginning belongs to the version that has read it.
 """
 
 from __future__ import annotations
@@ -89,34 +90,43 @@ class Prefill:
 
     Args:
         model: a causal language model whose layers are attention (full or sliding).
-        keep: how many tokens of beginnings are kept for later.
+        keep: how many tokens of beginnings are kept for later, those of all versions together.
     """
 
     def __init__(self, model: Any, keep: int) -> None:
         self._model = model
         self._keep = keep
-        self._kept: OrderedDict[Tokens, Layers] = OrderedDict()  # the last one used comes last
+        self._kept: OrderedDict[tuple[str, Tokens], Layers] = OrderedDict()  # the last one used comes last
 
-    def read(self, prompts: Sequence[Tokens]) -> tuple[list[int], Any, torch.Tensor]:
-        """Return the prompts' new order, their cache, and the mask of its real tokens."""
+    def read(self, prompts: Sequence[Tokens], version: str = "") -> tuple[list[int], Any, torch.Tensor]:
+        """Return the prompts' new order, their cache, and the mask of its real tokens.
+
+        ``version`` is that of the adapter that the model computes with at the moment, ``""`` without one.
+        """
         parts: list[Part] = []
         alone: list[int] = []
         for shared, members in share(prompts):
             tokens = prompts[members[0]][:-1]
-            length = shared or self._match(tokens)[1]
+            length = shared or self._match(tokens, version)[1]
             if length:
-                parts += self._rectangles(prompts, members, self._beginning(tokens[:length]), length)
+                begin = self._beginning(tokens[:length], version)
+                parts += self._rectangles(prompts, members, begin, length)
             else:
                 alone += members
         parts += self._rectangles(prompts, alone, [], 0)
         if len(prompts) == 1:  # calls come one after the other: the next one may begin like this one
-            self._remember(prompts[0][:-1], parts[0][1])
+            self._remember(prompts[0][:-1], version, parts[0][1])
         order = [i for members, _, _ in parts for i in members]
         return order, *_merge(parts)
 
     def read_padded(self, prompts: Sequence[Tokens], width: int) -> tuple[Any, torch.Tensor]:
         """Read prompts as one rectangle of a given width, sharing nothing: cache and mask."""
         return _merge([self._rectangle(prompts, list(range(len(prompts))), [], 0, width)])
+
+    def forget(self, version: str) -> None:
+        """Drop the beginnings that an adapter has read."""
+        for key in [key for key in self._kept if key[0] == version]:
+            del self._kept[key]
 
     def _rectangles(
         self, prompts: Sequence[Tokens], members: list[int], begin: Layers, start: int
@@ -155,35 +165,37 @@ class Prefill:
         self._model.base_model(input_ids=ids, attention_mask=mask, position_ids=places, past_key_values=cache)
         return [(layer.keys, layer.values) for layer in cache.layers]
 
-    def _match(self, tokens: Tokens) -> tuple[Tokens, int]:
+    def _match(self, tokens: Tokens, version: str) -> tuple[Tokens, int]:
         """Return the kept beginning that shares most with ``tokens``, and how much, if worth it."""
-        length, best = max(((common(kept, tokens), kept) for kept in self._kept), default=(0, ()))
+        own = (kept for of, kept in self._kept if of == version)
+        length, best = max(((common(kept, tokens), kept) for kept in own), default=(0, ()))
         return (best, length) if length >= WORTH else ((), 0)
 
-    def _beginning(self, tokens: Tokens) -> Layers:
+    def _beginning(self, tokens: Tokens, version: str) -> Layers:
         """Read a beginning as a single row, from where a kept one ends."""
-        best, length = self._match(tokens)
+        best, length = self._match(tokens, version)
         before: Layers = []
         if length:
-            self._kept.move_to_end(best)
-            before = [(keys[:, :, :length], values[:, :, :length]) for keys, values in self._kept[best]]
+            self._kept.move_to_end((version, best))
+            kept = self._kept[version, best]
+            before = [(keys[:, :, :length], values[:, :, :length]) for keys, values in kept]
         if length == len(tokens):
             return before
         ids = torch.tensor([tokens[length:]])
         layers = self._forward(
             ids, torch.ones(1, len(tokens), dtype=torch.long, device=self._model.device), before
         )
-        self._remember(tokens, layers)
+        self._remember(tokens, version, layers)
         return layers
 
-    def _remember(self, tokens: Tokens, layers: Layers) -> None:
+    def _remember(self, tokens: Tokens, version: str, layers: Layers) -> None:
         """Keep a beginning, forgetting the ones it contains and then the ones used longest ago."""
         if len(tokens) < WORTH:
             return
-        for kept in [kept for kept in self._kept if kept == tokens[: len(kept)]]:
-            del self._kept[kept]
-        self._kept[tokens] = layers
-        while sum(map(len, self._kept)) > self._keep:
+        for key in [(of, kept) for of, kept in self._kept if of == version and kept == tokens[: len(kept)]]:
+            del self._kept[key]
+        self._kept[version, tokens] = layers
+        while sum(len(kept) for _, kept in self._kept) > self._keep:
             self._kept.popitem(last=False)
 
 
