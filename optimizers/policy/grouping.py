@@ -185,11 +185,10 @@ def select_diverse(rewards: Sequence[float], size: int, rng: np.random.Generator
         choices = [[*order[:k], *order[len(order) - size + k :]] for k in range(size + 1)]
     else:
         lowest = [i for i in order if rewards[i] == rewards[order[0]]]
+        # from the other end, so that equal rewards are all copied equally often
         highest = [i for i in reversed(order) if rewards[i] == rewards[order[-1]]]
         missing = size - len(order)
         choices = [[*order, *_cycled(lowest, k), *_cycled(highest, missing - k)] for k in range(missing + 1)]
-        if lowest[0] in highest:
-            choices = choices[-1:]  # all rewards are equal: copy every element as often as any other
     spreads = [_spread([rewards[i] for i in choice]) for choice in choices]
     best = [n for n, spread in enumerate(spreads) if math.isclose(spread, max(spreads), rel_tol=1e-9)]
     return sorted(choices[best[int(rng.integers(len(best)))]])
