@@ -69,7 +69,7 @@ def _method(name: str, settings: OptimizeSettings, recipe: Recipe, jobs: Sequenc
                 hint=nearest(component, trained),
             )
     optimizers: Mapping[str, Optimizer] = {name: WeightTraining(recipe, settings.weights)}
-    return Method(name, optimizers, jobs, InOrder(), least=LONG, decisions=1)
+    return Method(name, optimizers, jobs, InOrder(), least=LONG, decisions=1, jobs_each=len(jobs))
 
 
 def mmgrpo(system: System, settings: OptimizeSettings) -> Method:

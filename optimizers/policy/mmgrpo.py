@@ -32,7 +32,10 @@ class MMGRPO:
 
     async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
         """Run every example several times, by the system and by its teachers."""
-        rollouts = [*await work.sampler.runs(examples, range(_own(work.settings))), *await _taught(work, examples)]
+        rollouts = [
+            *await work.sampler.runs(examples, range(_own(work.settings))),
+            *await _taught(work, examples),
+        ]
         samples = [
             sample
             for rollout in rollouts
@@ -49,7 +52,11 @@ class MMGRPO:
             seed=work.seed,
         )
         trained, facts = advantages(grouped.samples, work.settings.scale, references=grouped.references)
-        counts = {"truncated": grouped.truncated, "deselected": grouped.deselected, "copies": grouped.duplicated}
+        counts = {
+            "truncated": grouped.truncated,
+            "deselected": grouped.deselected,
+            "copies": grouped.duplicated,
+        }
         return Credited(trained, scores_of(rollouts), {**asdict(facts), **counts})
 
 

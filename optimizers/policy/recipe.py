@@ -73,13 +73,17 @@ class Credited:
 
 
 class Recipe(Protocol):
-    """One way of training weights.
+    """One way of training weights."""
 
-    ``critic`` says whether there is a value head, ``likelihood`` whether samples are imitated.
-    """
+    @property
+    def critic(self) -> bool:
+        """Whether there is a value head."""
+        ...
 
-    critic: bool
-    likelihood: bool
+    @property
+    def likelihood(self) -> bool:
+        """Whether samples are imitated, and not weighed by advantages."""
+        ...
 
     def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
         """Return about how many system runs a step takes that works on so many examples."""
