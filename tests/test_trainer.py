@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -460,3 +463,54 @@ class TestSteps:
             start = first.step(flat, 0)["components"]["x"]["base_kl"]
         assert distances[0] is None  # nothing is measured that is not used
         assert distances[1] < start
+
+
+TOGETHER = """
+import sys
+import torch
+import torch.distributed as distributed
+from pathlib import Path
+from tests.test_trainer import PLAIN, made, some
+from compound.optimizers.policy.trainer import Trainer
+
+folder, out, rank, world, store = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+torch.set_num_threads(1)
+if world > 1:
+    distributed.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=world)
+settings = PLAIN.model_copy(update={"micro_tokens": 64, "parts": 2, "lr": 0.01})
+adapters = made(folder, "x", "y")
+trainer = Trainer(adapters, {"x": "x", "y": "y"}, settings)
+samples = some(components=("x", "y"), groups=3)
+for number in range(2):
+    facts = trainer.step(samples, number)
+torch.save({name: [t.detach() for _, t in adapters.parameters(name)] for name in ("x", "y")}, out / f"{world}-{rank}.pt")
+print(facts["components"]["x"]["entropy"])
+if world > 1:
+    distributed.destroy_process_group()
+"""
+
+
+def test_two_processes_train_to_the_weights_of_one(folder: Path, tmp_path: Path) -> None:
+    root = Path(__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONWARNINGS": "ignore"}
+
+    def begun(rank: int, world: int) -> subprocess.Popen[str]:
+        arguments = [str(folder), str(tmp_path), str(rank), str(world), str(tmp_path / "store")]
+        return subprocess.Popen(
+            [sys.executable, "-c", TOGETHER, *arguments], cwd=root, env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    told = []
+    for process in [begun(0, 2), begun(1, 2), begun(0, 1)]:
+        out, error = process.communicate(timeout=300)
+        assert process.returncode == 0, error
+        told.append(float(out.splitlines()[-1]))
+    ends = [torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1")]
+    start = {name: [t.detach() for _, t in made(folder, "x", "y").parameters(name)] for name in ("x", "y")}
+    for name in ("x", "y"):
+        for alone, first, second, before in zip(*(end[name] for end in ends), start[name], strict=True):
+            assert torch.equal(first, second)
+            assert torch.allclose(alone, first, atol=1e-5)
+            assert not torch.equal(alone, before)
+    assert told[0] == pytest.approx(told[2], rel=1e-4)  # what is reported is of all samples

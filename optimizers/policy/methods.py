@@ -10,6 +10,7 @@ from compound.configuration import component_of
 from compound.errors import DeclarationError, nearest
 from compound.optimization import Job, Method, Optimizer
 from compound.optimizers.policy.mmgrpo import MMGRPO
+from compound.optimizers.policy.prompt_r1 import PromptR1
 from compound.optimizers.policy.recipe import Recipe
 from compound.optimizers.policy.training import WeightTraining
 from compound.settings import OptimizeSettings
@@ -77,6 +78,12 @@ def mmgrpo(system: System, settings: OptimizeSettings) -> Method:
     return together("mmgrpo", system, settings, MMGRPO())
 
 
+def prompt_r1(system: System, settings: OptimizeSettings) -> Method:
+    """An agent that talks to an environment, rewarded for whole conversations."""
+    return together("prompt_r1", system, settings, PromptR1())
+
+
 POLICY_METHODS: Mapping[str, Callable[[System, OptimizeSettings], Method]] = {
     "mmgrpo": mmgrpo,
+    "prompt_r1": prompt_r1,
 }

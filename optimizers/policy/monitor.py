@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import astuple
 from statistics import fmean, pstdev
 from typing import Any
 
 from compound.optimizers.policy.diagnostics import Diagnostics
 from compound.optimizers.policy.samples import Sample
+from compound.optimizers.policy.updates import added
 
 WORDS = 40  # of tokens, that similarity of answers is measured on
 
@@ -19,12 +21,14 @@ class Monitor:
     Args:
         samples: those of the step.
         kept: those that are trained on; the others are too long, or empty.
+        divergence: whether the divergence from the base is known.
     """
 
-    def __init__(self, samples: Sequence[Sample], kept: Sequence[Sample]) -> None:
+    def __init__(self, samples: Sequence[Sample], kept: Sequence[Sample], *, divergence: bool) -> None:
         self._samples, self._left_out = list(kept), len(samples) - len(kept)
         self._seen: dict[str, Diagnostics] = defaultdict(Diagnostics)
         self._far: dict[str, float] = defaultdict(float)
+        self._divergence = divergence
         self._norms: dict[str, list[float]] = defaultdict(list)
 
     def seen(self, component: str, sums: Diagnostics, far: float | None) -> None:
@@ -38,7 +42,16 @@ class Monitor:
         self._norms[adapter].append(value)
 
     def facts(self) -> dict[str, Any]:
-        """Return everything as JSON: means over tokens, and what the samples themselves say."""
+        """Return everything as JSON: means over tokens, and what the samples themselves say.
+
+        Where several processes train together, all must call it: each has seen a part.
+        """
+        names = sorted({s.component for s in self._samples})
+        sums = [[*astuple(self._seen[name]), self._far.get(name, 0.0)] for name in names]
+        for name, row in zip(names, added(sums), strict=True):
+            self._seen[name] = Diagnostics(*row[:-1])
+            if self._divergence:
+                self._far[name] = row[-1]
         return {
             "left_out": self._left_out,
             "norms": {name: fmean(some) for name, some in self._norms.items()},

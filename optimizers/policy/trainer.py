@@ -96,7 +96,7 @@ class Trainer:
         """
         begun = time.perf_counter()
         kept = [s for s in samples if s.length and size(s) <= self.settings.max_length]
-        monitor = Monitor(samples, kept)
+        monitor = Monitor(samples, kept, divergence=bool(self.settings.beta) and not likelihood)
         if not likelihood:
             self._refuse_stale(kept)
         with self._memory():
