@@ -153,6 +153,18 @@ def test_the_cap_of_cispo_weighs_without_cutting_the_gradient() -> None:
     torch.testing.assert_close(logps.grad, doubles(expected))
 
 
+def test_vespo_bounds_how_far_a_token_and_a_sample_can_be_off() -> None:
+    old = LOGPS - doubles([[-25.0, 4.0, 1.0], [-15.0, -15.0, 0.0]])
+    losses = per_token_loss("vespo", LOGPS, old, ADVANTAGES, MASK)
+    # the good sample: -20 + 4 + 1, w^2 e^(3 (1 - w)); the bad one: -30, taken as log 1e-8, w^3 e^(2 (1 - w))
+    assert losses[0, 0].item() == pytest.approx(
+        1.5 * exp(-15) ** 2 * exp(3 * (1 - exp(-15))), rel=1e-9, abs=0
+    )
+    assert losses[1, 0].item() == pytest.approx(-0.5 * 0.2 * 1e-24 * exp(2 * (1 - 1e-8)), rel=1e-9, abs=0)
+    far = per_token_loss("vespo", LOGPS, LOGPS - 1e4, ADVANTAGES, MASK)
+    assert far.tolist() == [[0.0] * 3] * 2
+
+
 def test_tokens_may_have_advantages_of_their_own() -> None:
     advantages = doubles([[1.5, -2.0, 0.0], [0.0, -0.5, 8.0]])
     losses = per_token_loss("grpo", LOGPS, OLD, advantages, MASK)
@@ -465,12 +477,16 @@ def test_diagnostics_by_hand() -> None:
     assert (means["low"], means["high"], means["entropy"]) == (0.2, 0.2, 3.0)
 
 
-def test_diagnostics_at_the_level_of_sequences_count_tokens_of_cut_samples() -> None:
-    old = LOGPS - doubles([[0.3, 0.3, 0.3], [0.0, 0.0, 0.0]])
-    assert (
-        diagnose("gspo", LOGPS, old, ADVANTAGES, MASK).high,
-        diagnose("sapo", LOGPS, old, ADVANTAGES, MASK).high,
-    ) == (3, 0)
+def test_diagnostics_at_the_level_of_sequences_count_the_tokens_of_cut_samples() -> None:
+    old = LOGPS - doubles([[0.9, 0.0, 0.0], [-0.6, 0.0, 0.0]])  # mean log ratios .3 and -.3
+    whole = diagnose("gspo", LOGPS, old, ADVANTAGES, MASK)
+    assert (whole.low, whole.high) == (2, 3)
+    each = diagnose("grpo", LOGPS, old, ADVANTAGES, MASK)
+    assert (each.low, each.high) == (1, 1)
+    told = diagnose("grpo", LOGPS, old, ADVANTAGES, MASK, level="sequence")
+    assert (told.low, told.high) == (2, 3)
+    gate = diagnose("sapo", LOGPS, old, ADVANTAGES, MASK)
+    assert (gate.low, gate.high) == (0, 0)
 
 
 def test_diagnostics_of_a_first_step_and_of_likelihood() -> None:
