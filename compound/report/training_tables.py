@@ -9,7 +9,7 @@ from compound.errors import MissingExtra
 from compound.report.blocks import Block, Figure
 from compound.report.tables import Table, table
 from compound.report.text import count, number, plural, seconds
-from compound.report.training_figures import caption, training_svg
+from compound.report.training_figures import caption, shown, training_svg
 
 HOW = (
     "Arrows lead from the mean over the first fifth of a job's steps to that over its last fifth. A job's "
@@ -27,12 +27,9 @@ def training_blocks(facts: Mapping[str, Any]) -> list[Block]:
     for place, method in enumerate(facts["methods"]):
         if len(facts["methods"]) > 1:
             blocks.append(f"Method {method['method']}:")
-        blocks += [
-            _figure(method, f"training{place or ''}"),
-            jobs(method),
-            components(method),
-            speeds(method),
-        ]
+        if shown(method["jobs"]):
+            blocks.append(_figure(method, f"training{place or ''}"))
+        blocks += [jobs(method), components(method), speeds(method)]
     return [*blocks, HOW]
 
 
