@@ -1,4 +1,4 @@
-"""The report's section on training: the curves, a table of jobs, one of components, and the speeds."""
+"""The report's section on training: the curves, a table of jobs, the speeds, and a table of components."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def training_blocks(facts: Mapping[str, Any]) -> list[Block]:
             blocks.append(f"Method {method['method']}:")
         if shown(method["jobs"]):
             blocks.append(_figure(method, f"training{place or ''}"))
-        blocks += [jobs(method), components(method), speeds(method)]
+        blocks += [jobs(method), speeds(method), components(method)]
     return [*blocks, HOW]
 
 
