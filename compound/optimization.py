@@ -37,7 +37,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Progress:
-    """A point an optimizer can go on from. ``state`` is JSON; ``note`` is for people."""
+    """A point an optimizer can go on from. ``state`` is JSON; ``note`` is for people.
+
+    A note that begins with ``step 3 of 40`` moves a bar on a terminal.
+    """
 
     state: Mapping[str, Any]
     note: str = ""

@@ -1,14 +1,22 @@
-"""Live news of a run: a table on a terminal, one plain line per event otherwise; always on stderr."""
+"""Live news of a run: on a terminal a bar below what happened, otherwise one plain line per event.
+
+Always on stderr.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from compound.recorder import Listener
+
+STEP = re.compile(r"step (\d+) of (\d+)(?:: (.*))?")
+BAR = 28  # letters wide
 
 
 def describe(event: Mapping[str, Any]) -> str:
@@ -65,11 +73,61 @@ def status(event: Mapping[str, Any], started: float, limits: Mapping[str, Any]) 
     runs = f"{spent.get('system_runs', 0):.0f}" + (f" of {limit:g}" if limit else "")
     tokens = spent.get("prompt_tokens", 0) + spent.get("completion_tokens", 0)
     money = f" · ${spent['cost']:.4f}" if spent.get("cost") else ""
-    seconds = time.monotonic() - started
     return (
         f"{runs} system runs (+{spent.get('test_runs', 0):.0f} test) · {spent.get('calls', 0)} calls · "
-        f"{tokens:,} tokens{money} · {seconds // 60:.0f}:{seconds % 60:02.0f}"
+        f"{tokens:,} tokens{money} · {clock(time.monotonic() - started)}"
     )
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as a clock shows it.
+
+    >>> clock(59.6), clock(3599), clock(7325)
+    ('1:00', '59:59', '2:02:05')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How far a job has got, of those that say which of their steps they have done.
+
+    Attributes:
+        job: its number.
+        done: steps.
+        total: steps.
+        said: about the last one.
+        method: whose job it is, where it is a baseline's.
+    """
+
+    job: int
+    done: int
+    total: int
+    said: str = ""
+    method: str = ""
+
+    @staticmethod
+    def of(event: Mapping[str, Any]) -> Steps | None:
+        """Return the steps an event tells of; ``None`` where it tells of none.
+
+        >>> Steps.of({"event": "progress", "job": 0, "note": "step 3 of 40: mean reward 0.250"})
+        Steps(job=0, done=3, total=40, said='mean reward 0.250', method='')
+        >>> Steps.of({"event": "progress", "job": 0, "note": "3 candidates"})
+        """
+        found = STEP.fullmatch(str(event.get("note"))) if event["event"] == "progress" else None
+        if found is None:
+            return None
+        return Steps(event["job"], int(found[1]), int(found[2]), found[3] or "", event.get("method") or "")
+
+    def left(self, first: Steps, seconds: float) -> float | None:
+        """Return how many seconds the other steps will take, when ``first`` was so many seconds ago.
+
+        >>> Steps(0, 5, 40).left(Steps(0, 3, 40), 10.0)
+        175.0
+        """
+        made = self.done - first.done
+        return seconds / made * (self.total - self.done) if made > 0 else None
 
 
 @contextmanager
@@ -99,22 +157,73 @@ def _live(limits: Mapping[str, Any], started: float) -> Iterator[Listener]:
     from rich.text import Text
 
     console = Console(stderr=True)
-    line = Text("starting", style="dim")
-    shown = 0.0
-    with Live(line, console=console, refresh_per_second=4, transient=True) as live:
+    with Live(Text("starting", style="dim"), console=console, refresh_per_second=4, transient=True) as live:
+        yield Screen(live, limits, started).listen
 
-        def listen(event: Mapping[str, Any]) -> None:
-            nonlocal shown
-            if event["event"] != "call":
+
+class Screen:
+    """What a terminal shows: events scroll by; below stand a bar for the job under way, and what is spent.
+
+    Args:
+        live: rich's.
+        limits: of the budget.
+        started: when, by the monotonic clock.
+    """
+
+    def __init__(self, live: Any, limits: Mapping[str, Any], started: float) -> None:
+        self._live, self._limits, self._started = live, limits, started
+        self._shown = 0.0
+        self._steps: Steps | None = None
+        self._left: float | None = None
+        self._first: tuple[Steps, float] | None = None  # of the job, that was seen here, and when
+
+    def listen(self, event: Mapping[str, Any]) -> None:
+        """Show an event; a step of a long job only moves the bar, or it would push all else away."""
+        from rich.text import Text
+
+        called = event["event"] == "call"
+        if not called:
+            self._follow(Steps.of(event))
+            if self._steps is None:
                 style = {"decision": "bold green" if event.get("accepted") else "yellow"}.get(
                     event["event"], ""
                 )
-                live.console.print(Text(describe(event), style=style))
-            if event["event"] != "call" or time.monotonic() - shown > 0.2:
-                shown = time.monotonic()
-                live.update(Text(status(event, started, limits), style="dim"))
+                self._live.console.print(Text(describe(event), style=style))
+        if not called or time.monotonic() - self._shown > 0.2:
+            self._shown = time.monotonic()
+            self._live.update(self._view(event))
 
-        yield listen
+    def _follow(self, steps: Steps | None) -> None:
+        self._steps, self._left = steps, None
+        if steps is None:
+            self._first = None
+            return
+        now = time.monotonic()
+        if self._first is None or (steps.job, steps.method) != (self._first[0].job, self._first[0].method):
+            self._first = steps, now
+        first, since = self._first
+        self._left = steps.left(first, now - since)
+
+    def _view(self, event: Mapping[str, Any]) -> Any:
+        """Return the lines below: the bar, if the job tells its steps, and what is spent."""
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        spent = Text(status(event, self._started, self._limits), style="dim")
+        steps = self._steps
+        if steps is None:
+            return spent
+        ahead = "" if self._left is None else f" · {clock(self._left)} left"
+        method = f"{steps.method}: " if steps.method else ""
+        row = Table.grid(padding=(0, 1))
+        row.add_row(
+            Text(f"{method}step {steps.done} of {steps.total}"),
+            ProgressBar(total=steps.total, completed=steps.done, width=BAR),
+            Text(f"{steps.said}{ahead}"),
+        )
+        return Group(row, spent)
 
 
 @contextmanager

@@ -83,6 +83,15 @@ def test_code_runs(page: Path, text: str, folder: Path, monkeypatch: pytest.Monk
         (folder / "runs" / name).mkdir(parents=True)
         cp.Configuration(values).save(folder / "runs" / name / "best.json")
     shutil.copytree(ROOT / "docs" / "notebooks" / "tiny_run", folder / "runs" / "tiny")
+    shutil.copytree(folder / "runs" / "tiny", folder / "runs" / "hotpotqa")
+    step = {
+        "kind": "training",
+        "step": 0,
+        "reward": 0.5,
+        "components": {"answerer": {"length": 9, "entropy": 1}},
+    }
+    with (folder / "runs" / "hotpotqa" / "memory.jsonl").open("a") as file:
+        file.write(json.dumps(step) + "\n")
     (folder / "qa.yaml").write_text(blocks(ROOT / "docs" / "start.md", "yaml")[0])
     found = blocks(page, "python")
     for block in found[: found.index(text) + 1]:  # a block may build upon those before it

@@ -11,15 +11,19 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from compound.errors import RunDirectoryError
 from compound.report.facts import METHOD_FACTS
 from compound.report.markdown import escaped, written
 from compound.report.record import Facts, Record, by_example, plain
 from compound.report.tables import Table, table
 from compound.report.text import count, interval, money, plural, seconds, signed, visible
+from compound.report.training import method_training
+from compound.report.training_tables import mebibytes
 from compound.report.writing import aligned
 from compound.statistics import mean_interval
 
 UNOPTIMIZED = "unoptimized"
+TRAINED = ("steps", "sampled", "tokens", "sample_seconds", "train_seconds", "memory")  # of weight training
 SHOWN = ("method", "n", "test", "gain on test", "accepted", "search runs")  # a terminal has room for these
 READING = (
     "Each row is the mean over its finished seeds. Gains are paired: each example's score after less its "
@@ -72,6 +76,7 @@ class _Run:
         self.seed, self.method = state["seed"], state["method"]
         self.done = state["status"] == "finished"
         self.record = Record.read(folder / state["run"]) if self.done else None
+        self.training = _training(self.record) if self.record else None
 
     def of(self, file: str) -> bool:
         return bool(self.state["file"] == file)
@@ -106,7 +111,17 @@ class _Run:
             "decisions": len(verdicts),
             **{name: spent.get(name) for name in METHOD_FACTS},
             "accuracy": self.accuracy(),
+            "training": self.training,
         }
+
+
+def _training(record: Record) -> Facts | None:
+    """Return what training weights took in a run; ``None`` where none were trained."""
+    try:
+        found = method_training(record)
+    except RunDirectoryError:
+        return None  # the scores do not depend on these records, and the run's own report says what is wrong
+    return {name: found["totals"][name] for name in TRAINED} if found else None
 
 
 def _mean(scores: Mapping[str, float]) -> float | None:
@@ -130,7 +145,17 @@ def _row(file: str, method: str, runs: Sequence[_Run]) -> Facts:
         "accepted": sum(verdicts),
         "decisions": len(verdicts),
         **spent,
+        "training": _trained([run.training for run in runs if run.training]),
     }
+
+
+def _trained(runs: Sequence[Facts]) -> Facts | None:
+    """Return what training weights took, the mean over the runs that say so; of the memory the most."""
+    if not runs:
+        return None
+    known = {name: [run[name] for run in runs if run[name] is not None] for name in TRAINED}
+    means = {name: sum(found) / len(found) if found else None for name, found in known.items()}
+    return {**means, "memory": max(known["memory"], default=None), "seeds": len(runs)}
 
 
 def pooled(seeds: Sequence[Mapping[str, float]]) -> Facts | None:
@@ -211,6 +236,9 @@ def markdown(facts: Facts) -> str:
         rewards = accuracies(facts, file)
         if rewards.rows:
             parts += ["Held-out ranking accuracy of local rewards, mean over seeds:", written(rewards)]
+        trained = trainings(facts, file)
+        if trained.rows:
+            parts += ["Training of weights, mean over seeds, and the most memory of any:", written(trained)]
     notes = missing(facts)
     if notes:
         parts += ["## Not in the tables", "\n".join(f"- {escaped(note)}" for note in notes)]
@@ -277,6 +305,21 @@ def accuracies(facts: Facts, file: str) -> Table:
         if a["file"] == file
     ]
     return table(("method", "component", "#accuracy", "#seeds", "#pairs each", "#inputs each"), rows)
+
+
+def trainings(facts: Facts, file: str) -> Table:
+    """Return the table of what training weights took in one file's runs."""
+    headings = ("method", "#seeds", "#steps", "#tokens sampled", "#tokens trained", "#sampling", "#training",
+                "#peak memory")  # fmt: skip
+    rows = [
+        (
+            row["method"], count(t["seeds"]), count(t["steps"]), count(t["sampled"]), count(t["tokens"]),
+            seconds(t["sample_seconds"]), seconds(t["train_seconds"]), mebibytes(t["memory"]),
+        )
+        for row in facts["rows"]
+        if row["file"] == file and (t := row.get("training"))
+    ]  # fmt: skip
+    return table(headings, rows)
 
 
 def missing(facts: Facts) -> list[str]:

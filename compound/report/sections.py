@@ -14,6 +14,7 @@ from compound.report.curve import curve_svg
 from compound.report.figures import graph_svg
 from compound.report.rewards import reward_blocks
 from compound.report.text import count, money, p_value, plural, seconds, shown
+from compound.report.training_tables import training_blocks
 
 
 def sections(facts: Mapping[str, Any]) -> list[Section]:
@@ -25,6 +26,7 @@ def sections(facts: Mapping[str, Any]) -> list[Section]:
         Section("Score by iteration", [_curve(facts)]),
         Section("Decisions", _decisions(facts)),
         Section("Jobs", _jobs(facts)),
+        *([Section("Training", training_blocks(facts["training"]))] if facts.get("training") else []),
         *([Section("Local rewards", reward_blocks(facts["rewards"]))] if facts.get("rewards") else []),
         Section(
             "The graph", [replace(_figure("graph", GRAPH, graph_svg, facts["graph"]), graph=facts["graph"])]

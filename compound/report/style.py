@@ -59,6 +59,7 @@ a:hover{text-decoration:underline}
 section{margin-top:2.6rem}
 section>p{max-width:46rem;margin-top:.8rem;color:var(--muted);font-size:.9rem}
 section>h2+p{margin-top:0}
+section>figure+.wide,section>p+.wide{margin-top:1.2rem}
 .wide{overflow-x:auto;background:
  linear-gradient(90deg,var(--paper) 40%,transparent) 0 0/3rem 100% no-repeat local,
  linear-gradient(270deg,var(--paper) 40%,transparent) 100% 0/3rem 100% no-repeat local,

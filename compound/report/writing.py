@@ -13,6 +13,7 @@ from compound.report.rewards import reward_facts
 from compound.report.sections import sections, spending
 from compound.report.tables import brief, methods, versus
 from compound.report.text import line_diff, visible
+from compound.report.training import training_facts
 from compound.store import write_atomically
 
 SHOWN = ("method", "validation", "test", "gain on test", "search runs")  # columns a terminal has room for
@@ -26,7 +27,7 @@ def write(path: str | Path) -> None:
     Raises:
         RunDirectoryError: it is no run directory, or one of its files is broken.
     """
-    facts = {**summarize(path), "rewards": reward_facts(path)}
+    facts = {**summarize(path), "rewards": reward_facts(path), "training": training_facts(path)}
     parts = sections(facts)
     write_atomically(Path(path) / "report.md", visible(markdown(facts, parts)))
     write_atomically(Path(path) / "report.html", visible(page(facts, parts)))

@@ -1,0 +1,219 @@
+"""What training weights looked like, step by step: the records, their facts, and the report's section.
+
+A training step leaves one record in ``memory.jsonl``. A run trains in one job or in several, one after the
+other; the baselines of a run have records of their own, in their own directories.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from compound.configuration import components_of
+from compound.errors import CompoundError
+from compound.recorder import MEMORY
+from compound.report.record import Facts, Record, plain
+from compound.store import read_json, read_records
+from compound.streams import stream
+
+KIND = "training"
+ABOUT = ("kind", "seed", "step", "recipe", "keys")  # of a record: whose it is; everything else was measured
+END = 0.2  # of a job's steps, at either end, that are compared
+FACTS = ("reward", "entropy", "length", "similarity")  # of a component, that are compared
+
+
+def records(run: str | Path) -> list[dict[str, Any]]:
+    """Return the records of a run's training steps, oldest first.
+
+    Args:
+        run: the run directory, of a finished or an unfinished run; a baseline's is ``RUN/baselines/METHOD``.
+
+    Raises:
+        RunDirectoryError: it is no run directory, or one of its files is broken.
+    """
+    folder = Path(run)
+    read_json(folder, "config.json")
+    found = read_records(folder / MEMORY)
+    return [record for record in found if isinstance(record, dict) and record.get("kind") == KIND]
+
+
+def export(run: str | Path, log: Callable[[dict[str, float], int], object]) -> None:
+    """Hand the numbers of every training step to an experiment tracker.
+
+    Args:
+        run: the run directory.
+        log: called for each step with its numbers by name (``reward``, ``components/NAME/entropy`` …; ``job``
+            is the job's number in the report) and the step's number, which goes on from job to job and so
+            never falls, as trackers ask: ``wandb.log``, ``trackio.log``, ``mlflow.log_metrics``.
+
+    Raises:
+        RunDirectoryError: it is no run directory, or one of its files is broken.
+
+    Example:
+        >>> import tempfile
+        >>> from compound.store import RunDirectory
+        >>> made = RunDirectory.create(tempfile.mkdtemp() + "/run", "", {"optimize": {"seed": 0}})
+        >>> made.append("memory.jsonl", {"kind": "training", "reward": 0.5, "components": {"a": {"kl": 0.1}}})
+        >>> made.close()
+        >>> seen = []
+        >>> export(made.path, lambda numbers, step: seen.append((step, numbers)))
+        >>> seen
+        [(0, {'job': 1, 'reward': 0.5, 'components/a/kl': 0.1})]
+    """
+    step = 0
+    for number, steps in _jobs(Record.read(Path(run))):
+        for record in steps:
+            measured = {name: value for name, value in record.items() if name not in ABOUT}
+            log({"job": number, **dict(_flat(measured))}, step)
+            step += 1
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the numbers in a record with their places; texts, lists and what is not finite are left out."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flat(item, f"{name}/{key}" if name else key)
+    elif _is_number(value):
+        yield name, int(value) if isinstance(value, bool) else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _jobs(record: Record) -> list[tuple[int, list[dict[str, Any]]]]:
+    """Return the steps of each job, with the job's number in the table of jobs."""
+    jobs: dict[Any, list[dict[str, Any]]] = {}
+    for found in records(record.path):
+        jobs.setdefault(found.get("seed"), []).append(found)
+    seed = record.config["optimize"]["seed"]
+    numbers = {
+        stream(seed, "job", n): n + 1 for n in range(len(record.all("job")) + 1)
+    }  # one may be under way
+    return [(numbers.get(job, place), steps) for place, (job, steps) in enumerate(jobs.items(), 1)]
+
+
+# --- facts ---------------------------------------------------------------------------------------------
+
+
+def training_facts(path: str | Path) -> Facts | None:
+    """Return what a run's method and its baselines recorded of training, as JSON types; ``None`` without any.
+
+    What cannot be read is named under ``problem``: the rest of the report does not depend on it.
+    """
+    try:
+        record = Record.read(Path(path))
+        found = [trained for one in (record, *record.baselines()) if (trained := method_training(one))]
+    except CompoundError as error:
+        return {"problem": str(error)}
+    return {"methods": found} if found else None
+
+
+def method_training(record: Record) -> Facts | None:
+    """Return the jobs in which one method trained weights, and their sums; ``None`` where it did not."""
+    drawn = _drawn(record)
+    jobs = [_job(number, steps, drawn.get(number, [])) for number, steps in _jobs(record)]
+    if not jobs:
+        return None
+    every = [step for job in jobs for step in job["steps"]]
+    later = [step for job in jobs for step in (job["steps"][1:] or job["steps"])]
+    totals = {
+        "steps": len(every),
+        **_sums(every),
+        "sampling_speed": _speed(later, "sampled", "sample_seconds"),
+        "training_speed": _speed(later, "tokens", "train_seconds"),
+    }
+    found: Facts = plain({"method": record.method, "jobs": jobs, "totals": totals})
+    return found
+
+
+def _drawn(record: Record) -> dict[int, list[int]]:
+    """Return the tokens that models wrote before each progress event of a job, by the job's number.
+
+    A step has such an event as soon as its record is written. They are the tokens of its rollouts, and in a
+    job's first step also of what the job did before it.
+    """
+    found: dict[int, list[int]] = {}
+    before = 0
+    for event in record.events:
+        now = event.get("spent", {}).get("completion_tokens", 0)
+        if event["event"] == "progress":
+            found.setdefault(event["job"] + 1, []).append(now - before)
+        before = now
+    return found
+
+
+def _job(number: int, found: Sequence[Mapping[str, Any]], drawn: Sequence[int]) -> Facts:
+    """Return the facts of a job; the tokens of its steps are not known where other events are among them."""
+    known = drawn if len(drawn) <= len(found) else []
+    steps = [_step(record) for record in found]
+    for step, tokens in zip(steps, known, strict=False):
+        step["sampled"] = tokens
+    trained = components_of(key for record in found for key in record.get("keys", ()))
+    names = dict.fromkeys([*trained, *(name for step in steps for name in step["components"])])
+    return {
+        "number": number,
+        "recipe": str(found[0].get("recipe", "")),
+        "steps": steps,
+        **_sums(steps),
+        **{name: ends([step.get(name) for step in steps]) for name in ("reward", "skipped", "kept")},
+        "components": {name: _component([s["components"].get(name, {}) for s in steps]) for name in names},
+    }
+
+
+def _step(record: Mapping[str, Any]) -> Facts:
+    """Return the numbers of a step; ``skipped`` and ``kept`` become shares of its groups and attempts."""
+    parts = record.get("components")
+    components = {
+        name: {fact: value for fact, value in facts.items() if _is_number(value)}
+        for name, facts in (parts.items() if isinstance(parts, Mapping) else ())
+    }
+    numbers = {name: value for name, value in record.items() if name not in ABOUT and _is_number(value)}
+    shares = {
+        part: numbers[part] / numbers[whole] if numbers.get(whole) and part in numbers else None
+        for part, whole in (("skipped", "groups"), ("kept", "attempts"))
+    }
+    tokens = [facts["tokens"] for facts in components.values() if "tokens" in facts]
+    return {**numbers, **shares, "tokens": sum(tokens), "components": components}
+
+
+def _sums(steps: Sequence[Facts]) -> Facts:
+    """Return what some steps took together, ``None`` where no step says; of the memory the most."""
+    memory = _known(steps, "memory")
+    names = ("tokens", "sampled", "left_out", "sample_seconds", "train_seconds")
+    return {**{name: _total(steps, name) for name in names}, "memory": max(memory, default=None)}
+
+
+def _known(steps: Iterable[Facts], name: str) -> list[float]:
+    return [step[name] for step in steps if step.get(name) is not None]
+
+
+def _total(steps: Iterable[Facts], name: str) -> float | None:
+    known = _known(steps, name)
+    return sum(known) if known else None
+
+
+def _component(steps: Sequence[Facts]) -> Facts:
+    """Return what a component was trained on, and its facts at either end."""
+    counts = {name: _total(steps, name) for name in ("samples", "tokens")}
+    return {**counts, **{name: ends([step.get(name) for step in steps]) for name in FACTS}}
+
+
+def ends(values: Sequence[float | None]) -> list[float | None]:
+    """Return the means over the first and over the last fifth of some steps; a single step is both.
+
+    >>> ends([1.0, 2.0, 3.0, 4.0, 6.0, None, 1.0, 1.0, None, 9.0])
+    [1.5, 9.0]
+    """
+    few = max(1, round(END * len(values)))
+    sides = ([v for v in side if v is not None] for side in (values[:few], values[-few:]))
+    return [fmean(side) if side else None for side in sides]
+
+
+def _speed(steps: Sequence[Facts], tokens: str, seconds: str) -> float | None:
+    """Return tokens for each second, over the steps that know both."""
+    both = [step for step in steps if step.get(tokens) is not None and step.get(seconds)]
+    return sum(step[tokens] for step in both) / sum(step[seconds] for step in both) if both else None

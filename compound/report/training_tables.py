@@ -1,0 +1,120 @@
+"""The report's section on training: the curves, a table of jobs, the speeds, and a table of components."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from compound.errors import MissingExtra
+from compound.report.blocks import Block, Figure
+from compound.report.tables import Table, table
+from compound.report.text import count, number, plural, seconds
+from compound.report.training_figures import caption, shown, training_svg
+
+HOW = (
+    "Arrows lead from the mean over the first fifth of a job's steps to that over its last fifth. A job's "
+    "reward is the global one, of its rollouts; a component's is that of the samples it was trained on, and "
+    "so are its entropy, length and similarity (how much of their tokens an answer and the next one share). "
+    "Groups of equal rewards give no gradient and are skipped; samples too long or empty are left out."
+)
+
+
+def training_blocks(facts: Mapping[str, Any]) -> list[Block]:
+    """Return the section's blocks."""
+    if "problem" in facts:
+        return [f"The training of this run cannot be shown: {facts['problem']}."]
+    blocks: list[Block] = []
+    for place, method in enumerate(facts["methods"]):
+        if len(facts["methods"]) > 1:
+            blocks.append(f"Method {method['method']}:")
+        if shown(method["jobs"]):
+            blocks.append(_figure(method, f"training{place or ''}"))
+        blocks += [jobs(method), speeds(method), components(method)]
+    return [*blocks, HOW]
+
+
+def _figure(method: Mapping[str, Any], name: str) -> Figure:
+    about = caption(method["jobs"])
+    try:
+        return Figure(name, about, svg=training_svg(method["jobs"], name))
+    except MissingExtra as error:
+        return Figure(name, about, missing=f"No figure without matplotlib: {error.hint}, then "
+                      "`compound report` on this run.")  # fmt: skip
+
+
+def jobs(method: Mapping[str, Any]) -> Table:
+    """Return how each job went; columns that no job has anything for are left out."""
+    headings = (
+        "#job", "recipe", "#steps", "#reward", "#groups skipped", "#attempts kept", "#samples left out",
+        "#tokens sampled", "#tokens trained", "#sampling", "#training", "#peak memory",
+    )  # fmt: skip
+    rows = [
+        (
+            str(job["number"]), job["recipe"] or "–", count(len(job["steps"])), course(job["reward"]),
+            course(job["skipped"], percent), course(job["kept"], percent), count(job["left_out"]),
+            count(job["sampled"]), count(job["tokens"]), seconds(job["sample_seconds"]),
+            seconds(job["train_seconds"]), mebibytes(job["memory"]),
+        )
+        for job in method["jobs"]
+    ]  # fmt: skip
+    said = [i for i in range(len(headings)) if any(row[i] != "–" for row in rows)]
+    return table([headings[i] for i in said], [[row[i] for i in said] for row in rows])
+
+
+def components(method: Mapping[str, Any]) -> Table:
+    """Return what became of each component in each job."""
+    headings = ("#job", "component", "#samples", "#tokens", "#reward", "#entropy", "#length", "#similarity")
+    rows = [
+        (
+            str(job["number"]), name, count(own["samples"]), count(own["tokens"]), course(own["reward"]),
+            course(own["entropy"]), course(own["length"], count), course(own["similarity"]),
+        )
+        for job in method["jobs"]
+        for name, own in job["components"].items()
+    ]  # fmt: skip
+    return table(headings, rows)
+
+
+def course(both: Sequence[float | None], form: Any = number) -> str:
+    """Return what a fact was at first and at last.
+
+    >>> course([0.25, 0.5]), course([None, None])
+    ('0.250 → 0.500', '–')
+    """
+    return "–" if both[0] is None and both[1] is None else " → ".join(map(form, both))
+
+
+def percent(share: float | None) -> str:
+    """Return a share.
+
+    >>> percent(0.125), percent(None)
+    ('12 %', '–')
+    """
+    return "–" if share is None else f"{share:.0%}".replace("%", "\u00a0%")
+
+
+def mebibytes(amount: float | None) -> str:
+    """Return an amount of memory."""
+    return "–" if amount is None else f"{amount:,.0f} MiB"
+
+
+def speeds(method: Mapping[str, Any]) -> str:
+    """Return a line on how long sampling and training took, and how fast they were."""
+    totals = method["totals"]
+    parts = [
+        f"{word} {seconds(totals[took])}{_rate(totals[speed])}"
+        for word, took, speed in (
+            ("sampling took", "sample_seconds", "sampling_speed"),
+            ("training took", "train_seconds", "training_speed"),
+        )
+        if totals[took] is not None
+    ]
+    if not parts:
+        return f"{plural(totals['steps'], 'step')}; how long they took is not recorded."
+    text = " and ".join(parts)
+    warm = " Speeds leave out the first step of each job." if totals["steps"] > len(method["jobs"]) else ""
+    return f"{text[:1].upper()}{text[1:]}, together over {plural(totals['steps'], 'step')}.{warm}"
+
+
+def _rate(speed: float | None) -> str:
+    return "" if speed is None else f" ({speed:,.0f} tokens/s)" if speed >= 10 else f" ({speed:.1f} tokens/s)"
