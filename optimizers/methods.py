@@ -17,8 +17,7 @@ from compound.optimizers.llm_selector import LLMSelector
 from compound.optimizers.local import LocalSearch
 from compound.optimizers.mipro import Mipro
 from compound.optimizers.offline import OfflineRewards
-
-# from compound.optimizers.policy.local import LocalTraining
+from compound.optimizers.policy.local import LocalTraining
 from compound.optimizers.policy.methods import POLICY_METHODS
 from compound.optimizers.policy.staging import better_together
 from compound.optimizers.prompts import PromptSearch
@@ -93,7 +92,7 @@ def guided(name: str, system: System, settings: OptimizeSettings, guide: Guide) 
     optimizers: Mapping[str, Optimizer] = {
         "offline": OfflineRewards(rewards, prompts, guide),
         "local": LocalSearch(rewards, prompts, verify=verify, guide=guide),
-        #        "weights": LocalTraining(settings, guide),
+        "weights": LocalTraining(settings, guide),
     }
     jobs = _by_component(system, "local", "local")
     jobs += [Job("weights", (key,)) for key in _keys(system, Weights)]

@@ -219,7 +219,7 @@ TEMPLATE = (
 def make_model() -> Callable[..., Path]:
     """Return a function that saves a tiny random Llama and a byte-level tokenizer with a chat template."""
 
-    def make(folder: Path, **generation: Any) -> Path:
+    def make(folder: Path, positions: int = 512, **generation: Any) -> Path:
         import torch
         import transformers
         from tokenizers import ByteLevelBPETokenizer
@@ -237,7 +237,7 @@ def make_model() -> Callable[..., Path]:
             num_hidden_layers=3,
             num_attention_heads=4,
             num_key_value_heads=2,
-            max_position_embeddings=512,
+            max_position_embeddings=positions,
             initializer_range=0.35,
             eos_token_id=tokenizer.eos_token_id,
         )

@@ -115,6 +115,11 @@ class VLLMEngine:
         return ":".join([f"vllm:{self.model}{server}", *settings])
 
     @property
+    def trainable(self) -> str:
+        """The model whose adapters it samples with."""
+        return self.model
+
+    @property
     def concurrency(self) -> int:  # noqa: D102
         return self._concurrency
 

@@ -1,7 +1,8 @@
 """Weights by local rewards (OPTIMAS): a component's answers are drawn again and scored by its own reward.
 
-Nothing that depends on the component runs: a step costs calls of this component alone. The inputs are those of
-the incumbent's runs, most of which are in the cache. GRPO compares the answers to one input; PPO has a critic.
+Nothing that depends on the component runs: a step costs calls of this component alone. The inputs are those
+of the incumbent's runs, most of which are in the cache. GRPO compares the answers to one input; PPO has a
+critic.
 """
 
 from __future__ import annotations

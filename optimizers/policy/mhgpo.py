@@ -1,10 +1,10 @@
 """MHGPO: rollouts that share what comes before a fork, and rewards that flow back through the calls.
 
-What tells the three ways of sampling apart is where runs fork: at every agent (IS), at the first (FoF), or at one
-drawn for each example (RR). A call earns the mean of what its successors earn, and its own penalty.
+What tells the three ways of sampling apart is where runs fork: at every agent (IS), at the first (FoF), or
+at one drawn for each example (RR). A call earns the mean of what its successors earn, and its own penalty.
 
-Calls are counted: with n agents in a row and groups of G, forks at every agent cost the sum over k of G·(n-k+1),
-forks at the first n·G, and a fork at agent k costs (k-1) + G·(n-k+1).
+Calls are counted: with n agents in a row and groups of G, forks at every agent cost the sum over k of
+G·(n-k+1), forks at the first n·G, and a fork at agent k costs (k-1) + G·(n-k+1).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class MHGPO:
     """Groups of forks.
 
     Attributes:
-        kind: `is` forks at every agent and keeps what was forked; `fof` forks at the first; `rr` at one drawn for
-            each example, and forms groups anew of what came before the forks.
+        kind: `is` forks at every agent and keeps what was forked; `fof` forks at the first; `rr` at one
+            drawn for each example, and forms groups anew of what came before the forks.
     """
 
     kind: Kind
@@ -54,7 +54,8 @@ class MHGPO:
             samples = [sample for sample in samples if sample.address == sample.group[-1]]
         elif self.kind == "rr":
             size = work.settings.group or work.settings.runs
-            samples, facts["regrouped"] = _regrouped(samples, rollouts, size, work.seed)
+            samples, more = _regrouped(samples, rollouts, size, work.seed)
+            facts |= more
         trained, groups = advantages(samples, work.settings.scale)
         return Credited(trained, scores_of(rollouts), {**asdict(groups), **facts})
 
@@ -108,3 +109,18 @@ def _agent(work: Work, rollout: Rollout) -> str:
 def _group(rollout: Rollout, credit: Credit, shared: bool) -> Group:
     """Return a call's group: example, address, and where its rollout was forked."""
     return (rollout.example.id, credit.call.address, rollout.fork)
+
+
+def _regrouped(
+    samples: Sequence[Sample], rollouts: Sequence[Rollout], size: int, seed: int
+) -> tuple[list[Sample], dict[str, Any]]:
+    """Compare what came before the forks with its like in other examples: same agent, forked at the same one."""
+    forked = {(r.example.id, r.fork): r.trace.call(r.fork).component for r in rollouts if r.fork}
+    found = regroup(
+        samples,
+        size,
+        lambda sample: (sample.component, forked[sample.example, str(sample.group[-1])]),
+        seed=seed,
+    )
+    facts = {"mixed_groups": found.groups, "mixed_variance": found.variance, "alone": found.alone}
+    return list(found.samples), facts

@@ -1,7 +1,8 @@
 """mmGRPO: whole runs, every call earns the run's reward, and calls at the same place are compared.
 
-Groups are keyed by example, component and k-th invocation (algorithm 1 of the paper), so that prompts within a
-group may differ. Runs of teachers, which are the same system with another configuration, join the groups.
+Groups are keyed by example, component and k-th invocation (algorithm 1 of the paper), so that prompts
+within a group may differ. Runs of teachers, which are the same system with another configuration, join the
+groups.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import astuple
@@ -84,7 +85,7 @@ def similarity(answers: Sequence[Sequence[int]]) -> float:
     >>> similarity([(1, 2), (1, 2), (1, 3)])
     0.6666666666666666
     """
-    pairs = list(zip(answers, answers[1:], strict=False))
+    pairs = list(itertools.pairwise(answers))
     if not pairs:
         return 1.0
     sets = [(set(a[:WORDS]), set(b[:WORDS])) for a, b in pairs]

@@ -1,7 +1,7 @@
 """MyGO: attempts that are good enough are imitated, by plain maximum likelihood, and the bar rises.
 
-An attempt is a whole run; where it is kept, everything that trained components said in it is imitated, planner and
-workers alike. Attempts go on until enough of an example's are kept, or the most are made.
+An attempt is a whole run; where it is kept, everything that trained components said in it is imitated,
+planner and workers alike. Attempts go on until enough of an example's are kept, or the most are made.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from compound.optimizers.policy.threshold import raised
-
 from compound.contracts import Example
 from compound.optimizers.policy.grouping import trajectory_samples
 from compound.optimizers.policy.recipe import Credited, Work
 from compound.optimizers.policy.rollouts import Rollout, Sampler
+from compound.optimizers.policy.threshold import raised
 from compound.settings import WeightSettings
 
 

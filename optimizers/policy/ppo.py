@@ -1,7 +1,7 @@
 """PPO and MAPPO: a critic says what to expect, and every token's advantage is what came beyond that.
 
-Runs are whole ones. Their rewards flow back to every call, with the component's own penalty, and stand at its last
-token. One value head serves all components; it reads each one's own prompt and tokens.
+Runs are whole ones. Their rewards flow back to every call, with the component's own penalty, and stand at
+its last token. One value head serves all components; it reads each one's own prompt and tokens.
 """
 
 from __future__ import annotations

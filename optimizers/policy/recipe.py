@@ -1,6 +1,7 @@
 """What tells one way of training weights from another: how rollouts are made, and who gets which credit.
 
-Everything else is shared: sampling, the trainer, checkpoints, budgets (`compound.optimizers.policy.training`).
+Everything else is shared: sampling, the trainer, checkpoints, budgets
+(`compound.optimizers.policy.training`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """BetterTogether: methods one after the other, each from the best configuration so far, on one budget.
 
-A stage changes its own kind of parameters and leaves the others as they are: prompts are frozen while weights are
-trained. Every job of a stage is followed by a decision.
+A stage changes its own kind of parameters and leaves the others as they are: prompts are frozen while
+weights are trained. Every job of a stage is followed by a decision.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def better_together(system: System, settings: OptimizeSettings, make: Make) -> M
         make: makes a method by its name.
 
     Raises:
-        DeclarationError: there are no stages, or a stage has nothing it could change, or is this method itself.
+        DeclarationError: there are no stages, or a stage has nothing it could change, or is this method
+        itself.
     """
     if not settings.weights.stages or NAME in settings.weights.stages:
         raise DeclarationError(

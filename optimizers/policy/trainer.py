@@ -1,7 +1,7 @@
 """The one trainer: policy gradients of every kind, and maximum likelihood, on samples as they were sampled.
 
-Every method feeds it the same way. Only sampled tokens carry loss; nothing is tokenized again; no sample is lost
-to rounding: an update's loss is a sum over its samples, whatever micro-batches they go through the model in.
+Every method feeds it the same way. Only sampled tokens carry loss; nothing is tokenized again; no sample is
+lost to rounding: an update's loss is a sum over its samples, however they go through the model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from compound.artifacts import Reference, put, verified
+from compound.artifacts import put, verified
 from compound.errors import CompoundError
 from compound.optimizers.policy import corrections, diagnostics, losses
 from compound.optimizers.policy.adapters import Adapters
@@ -276,8 +276,7 @@ class Trainer:
 
         for name, reference in saved["adapters"].items():
             self.adapters.begin(name, reference, folder)
-        reference: Reference = saved["optimizers"]
-        tensors = load_file(verified(reference, folder) / "state.safetensors")
+        tensors = load_file(verified(saved["optimizers"], folder) / "state.safetensors")
         for name, updater in self._updaters.items():
             own = {
                 key.removeprefix(f"{name}:"): t for key, t in tensors.items() if key.startswith(f"{name}:")

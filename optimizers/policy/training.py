@@ -1,8 +1,9 @@
 """Weights as something an optimizer proposes: sample, credit, update, checkpoint, step after step.
 
-The recipe says how rollouts are made and what they earn; all else is here. Each step samples with the adapters of
-the step before, by reference, so that the executor's cache and the engines know which weights they had. After a
-crash a job goes on from its last step: calls that were made are in the cache, weights and optimizers in files.
+The recipe says how rollouts are made and what they earn; all else is here. Each step samples with the
+adapters of the step before, by reference, so that the executor's cache and the engines know which weights
+they had. After a crash a job goes on from its last step: calls that were made are in the cache, weights and
+optimizers in files.
 """
 
 from __future__ import annotations
@@ -108,7 +109,8 @@ class Job:
         )
         self.trainer = Trainer(
             adapters, self._adapter_of, self.settings,
-            seed=self.task.seed, steps=self.settings.steps, longest=self._longest(), critic=self.recipe.critic,
+            seed=self.task.seed, steps=self.settings.steps, longest=self._longest(),
+            critic=self.recipe.critic,
         )  # fmt: skip
         if state["saved"] is not None:
             self.trainer.restore(state["saved"], self.folder)
@@ -235,7 +237,7 @@ def base_model(task: Task, trained: Sequence[str]) -> str:
     Raises:
         DeclarationError: components have different models, or one that is behind an API.
     """
-    found = {}
+    found: dict[str, str] = {}
     for component in trained:
         lm = values_of(task.system.components[component], task.system).get("lm")
         if not isinstance(lm, str):
