@@ -90,7 +90,7 @@ class FakeVLLM:
         self.address = f"http://127.0.0.1:{self.http.server_port}/v1"
 
     def serve(self) -> FakeVLLM:
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        threading.Thread(target=self.http.serve_forever, args=[0.01], daemon=True).start()
         return self
 
     def restart(self) -> None:

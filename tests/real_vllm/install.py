@@ -40,11 +40,7 @@ def main(folder: Path) -> None:
 
 
 def requirements(metadata: str) -> list[str]:
-    """Return what a package needs, without its extras and what is not needed here.
-
-    >>> requirements("Requires-Dist: regex\\nRequires-Dist: torchaudio; x\\nRequires-Dist: av; extra == 'audio'")
-    ['regex']
-    """
+    """Return what a package needs, without its extras and what is not needed here."""
     found = re.findall(r"^Requires-Dist: (.+)$", metadata, re.MULTILINE)
     kept = (line for line in found if "extra ==" not in line)
     return [line for line in kept if re.split(r"[^\w.-]", line, maxsplit=1)[0] not in UNNEEDED]
