@@ -1,0 +1,84 @@
+"""Generalized advantage estimation over the tokens of one sample (Schulman et al. 2016; PPO and MAPPO).
+
+The reward comes at the last token. Before it a token only pays its KL penalty, where there is one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from compound.errors import DeclarationError
+
+EPSILON = 1e-8  # added to the variance when advantages are whitened
+
+
+def gae(
+    values: Sequence[float],
+    reward: float,
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    kl: Sequence[float] = (),
+    beta: float = 0.0,
+) -> tuple[list[float], list[float]]:
+    """Return the advantage and the value target of every token.
+
+    With r_t = -beta kl_t, plus the reward at the last token, and V = 0 after it::
+
+        delta_t = r_t + gamma V_{t+1} - V_t
+        A_t     = delta_t + gamma lam A_{t+1}
+        target  = A_t + V_t
+
+    Args:
+        values: V_t, what is expected before each sampled token.
+        reward: of the sample.
+        gamma: how much less a later reward counts.
+        lam: lambda; 1 is the return less the value, 0 the one-step difference.
+        kl: an estimate of each token's KL to the reference; none by default.
+        beta: what it costs.
+
+    Raises:
+        DeclarationError: ``gamma`` or ``lam`` is outside 0 … 1, ``kl`` has another length, or a number is
+            not finite.
+
+    Example:
+        >>> gae([0.5, 0.25, 0.75], 1.0, lam=0.5)
+        ([0.0625, 0.625, 0.25], [0.5625, 0.875, 1.0])
+    """
+    if not (0 <= gamma <= 1 and 0 <= lam <= 1):
+        raise DeclarationError(f"gamma and lam must be between 0 and 1, but are {gamma} and {lam}")
+    if kl and len(kl) != len(values):
+        raise DeclarationError(f"there are {len(values)} values, but {len(kl)} KL estimates")
+    if not all(map(math.isfinite, (*values, *kl, reward, beta))):
+        raise DeclarationError(f"values, KL estimates and the reward ({reward}) must be finite numbers")
+    found = [0.0] * len(values)
+    following = after = 0.0  # V_{t+1} and A_{t+1}
+    earned = reward
+    for t in reversed(range(len(values))):
+        if kl:
+            earned -= beta * kl[t]
+        delta = earned + gamma * following - values[t]
+        after = found[t] = delta + gamma * lam * after
+        following, earned = values[t], 0.0
+    return found, [advantage + value for advantage, value in zip(found, values, strict=True)]
+
+
+def whiten(batch: Sequence[Sequence[float]], *, center: bool = True) -> list[list[float]]:
+    """Return the advantages of a batch of samples with mean 0 and variance 1 over all of its tokens.
+
+    Args:
+        batch: the advantages of each sample's tokens.
+        center: subtract the mean; otherwise only the scale changes.
+
+    Example:
+        >>> [[round(a, 3) for a in sample] for sample in whiten([[1.0, 3.0], [5.0, 7.0]])]
+        [[-1.342, -0.447], [0.447, 1.342]]
+    """
+    tokens = [advantage for sample in batch for advantage in sample]
+    if not tokens:
+        return [[] for _ in batch]
+    mean = math.fsum(tokens) / len(tokens)
+    scale = math.sqrt(math.fsum((token - mean) ** 2 for token in tokens) / len(tokens) + EPSILON)
+    shift = mean if center else 0.0
+    return [[(advantage - shift) / scale for advantage in sample] for sample in batch]
