@@ -1,6 +1,8 @@
-# Everything runs in a virtual environment of its own. Overridable: PYTHON, VENV, CONSTRAINTS.
+# Everything runs in a virtual environment of its own. Overridable: PYTHON, VENV, CONSTRAINTS, and VLLM, the
+# environment of the vLLM server.
 PYTHON ?= python3
 VENV ?= .venv
+VLLM ?= .venv-vllm
 CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
@@ -8,16 +10,19 @@ export PIP_NO_WARN_SCRIPT_LOCATION = 1
 export LITELLM_LOCAL_MODEL_COST_MAP = True
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format docs bench clean
+.PHONY: help demo test test-vllm check format docs bench clean
 
 help: ## Show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 demo: $(VENV)/demo.stamp ## Set up, fetch the embedded model, and optimize a small system with it
 	$(BIN)/compound optimize benchmarks/atlas.yaml --new
 
 test: $(VENV)/dev.stamp ## Set up and run the tests
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(TESTS)
+
+test-vllm: $(VENV)/dev.stamp $(VLLM)/vllm.stamp ## Set up a real vLLM on the CPU (3.5 GB) and run the tests with it
+	HF_HUB_OFFLINE=1 REAL_VLLM=$(abspath $(VLLM))/bin/vllm $(BIN)/python -m pytest tests/real_vllm
 
 check: $(VENV)/dev.stamp ## Lint, types, import rules
 	$(BIN)/ruff check .
@@ -38,7 +43,7 @@ bench: $(VENV)/dev.stamp ## Measure overheads and the embedded engine; results g
 	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.engine_throughput
 
 clean: ## Remove the environment and what was built
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(VLLM) build dist *.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -53,4 +58,9 @@ $(VENV)/dev.stamp: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
 	@echo "setting up (a few minutes the first time) ..."
 	$(PIP) -c $(CONSTRAINTS) -e '.[dev]'
 	$(BIN)/compound models get smollm2
+	@touch $@
+
+$(VLLM)/vllm.stamp: tests/real_vllm/install.py tests/real_vllm/constraints.txt
+	@echo "setting up vLLM (several minutes the first time) ..."
+	$(PYTHON) tests/real_vllm/install.py $(VLLM)
 	@touch $@

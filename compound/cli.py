@@ -33,7 +33,7 @@ Sets = Annotated[
     Optional[list[str]],  # noqa: UP045 - typer reads this at run time
     typer.Option("--set", metavar="KEY=VALUE", help="Override one entry of the file, e.g. optimize.seed=1."),
 ]
-NoImport = Annotated[bool, typer.Option("--no-import", help="Refuse files that name Python code.")]
+NoImport = Annotated[bool, typer.Option("--no-import", help="Refuse files that name code or programs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Config = Annotated[
     Optional[Path],  # noqa: UP045 - typer reads this at run time

@@ -1,7 +1,8 @@
 """From a model's name to its engine, by convention.
 
-``smollm2``, a folder, or ``local/NAME`` run in this process; every other name goes to litellm
-(``openai/gpt-4o-mini``, ``hosted_vllm/Qwen/Qwen3-8B``, ``ollama/llama3`` …).
+``smollm2``, a folder, or ``local/NAME`` run in this process; ``vllm/NAME`` runs in a vLLM server that is
+started for it; every other name goes to litellm (``openai/gpt-4o-mini``, ``hosted_vllm/Qwen/Qwen3-8B``,
+``ollama/llama3`` …).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ EMBEDDED = ("smollm2",)
 KINDS = {
     "transformers": "compound.components.engines.lm_transformers:TransformersEngine",
     "litellm": "compound.components.engines.lm_litellm:LiteLLMEngine",
+    "vllm": "compound.components.engines.lm_vllm:VLLMEngine",
 }
 
 
@@ -30,16 +32,19 @@ def find_engine(lm: str) -> Engine:
         return open_engine("transformers", model=lm)
     if lm.startswith("local/"):
         return open_engine("transformers", model=lm.removeprefix("local/"))
+    if lm.startswith("vllm/"):
+        return open_engine("vllm", model=lm.removeprefix("vllm/"))
     if "/" in lm:
         return open_engine("litellm", model=lm)
     raise DeclarationError(
         f"no engine for the model {lm!r}",
-        hint="use 'smollm2', a folder, 'local/HUB-ID', or 'provider/model' such as 'openai/gpt-4o-mini'",
+        hint="use 'smollm2', a folder, 'local/HUB-ID', 'vllm/HUB-ID', or 'provider/model' such as "
+        "'openai/gpt-4o-mini'",
     )
 
 
 def open_engine(kind: str, **settings: Any) -> Engine:
-    """Make an engine of a kind (``transformers`` or ``litellm``) with its settings."""
+    """Make an engine of a kind (``transformers``, ``litellm`` or ``vllm``) with its settings."""
     module, _, name = KINDS[kind].partition(":")
     engine: Engine = getattr(importlib.import_module(module), name)(**settings)
     return engine

@@ -71,6 +71,10 @@ class BudgetExhausted(CompoundError):
     """The next step's worst case does not fit into what is left of the budget."""
 
 
+class AdapterNotServed(CompoundError):
+    """A server samples with something other than the adapter that it was given and has acknowledged."""
+
+
 class TooManyFailures(CompoundError):
     """More runs failed than the stated share allows."""
 

@@ -21,7 +21,7 @@ from typing import Any
 from compound.budget import Meter
 from compound.cache import Cache
 from compound.calls import Attempt, Caller
-from compound.component import Composite, Node, Operation, Value
+from compound.component import Composite, Node, Operation, Value, joined
 from compound.contracts import Completion, Engine, Request
 from compound.dataflow import ABSENT, FAILED, finish, gather, read, skipped_output
 from compound.errors import CallError, DeclarationError, first_of, nearest
@@ -240,6 +240,7 @@ class Executor:
             calls=calls,
             outputs=outputs,
             failure=failure,
+            ends=joined(*(value.sources for value in results.values())),
         )
 
     async def _graph(

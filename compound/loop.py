@@ -195,6 +195,8 @@ class Loop:
     def _more_jobs(self, plan: Plan) -> int:
         """Return how many jobs go on before the last decision: there are `iterations` rounds at most."""
         state, settings = self.state, self.problem.settings
+        if self.problem.method.jobs_each is not None:
+            return 0
         last = state["history"][-plan.jobs :]
         worth = any(record["values"] for record in last) and any(record["runs"] for record in last)
         most = plan.jobs * settings.iterations
@@ -221,10 +223,11 @@ class Loop:
     def _share(self, plan: Plan, job: Job) -> float:
         """Return the job's share by weight of what is left, less the decisions to come."""
         weights = {(j.optimizer, j.keys): j.weight for j in self.problem.method.jobs}
+        part = plan.jobs / len(weights)  # of all jobs, that precedes each decision
         done = self.state["history"][len(self.state["history"]) - self.state["job"] :]
         worked = sum(weights[d["optimizer"], tuple(d["keys"])] for d in done)
         decisions: int = plan.decisions - self.state["decision"]
-        total = sum(weights.values())
+        total = sum(weights.values()) * part
         ahead = max(total - worked, job.weight) + (decisions - 1) * total
         return self._free(plan) * job.weight / ahead
 
@@ -318,6 +321,10 @@ class Loop:
         """Note a sweep that found nothing; after a few in a row the search ends."""
         state = self.state
         state["idle"] += 1
+        if self.problem.method.jobs_each is not None:  # what was planned has had its turn
+            state["decision"] += 1
+            if state["decision"] == Plan(**state["plan"]).decisions and not state["stopped"]:
+                state["stopped"] = "all planned jobs are done"
         if state["idle"] >= PATIENCE and not state["stopped"]:
             state["stopped"] = f"{PATIENCE} sweeps in a row proposed nothing"
         self.recorder.event("sweep", note="nothing to decide about", idle=state["idle"])

@@ -189,7 +189,8 @@ class Method:
 
     ``opening`` is a job done once, before the scheduler is first asked; its weight is its part of all jobs'
     budget. ``least`` is how many minibatches' runs a job should at least be given. ``decisions`` is the most
-    there are, whatever the budget, and ``jobs_each`` how many jobs precede each: all of them by default.
+    there are, whatever the budget. ``jobs_each`` is how many jobs precede each decision; where it is given,
+    there are no others, and a job that proposes nothing uses its decision up.
     """
 
     name: str

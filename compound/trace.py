@@ -63,7 +63,8 @@ class Trace:
 
     ``outputs`` is empty when the run failed; ``equivalents`` is the fraction of the run that was really
     executed (a fork or a cached run costs less than one system run). ``system`` and ``configuration`` are
-    digests of what ran.
+    digests of what ran. ``ends`` are the addresses of the calls that the outputs came from; ``None`` where
+    that is not known, as in traces stored before it was recorded.
     """
 
     example: str
@@ -78,6 +79,7 @@ class Trace:
     feedback: str = ""
     parts: Mapping[str, float] = field(default_factory=dict)
     system: str = ""
+    ends: tuple[str, ...] | None = None
 
     @property
     def usage(self) -> Usage:
@@ -130,6 +132,7 @@ def to_json(trace: Trace) -> dict[str, Any]:
         "score": trace.score,
         "feedback": trace.feedback,
         "parts": dict(trace.parts),
+        "ends": list(trace.ends) if trace.ends is not None else None,
         "calls": [call_to_json(call) for call in trace.calls],
     }
 
@@ -173,6 +176,7 @@ def from_json(data: Mapping[str, Any]) -> Trace:
         score=data["score"],
         feedback=data["feedback"],
         parts=data["parts"],
+        ends=tuple(data["ends"]) if data.get("ends") is not None else None,
         calls=tuple(call_from_json(call) for call in data["calls"]),
     )
 

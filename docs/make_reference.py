@@ -10,6 +10,7 @@ from typing import Any
 import compound
 from compound.cli import app
 from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings, RewardSettings
+from compound.spec.file_model import POSSIBLE
 
 OUTPUT = Path(__file__).parent / "reference.md"
 GROUPS = {
@@ -35,6 +36,8 @@ def page() -> str:
         parts += [_entry(name) for name in names.split()]
     settings = (OptimizeSettings, BudgetSettings, PromptSettings, RewardSettings)
     parts += ["## `optimize:` in YAML", *map(_settings, settings)]
+    engines = [_engine(kind, entry) for kind, entry in POSSIBLE["engine"].items()]
+    parts += ["## `engines:` in YAML", "`engines: {NAME: {KIND: {…}}}`", *engines]
     parts += ["## Commands", *_commands()]
     return "\n\n".join(parts) + "\n"
 
@@ -81,12 +84,22 @@ def _item(line: str) -> str:
 
 def _settings(model: Any) -> str:
     about = f"**{model.__name__}**: {inspect.getdoc(model)}\n"
-    rows = [about, "| key | default | what |", "| --- | --- | --- |"]
+    return "\n".join([about, *_rows(model)])
+
+
+def _rows(model: Any) -> list[str]:
+    rows = ["| key | default | what |", "| --- | --- | --- |"]
     for name, field in model.model_fields.items():
         default = field.get_default(call_default_factory=True)
         shown = "see below" if hasattr(default, "model_dump") else f"`{default!r}`"
+        shown = "required" if field.is_required() else shown
         rows.append(f"| `{name}` | {shown} | {field.description} |")
-    return "\n".join(rows)
+    return rows
+
+
+def _engine(kind: str, entry: Any) -> str:
+    settings = entry.model_fields[kind].annotation
+    return "\n".join([f"**{kind}**: {inspect.getdoc(settings)}\n", *_rows(settings)])
 
 
 def _commands() -> list[str]:

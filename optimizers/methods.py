@@ -17,7 +17,9 @@ from compound.optimizers.llm_selector import LLMSelector
 from compound.optimizers.local import LocalSearch
 from compound.optimizers.mipro import Mipro
 from compound.optimizers.offline import OfflineRewards
+from compound.optimizers.policy.local import LocalTraining
 from compound.optimizers.policy.methods import POLICY_METHODS
+from compound.optimizers.policy.staging import better_together
 from compound.optimizers.prompts import PromptSearch
 from compound.optimizers.sampling import NumberSearch
 from compound.optimizers.scheduler import UCB, Gaps, Thompson, Uniform
@@ -90,11 +92,13 @@ def guided(name: str, system: System, settings: OptimizeSettings, guide: Guide) 
     optimizers: Mapping[str, Optimizer] = {
         "offline": OfflineRewards(rewards, prompts, guide),
         "local": LocalSearch(rewards, prompts, verify=verify, guide=guide),
+        "weights": LocalTraining(settings, guide),
     }
     jobs = _by_component(system, "local", "local")
+    jobs += [Job("weights", (key,)) for key in _keys(system, Weights)]
     everything = tuple(key for job in jobs for key in job.keys)
     opening = Job("offline", everything, weight=rewards.offline) if rewards.offline else None
-    texts = [isinstance(system.parameters[job.keys[0]], Text | Demos) for job in jobs]
+    texts = [isinstance(system.parameters[job.keys[0]], Text | Demos | Weights) for job in jobs]
     least = sum(Method.least if text else LEAST for text in texts) / max(1, len(texts))
     return Method(name, optimizers, jobs, SCHEDULERS[rewards.scheduler](), opening, least)
 
@@ -181,6 +185,11 @@ def _text_jobs(optimizer: str, system: System) -> list[Job]:
     return [Job(optimizer, tuple(keys)) for _, keys in by_component]
 
 
+def staged(system: System, settings: OptimizeSettings) -> Method:
+    """Methods one after the other, each from the best configuration so far."""
+    return better_together(system, settings, method)
+
+
 MakeMethod = Callable[[System, OptimizeSettings], Method]
 METHODS: Mapping[str, MakeMethod] = {
     "search": search,
@@ -195,6 +204,7 @@ METHODS: Mapping[str, MakeMethod] = {
     "textgrad": textgrad,
     "gepa": gepa,
     **POLICY_METHODS,
+    "better_together": staged,
 }
 
 

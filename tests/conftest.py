@@ -202,3 +202,51 @@ class Job:
 def job() -> type[Job]:
     """Jobs of optimizers, run for real."""
     return Job
+
+
+LINES = (
+    "the quick brown fox jumps over the lazy dog and runs far away",
+    "a question about a river, a town, a king and the colour of the sky",
+    "answer in a few words: yes, no, maybe, one, two, three, four, five",
+)
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def make_model() -> Callable[..., Path]:
+    """Return a function that saves a tiny random Llama and a byte-level tokenizer with a chat template."""
+
+    def make(folder: Path, positions: int = 512, **generation: Any) -> Path:
+        import torch
+        import transformers
+        from tokenizers import ByteLevelBPETokenizer
+
+        bpe = ByteLevelBPETokenizer()
+        bpe.train_from_iterator(
+            LINES, vocab_size=400, special_tokens=["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+        )
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, eos_token="<|end|>")
+        tokenizer.chat_template = TEMPLATE
+        config = transformers.LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=positions,
+            initializer_range=0.35,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = transformers.LlamaForCausalLM(config)
+        model.generation_config.update(**generation)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return folder
+
+    return make

@@ -1071,6 +1071,19 @@ def test_a_trace_survives_json_whatever_its_values_are() -> None:
     assert again.failure == trace.failure == Failure("error", "ValueError: cannot take 1")
 
 
+def test_a_trace_knows_which_calls_its_outputs_came_from() -> None:
+    written = f("write", add)(a=X, b=Input("note", int))
+    noted = f("note", plus)(x=X)  # only for the next turn: the last one leads to nothing
+    body = System("turn", outputs={"x": written, "note": noted})
+    loop = Loop("draft", body, carry={"x": "x", "note": "note"}, max_turns=2)
+    trace = run(System("s", outputs={"y": loop(x=X, note=Input("start", int)).x}), {"x": 1, "start": 0})
+    assert addresses(trace) == ["draft[0]/note", "draft[0]/write", "draft[1]/note", "draft[1]/write"]
+    assert trace.ends == ("draft[1]/write",)
+    assert from_json(to_json(trace)).ends == trace.ends
+    older = {key: value for key, value in to_json(trace).items() if key != "ends"}
+    assert from_json(older).ends is None
+
+
 def test_each_finished_call_is_told_and_calls_are_found_by_address() -> None:
     seen: list[str] = []
     executor = Executor(on_call=lambda call: seen.append(call.address))

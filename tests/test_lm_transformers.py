@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,45 +34,11 @@ LINES = [
     "a question about a river, a town, a king and the colour of the sky",
     "answer in a few words: yes, no, maybe, one, two, three, four, five",
 ]
-TEMPLATE = (
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
 SHARED = "answer in a few words about the quick brown fox and the king of the town. " * 2
 
 
-def make_model(folder: Path, **generation: Any) -> Path:
-    """Save a tiny random Llama and a byte-level tokenizer with a chat template."""
-    from tokenizers import ByteLevelBPETokenizer
-
-    bpe = ByteLevelBPETokenizer()
-    bpe.train_from_iterator(
-        LINES, vocab_size=400, special_tokens=["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
-    )
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, eos_token="<|end|>")
-    tokenizer.chat_template = TEMPLATE
-    config = transformers.LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.35,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = transformers.LlamaForCausalLM(config)
-    model.generation_config.update(**generation)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model"))
 
 
@@ -234,7 +200,9 @@ def test_a_seed_names_the_answer_and_another_seed_another_one(folder: Path) -> N
     assert sampled(alone) == other
 
 
-def test_the_checkpoints_own_sampling_settings_do_not_leak_in(folder: Path, tmp_path: Path) -> None:
+def test_the_checkpoints_own_sampling_settings_do_not_leak_in(
+    make_model: Callable[..., Path], folder: Path, tmp_path: Path
+) -> None:
     penalized = make_model(tmp_path, repetition_penalty=1.8, no_repeat_ngram_size=1, max_length=40)
     requests = [ask(text, max_tokens=20) for text in LINES]
     plain = [sampled(answer) for answer in run(engine(folder), *requests)]
@@ -262,7 +230,9 @@ def test_every_request_keeps_its_own_limit_in_one_batch(folder: Path) -> None:
         assert answer.finish_reason == "length"
 
 
-def test_an_end_token_is_recorded_but_not_shown(folder: Path, oracle: Any, tmp_path: Path) -> None:
+def test_an_end_token_is_recorded_but_not_shown(
+    make_model: Callable[..., Path], oracle: Any, tmp_path: Path
+) -> None:
     plain = oracle.greedy(ask(max_tokens=12))
     end = next(token for i, token in enumerate(plain) if i >= 2 and token not in plain[:i])
     place = plain.index(end)
@@ -567,7 +537,7 @@ def test_a_missing_model_reaches_every_waiting_call(tmp_path: Path) -> None:
     assert [type(error) for error in asyncio.run(work())] == [ModelNotFound] * 3
 
 
-def test_a_model_without_a_chat_template_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_model_without_a_chat_template_is_refused(make_model: Callable[..., Path], tmp_path: Path) -> None:
     make_model(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(CompoundError, match="no chat template"):

@@ -92,19 +92,19 @@ def _targets(config: Mapping[str, Any], layers: Mapping[str, Any]) -> set[str]:
 def _config(folder: Path) -> dict[str, Any]:
     """Return an adapter's settings, if they are those of a plain LoRA."""
     try:
-        config: Any = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        found: Any = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise _refused(folder, f"has no {CONFIG}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise _refused(folder, f"has a {CONFIG} that cannot be read: {error}") from error
-    kind = config.get("peft_type") if isinstance(config, dict) else None
-    if kind != "LORA":
-        raise _refused(folder, f"is of the kind {kind!r}; only LORA is supported")
+    if not isinstance(found, dict):
+        raise _refused(folder, f"has a {CONFIG} that is no mapping")
+    config: dict[str, Any] = found
+    if (kind := config.get("peft_type")) != "LORA":
+        raise _refused(folder, f"is of the kind {kind!r}; only 'LORA' is supported")
     for key in sorted(config.keys() - SILENT):
-        if config[key] and (key, config[key]) != ("bias", "none"):
-            raise _refused(
-                folder, f"has {key}={config[key]!r}, which is not supported", f"train without {key}"
-            )
+        if (value := config[key]) and (key, value) != ("bias", "none"):
+            raise _refused(folder, f"has {key}={value!r}, which is not supported", f"train without {key}")
     if (start := config.get("init_lora_weights", True)) not in STARTS:
         raise _refused(folder, f"has init_lora_weights={start!r}, which changes the base model as well")
     for key, kinds in (("r", int), ("lora_alpha", int | float)):

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import email.utils
 import functools
 import json
 import os
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from compound.components.engines.background import in_background
+from compound.components.engines.remote import longest_prompt, sort_error, wanted_wait
 from compound.contracts import Completion, Request, Usage
 from compound.errors import CallError, CompoundError, DeclarationError, MissingExtra, TransientError
 
-HEAD, TURN = 128, 16  # tokens that a provider's chat format adds to a prompt, and to each message
-MAY_PASS = {408, 409, 425, 429}  # and every status from 500 on
 MILLION = 1_000_000
 OWNED = {
     "model",
@@ -99,8 +96,7 @@ class LiteLLMEngine:
         return self.price is not None or _listed(self.model) is not None
 
     def worst_case(self, request: Request) -> Usage:  # noqa: D102
-        # A token holds at least a byte, in every tokenizer.
-        size = HEAD + sum(len(message.content.encode()) + TURN for message in request.cued)
+        size = longest_prompt(request)
         return Usage(1, size, request.max_tokens, self._cost(size, request.max_tokens))
 
     async def generate(self, request: Request) -> Completion:  # noqa: D102
@@ -175,20 +171,23 @@ class LiteLLMEngine:
 
     def _sorted(self, litellm: Any, error: Exception) -> CallError:
         """Return the error of ours that says what to do about one of litellm's."""
-        said = f"{self.model}: {_first_line(error)}"
+        said = f"{self.model}: {str(error).strip() or type(error).__name__}"
         status = getattr(error, "status_code", None)
-        if isinstance(error, litellm.ContextWindowExceededError):
-            return CallError(said, hint="shorten the prompt or its demonstrations, or lower max_tokens")
-        if "insufficient_quota" in str(error):
-            return CallError(said, hint="the account has no credit left")
-        # A key that is not set at all arrives as a server error.
-        if status in {401, 403} or "Missing credentials" in str(error):
-            return CallError(said, hint=f"set {self._key_names()} to a key that may use {self.model}")
-        if isinstance(error, litellm.Timeout | litellm.APIConnectionError) or _may_pass(status):
-            return TransientError(said, retry_after=_retry_after(error))
-        if isinstance(error, litellm.NotFoundError) or "LLM Provider NOT provided" in str(error):
-            return CallError(said, hint="check the model's name: it reads provider/model")
-        return CallError(said)
+        if "Missing credentials" in said:
+            status = 401  # a key that is not set at all arrives as a server error
+        elif isinstance(error, litellm.Timeout | litellm.APIConnectionError):
+            status = 503
+        elif isinstance(error, litellm.NotFoundError) or "LLM Provider NOT provided" in said:
+            status = 404
+        return sort_error(
+            said,
+            status,
+            model=self.model,
+            keys=self._key_names() if status in {401, 403} else "",
+            names="check the model's name: it reads provider/model",
+            too_long=isinstance(error, litellm.ContextWindowExceededError),
+            retry_after=_retry_after(error),
+        )
 
     def _key_names(self) -> str:
         """Return the environment variables that hold this model's key."""
@@ -225,32 +224,17 @@ def _listed(model: str) -> Mapping[str, Any] | None:
     return entry
 
 
-def _may_pass(status: object) -> bool:
-    return isinstance(status, int) and (status in MAY_PASS or status >= 500)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-
-
 def _retry_after(error: Exception) -> float | None:
-    """Return the seconds that a server asks to wait, given as a number or as a date.
+    """Return the seconds that a server asks to wait, wherever litellm put its headers.
 
     >>> class Error(Exception):
-    ...     headers = {"retry-after": "7"}
+    ...     litellm_response_headers = {"retry-after": "7"}
     >>> _retry_after(Error())
     7.0
     """
-    for headers in (
+    places = (
         getattr(error, "headers", None),
         getattr(error, "litellm_response_headers", None),
         getattr(getattr(error, "response", None), "headers", None),
-    ):
-        value = (headers or {}).get("retry-after")
-        if value is None:
-            continue
-        with contextlib.suppress(ValueError):
-            return max(0.0, float(value))
-        with contextlib.suppress(ValueError, TypeError):
-            return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    return None
+    )
+    return next((wait for headers in places if (wait := wanted_wait(headers)) is not None), None)

@@ -112,6 +112,10 @@ _METRICS = {
     "custom": _model("custom_entry", "A metric of your own.", custom=(CustomMetric, ...)),
 }
 _ENGINES = {kind: _entry(kind, _engine_class(place)) for kind, place in ENGINES.items()}
+RUNS: Mapping[str, tuple[str, ...]] = {
+    kind: getattr(_engine_class(place), "runs", ()) for kind, place in ENGINES.items()
+}
+"""By kind of engine, the settings that say how to run a program: a file with one is as trusted as Python."""
 
 
 if typing.TYPE_CHECKING:

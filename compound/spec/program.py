@@ -1,8 +1,8 @@
 """The YAML file of a system, its data, its metric and how to optimize it: read, checked, resolved.
 
 Every mistake of a file is reported at once, as ``file:line:column: where.it.is: what; hint``.
-A file that names Python code (``call:``, ``class:``) is as trusted as Python; ``allow_import=False``
-refuses such files.
+A file that names Python code (``call:``, ``class:``) or says how to run a program (``command:`` of an engine)
+is as trusted as Python; ``allow_import=False`` refuses such files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from compound.settings import OptimizeSettings
 from compound.spec.build import Graph
 from compound.spec.context import Context
 from compound.spec.document import Address, Document
-from compound.spec.file_model import POSSIBLE, CustomMetric, DataSettings, SplitBy
+from compound.spec.file_model import POSSIBLE, RUNS, CustomMetric, DataSettings, SplitBy
 from compound.spec.file_model import Engine as EngineModel
 from compound.spec.file_model import Metric as MetricModel
 from compound.spec.overrides import apply
@@ -144,9 +144,10 @@ def _load(
     _check_models(context)
     data, metric = _data(context), _metric(context)
     optimize = _optimize(context)
+    engines = _engines(context)
     document.check()
     assert system is not None
-    return Program(path, document.text, system, data, metric, optimize, _engines(document))
+    return Program(path, document.text, system, data, metric, optimize, engines)
 
 
 def _keys(document: Document, section: str) -> list[str]:
@@ -163,10 +164,19 @@ def _check_models(context: Context) -> None:
         context.document.report(first, f"no model for {names}", "add `lm: smollm2` to the file", key=True)
 
 
-def _engines(document: Document) -> dict[str, EngineSettings]:
-    found = {name: fitted(document, EngineModel, ("engines", name)) for name in _keys(document, "engines")}
-    kinds = {name: next(iter(model.given)) for name, model in found.items()}
-    return {name: (kind, getattr(found[name], kind).given) for name, kind in kinds.items()}
+def _engines(context: Context) -> dict[str, EngineSettings]:
+    engines: dict[str, EngineSettings] = {}
+    for name in _keys(context.document, "engines"):
+        found = fitted(context.document, EngineModel, ("engines", name))
+        if found is None:
+            continue
+        ((kind, settings),) = found.given.items()
+        engines[name] = (kind, settings.given)
+        for key in RUNS.get(kind, ()):
+            if key in settings.given and not context.allow_import:
+                address = ("engines", name, kind, key)
+                context.document.report(address, "says how to run a program, and imports are not allowed")
+    return engines
 
 
 def _optimize(context: Context) -> OptimizeSettings:

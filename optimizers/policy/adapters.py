@@ -6,6 +6,7 @@ sampled with. The folder also holds `probe.json`, by which a server can be asked
 
 from __future__ import annotations
 
+import hashlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,13 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from compound.artifacts import Reference, put, verified
+from compound.artifacts import Reference, kept, put, verified
 from compound.components.engines import loading, models
 from compound.errors import CompoundError, ConfigurationError, DeclarationError, MissingExtra
 from compound.space import Weights
 from compound.streams import only_torch
 
-PROBE = "The quick answer to the question is that nobody knows, since it was never asked before."
+PROBE = "probe.json"
+TEXT = "The quick answer to the question is that nobody knows, since it was never asked before."
 Name = str
 
 
@@ -44,13 +46,17 @@ class Adapters:
         dtype: str = "auto",
     ) -> None:
         self.spaces = dict(sorted(spaces.items()))
-        self._alias = {name: f"a{number}" for number, name in enumerate(self.spaces)}  # any name is one of ours
+        self._alias = {
+            name: f"a{number}" for number, name in enumerate(self.spaces)
+        }  # any name is one of ours
         self.base, self.tokenizer = _load(model, dtype)
         self.model = _wrapped(self.base, {self._alias[n]: space for n, space in self.spaces.items()}, seed)
-        self.versions: dict[Name, str] = dict.fromkeys(self.spaces, "")
         self._before: dict[Name, list[float]] = {}
-        for name, folder in (start or {}).items():
-            self.load(name, folder)
+        self._stored: dict[Name, tuple[str, dict[str, str] | None]] = {}
+        for name in self.spaces:
+            if start and name in start:
+                self.load(name, start[name])
+            self._stored[name] = self._content(name), None
 
     @property
     def device(self) -> Any:
@@ -80,11 +86,30 @@ class Adapters:
         )
         return sorted(found, key=lambda item: item[0])
 
-    def save(self, name: Name, folder: Path) -> dict[str, str]:
-        """Store an adapter as an artifact, by its content; return its reference, relative to ``folder``."""
-        reference = put(lambda made: self.write(name, made), folder, name)
-        self.versions[name] = reference["sha256"]
+    def version(self, name: Name) -> str:
+        """Return the digest of an adapter as it was stored last; ``""`` where it is as the base is."""
+        reference = self._stored[name][1]
+        return reference["sha256"] if reference else ""
+
+    def save(self, name: Name, folder: Path) -> dict[str, str] | None:
+        """Store an adapter as an artifact, by its content, unless it is as it was stored last.
+
+        Returns:
+            Its reference, relative to ``folder``, or ``None`` where it never changed.
+        """
+        content, reference = self._content(name), self._stored[name][1]
+        if content != self._stored[name][0]:
+            reference = put(lambda made: self.write(name, made), folder, name)
+            self._before[name] = _logprobs(folder / reference["path"]) or []
+            self._stored[name] = content, reference
         return reference
+
+    def _content(self, name: Name) -> str:
+        """Return the digest of an adapter's weights as they are."""
+        hashed = hashlib.sha256()
+        for key, tensor in self.parameters(name):
+            hashed.update(key.encode() + tensor.detach().float().cpu().numpy().tobytes())
+        return hashed.hexdigest()
 
     def write(self, name: Name, folder: Path) -> None:
         """Write an adapter into a folder, in peft's format, with its probe."""
@@ -105,7 +130,7 @@ class Adapters:
             "inference_mode": True,
         }
         (folder / "adapter_config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-        (folder / "probe.json").write_text(json.dumps(self._probe(name)) + "\n", encoding="utf-8")
+        (folder / PROBE).write_text(json.dumps(self._probe(name)) + "\n", encoding="utf-8")
 
     def load(self, name: Name, folder: Path) -> None:
         """Read an adapter's weights; nothing in the folder is executed.
@@ -129,11 +154,22 @@ class Adapters:
         for key, parameter in own.items():
             parameter.data.copy_(tensors[key])
 
-    def begin(self, name: Name, reference: Reference | None, folder: Path | None) -> None:
-        """Take a stored adapter as an adapter's present version, or the base."""
-        if reference:
-            self.load(name, verified(reference, folder))
-            self.versions[name] = reference["sha256"]
+    def begin(self, name: Name, reference: Reference | None, folder: Path) -> None:
+        """Take a stored adapter as an adapter's present version; ``None`` is the base.
+
+        Args:
+            name: of the adapter.
+            reference: where it is stored, relative to ``folder`` or absolute; it is copied there if need be.
+            folder: where adapters are saved to.
+        """
+        if reference is None:
+            return
+        own = kept({**reference, "path": str(folder / reference["path"])}, folder)
+        path = verified(own, folder)
+        self.load(name, path)
+        self._stored[name] = self._content(name), own
+        if found := _logprobs(path):
+            self._before[name] = found
 
     def _probe(self, name: Name) -> dict[str, Any]:
         """Return log-probabilities of a fixed text with this adapter, and with the version before it."""
@@ -142,16 +178,25 @@ class Adapters:
         from compound.optimizers.policy.forward import forward
         from compound.optimizers.policy.samples import probe
 
-        tokens = self.tokenizer(PROBE, add_special_tokens=False).input_ids
+        tokens = self.tokenizer(TEXT, add_special_tokens=False).input_ids
         sample = probe(tokens)
         with torch.no_grad():
-            if name not in self._before:
+            if len(self._before.get(name, ())) != len(tokens) - 1:
                 with self.using(None) as base:
                     self._before[name] = forward(base, [sample], shared=False).logps[0].tolist()
             with self.using(name) as model:
                 now: list[float] = forward(model, [sample], shared=False).logps[0].tolist()
-        before, self._before[name] = self._before[name], now
-        return {"tokens": tokens, "logprobs": now, "before": before}
+        return {"tokens": tokens, "logprobs": now, "before": self._before[name]}
+
+
+def _logprobs(folder: Path) -> list[float] | None:
+    """Return the log-probabilities in an adapter's probe, if it has one that can be read."""
+    try:
+        return [
+            float(value) for value in json.loads((folder / PROBE).read_text(encoding="utf-8"))["logprobs"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _wrapped(base: Any, spaces: Mapping[Name, Weights], seed: int) -> Any:

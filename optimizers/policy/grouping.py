@@ -17,6 +17,7 @@ import numpy as np
 from compound.errors import DeclarationError, nearest
 from compound.optimizers.policy.advantages import by_group, check_rewards
 from compound.optimizers.policy.samples import Group, Sample
+from compound.rewards.propagation import run_reward
 from compound.streams import generator
 from compound.trace import Call, Trace
 
@@ -66,11 +67,7 @@ def trajectory_samples(
     Raises:
         DeclarationError: the run succeeded, but has no score.
     """
-    if trace.failure is None and trace.score is None:
-        raise DeclarationError(
-            f"a run of example {trace.example!r} has no score", hint="score the trace before making samples"
-        )
-    reward = fallback if trace.failure is not None or trace.score is None else trace.score
+    reward = run_reward(trace, fallback)
     return [
         sample
         for call in trace.calls

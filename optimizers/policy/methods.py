@@ -9,7 +9,11 @@ from typing import Any
 from compound.configuration import component_of
 from compound.errors import DeclarationError, nearest
 from compound.optimization import Job, Method, Optimizer
+from compound.optimizers.policy.mhgpo import MHGPO
 from compound.optimizers.policy.mmgrpo import MMGRPO
+from compound.optimizers.policy.mygo import MyGO
+from compound.optimizers.policy.ppo import PPO
+from compound.optimizers.policy.prompt_r1 import PromptR1
 from compound.optimizers.policy.recipe import Recipe
 from compound.optimizers.policy.training import WeightTraining
 from compound.settings import OptimizeSettings
@@ -69,7 +73,17 @@ def _method(name: str, settings: OptimizeSettings, recipe: Recipe, jobs: Sequenc
                 hint=nearest(component, trained),
             )
     optimizers: Mapping[str, Optimizer] = {name: WeightTraining(recipe, settings.weights)}
-    return Method(name, optimizers, jobs, InOrder(), least=LONG, decisions=1)
+    return Method(name, optimizers, jobs, InOrder(), least=LONG, decisions=1, jobs_each=len(jobs))
+
+
+def ppo(system: System, settings: OptimizeSettings) -> Method:
+    """PPO, one component after the other: the rest of the system stays as it is."""
+    return apart("ppo", system, settings, PPO())
+
+
+def mappo(system: System, settings: OptimizeSettings) -> Method:
+    """PPO for all components together, with one critic."""
+    return together("mappo", system, settings, PPO())
 
 
 def mmgrpo(system: System, settings: OptimizeSettings) -> Method:
@@ -77,6 +91,31 @@ def mmgrpo(system: System, settings: OptimizeSettings) -> Method:
     return together("mmgrpo", system, settings, MMGRPO())
 
 
+def mhgpo_is(system: System, settings: OptimizeSettings) -> Method:
+    """Multi-agent GRPO with forks at every agent."""
+    return together("mhgpo_is", system, settings, MHGPO("is"))
+
+
+def mhgpo_fof(system: System, settings: OptimizeSettings) -> Method:
+    """Multi-agent GRPO with forks at the first agent."""
+    return together("mhgpo_fof", system, settings, MHGPO("fof"))
+
+
+def mhgpo_rr(system: System, settings: OptimizeSettings) -> Method:
+    """Multi-agent GRPO with a fork at one agent drawn for each example."""
+    return together("mhgpo_rr", system, settings, MHGPO("rr"))
+
+
+def prompt_r1(system: System, settings: OptimizeSettings) -> Method:
+    """An agent that talks to an environment, rewarded for whole conversations."""
+    return together("prompt_r1", system, settings, PromptR1())
+
+
+def mygo(system: System, settings: OptimizeSettings) -> Method:
+    """Imitation of the attempts that are good enough, with a rising threshold."""
+    return together("mygo", system, settings, MyGO())
+
+
 POLICY_METHODS: Mapping[str, Callable[[System, OptimizeSettings], Method]] = {
-    "mmgrpo": mmgrpo,
+    made.__name__: made for made in (ppo, mappo, mmgrpo, mhgpo_is, mhgpo_fof, mhgpo_rr, prompt_r1, mygo)
 }

@@ -1,7 +1,8 @@
 """mmGRPO: whole runs, every call earns the run's reward, and calls at the same place are compared.
 
-Groups are keyed by example, component and k-th invocation (algorithm 1 of the paper), so that prompts within a
-group may differ. Runs of teachers, which are the same system with another configuration, join the groups.
+Groups are keyed by example, component and k-th invocation (algorithm 1 of the paper), so that prompts
+within a group may differ. Runs of teachers, which are the same system with another configuration, join the
+groups.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ class MMGRPO:
 
     async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
         """Run every example several times, by the system and by its teachers."""
-        rollouts = [*await work.sampler.runs(examples, range(_own(work.settings))), *await _taught(work, examples)]
+        rollouts = [
+            *await work.sampler.runs(examples, range(_own(work.settings))),
+            *await _taught(work, examples),
+        ]
         samples = [
             sample
             for rollout in rollouts
@@ -49,7 +53,11 @@ class MMGRPO:
             seed=work.seed,
         )
         trained, facts = advantages(grouped.samples, work.settings.scale, references=grouped.references)
-        counts = {"truncated": grouped.truncated, "deselected": grouped.deselected, "copies": grouped.duplicated}
+        counts = {
+            "truncated": grouped.truncated,
+            "deselected": grouped.deselected,
+            "copies": grouped.duplicated,
+        }
         return Credited(trained, scores_of(rollouts), {**asdict(facts), **counts})
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import astuple
 from statistics import fmean, pstdev
 from typing import Any
 
+from compound.optimizers.policy.diagnostics import Diagnostics
 from compound.optimizers.policy.samples import Sample
+from compound.optimizers.policy.updates import added
 
 WORDS = 40  # of tokens, that similarity of answers is measured on
 
@@ -18,39 +22,51 @@ class Monitor:
     Args:
         samples: those of the step.
         kept: those that are trained on; the others are too long, or empty.
+        divergence: whether the divergence from the base is known.
     """
 
-    def __init__(self, samples: Sequence[Sample], kept: Sequence[Sample]) -> None:
+    def __init__(self, samples: Sequence[Sample], kept: Sequence[Sample], *, divergence: bool) -> None:
         self._samples, self._left_out = list(kept), len(samples) - len(kept)
-        self._sums: dict[str, Counter[str]] = defaultdict(Counter)
+        self._seen: dict[str, Diagnostics] = defaultdict(Diagnostics)
+        self._far: dict[str, float] = defaultdict(float)
+        self._divergence = divergence
         self._norms: dict[str, list[float]] = defaultdict(list)
 
-    def seen(self, batch: Sequence[Sample], mask: Any, facts: Mapping[str, Any]) -> None:
-        """Add a micro-batch: each fact is (samples, tokens)."""
-        totals = {name: (fact.detach() * mask).sum(-1).tolist() for name, fact in facts.items()}
-        for i, sample in enumerate(batch):
-            sums = self._sums[sample.component]
-            sums["tokens"] += sample.length
-            for name, rows in totals.items():
-                sums[name] += rows[i]
+    def seen(self, component: str, sums: Diagnostics, far: float | None) -> None:
+        """Add what was seen of a component in a micro-batch; ``far`` is the divergence from the base, summed."""
+        self._seen[component] += sums
+        if far is not None:
+            self._far[component] += far
 
     def norm(self, adapter: str, value: float) -> None:
         """Add the norm of an update's gradient."""
         self._norms[adapter].append(value)
 
     def facts(self) -> dict[str, Any]:
-        """Return everything as JSON: means over tokens, and what the samples themselves say."""
+        """Return everything as JSON: means over tokens, and what the samples themselves say.
+
+        Where several processes train together, all must call it: each has seen a part.
+        """
+        names = sorted({s.component for s in self._samples})
+        sums = [[*astuple(self._seen[name]), self._far.get(name, 0.0)] for name in names]
+        for name, row in zip(names, added(sums), strict=True):
+            self._seen[name] = Diagnostics(*row[:-1])
+            if self._divergence:
+                self._far[name] = row[-1]
         return {
             "left_out": self._left_out,
             "norms": {name: fmean(some) for name, some in self._norms.items()},
-            "components": {name: self._component(name) for name in sorted({s.component for s in self._samples})},
+            "components": {
+                name: self._component(name) for name in sorted({s.component for s in self._samples})
+            },
         }
 
     def _component(self, name: str) -> dict[str, float]:
         own = [s for s in self._samples if s.component == name]
-        sums = self._sums[name]
-        tokens = sums["tokens"]
-        means = {fact: total / tokens for fact, total in sums.items() if fact != "tokens"} if tokens else {}
+        seen = self._seen[name]
+        means = seen.means()
+        if name in self._far:
+            means["base_kl"] = self._far[name] / max(seen.tokens, 1.0)
         rewards = [s.reward for s in own]
         return {
             "samples": len(own),
@@ -69,7 +85,7 @@ def similarity(answers: Sequence[Sequence[int]]) -> float:
     >>> similarity([(1, 2), (1, 2), (1, 3)])
     0.6666666666666666
     """
-    pairs = list(zip(answers, answers[1:], strict=False))
+    pairs = list(itertools.pairwise(answers))
     if not pairs:
         return 1.0
     sets = [(set(a[:WORDS]), set(b[:WORDS])) for a, b in pairs]

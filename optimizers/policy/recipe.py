@@ -1,6 +1,7 @@
 """What tells one way of training weights from another: how rollouts are made, and who gets which credit.
 
-Everything else is shared: sampling, the trainer, checkpoints, budgets (`compound.optimizers.policy.training`).
+Everything else is shared: sampling, the trainer, checkpoints, budgets
+(`compound.optimizers.policy.training`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from compound.settings import WeightSettings
 from compound.spec.python_code import find_code
 from compound.trace import Call
 
-Penalty = Callable[[Mapping[str, Any], Mapping[str, Any]], float]
+Penalty = Callable[[Call], float]
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class Work:
         return self.sampler.rules.failure_score
 
     def penalties(self) -> dict[str, Penalty]:
-        """Return the functions that add to components' rewards."""
-        return {name: find_code(path, Path()) for name, path in self.settings.penalties.items()}
+        """Return the functions that add to components' rewards: of what a call read and what it returned."""
+        return {name: _of_call(find_code(path, Path())) for name, path in self.settings.penalties.items()}
 
 
 @dataclass(frozen=True)
@@ -73,13 +74,17 @@ class Credited:
 
 
 class Recipe(Protocol):
-    """One way of training weights.
+    """One way of training weights."""
 
-    ``critic`` says whether there is a value head, ``likelihood`` whether samples are imitated.
-    """
+    @property
+    def critic(self) -> bool:
+        """Whether there is a value head."""
+        ...
 
-    critic: bool
-    likelihood: bool
+    @property
+    def likelihood(self) -> bool:
+        """Whether samples are imitated, and not weighed by advantages."""
+        ...
 
     def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
         """Return about how many system runs a step takes that works on so many examples."""
@@ -90,10 +95,9 @@ class Recipe(Protocol):
         ...
 
 
-def penalized(penalties: Mapping[str, Penalty], call: Call) -> float:
-    """Return what is added to a call's own reward; a call without outputs has no penalty."""
-    penalty = penalties.get(call.component)
-    return float(penalty(call.inputs, call.outputs)) if penalty is not None and call.outputs else 0.0
+def _of_call(function: Callable[[Mapping[str, Any], Mapping[str, Any]], float]) -> Penalty:
+    """Return a penalty of calls; one that returned nothing has none."""
+    return lambda call: float(function(call.inputs, call.outputs)) if call.outputs else 0.0
 
 
 def scores_of(rollouts: Sequence[Rollout]) -> list[float]:

@@ -135,7 +135,9 @@ def calls_of(trace: Trace, components: Sequence[str]) -> list[Call]:
 
 def warm(system: System, components: Sequence[str], temperature: float) -> Mapping[str, Mapping[str, object]]:
     """Return the settings of rollouts: trained components sample at one temperature."""
-    return {c: {"temperature": temperature} for c in components if "temperature" in system.components[c].settings}
+    return {
+        c: {"temperature": temperature} for c in components if "temperature" in system.components[c].settings
+    }
 
 
 def rolling(rules: Rules, settings: Mapping[str, Mapping[str, object]], failure: float | None) -> Rules:

@@ -1,7 +1,7 @@
 """The one trainer: policy gradients of every kind, and maximum likelihood, on samples as they were sampled.
 
-Every method feeds it the same way. Only sampled tokens carry loss; nothing is tokenized again; no sample is lost
-to rounding: an update's loss is a sum over its samples, whatever micro-batches they go through the model in.
+Every method feeds it the same way. Only sampled tokens carry loss; nothing is tokenized again; no sample is
+lost to rounding: an update's loss is a sum over its samples, however they go through the model.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from compound.artifacts import Reference, put, verified
+from compound.artifacts import put, verified
 from compound.errors import CompoundError
-from compound.optimizers.policy import losses
+from compound.optimizers.policy import corrections, diagnostics, losses
 from compound.optimizers.policy.adapters import Adapters
 from compound.optimizers.policy.batching import by_adapter, micro_batches, parts, size
 from compound.optimizers.policy.forward import Pass, forward
@@ -50,6 +50,7 @@ class Trainer:
         settings: rates, clipping, batches.
         seed: names the order of samples.
         steps: how many there will be, for the learning rate's schedule.
+        longest: the most tokens of an answer, which `dr_grpo` divides by.
         critic: whether there is a value head (PPO).
     """
 
@@ -61,8 +62,10 @@ class Trainer:
         *,
         seed: int = 0,
         steps: int = 1,
+        longest: int | None = None,
         critic: bool = False,
     ) -> None:
+        self.longest, self._clip = longest, losses.Clip(low=settings.clip, high=settings.highest)
         self.adapters, self.adapter_of, self.settings, self.seed = adapters, dict(adapter_of), settings, seed
         rate = Rate(settings.lr, settings.warmup, steps, settings.schedule)
         self._updaters = {
@@ -72,8 +75,10 @@ class Trainer:
         self.head = value_head(adapters.base.config.hidden_size).to(adapters.device) if critic else None
         if self.head is not None:
             named = list(self.head.named_parameters())
-            self._updaters[VALUE] = Updater(named, Rate(settings.value_lr), settings.max_norm, "the value head")
-        self.versions: dict[str, list[str]] = {name: [adapters.versions[name]] for name in adapters.spaces}
+            self._updaters[VALUE] = Updater(
+                named, Rate(settings.value_lr), settings.max_norm, "the value head"
+            )
+        self.versions: dict[str, list[str]] = {name: [adapters.version(name)] for name in adapters.spaces}
 
     # -- what a step does ------------------------------------------------------------------------------
 
@@ -91,7 +96,7 @@ class Trainer:
         """
         begun = time.perf_counter()
         kept = [s for s in samples if s.length and size(s) <= self.settings.max_length]
-        monitor = Monitor(samples, kept)
+        monitor = Monitor(samples, kept, divergence=bool(self.settings.beta) and not likelihood)
         if not likelihood:
             self._refuse_stale(kept)
         with self._memory():
@@ -119,9 +124,8 @@ class Trainer:
     ) -> None:
         """Take one step of each adapter that has samples in this part, and of the value head."""
         variant = LIKELIHOOD if likelihood else self.settings.loss
-        longest = max(s.length for s in part)
         for name, own in by_adapter(part, self.adapter_of).items():
-            weights = losses.sample_weights(variant, [s.length for s in own], longest)
+            weights = losses.sample_weights(variant, [s.length for s in own], self.longest)
             weight_of = {id(s): w for s, w in zip(own, weights, strict=True)}
             with self.adapters.using(name) as model:
                 for batch in self._mine(micro_batches(own, self.settings.micro_tokens)):
@@ -144,26 +148,31 @@ class Trainer:
         import torch
 
         ran = forward(model, batch, bonus=self.settings.entropy > 0)
-        settings, device = self.settings, ran.logps.device
-        likelihood = variant == LIKELIHOOD
-        weight = torch.tensor([weight_of[id(s)] for s in batch], device=device)[:, None]
+        settings, likelihood = self.settings, variant == LIKELIHOOD
+        weight = torch.tensor([weight_of[id(s)] for s in batch], device=ran.mask.device)[:, None]
         old = ran.logps.detach() if not known.old else _rows(known.old, batch, ran.mask)
         advantages = _padded([s.advantages for s in batch], ran.mask) if not likelihood else ran.mask
         if not likelihood and settings.correction is not None:
             advantages = advantages * self._correction(batch, old, ran.mask)
-        clip = losses.Clip(low=settings.clip, high=settings.highest)
-        per_token = losses.per_token_loss(variant, ran.logps, old, advantages, ran.mask, clip)
-        facts = {"entropy": ran.entropies, **losses.diagnostics(ran.logps, old, advantages, ran.mask, clip)}
+        per_token = losses.per_token_loss(variant, ran.logps, old, advantages, ran.mask, self._clip)
+        divergence = None
         if known.reference:
-            divergence = losses.kl(ran.logps, _rows(known.reference, batch, ran.mask))
+            divergence = losses.kl(ran.logps, _rows(known.reference, batch, ran.mask), ran.mask)
             per_token = per_token + settings.beta * divergence
-            facts["kl"] = divergence
         if settings.entropy and not likelihood:
             per_token = per_token - settings.entropy * ran.entropies
         loss = (per_token * ran.mask * weight).sum()
         if self.head is not None and not likelihood:
             loss = loss + (self._value_loss(batch, ran) * ran.mask * weight).sum()
-        monitor.seen(batch, ran.mask, facts)
+        for component, rows in _by_component(batch).items():
+            seen = diagnostics.diagnose(
+                variant, ran.logps[rows], old[rows], advantages[rows], ran.mask[rows], self._clip,
+                entropy=ran.entropies[rows],
+            )  # fmt: skip
+            far = (
+                float((divergence[rows] * ran.mask[rows]).detach().sum()) if divergence is not None else None
+            )
+            monitor.seen(component, seen, far)
         return loss
 
     def _value_loss(self, batch: Sequence[Sample], ran: Pass) -> Any:
@@ -182,7 +191,7 @@ class Trainer:
         if known:
             sampled = _padded([batch[i].tokens.logprobs for i in known], mask[known])
             cap = float(self.settings.correction or 1.0)
-            weights[known] = losses.correction(old[known], sampled, mask[known], cap)
+            weights[known] = corrections.importance_weights(old[known], sampled, mask[known], cap=cap)
         return weights
 
     # -- what is known before a step -------------------------------------------------------------------
@@ -204,7 +213,9 @@ class Trainer:
             for sample, row in zip(batch, ran.logps, strict=True)
         }
 
-    def _passes(self, samples: Sequence[Sample], *, base: bool = False) -> Iterator[tuple[list[Sample], Pass]]:
+    def _passes(
+        self, samples: Sequence[Sample], *, base: bool = False
+    ) -> Iterator[tuple[list[Sample], Pass]]:
         """Yield micro-batches with what the model says of them."""
         for name, own in by_adapter(samples, self.adapter_of).items():
             with self.adapters.using(None if base else name) as model:
@@ -246,9 +257,9 @@ class Trainer:
     def save(self, folder: Path) -> dict[str, Any]:
         """Store adapters and optimizer state as artifacts; return references, relative to ``folder``, as JSON."""
         adapters = {name: self.adapters.save(name, folder) for name in self.adapters.spaces}
-        for name, reference in adapters.items():
-            if self.versions[name][-1] != reference["sha256"]:
-                self.versions[name] = [*self.versions[name], reference["sha256"]][-2 - self.settings.stale :]
+        for name in adapters:
+            if self.versions[name][-1] != (now := self.adapters.version(name)):
+                self.versions[name] = [*self.versions[name], now][-2 - self.settings.stale :]
         return {
             "adapters": adapters,
             "optimizers": put(self._write, folder, "optimizers"),
@@ -265,10 +276,11 @@ class Trainer:
 
         for name, reference in saved["adapters"].items():
             self.adapters.begin(name, reference, folder)
-        reference: Reference = saved["optimizers"]
-        tensors = load_file(verified(reference, folder) / "state.safetensors")
+        tensors = load_file(verified(saved["optimizers"], folder) / "state.safetensors")
         for name, updater in self._updaters.items():
-            own = {key.removeprefix(f"{name}:"): t for key, t in tensors.items() if key.startswith(f"{name}:")}
+            own = {
+                key.removeprefix(f"{name}:"): t for key, t in tensors.items() if key.startswith(f"{name}:")
+            }
             updater.restore(own)
         if self.head is not None:
             prefix = "head:"
@@ -306,6 +318,14 @@ def _padded(rows: Sequence[Sequence[float]], like: Any) -> Any:
     for i, row in enumerate(rows):
         padded[i, : len(row)] = torch.tensor(row, dtype=padded.dtype, device=padded.device)
     return padded
+
+
+def _by_component(batch: Sequence[Sample]) -> dict[str, list[int]]:
+    """Return the rows of each component."""
+    found: dict[str, list[int]] = {}
+    for row, sample in enumerate(batch):
+        found.setdefault(sample.component, []).append(row)
+    return found
 
 
 def _short(version: str) -> str:

@@ -1,8 +1,9 @@
 """Weights as something an optimizer proposes: sample, credit, update, checkpoint, step after step.
 
-The recipe says how rollouts are made and what they earn; all else is here. Each step samples with the adapters of
-the step before, by reference, so that the executor's cache and the engines know which weights they had. After a
-crash a job goes on from its last step: calls that were made are in the cache, weights and optimizers in files.
+The recipe says how rollouts are made and what they earn; all else is here. Each step samples with the
+adapters of the step before, by reference, so that the executor's cache and the engines know which weights
+they had. After a crash a job goes on from its last step: calls that were made are in the cache, weights and
+optimizers in files.
 """
 
 from __future__ import annotations
@@ -103,10 +104,13 @@ class Job:
     def open(self, state: Mapping[str, Any]) -> None:
         """Load the base, and go on from where the job was."""
         system = self.task.system
-        adapters = Adapters(base_model(self.task, self.trained), spaces(system, self._groups), seed=self.task.seed)
+        adapters = Adapters(
+            base_model(self.task, self.trained), spaces(system, self._groups), seed=self.task.seed
+        )
         self.trainer = Trainer(
             adapters, self._adapter_of, self.settings,
-            seed=self.task.seed, steps=self.settings.steps, critic=self.recipe.critic,
+            seed=self.task.seed, steps=self.settings.steps, longest=self._longest(),
+            critic=self.recipe.critic,
         )  # fmt: skip
         if state["saved"] is not None:
             self.trainer.restore(state["saved"], self.folder)
@@ -119,7 +123,12 @@ class Job:
                     hint="let them start from the same, or train them apart: optimize.weights.adapters: each",
                 )
             adapters.begin(name, reference, self.folder)
-            self.trainer.versions[name] = [adapters.versions[name]]
+            self.trainer.versions[name] = [adapters.version(name)]
+
+    def _longest(self) -> int:
+        """Return the most tokens that an answer may have."""
+        system = self.task.system
+        return max(int(values_of(system.components[c], system)["max_tokens"]) for c in self.trained)
 
     def close(self) -> None:
         """Free the model."""
@@ -186,7 +195,7 @@ class Job:
         The one before is still in the checkpoint until this one's is written.
         """
         saved = state["saved"]
-        present = {saved["optimizers"]["path"], *(a["path"] for a in saved["adapters"].values())}
+        present = {saved["optimizers"]["path"], *(a["path"] for a in saved["adapters"].values() if a)}
         kept = state["kept"].get("folders", [])
         for path in state["kept"].get("folders_before", []):
             if path not in present and path not in kept:
@@ -228,11 +237,13 @@ def base_model(task: Task, trained: Sequence[str]) -> str:
     Raises:
         DeclarationError: components have different models, or one that is behind an API.
     """
-    found = {}
+    found: dict[str, str] = {}
     for component in trained:
         lm = values_of(task.system.components[component], task.system).get("lm")
         if not isinstance(lm, str):
-            raise DeclarationError(f"{component!r} has weights, but no model", hint="give it or the system lm")
+            raise DeclarationError(
+                f"{component!r} has weights, but no model", hint="give it or the system lm"
+            )
         engine = task.bench.executor.engine(lm)
         model = getattr(engine, "trainable", None)
         if model is None:
@@ -265,5 +276,3 @@ def spaces(system: System, groups: Mapping[str, Sequence[str]]) -> dict[str, Wei
         assert isinstance(first, Weights)  # the keys of a job of weights
         found[name] = first
     return found
-
-

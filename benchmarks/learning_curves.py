@@ -1,0 +1,192 @@
+"""Whether every way of training weights learns: toy tasks with a known optimum, a tiny random model, controls.
+
+    python -m compound.benchmarks.learning_curves [--only TASK/METHOD] [--seeds 0,1,2]
+
+Writes ``benchmarks/data/learning_curves.json``: of each task, method and seed the mean reward of rollouts by step,
+and what the trained system scores when it answers greedily, as a whole and node by node. Controls are trained the
+same way with frozen weights, with rewards that have nothing to do with what was done, and with rewards of the
+other sign: they must stay at chance, or below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.progress import track
+
+from compound.benchmarks.toy_model import make_toy_model
+from compound.benchmarks.toys import Toy, toy
+from compound.cache import MemoryCache
+from compound.components.engines.lm_transformers import TransformersEngine
+from compound.contracts import Example, Metric, Score
+from compound.evaluation import evaluate
+from compound.executor import Executor
+from compound.loop import Problem
+from compound.metrics import apply
+from compound.optimization import Bench, Proposal, Task
+from compound.optimizers.methods import method
+from compound.scoring import JobScorer
+from compound.settings import OptimizeSettings, WeightSettings
+from compound.streams import generator, stream
+from compound.system import System
+from compound.testing import PlainMemory
+
+OUTPUT = Path(__file__).parent / "data" / "learning_curves.json"
+SEEDS = (0, 1, 2)
+SHARED = {"steps": 80, "examples": 8, "runs": 8, "lr": 3e-3, "entropy": 0.01}
+IMITATION = {**SHARED, "attempts": 16, "keep": 3, "threshold": 0.34, "entropy": 0.0, "passes": 2}
+CRITIC = {**SHARED, "value_lr": 1e-2, "passes": 2}
+ALONE = {**CRITIC, "steps": 40}
+METHODS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "chain": {
+        "ppo": ALONE,
+        "mappo": CRITIC,
+        "mmgrpo": SHARED,
+        "mhgpo_is": SHARED,
+        "mhgpo_fof": SHARED,
+        "mhgpo_rr": SHARED,
+    },
+    "conversation": {"prompt_r1": {**SHARED, "steps": 120}},
+    "planning": {"mygo": {**IMITATION, "steps": 120}},
+}
+CONTROLS = ("frozen", "shuffled", "flipped")
+CONTROLLED = {"chain": "mmgrpo", "conversation": "prompt_r1", "planning": "mygo"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training: a toy task, a method, a seed, and whether it is a control."""
+
+    task: str
+    method: str
+    seed: int
+    control: str = ""
+
+    @property
+    def name(self) -> str:
+        """A short name."""
+        return f"{self.task}/{self.method}" + (f"/{self.control}" if self.control else "")
+
+
+@dataclass(frozen=True)
+class Misleading:
+    """The rewards of a control: of the other sign, or drawn whatever was done."""
+
+    metric: Metric
+    control: str
+    seed: int
+    drawn: itertools.count[int]
+
+    @property
+    def name(self) -> str:
+        """The control's name."""
+        return self.control
+
+    async def score(self, outputs: Mapping[str, Any], example: Example) -> Score:
+        """Return a score that teaches nothing, or the wrong thing."""
+        if self.control == "flipped":
+            return Score(1.0 - (await apply(self.metric, outputs, example)).value)
+        return Score(float(generator(self.seed, "shuffled", next(self.drawn)).random()))
+
+
+def train(case: Case) -> dict[str, Any]:
+    """Train from scratch; return the curve and what was reached."""
+    import torch
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_toy_model(Path(folder) / "model", case.seed)
+        return asyncio.run(_trained(case, toy(case.task, str(model)), str(model), Path(folder)))
+
+
+async def _trained(case: Case, task: Toy, model: str, folder: Path) -> dict[str, Any]:
+    settings = OptimizeSettings(method=case.method, seed=case.seed, weights=_settings(case))
+    metric = task.metric
+    if case.control in ("flipped", "shuffled"):
+        metric = Misleading(task.metric, case.control, case.seed, itertools.count())
+    memory = PlainMemory(folder / "memory")
+    memory.folder.mkdir()
+    engine = TransformersEngine(model, dtype="float32")
+    executor = Executor({model: engine}, cache=MemoryCache(), seed=case.seed, folder=memory.folder)
+    chosen = method(case.method, task.system, settings)
+    problem = Problem(task.system, task.train, (), (), metric, settings, chosen, {})
+    bench = Bench(executor, metric, problem.rules, memory)
+    system = task.system
+    try:
+        before = await _measured(executor, system, task)
+        for number, job in enumerate(chosen.jobs):
+            seed = stream(case.seed, "job", number)
+            scorer = JobScorer(problem, executor, system, float("inf"), 0.0)
+            given = Task(system, job.keys, task.train, scorer, seed, case.seed, 8, 8, bench)
+            async for event in chosen.optimizers[job.optimizer].propose(given):
+                if isinstance(event, Proposal):
+                    system = system.bind({**system.configuration, **event.values})
+        after = await _measured(executor, system, task)
+    finally:
+        await executor.aclose()
+    records = memory.records()
+    return {
+        "task": case.task, "method": case.method, "control": case.control, "seed": case.seed,
+        "chance": task.chance, "optimum": task.optimum, "before": before, "after": after,
+        "curve": [round(r["reward"], 4) for r in records if r["reward"] is not None],
+        "thresholds": [round(r["threshold"], 4) for r in records if "threshold" in r],
+        "rollouts": sum(r["rollouts"] for r in records),
+        "seconds": {k: round(sum(r[f"{k}_seconds"] for r in records), 1) for k in ("sample", "train")},
+    }  # fmt: skip
+
+
+def _settings(case: Case) -> WeightSettings:
+    wanted = dict(METHODS[case.task][case.method])
+    if case.control == "frozen":
+        wanted |= {"lr": 1e-12, "value_lr": 1e-12}
+    return WeightSettings.model_validate(wanted)
+
+
+async def _measured(executor: Executor, system: System, task: Toy) -> dict[str, float]:
+    """Return the greedy score on the test examples, and that of every part of the metric."""
+    traces: list[Mapping[str, float]] = []
+    found = await evaluate(
+        executor, system, task.test, task.metric, on_trace=lambda _, trace: traces.append(trace.parts)
+    )
+    parts = {name: fmean(row.get(name, 0.0) for row in traces) for name in (traces[0] if traces else {})}
+    return {"score": found.mean, **parts}
+
+
+def cases(seeds: Sequence[int]) -> list[Case]:
+    """Return all trainings: every method, and the controls of one method of each task."""
+    plain = [Case(t, m, s) for t, methods in METHODS.items() for m in methods for s in seeds]
+    return plain + [Case(t, m, s, c) for t, m in CONTROLLED.items() for c in CONTROLS for s in seeds]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train what is asked for; results of other cases stay as they are."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="cases whose name begins so, such as chain/mmgrpo")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    args = parser.parse_args(arguments)
+    wanted = [c for c in cases([int(s) for s in args.seeds.split(",")]) if c.name.startswith(args.only)]
+    known = json.loads(OUTPUT.read_text(encoding="utf-8")) if OUTPUT.exists() else {}
+    with ProcessPoolExecutor(args.processes) as pool:
+        for case, found in track(zip(wanted, pool.map(train, wanted), strict=True), total=len(wanted)):
+            known[f"{case.name}/{case.seed}"] = found
+            OUTPUT.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n", encoding="utf-8")
+            print(f"{case.name} seed {case.seed}: {found['before']} -> {found['after']}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,299 @@
+"""What a training step costs: against TRL's own trainer, with prompts read once, and with several adapters.
+
+    python -m compound.benchmarks.weights_speed [PART ...]
+
+Parts: ``step`` (TRL's GRPOTrainer and ours on the same 32 sequences of 192 + 32 tokens), ``shared`` (prompts of ten
+times the answer, read once for each group or for every sample), ``adapters`` (the memory that 1, 2 and 4 adapters
+take), ``sampling`` (64 examples through a graph, against the engine alone). Each measurement is a process of its own;
+ratios are of one run. Results go to ``benchmarks/data/weights_speed.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from compound.components.engines.models import resolve
+from compound.contracts import TokenRecord
+from compound.optimizers.policy.adapters import Adapters
+from compound.optimizers.policy.advantages import advantages
+from compound.optimizers.policy.samples import Sample
+from compound.optimizers.policy.trainer import Trainer
+from compound.settings import WeightSettings
+from compound.space import LoRA
+
+OUTPUT = Path(__file__).parent / "data" / "weights_speed.json"
+REPEATS = 3
+SETTINGS = WeightSettings(correction=None, micro_tokens=8192)
+
+
+def samples(prompt: int, answer: int, groups: int, each: int, component: str = "x") -> list[Sample]:
+    """Return groups of samples that share a prompt of random tokens."""
+    rng = random.Random(0)
+    found = []
+    for group in range(groups):
+        asked = tuple(rng.randrange(1000, 40_000) for _ in range(prompt))
+        for number in range(each):
+            said = tuple(rng.randrange(1000, 40_000) for _ in range(answer))
+            record = TokenRecord(asked, said, (), "length")
+            found.append(
+                Sample(component, f"e{group}", "x", 0, record, rng.random(), (component, group), number)
+            )
+    return advantages(found)[0]
+
+
+def peak() -> float:
+    """Return the most memory this process had, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def timed(step: Callable[[], object]) -> list[float]:
+    """Return the seconds of some steps, after one to warm up."""
+    step()
+    seconds = []
+    for _ in range(REPEATS):
+        begun = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - begun)
+    return seconds
+
+
+# -- measurements: each runs in a process of its own -------------------------------------------------------
+
+
+def ours(prompt: int, answer: int, shared: bool | None) -> dict[str, Any]:
+    """Measure our step on 32 sequences in 8 groups."""
+    from compound.optimizers.policy import forward
+
+    if shared is not None:
+        forward.WORTH = 1.0 if shared else -1.0
+    adapters = Adapters("smollm2", {"x": LoRA(rank=16)})
+    trainer = Trainer(adapters, {"x": "x"}, SETTINGS)
+    before, rows = peak(), samples(prompt, answer, 8, 4)
+    seconds = timed(lambda: trainer.step([row for row in rows], 0))
+    return {
+        "seconds": median(seconds),
+        "spread": [min(seconds), max(seconds)],
+        "peak": peak(),
+        "idle": before,
+    }
+
+
+def trls(prompt: int, answer: int) -> dict[str, Any]:
+    """Measure TRL's own trainer, its loop and its defaults, on the same sequences."""
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from compound.components.engines.loading import fastest_dtype
+
+    rows = samples(prompt, answer, 8, 4)
+    seconds: list[float] = []
+
+    class Fed(GRPOTrainer):  # type: ignore[misc]  # trl's types are not read
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            ids = torch.tensor([row.tokens.prompt for row in rows])
+            said = torch.tensor([row.tokens.sampled for row in rows])
+            return {
+                "prompt_ids": ids, "prompt_mask": torch.ones_like(ids), "completion_ids": said,
+                "completion_mask": torch.ones_like(said), "num_items_in_batch": torch.tensor(said.numel()),
+                "advantages": torch.tensor([row.advantages[0] for row in rows]),
+            }  # fmt: skip
+
+    class Clock(TrainerCallback):  # type: ignore[misc]  # as above
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            seconds.append(-time.perf_counter())
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            seconds[-1] += time.perf_counter()
+
+    folder = resolve("smollm2")
+    dtype = getattr(torch, fastest_dtype())
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    with tempfile.TemporaryDirectory() as out:
+        arguments = GRPOConfig(
+            output_dir=out, per_device_train_batch_size=32, num_generations=4, max_completion_length=answer,
+            max_steps=REPEATS + 1, beta=0.0, report_to=[], use_cpu=not torch.cuda.is_available(), save_strategy="no",
+            bf16=False, gradient_checkpointing=False, loss_type="grpo", logging_strategy="no", disable_tqdm=True,
+        )  # fmt: skip
+        trainer = Fed(
+            model=model, reward_funcs=lambda **_: [0.0], args=arguments, callbacks=[Clock()],
+            train_dataset=Dataset.from_list([{"prompt": "go"}] * 32),
+            processing_class=AutoTokenizer.from_pretrained(folder),
+            peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]),
+        )  # fmt: skip
+        before = peak()
+        trainer.train()
+    kept = seconds[1:]
+    return {"seconds": median(kept), "spread": [min(kept), max(kept)], "peak": peak(), "idle": before}
+
+
+def several(count: int) -> dict[str, Any]:
+    """Measure the memory of training so many adapters on one base."""
+    names = [f"x{number}" for number in range(count)]
+    adapters = Adapters("smollm2", {name: LoRA(rank=16) for name in names})
+    trainer = Trainer(adapters, {name: name for name in names}, SETTINGS)
+    rows = [row for name in names for row in samples(96, 16, 2, 4, name)]
+    for number in range(2):
+        trainer.step([row for row in rows], number)
+    size = sum(tensor.numel() * tensor.element_size() for _, tensor in adapters.parameters(names[0]))
+    return {"peak": peak(), "adapter": size / 2**20}
+
+
+def sampled() -> dict[str, Any]:
+    """Measure 64 examples at once through a graph, and the same requests straight from the engine."""
+    from compound.component import Input
+    from compound.components.engines.lm_transformers import TransformersEngine
+    from compound.components.llm import LLM
+    from compound.contracts import Completion, Request
+    from compound.executor import Executor
+    from compound.system import System
+
+    engine = TransformersEngine("smollm2")
+    asked: list[Request] = []
+
+    class Noted:
+        """The engine, which notes what it is asked."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(engine, name)
+
+        async def generate(self, request: Request) -> Completion:
+            asked.append(request)
+            return await engine.generate(request)
+
+    component = LLM(
+        "writer", prompt="Write a sentence about the topic.", max_tokens=32, weights=LoRA(), temperature=1.0
+    )
+    system = System("one", outputs={"text": component(topic=Input("topic"))}, lm="lm")
+    topics = [f"the number {number} and what people say of it" for number in range(64)]
+
+    async def graph(seed: int, lm: Any) -> None:
+        executor = Executor({"lm": lm}, seed=seed)
+        await asyncio.gather(
+            *(executor.run(system, {"topic": topic}, example=topic, sample=seed) for topic in topics)
+        )
+
+    async def both() -> dict[str, Any]:
+        """Answer the same requests both ways, turn by turn, in one process."""
+        await graph(0, Noted())
+        ratios, rates = [], []
+        for repeat in range(1, REPEATS + 1):
+            asked.clear()
+            begun = time.perf_counter()
+            await graph(repeat, Noted())
+            middle = time.perf_counter()
+            answers = await asyncio.gather(*(engine.generate(request) for request in list(asked)))
+            end = time.perf_counter()
+            ratios.append((end - middle) / (middle - begun))
+            rates.append(sum(a.usage.completion_tokens for a in answers) / (end - middle))
+        await engine.aclose()
+        return {
+            "ratio": median(ratios),
+            "tokens_per_second": median(rates),
+            "spread": [min(ratios), max(ratios)],
+        }
+
+    return asyncio.run(both())
+
+
+MEASURES: Mapping[str, Callable[..., dict[str, Any]]] = {
+    "ours": ours,
+    "trls": trls,
+    "several": several,
+    "sampled": sampled,
+}
+
+
+def alone(measure: str, *arguments: Any) -> dict[str, Any]:
+    """Run one measurement in a process of its own."""
+    command = [
+        sys.executable,
+        "-m",
+        "compound.benchmarks.weights_speed",
+        "--measure",
+        json.dumps([measure, *arguments]),
+    ]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True)
+    if ran.returncode:
+        raise SystemExit(ran.stderr)
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+# -- parts -------------------------------------------------------------------------------------------------
+
+
+def step() -> dict[str, Any]:
+    """Compare a step with TRL's."""
+    theirs, own = alone("trls", 192, 32), alone("ours", 192, 32, False)
+    together = alone("ours", 192, 32, None)
+    return {
+        "trl": theirs, "ours": own, "ours with shared prompts": together,
+        "time": own["seconds"] / theirs["seconds"], "memory": own["peak"] / theirs["peak"],
+        "time with shared prompts": together["seconds"] / theirs["seconds"],
+    }  # fmt: skip
+
+
+def shared() -> dict[str, Any]:
+    """Compare reading prompts once with reading them for every sample."""
+    every, once = alone("ours", 320, 32, False), alone("ours", 320, 32, True)
+    return {"every": every, "once": once, "time": once["seconds"] / every["seconds"]}
+
+
+def adapters() -> dict[str, Any]:
+    """Measure how memory grows with adapters."""
+    found = {str(count): alone("several", count) for count in (1, 2, 4)}
+    grown = (found["4"]["peak"] - found["1"]["peak"]) / 3
+    return {**found, "grown_by_each": grown, "adapter_and_optimizer": 4 * found["1"]["adapter"]}
+
+
+def sampling() -> dict[str, Any]:
+    """Compare sampling through a graph with the engine alone."""
+    return alone("sampled")
+
+
+PARTS: Mapping[str, Callable[[], dict[str, Any]]] = {
+    "step": step,
+    "shared": shared,
+    "adapters": adapters,
+    "sampling": sampling,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure what is asked for; the other parts stay as they are."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], default=[])
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    args = parser.parse_args(arguments)
+    if args.measure:
+        warnings.simplefilter("ignore")
+        name, *given = json.loads(args.measure)
+        print(json.dumps(MEASURES[name](*given)))
+        return
+    known = json.loads(OUTPUT.read_text(encoding="utf-8")) if OUTPUT.exists() else {}
+    for part in args.parts or PARTS:
+        known[part] = PARTS[part]()
+        OUTPUT.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        print(f"{part}: {json.dumps(known[part], indent=1)}")
+
+
+if __name__ == "__main__":
+    main()

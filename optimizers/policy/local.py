@@ -1,0 +1,116 @@
+"""Weights by local rewards (OPTIMAS): a component's answers are drawn again and scored by its own reward.
+
+Nothing that depends on the component runs: a step costs calls of this component alone. The inputs are those
+of the incumbent's runs, most of which are in the cache. GRPO compares the answers to one input; PPO has a
+critic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Literal
+
+from compound.contracts import Example
+from compound.optimization import Progress, Proposal, Task
+from compound.optimizers.guides import Guide, LearnedRewards
+from compound.optimizers.local_scoring import Scores, run_alone
+from compound.optimizers.policy.advantages import advantages
+from compound.optimizers.policy.grouping import call_samples
+from compound.optimizers.policy.mmgrpo import MMGRPO
+from compound.optimizers.policy.ppo import PPO, estimated
+from compound.optimizers.policy.recipe import Credited, Recipe, Work
+from compound.optimizers.policy.training import WeightTraining
+from compound.optimizers.prompts import is_whole
+from compound.optimizers.rewarding import RunRewards, tunable
+from compound.settings import OptimizeSettings, WeightSettings
+from compound.trace import Call
+
+WORSE = 1.0  # a failed answer scores as much less than the worst of the others
+
+
+@dataclass(frozen=True)
+class LocalDraws:
+    """Answers of one component, scored by its local reward.
+
+    Attributes:
+        scores: the local rewards.
+        kind: `grpo` compares the answers to one input, `ppo` has a critic.
+    """
+
+    scores: Scores
+    kind: Literal["ppo", "grpo"]
+    likelihood: bool = False
+
+    @property
+    def critic(self) -> bool:
+        """Whether there is a value head."""
+        return self.kind == "ppo"
+
+    def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
+        """Return the least a step may take: the runs whose inputs are not in the cache."""
+        return 1.0
+
+    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
+        """Draw answers to the inputs that the component has in the incumbent's runs."""
+        (component,) = work.trained
+        traces = [t for t in await work.task.scorer.traces({}, examples) if is_whole(t)]
+        recorded = [(trace, call) for trace in traces for call in trace.calls_of(component)]
+        settings = {
+            **work.sampler.rules.settings.get(component, {}),
+            "weights": work.sampler.system.configuration[f"{component}.weights"],
+        }
+        jobs = [
+            ((trace, call, work.sampler.index(number)), settings)
+            for trace, call in recorded
+            for number in range(work.settings.runs)
+        ]
+        calls = await run_alone(work.task.bench, work.task.system, jobs)
+        rewards = await asyncio.to_thread(self._rewards, component, calls)
+        samples = [
+            sample
+            for ((trace, _, number), _), call, reward in zip(jobs, calls, rewards, strict=True)
+            for sample in call_samples(
+                call, trace.example, reward, rollout=number, group=(trace.example, call.address)
+            )
+        ]
+        scores = [trace.score or 0.0 for trace in traces]
+        if self.kind == "ppo":
+            return Credited(await estimated(work, samples), scores)
+        trained, facts = advantages(samples, work.settings.scale)
+        return Credited(trained, scores, asdict(facts))
+
+    def _rewards(self, component: str, calls: Sequence[Call]) -> list[float]:
+        """Return the local reward of each call."""
+        good = [call for call in calls if call.failure is None]
+        found = self.scores.rewards(component, [(c.inputs, c.outputs) for c in good]).tolist() if good else []
+        worst = min(found, default=0.0) - WORSE
+        given = iter(found)
+        return [next(given) if call.failure is None else worst for call in calls]
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """Trains one component's weights by its local reward, or by the global one where that may not steer.
+
+    Attributes:
+        settings: of the run.
+        guide: what scores calls.
+    """
+
+    settings: OptimizeSettings
+    guide: Guide = field(default_factory=LearnedRewards)
+
+    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        """Train as long as the job's share lasts."""
+        (component,) = tunable(task)
+        guidance = await self.guide.guidance(RunRewards.open(task, self.settings.rewards), component)
+        weights = self.settings.weights
+        recipe: Recipe = LocalDraws(guidance.scores, weights.local)
+        if guidance.distrust:
+            recipe = PPO() if weights.local == "ppo" else MMGRPO()
+        facts = {**guidance.facts, "component": component, "steered": not guidance.distrust}
+        facts["why"] = guidance.distrust
+        async for event in WeightTraining(recipe, weights).propose(task):
+            yield replace(event, facts={**facts, **event.facts}) if isinstance(event, Proposal) else event

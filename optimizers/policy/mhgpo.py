@@ -1,0 +1,126 @@
+"""MHGPO: rollouts that share what comes before a fork, and rewards that flow back through the calls.
+
+What tells the three ways of sampling apart is where runs fork: at every agent (IS), at the first (FoF), or
+at one drawn for each example (RR). A call earns the mean of what its successors earn, and its own penalty.
+
+Calls are counted: with n agents in a row and groups of G, forks at every agent cost the sum over k of
+G·(n-k+1), forks at the first n·G, and a fork at agent k costs (k-1) + G·(n-k+1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from compound.contracts import Example
+from compound.optimizers.policy.advantages import advantages
+from compound.optimizers.policy.propagated import earned
+from compound.optimizers.policy.recipe import Credited, Work, scores_of
+from compound.optimizers.policy.regrouping import regroup
+from compound.optimizers.policy.rollouts import Fork, Rollout, calls_of
+from compound.optimizers.policy.samples import Group, Sample
+from compound.rewards.propagation import Credit
+from compound.settings import WeightSettings
+from compound.streams import generator
+
+Kind = Literal["is", "fof", "rr"]
+
+
+@dataclass(frozen=True)
+class MHGPO:
+    """Groups of forks.
+
+    Attributes:
+        kind: `is` forks at every agent and keeps what was forked; `fof` forks at the first; `rr` at one
+            drawn for each example, and forms groups anew of what came before the forks.
+    """
+
+    kind: Kind
+    critic: bool = False
+    likelihood: bool = False
+
+    def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
+        """Return the most: forks share what comes before them."""
+        later = sum((components - k) / components for k in range(components))
+        return work_on * settings.runs * (later if self.kind == "is" else 1.0)
+
+    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
+        """Run, fork, propagate, compare."""
+        rollouts = await {"is": _everywhere, "fof": _first, "rr": _drawn}[self.kind](work, examples)
+        found = earned(work, rollouts, _group)
+        samples, facts = list(found.samples), dict(found.facts)
+        if self.kind == "is":
+            samples = [sample for sample in samples if sample.address == sample.group[-1]]
+        elif self.kind == "rr":
+            size = work.settings.group or work.settings.runs
+            samples, more = _regrouped(samples, rollouts, size, work.seed)
+            facts |= more
+        trained, groups = advantages(samples, work.settings.scale)
+        return Credited(trained, scores_of(rollouts), {**asdict(groups), **facts})
+
+
+async def _first(work: Work, examples: Sequence[Example]) -> list[Rollout]:
+    """Fork at the first agent: what comes before it is the same in every run."""
+    runs = await work.sampler.runs(examples, range(work.settings.runs))
+    return [_at_entry(work, rollout) for rollout in runs]
+
+
+async def _everywhere(work: Work, examples: Sequence[Example]) -> list[Rollout]:
+    """Fork at every agent: at the first one by whole runs, at later ones from the first of these."""
+    count = work.settings.runs
+    runs = await _first(work, examples)
+    wanted = [
+        Fork(rollout, call.address, place * count + number)
+        for rollout in runs
+        if rollout.number == 0
+        for place, call in enumerate(calls_of(rollout.trace, work.trained))
+        if place
+        for number in range(count)
+    ]
+    return [*runs, *await work.sampler.forks(wanted)]
+
+
+async def _drawn(work: Work, examples: Sequence[Example]) -> list[Rollout]:
+    """Fork at one agent of each example, drawn by the settings' probabilities."""
+    runs = [replace(run, fork=_agent(work, run)) for run in await work.sampler.runs(examples, [0])]
+    wanted = [
+        Fork(run, run.fork, number) for run in runs if run.fork for number in range(1, work.settings.runs)
+    ]
+    return [*runs, *await work.sampler.forks(wanted)]
+
+
+def _at_entry(work: Work, rollout: Rollout) -> Rollout:
+    """Return a whole run as what it is among forks: one at its first agent."""
+    calls = calls_of(rollout.trace, work.trained)
+    return replace(rollout, fork=calls[0].address if calls else "")
+
+
+def _agent(work: Work, rollout: Rollout) -> str:
+    """Return the address of the agent to fork at, ``""`` where a run called none."""
+    calls = calls_of(rollout.trace, work.trained)
+    weights = [work.settings.forks.get(call.component, 1.0) for call in calls]
+    if not sum(weights):
+        return ""
+    rng = generator(work.seed, "fork", rollout.example.id)
+    return calls[int(rng.choice(len(calls), p=[w / sum(weights) for w in weights]))].address
+
+
+def _group(rollout: Rollout, credit: Credit, shared: bool) -> Group:
+    """Return a call's group: example, address, and where its rollout was forked."""
+    return (rollout.example.id, credit.call.address, rollout.fork)
+
+
+def _regrouped(
+    samples: Sequence[Sample], rollouts: Sequence[Rollout], size: int, seed: int
+) -> tuple[list[Sample], dict[str, Any]]:
+    """Compare what came before the forks with its like in other examples: same agent, forked at the same one."""
+    forked = {(r.example.id, r.fork): r.trace.call(r.fork).component for r in rollouts if r.fork}
+    found = regroup(
+        samples,
+        size,
+        lambda sample: (sample.component, forked[sample.example, str(sample.group[-1])]),
+        seed=seed,
+    )
+    facts = {"mixed_groups": found.groups, "mixed_variance": found.variance, "alone": found.alone}
+    return list(found.samples), facts

@@ -1,0 +1,51 @@
+"""PPO and MAPPO: a critic says what to expect, and every token's advantage is what came beyond that.
+
+Runs are whole ones. Their rewards flow back to every call, with the component's own penalty, and stand at
+its last token. One value head serves all components; it reads each one's own prompt and tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from compound.contracts import Example
+from compound.optimizers.policy.advantages import check_rewards
+from compound.optimizers.policy.gae import gae, whitened
+from compound.optimizers.policy.propagated import earned
+from compound.optimizers.policy.recipe import Credited, Work, scores_of
+from compound.optimizers.policy.samples import Sample
+from compound.settings import WeightSettings
+
+
+@dataclass(frozen=True)
+class PPO:
+    """A critic on whole runs."""
+
+    critic: bool = True
+    likelihood: bool = False
+
+    def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
+        """Every run is a whole one."""
+        return work_on * settings.runs
+
+    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
+        """Run every example several times; estimate advantages token by token."""
+        rollouts = await work.sampler.runs(examples, range(work.settings.runs))
+        found = earned(work, rollouts, lambda rollout, credit, shared: ())
+        return Credited(await estimated(work, found.samples), scores_of(rollouts), found.facts)
+
+
+async def estimated(work: Work, samples: Sequence[Sample]) -> list[Sample]:
+    """Return samples with advantages by generalized advantage estimation, whitened over the step."""
+    check_rewards(samples)
+    valued = await asyncio.to_thread(work.trainer.values, samples)
+    settings = work.settings
+    found = []
+    for sample in valued:
+        if len(sample.values) == sample.length:
+            gains, returns = gae(sample.values, sample.reward, gamma=settings.gamma, lam=settings.lam)
+            found.append(replace(sample, advantages=tuple(gains), returns=tuple(returns)))
+    white = whitened([sample.advantages for sample in found])
+    return [replace(s, advantages=tuple(row)) for s, row in zip(found, white, strict=True)]

@@ -1,0 +1,50 @@
+"""Prompt-R1: an agent that talks to an environment, rewarded for the conversation as a whole.
+
+Every turn of a conversation is a sample with the conversation's reward; the statistics of a group count each
+conversation once, however many turns it had. What the environment says is in the prompts and carries no loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from compound.contracts import Example
+from compound.optimizers.policy.advantages import advantages
+from compound.optimizers.policy.grouping import trajectory_samples
+from compound.optimizers.policy.recipe import Credited, Work, scores_of
+from compound.optimizers.policy.samples import Group, Sample
+from compound.settings import WeightSettings
+
+
+@dataclass(frozen=True)
+class PromptR1:
+    """Groups of whole conversations: (example, agent)."""
+
+    critic: bool = False
+    likelihood: bool = False
+
+    def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
+        """Every run is a whole one."""
+        return work_on * settings.runs
+
+    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
+        """Run every example several times and compare the conversations."""
+        rollouts = await work.sampler.runs(examples, range(work.settings.runs))
+        samples = [
+            replace(sample, group=(sample.example, sample.component))
+            for rollout in rollouts
+            for sample in trajectory_samples(
+                rollout.trace, work.trained, rollout=rollout.number, fallback=work.fallback
+            )
+        ]
+        trained, facts = advantages(samples, work.settings.scale, references=once_each(samples))
+        return Credited(trained, scores_of(rollouts), asdict(facts))
+
+
+def once_each(samples: Sequence[Sample]) -> Mapping[Group, tuple[float, ...]]:
+    """Return the rewards of each group's rollouts, each rollout once."""
+    found: dict[Group, dict[int, float]] = {}
+    for sample in samples:
+        found.setdefault(sample.group, {})[sample.rollout] = sample.reward
+    return {group: tuple(rewards.values()) for group, rewards in found.items()}

@@ -1,0 +1,54 @@
+"""Samples whose rewards flowed back through the calls of their runs, with each component's own penalty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compound.optimizers.policy.grouping import call_samples
+from compound.optimizers.policy.recipe import Work
+from compound.optimizers.policy.rollouts import Rollout
+from compound.optimizers.policy.samples import Group, Sample
+from compound.rewards.propagation import Credit, propagate
+
+GroupOf = Callable[[Rollout, Credit, bool], Group]
+
+
+@dataclass(frozen=True)
+class Earned:
+    """Samples with rewards, and how large the penalties are and how many calls earned nothing."""
+
+    samples: Sequence[Sample]
+    facts: dict[str, Any]
+
+
+def earned(work: Work, rollouts: Sequence[Rollout], group: GroupOf) -> Earned:
+    """Return a sample for each call of trained components, once however many forks share it.
+
+    Args:
+        work: the step.
+        rollouts: of one or more examples; forks of one run are among them.
+        group: the group of a call, from a rollout it is in, its credit, and whether others share it.
+    """
+    by_example: dict[str, list[Rollout]] = {}
+    for rollout in rollouts:
+        by_example.setdefault(rollout.example.id, []).append(rollout)
+    samples: list[Sample] = []
+    penalties: dict[str, list[float]] = {}
+    unreached = 0
+    for example, own in by_example.items():
+        found = propagate(
+            [rollout.trace for rollout in own], work.trained,
+            penalties=work.penalties(), fallback=work.fallback,
+        )  # fmt: skip
+        unreached += len(found.unreached)
+        for credit in found.credits:
+            first = own[credit.traces[0]]
+            penalties.setdefault(credit.call.component, []).append(credit.penalty)
+            samples += call_samples(
+                credit.call, example, credit.reward,
+                rollout=first.number, group=group(first, credit, len(credit.traces) > 1),
+            )  # fmt: skip
+    means = {name: sum(some) / len(some) for name, some in penalties.items() if any(some)}
+    return Earned(samples, {"unreached": unreached, **({"penalties": means} if means else {})})

@@ -1,0 +1,232 @@
+"""A server that answers as vLLM does, without a model: ``python fake_vllm.py serve MODEL --port N …``, or a class.
+
+Its "model" gives token i of a prompt the log-probability ``logprob(bias, i, token)``; an adapter is a folder
+whose ``adapter_config.json`` holds a bias, and the base's is 0. Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+TOKENS = list(range(20, 60))
+
+
+def logprob(bias: float, i: int, token: int) -> float:
+    return -2.0 - token % 5 / 10 + bias * math.cos(i)
+
+
+class FakeVLLM:
+    """The server and its faults.
+
+    Attributes:
+        stale: what it samples with instead of an adapter it acknowledges: ``base``, or ``first`` one loaded.
+        noise: added to a prompt's log-probabilities, with changing sign.
+        raw: whether log-probabilities leave the temperature out.
+        fault: status, message and headers of what it answers instead, by the end of the path.
+        change: fields of the answer to a chat to replace or (None) leave out; the choice's begin with a dot.
+        hang: whether chats wait until `stop`.
+    """
+
+    def __init__(self, model: str = "tiny", key: str = "", port: int = 0) -> None:
+        self.model, self.key = model, key
+        self.stale, self.noise, self.raw, self.hang = "", 0.0, False, False
+        self.fault: dict[str, tuple[int, str, dict[str, str]]] = {}
+        self.change: dict[str, Any] = {}
+        self.loaded: dict[str, float] = {}
+        self.first: float | None = None
+        self.received: list[tuple[str, dict[str, Any]]] = []
+        self.keys: list[str] = []
+        self.stopping = threading.Event()
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._answer({})
+
+            def do_POST(self) -> None:
+                self._answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+
+            def _answer(self, body: dict[str, Any]) -> None:
+                path = self.path.removeprefix("/v1/")
+                fake.received.append((path, body))
+                fake.keys.append(self.headers.get("authorization", ""))
+                said: Any
+                headers: dict[str, str] = {}
+                if fake.key and fake.keys[-1] != f"Bearer {fake.key}":
+                    status, said = 401, error("Unauthorized")
+                elif path in fake.fault:
+                    status, message, headers = fake.fault[path]
+                    said = error(message) if message else "<html>"
+                else:
+                    status, said = getattr(fake, path.replace("/", "_"))(body)
+                data = said.encode() if isinstance(said, str) else json.dumps(said).encode()
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 128
+
+        self.http = Server(("127.0.0.1", port), Handler)
+        self.http.daemon_threads = True
+        self.address = f"http://127.0.0.1:{self.http.server_port}/v1"
+
+    def serve(self) -> FakeVLLM:
+        threading.Thread(target=self.http.serve_forever, args=[0.01], daemon=True).start()
+        return self
+
+    def restart(self) -> None:
+        self.loaded.clear()
+        self.received.clear()
+
+    def stop(self) -> None:
+        self.stopping.set()
+        self.http.shutdown()
+        self.http.server_close()
+
+    def sent(self, path: str) -> list[dict[str, Any]]:
+        return [body for received, body in self.received if received == path]
+
+    def bias(self, name: str) -> float | None:
+        if name == self.model:
+            return 0.0
+        if name in self.loaded and self.stale:
+            return 0.0 if self.stale == "base" else self.first
+        return self.loaded.get(name)
+
+    # -- the routes ------------------------------------------------------------------------------------
+
+    def models(self, _: dict[str, Any]) -> tuple[int, Any]:
+        return 200, {"data": [{"id": name} for name in (self.model, *self.loaded)]}
+
+    def load_lora_adapter(self, body: dict[str, Any]) -> tuple[int, Any]:
+        name = body["lora_name"]
+        if name in self.loaded:
+            return 400, error(f"The lora adapter '{name}' has already been loaded.")
+        self.loaded[name] = json.loads((Path(body["lora_path"]) / "adapter_config.json").read_text())["bias"]
+        self.first = self.loaded[name] if self.first is None else self.first
+        return 200, "Success"
+
+    def unload_lora_adapter(self, body: dict[str, Any]) -> tuple[int, Any]:
+        found = self.loaded.pop(body["lora_name"], None)
+        return (404, error("cannot be found")) if found is None else (200, "Success")
+
+    def completions(self, body: dict[str, Any]) -> tuple[int, Any]:
+        bias = self.bias(body["model"])
+        if bias is None:
+            return unknown(body["model"])
+        if "logprobs" in body:
+            sure = body["temperature"] == 0.01 and not self.raw
+            return 200, {"choices": [{"logprobs": {"token_logprobs": [-0.001 if sure else -2.0]}}]}
+        prompt = body["prompt"]
+        tokens = [ord(letter) for letter in prompt] if isinstance(prompt, str) else prompt
+        entries: list[Any] = [None]
+        for i, token in enumerate(tokens[1:], 1):
+            value = logprob(bias, i, token) + self.noise * (-1) ** (i // 2)
+            entries.append({str(token): {"logprob": value}})
+        return 200, {"choices": [{"prompt_token_ids": tokens, "prompt_logprobs": entries}]}
+
+    def chat_completions(self, body: dict[str, Any]) -> tuple[int, Any]:
+        if self.hang:
+            self.stopping.wait(20)
+        bias = self.bias(body["model"])
+        if bias is None:
+            return unknown(body["model"])
+        if body["messages"][0]["content"] == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        choice: dict[str, Any] = {
+            "message": {"role": "assistant", "content": "four"},
+            "finish_reason": "stop",
+        }
+        said: dict[str, Any] = {
+            "choices": [choice],
+            "usage": {
+                "prompt_tokens": 5,
+                "completion_tokens": 3,
+                "prompt_tokens_details": {"cached_tokens": 2},
+            },
+        }
+        if body.get("return_token_ids"):
+            said["prompt_token_ids"] = [1, 10, 11, 12, 13]
+            choice["token_ids"] = [7, 8, 2]
+            choice["logprobs"] = {"content": [{"logprob": -0.5 - bias}, {"logprob": -0.25}, {"logprob": 0.0}]}
+        for name, value in self.change.items():
+            place = choice if name.startswith(".") else said
+            place.pop(name.removeprefix("."), None)
+            if value is not None:
+                place[name.removeprefix(".")] = value
+        return 200, said
+
+
+def write_adapter(
+    folder: Path, bias: float, before: float | None = 0.0, *, note: str = "", changes: Any = None
+) -> None:
+    """Write an adapter of a bias; its probe is what the server says of it, and of one of bias ``before``."""
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"bias": bias, "note": note}))
+    tensors = {"x.lora_A.weight": [0, 8], "x.lora_B.weight": [8, 16]}
+    header = json.dumps(
+        {name: {"dtype": "F32", "shape": [1, 2], "data_offsets": at} for name, at in tensors.items()}
+    ).encode()
+    data = struct.pack("<Q", len(header)) + header + struct.pack("<4f", 0.5, 0.5, 0.0, bias)
+    (folder / "adapter_model.safetensors").write_bytes(data)
+    if before is not None:
+        probe = {
+            "tokens": TOKENS,
+            "logprobs": [logprob(bias, i, token) for i, token in enumerate(TOKENS)][1:],
+            "before": [logprob(before, i, token) for i, token in enumerate(TOKENS)][1:],
+        }
+        (folder / "probe.json").write_text(json.dumps(probe | (changes or {})))
+
+
+def error(message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "error", "code": 0}}
+
+
+def unknown(name: str) -> tuple[int, Any]:
+    return 404, error(f"The model `{name}` does not exist.")
+
+
+def main() -> None:
+    """Serve as a command; FAKE_VLLM says what else to do, as JSON."""
+    told = json.loads(os.environ.get("FAKE_VLLM", "{}"))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("serve")
+    parser.add_argument("model")
+    parser.add_argument("--served-model-name")
+    parser.add_argument("--host")
+    parser.add_argument("--port", type=int)
+    known, _ = parser.parse_known_args()
+    for line in told.get("print", []):
+        print(line, flush=True)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    with Path(told["file"]).open("a") as file:
+        row = {"pids": [os.getpid(), child.pid], "argv": sys.argv[1:], "env": dict(os.environ)}
+        file.write(json.dumps(row) + "\n")
+    if "exit" in told:
+        sys.exit(told["exit"])
+    if told.get("idle"):
+        time.sleep(60)
+    FakeVLLM(known.served_model_name, os.environ["VLLM_API_KEY"], known.port).http.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Every way of training weights on one file, `method:` switched and nothing else: adapters move, gradients are not 0."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("peft")
+
+from compound.cache import MemoryCache  # noqa: E402
+from compound.contracts import Example, Score  # noqa: E402
+from compound.executor import Executor  # noqa: E402
+from compound.loop import Problem  # noqa: E402
+from compound.metrics import custom  # noqa: E402
+from compound.optimization import Bench, Proposal, Task  # noqa: E402
+from compound.optimizers.methods import method  # noqa: E402
+from compound.scoring import JobScorer  # noqa: E402
+from compound.spec import load  # noqa: E402
+from compound.testing import PlainMemory  # noqa: E402
+
+ATLAS = Path(__file__).parents[1] / "benchmarks" / "atlas.yaml"
+SMALL = {
+    "steps": 2, "examples": 2, "runs": 3, "lr": 0.01, "attempts": 3, "keep": 2, "threshold": 0.0,
+    "stages": ["random", "mmgrpo"],
+}  # fmt: skip
+METHODS = ["ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo"]
+
+
+@pytest.fixture(scope="module")
+def model(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make_model(tmp_path_factory.mktemp("model"), positions=4096)
+
+
+def letters(outputs: Mapping[str, Any], example: Example) -> Score:
+    """Reward answers of many different letters: a random model says something else each time."""
+    return Score(len(set(outputs["answer"])) / 60)
+
+
+async def trained(model: Path, name: str, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Run the jobs of a method as the loop does, without decisions; return the values and the records."""
+    program = load(ATLAS, overrides=[("lm", str(model)), ("optimize.weights", json.dumps(SMALL))])
+    metric, settings = custom(letters, "letters"), program.optimize
+    memory = PlainMemory(folder)
+    executor = Executor(program.find_engine, cache=MemoryCache(), folder=folder)
+    chosen = method(name, program.system, settings)
+    problem = Problem(program.system, (), (), (), metric, settings, chosen, program.find_engine)
+    assert program.data
+    train = program.data.examples("train", list(program.system.inputs), limit=4, seed=0)
+    bench = Bench(executor, metric, problem.rules, memory)
+    values: dict[str, Any] = {}
+    for number, job in enumerate(chosen.jobs):
+        system = program.system.bind({**program.system.configuration, **values})
+        scorer = JobScorer(problem, executor, system, float("inf"), 0.0)
+        task = Task(system, job.keys, train, scorer, number, 0, 2, 2, bench)
+        async for event in chosen.optimizers[job.optimizer].propose(task):
+            if isinstance(event, Proposal):
+                values |= event.values
+    await executor.aclose()
+    return values, [record for record in memory.records() if record.get("kind") == "training"]
+
+
+@pytest.mark.parametrize("name", [*METHODS, "better_together"])
+def test_the_method_alone_is_switched(name: str, model: Path, tmp_path: Path) -> None:
+    values, records = asyncio.run(trained(model, name, tmp_path))
+    weights = {key: value for key, value in values.items() if key.endswith(".weights")}
+    assert set(weights) == {"namer.weights", "answerer.weights"}
+    assert len({value["sha256"] for value in weights.values()}) == 2
+    assert all(
+        (tmp_path / value["path"] / "adapter_model.safetensors").exists() for value in weights.values()
+    )
+    norms = [norm for record in records for norm in record["norms"].values()]
+    assert norms
+    assert max(norms) > 0
+    assert all(record["sample_seconds"] > 0 for record in records)
