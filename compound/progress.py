@@ -196,7 +196,6 @@ class Screen:
     def _follow(self, steps: Steps | None) -> None:
         self._steps, self._left = steps, None
         if steps is None:
-            self._first = None
             return
         now = time.monotonic()
         if self._first is None or (steps.job, steps.method) != (self._first[0].job, self._first[0].method):

