@@ -1,11 +1,11 @@
-"""Whether every way of training weights learns: toy tasks with a known optimum, a tiny random model, controls.
+"""Whether every way of training weights learns: toy tasks with a known optimum, a tiny model, controls.
 
     python -m compound.benchmarks.learning_curves [--only TASK/METHOD] [--seeds 0,1,2]
 
-Writes ``benchmarks/data/learning_curves.json``: of each task, method and seed the mean reward of rollouts by step,
-and what the trained system scores when it answers greedily, as a whole and node by node. Controls are trained the
-same way with frozen weights, with rewards that have nothing to do with what was done, and with rewards of the
-other sign: they must stay at chance, or below.
+Writes ``benchmarks/data/learning_curves.json``: of each task, method and seed the mean reward of rollouts by
+step, and what the trained system scores when it answers greedily, as a whole and node by node. Controls are
+trained the same way with frozen weights, with rewards that have nothing to do with what was done, and with
+rewards of the other sign: they must stay at chance, or below.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python -m compound.benchmarks.weights_speed [PART ...]
 
-Parts: ``step`` (TRL's GRPOTrainer and ours on the same 32 sequences of 192 + 32 tokens), ``shared`` (prompts of ten
-times the answer, read once for each group or for every sample), ``adapters`` (the memory that 1, 2 and 4 adapters
-take), ``sampling`` (64 examples through a graph, against the engine alone). Each measurement is a process of its own;
-ratios are of one run. Results go to ``benchmarks/data/weights_speed.json``.
+Parts: ``step`` (TRL's GRPOTrainer and ours on the same 32 sequences of 192 + 32 tokens), ``shared`` (prompts
+of ten times the answer, read once for each group or for every sample), ``adapters`` (the memory that 1, 2 and 4
+adapters take), ``sampling`` (64 examples through a graph, against the engine alone). Each measurement is a
+process of its own; ratios are of one run. Results go to ``benchmarks/data/weights_speed.json``.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def ours(prompt: int, answer: int, shared: bool | None) -> dict[str, Any]:
     adapters = Adapters("smollm2", {"x": LoRA(rank=16)})
     trainer = Trainer(adapters, {"x": "x"}, SETTINGS)
     before, rows = peak(), samples(prompt, answer, 8, 4)
-    seconds = timed(lambda: trainer.step([row for row in rows], 0))
+    seconds = timed(lambda: trainer.step(list(rows), 0))
     return {
         "seconds": median(seconds),
         "spread": [min(seconds), max(seconds)],
@@ -127,14 +127,15 @@ def trls(prompt: int, answer: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as out:
         arguments = GRPOConfig(
             output_dir=out, per_device_train_batch_size=32, num_generations=4, max_completion_length=answer,
-            max_steps=REPEATS + 1, beta=0.0, report_to=[], use_cpu=not torch.cuda.is_available(), save_strategy="no",
-            bf16=False, gradient_checkpointing=False, loss_type="grpo", logging_strategy="no", disable_tqdm=True,
+            max_steps=REPEATS + 1, beta=0.0, report_to=[], use_cpu=not torch.cuda.is_available(), bf16=False,
+            save_strategy="no", gradient_checkpointing=False, loss_type="grpo", logging_strategy="no",
+            disable_tqdm=True,
         )  # fmt: skip
         trainer = Fed(
             model=model, reward_funcs=lambda **_: [0.0], args=arguments, callbacks=[Clock()],
             train_dataset=Dataset.from_list([{"prompt": "go"}] * 32),
             processing_class=AutoTokenizer.from_pretrained(folder),
-            peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]),
+            peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=list(LoRA().targets)),
         )  # fmt: skip
         before = peak()
         trainer.train()
@@ -149,7 +150,7 @@ def several(count: int) -> dict[str, Any]:
     trainer = Trainer(adapters, {name: name for name in names}, SETTINGS)
     rows = [row for name in names for row in samples(96, 16, 2, 4, name)]
     for number in range(2):
-        trainer.step([row for row in rows], number)
+        trainer.step(list(rows), number)
     size = sum(tensor.numel() * tensor.element_size() for _, tensor in adapters.parameters(names[0]))
     return {"peak": peak(), "adapter": size / 2**20}
 

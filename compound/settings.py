@@ -117,7 +117,7 @@ class WeightSettings(_Settings):
     """Samples of a group, chosen for the variance of their rewards; all by default."""
     padding: Literal["fill", "truncate", "none", "dspy_fill", "dspy_fill_random"] = "fill"
     """What is done where not every run made as many calls: `fill` up short groups with copies of their own
-    samples, `truncate` to the calls that every run made, `none`, or DSPy's ways of lending a run's own call."""
+    samples, `truncate` to the calls that every run made, `none`, or DSPy's ways of lending a call."""
     adapters: Literal["each", "shared"] | dict[str, tuple[str, ...]] = "each"
     """Which components share an adapter: `each` has its own, all have one, or names with their components."""
     loss: str = "grpo"
@@ -181,6 +181,8 @@ class WeightSettings(_Settings):
     """The reward from which an attempt is kept, at first (MyGO)."""
     best: float = 1.0
     """The highest reward: the threshold rises towards it (MyGO)."""
+    rule: Literal["halved", "fixed", "printed"] = "halved"
+    """How it rises: half way from what first attempts earn to the best, not at all, or as printed."""
     online: bool = True
     """Whether attempts are made anew at each step, or all before the first one (MyGO)."""
     warm_up: int = Field(default=0, ge=0)

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from compound.store import read_records  # noqa: E402
+from compound.store import read_records
 
 ROOT = Path(__file__).parents[1]
 

@@ -114,7 +114,7 @@ def _group(rollout: Rollout, credit: Credit, shared: bool) -> Group:
 def _regrouped(
     samples: Sequence[Sample], rollouts: Sequence[Rollout], size: int, seed: int
 ) -> tuple[list[Sample], dict[str, Any]]:
-    """Compare what came before the forks with its like in other examples: same agent, forked at the same one."""
+    """Compare what came before the forks with its like in other examples: same agent, same fork."""
     forked = {(r.example.id, r.fork): r.trace.call(r.fork).component for r in rollouts if r.fork}
     found = regroup(
         samples,

@@ -6,14 +6,15 @@ planner and workers alike. Attempts go on until enough of an example's are kept,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compound.contracts import Example
 from compound.optimizers.policy.grouping import trajectory_samples
 from compound.optimizers.policy.recipe import Credited, Work
 from compound.optimizers.policy.rollouts import Rollout, Sampler
-from compound.optimizers.policy.threshold import raised
+from compound.optimizers.policy.threshold import Selection, raise_threshold, select
 from compound.settings import WeightSettings
 
 
@@ -34,8 +35,9 @@ class MyGO:
         warming = kept.get("warmed", 0) < settings.warm_up
         bar = settings.best if warming else kept.get("threshold", settings.threshold)
         attempts = await self._attempts(work, examples, bar)
-        first = [rollouts[0].score for rollouts in attempts]
-        chosen = [r for rollouts in attempts for r in [r for r in rollouts if good(r, bar)][: settings.keep]]
+        first = [rollouts[0].score for rollouts in attempts.values()]
+        numbers = self._selected(work, attempts, bar).kept
+        chosen = [attempts[example][number] for example in attempts for number in numbers[example]]
         samples = [
             sample.with_advantage(1.0)
             for rollout in chosen
@@ -43,31 +45,40 @@ class MyGO:
         ]
         if warming:
             kept["warmed"] = kept.get("warmed", 0) + len(chosen)
-        elif settings.online:
-            kept["threshold"] = raised(bar, first, settings.best)
-        made = [rollout for rollouts in attempts for rollout in rollouts]
-        facts = {"threshold": bar, "attempts": len(made), "kept": len(chosen), "warming": warming}
+        else:
+            kept["threshold"] = raise_threshold(bar, first, supremum=settings.best, rule=self._rule(work))
+        made = sum(map(len, attempts.values()))
+        facts = {"threshold": bar, "attempts": made, "kept": len(chosen), "warming": warming}
         return Credited(samples, first, facts)
 
-    async def _attempts(self, work: Work, examples: Sequence[Example], bar: float) -> list[list[Rollout]]:
-        """Return each example's attempts: one at first, then as many at once as still lack."""
-        settings, sampler = work.settings, self._sampler(work)
-        found: list[list[Rollout]] = [[r] for r in await sampler.runs(examples, [0])]
-        for number in range(1, settings.attempts):
-            lacking = [i for i, made in enumerate(found) if sum(good(r, bar) for r in made) < settings.keep]
-            if not lacking:
-                break
-            more = await sampler.runs([examples[i] for i in lacking], [number])
-            for i, rollout in zip(lacking, more, strict=True):
-                found[i].append(rollout)
+    async def _attempts(
+        self, work: Work, examples: Sequence[Example], bar: float
+    ) -> dict[str, list[Rollout]]:
+        """Return each example's attempts: those that still lack some make one more, until none may."""
+        sampler = self._sampler(work)
+        by_id = {example.id: example for example in examples}
+        found = {r.example.id: [r] for r in await sampler.runs(examples, [0])}
+        while wanting := self._selected(work, found, bar).wanting:
+            number = len(found[wanting[0]])  # all of them have made as many
+            for rollout in await sampler.runs([by_id[example] for example in wanting], [number]):
+                found[rollout.example.id].append(rollout)
         return found
+
+    def _selected(self, work: Work, attempts: Mapping[str, Sequence[Rollout]], bar: float) -> Selection:
+        """Return which attempts are kept, and which examples need more; a failed run is never kept."""
+        rewards = {
+            example: [r.score if r.trace.failure is None else -math.inf for r in rollouts]
+            for example, rollouts in attempts.items()
+        }
+        most, keep = work.settings.attempts, work.settings.keep
+        return select(rewards, bar, keep=keep, most=most, rule=self._rule(work))
+
+    @staticmethod
+    def _rule(work: Work) -> str:
+        """Return how the threshold rises: not at all where attempts are those of one policy."""
+        return work.settings.rule if work.settings.online else "fixed"
 
     @staticmethod
     def _sampler(work: Work) -> Sampler:
         """Return who attempts: the present weights, or offline those the job began with."""
         return work.sampler if work.settings.online else replace(work.sampler, system=work.task.system)
-
-
-def good(rollout: Rollout, bar: float) -> bool:
-    """Return whether an attempt is worth imitating."""
-    return rollout.trace.failure is None and rollout.score >= bar

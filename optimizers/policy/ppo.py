@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from compound.contracts import Example
 from compound.optimizers.policy.advantages import check_rewards
-from compound.optimizers.policy.gae import gae, whitened
+from compound.optimizers.policy.gae import gae, whiten
 from compound.optimizers.policy.propagated import earned
 from compound.optimizers.policy.recipe import Credited, Work, scores_of
 from compound.optimizers.policy.samples import Sample
@@ -47,5 +47,5 @@ async def estimated(work: Work, samples: Sequence[Sample]) -> list[Sample]:
         if len(sample.values) == sample.length:
             gains, returns = gae(sample.values, sample.reward, gamma=settings.gamma, lam=settings.lam)
             found.append(replace(sample, advantages=tuple(gains), returns=tuple(returns)))
-    white = whitened([sample.advantages for sample in found])
+    white = whiten([sample.advantages for sample in found])
     return [replace(s, advantages=tuple(row)) for s, row in zip(found, white, strict=True)]
