@@ -3,8 +3,8 @@
     python -m compound.benchmarks.weights_speed [PART ...]
 
 Parts: ``step`` (TRL's GRPOTrainer and ours on the same 32 sequences of 192 + 32 tokens), ``shared`` (prompts
-of ten times the answer, read once for each group or for every sample), ``adapters`` (the memory that 1, 2 and 4
-adapters take), ``sampling`` (64 examples through a graph, against the engine alone). Each measurement is a
+of ten times the answer, read once for each group or for every sample), ``adapters`` (the memory that 1, 2 and
+4 adapters take), ``sampling`` (64 examples through a graph, against the engine alone). Each measurement is a
 process of its own; ratios are of one run. Results go to ``benchmarks/data/weights_speed.json``.
 """
 

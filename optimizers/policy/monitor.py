@@ -33,7 +33,7 @@ class Monitor:
         self._norms: dict[str, list[float]] = defaultdict(list)
 
     def seen(self, component: str, sums: Diagnostics, far: float | None) -> None:
-        """Add what was seen of a component in a micro-batch; ``far`` is the sum of divergences from the base."""
+        """Add what was seen of a component in a micro-batch; ``far`` is its distance from the base."""
         self._seen[component] += sums
         if far is not None:
             self._far[component] += far

@@ -255,7 +255,7 @@ class Trainer:
     # -- checkpoints -----------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Store adapters and optimizer state as artifacts; return references relative to ``folder``, as JSON."""
+        """Store adapters and optimizer states; return their references, relative to ``folder``, as JSON."""
         adapters = {name: self.adapters.save(name, folder) for name in self.adapters.spaces}
         for name in adapters:
             if self.versions[name][-1] != (now := self.adapters.version(name)):
