@@ -183,6 +183,8 @@ class WeightSettings(_Settings):
     """The highest reward: the threshold rises towards it (MyGO)."""
     rule: Literal["halved", "fixed", "printed"] = "halved"
     """How it rises: half way from what first attempts earn to the best, not at all, or as printed."""
+    pace: float = Field(default=1.0, gt=0, le=1)
+    """How much of that way it rises in a step: small batches need more steps than the paper's."""
     online: bool = True
     """Whether attempts are made anew at each step, or all before the first one (MyGO)."""
     warm_up: int = Field(default=0, ge=0)

@@ -46,7 +46,8 @@ class MyGO:
         if warming:
             kept["warmed"] = kept.get("warmed", 0) + len(chosen)
         else:
-            kept["threshold"] = raise_threshold(bar, first, supremum=settings.best, rule=self._rule(work))
+            goal = raise_threshold(bar, first, supremum=settings.best, rule=self._rule(work))
+            kept["threshold"] = bar + settings.pace * (goal - bar)
         made = sum(map(len, attempts.values()))
         facts = {"threshold": bar, "attempts": made, "kept": len(chosen), "warming": warming}
         return Credited(samples, first, facts)

@@ -9,6 +9,7 @@ optimizers in files.
 from __future__ import annotations
 
 import asyncio
+import resource
 import shutil
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -187,7 +188,7 @@ class Job:
     def _record(self, number: int, credited: Credited, facts: Mapping[str, Any]) -> dict[str, Any]:
         scores = {"reward": credited.reward, "rollouts": len(credited.scores)}
         job = {"seed": self.task.seed, "recipe": type(self.recipe).__name__, "keys": list(self.task.keys)}
-        return {"kind": RECORD, "step": number, **job, **scores, **credited.facts, **facts}
+        return {"kind": RECORD, "step": number, **job, **scores, **credited.facts, **facts, "memory": peak()}
 
     def forget(self, state: Mapping[str, Any]) -> None:
         """Delete optimizer states and adapters of this job that neither this state nor the one before needs.
@@ -218,6 +219,15 @@ class Job:
         if not state["step"]:
             return "the budget does not hold a step"
         return "the rewards of every group were all equal"
+
+
+def peak() -> float:
+    """Return the most memory so far in MiB: of the device where there is one, of this process otherwise."""
+    import torch
+
+    if torch.cuda.is_available():
+        return float(torch.cuda.max_memory_allocated()) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def told(curve: Sequence[Mapping[str, Any]], steps: int) -> str:
