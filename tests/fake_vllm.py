@@ -86,6 +86,9 @@ class FakeVLLM:
         class Server(ThreadingHTTPServer):
             request_queue_size = 128
 
+            def handle_error(self, *_: Any) -> None:
+                pass  # whoever asked sees it
+
         self.http = Server(("127.0.0.1", port), Handler)
         self.http.daemon_threads = True
         self.address = f"http://127.0.0.1:{self.http.server_port}/v1"

@@ -629,7 +629,7 @@ def test_the_rules_by_hand() -> None:
     assert not judge(near, (-1.0, -1.5))  # nearer to before, but that is noise
     with pytest.raises(AdapterNotServed):
         judge(near, (math.nan, -2.0))
-    assert not Probe((1, 2), (-1.0,), (-1.0009,)).visible
+    assert not Probe((1, 2), (-1.0,), (-1.00009,)).visible
 
 
 logprobs = st.lists(st.tuples(st.floats(-20, 0), st.floats(-20, 0)), min_size=1, max_size=60)
