@@ -500,20 +500,27 @@ def test_versions_unused_for_longest_are_unloaded(server: Any, write: Write) -> 
     assert set(server.loaded) == {a.sha256[:16], c.sha256[:16]}
 
 
-def test_a_version_in_use_is_not_unloaded(server: Any, write: Write) -> None:
+def test_a_swap_waits_for_calls_in_flight_and_calls_wait_for_it(server: Any, write: Write) -> None:
+    """Nor is a version unloaded that a waiting call is about to use."""
     a, b = write(0.5), write(0.6)
     lm = engine(server, max_loras=1)
 
     async def run() -> None:
+        await lm.generate(sampled(a))
+        server.received.clear()
         server.hang = True
-        first = asyncio.create_task(lm.generate(sampled(a)))
+        calls = [asyncio.create_task(lm.generate(request()))]
         await until(lambda: len(server.sent("chat/completions")) == 1)
-        second = asyncio.create_task(lm.generate(sampled(b)))
-        await until(lambda: len(server.sent("chat/completions")) == 2)
-        assert server.sent("unload_lora_adapter") == []
+        calls.append(asyncio.create_task(lm.generate(sampled(b))))
+        await asyncio.sleep(0.05)
+        calls += [asyncio.create_task(lm.generate(each)) for each in (sampled(a), request())]
+        await asyncio.sleep(0.05)
+        assert [path for path, _ in server.received] == ["chat/completions"]
         server.hang = False
         server.stopping.set()
-        await asyncio.gather(first, second)
+        await asyncio.gather(*calls)
+        assert server.sent("unload_lora_adapter") == []
+        assert [path for path, _ in server.received][1] == "load_lora_adapter"
         await lm.generate(sampled(write(0.7)))
         await lm.aclose()
 
@@ -522,6 +529,23 @@ def test_a_version_in_use_is_not_unloaded(server: Any, write: Write) -> None:
         a.sha256[:16],
         b.sha256[:16],
     }
+
+
+def test_a_call_that_is_given_up_does_not_hold_up_a_swap(server: Any, write: Write) -> None:
+    lm = engine(server)
+
+    async def run() -> None:
+        server.hang = True
+        gone = asyncio.create_task(lm.generate(request()))
+        await until(lambda: len(server.sent("chat/completions")) == 1)
+        swap = asyncio.create_task(lm.generate(sampled(write(0.5))))
+        await asyncio.sleep(0.05)
+        server.hang = server.fragile = False  # the server may not have noticed yet
+        gone.cancel()
+        assert (await swap).text == "four"
+        await lm.aclose()
+
+    asyncio.run(run())
 
 
 def test_an_adapter_that_the_server_lost_is_loaded_again(server: Any, write: Write) -> None:
@@ -605,7 +629,7 @@ def test_the_rules_by_hand() -> None:
     assert not judge(near, (-1.0, -1.5))  # nearer to before, but that is noise
     with pytest.raises(AdapterNotServed):
         judge(near, (math.nan, -2.0))
-    assert not Probe((1, 2), (-1.0,), (-1.0009,)).visible
+    assert not Probe((1, 2), (-1.0,), (-1.00009,)).visible
 
 
 logprobs = st.lists(st.tuples(st.floats(-20, 0), st.floats(-20, 0)), min_size=1, max_size=60)

@@ -8,9 +8,8 @@ before its records at a temperature other than 0 and 1 are believed.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -47,7 +46,7 @@ class VLLMEngine:
     the next try starts another.
 
     An adapter is loaded at its first use, under a name made of its digest, and the server is asked whether it
-    really samples with it; see `compound.components.engines.probe`.
+    really samples with it; see `compound.components.engines.probe`. That waits for the calls in flight.
 
     Args:
         model: ``smollm2``, a folder, or a hub id; with ``api_base``, the name it has there.
@@ -153,7 +152,7 @@ class VLLMEngine:
     async def _generate(self, request: Request) -> Completion:
         link = await self._connect()
         try:
-            async with self._model(link, request) as name:
+            async with link.adapters.sampling(request.adapter) as name:
                 return await self._sample(link, name, request)
         except CompoundError as error:
             # A dying server can answer anything, but a refused call comes from one in good health.
@@ -164,15 +163,6 @@ class VLLMEngine:
                 f"the vLLM server of {self.model!r} ended during the call (exit code "
                 f"{link.server.exit_code}); its log is {link.server.log}"
             ) from error
-
-    @contextlib.asynccontextmanager
-    async def _model(self, link: Link, request: Request) -> AsyncIterator[str]:
-        """Give the name, on the server, of what the request samples with."""
-        if request.adapter is None:
-            yield self.model
-            return
-        async with link.adapters.using(request.adapter) as name:
-            yield name
 
     async def _sample(self, link: Link, name: str, request: Request) -> Completion:
         if request.want_tokens and request.temperature not in {0, 1}:

@@ -21,7 +21,7 @@ token (root mean square, SmolLM2 against float32), and the noise is another one 
    still computes with other weights gives *their* very numbers, while a change of a millionth in the weights
    changes the numbers, because it rounds otherwise somewhere (measured from 1e-6 on). So where rule 2 has
    nothing to say, the answer must not be, number for number, that of the base or of an adapter of other
-   weights. Requests in flight at the time can hide that, but never feign it.
+   weights. Requests of other processes at the time can hide that, but never feign it.
 
 Nothing can be told apart, and nothing is asked beyond rule 1, where ``logprobs`` and ``before`` differ by
 less than `VISIBLE` or the adapter's B matrices are all zero. An adapter without a probe is held to the third
@@ -48,7 +48,7 @@ TEXT = (
 NOISE = 0.1  # nats per token, standard deviation
 APART = 8.0  # times the noise
 TOLERANCE = 0.3  # nats per token, mean absolute difference
-VISIBLE = 1e-3  # nats, the largest difference of one token
+VISIBLE = 1e-4  # nats, the largest difference of one token: the server's numbers change from half of that on
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,10 @@
 
 A version's name on the server is the beginning of its digest. So no name ever means two things: not to
 requests that overlap a swap, and not to the server's prefix cache, which goes by names.
+
+A swap waits for the requests in flight, and those that come wait for it: a server's numbers compare exactly
+only when nothing else is computed with them, and vLLM 0.32 crashes on a prompt's log-probabilities among
+requests with adapters (the CPU's kernel takes the wrong rows).
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compound.artifacts import SHOWN, verified
+from compound.components.engines.gate import Gate
 from compound.components.engines.probe import TEXT, Probe, is_silent, judge, read_probe, weights_digest
 from compound.components.engines.remote import MAY_PASS, first_line
 from compound.components.engines.vllm_api import API
@@ -46,12 +51,14 @@ class Adapters:
 
     def __init__(self, api: API, most: int, timeout: float) -> None:
         self._api, self._most, self._timeout = api, most, timeout
-        self._swapping = asyncio.Lock()
+        self._gate = Gate()
         self.served: dict[str, Served] = {}
 
     @contextlib.asynccontextmanager
-    async def using(self, adapter: Adapter) -> AsyncIterator[str]:
+    async def sampling(self, adapter: Adapter | None) -> AsyncIterator[str]:
         """Have a version on the server, loaded and checked, while the block runs; gives its name there.
+
+        Without an adapter, the base model's name.
 
         Raises:
             ConfigurationError: its folder is not what its digest says, or holds no good probe.
@@ -59,15 +66,20 @@ class Adapters:
             CompoundError: the server refuses it.
             TransientError: the server does not answer.
         """
+        if adapter is None:
+            async with self._gate.open():
+                yield self._api.model
+            return
         if adapter.sha256 not in self.served:
-            async with self._swapping:
+            async with self._gate.alone():
                 if adapter.sha256 not in self.served:
                     await self._load(adapter)
         version = self.served.pop(adapter.sha256)
         self.served[adapter.sha256] = version
         version.users += 1
         try:
-            yield version.name
+            async with self._gate.open():
+                yield version.name
         finally:
             version.users -= 1
 

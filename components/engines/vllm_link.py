@@ -16,7 +16,7 @@ from compound.components.engines.vllm_server import VLLMServer
 from compound.errors import CompoundError, TransientError
 
 LOOK = 5.0  # seconds for asking whether a server is ready
-DYING = 3.0  # seconds that a server needs to end after its last answer
+DYING = 10.0  # seconds that a server may need to end after its last answer: 2, on an idle machine
 
 
 @dataclass(slots=True, eq=False)
