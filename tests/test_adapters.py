@@ -656,7 +656,7 @@ def test_some_layers_may_be_chosen(base: Path, tmp_path: Path) -> None:
         ({"modules_to_save": ["lm_head"]}, "modules_to_save="),
         ({"lora_bias": True}, "lora_bias=True"),
         ({"trainable_token_indices": [1]}, "trainable_token_indices="),
-        ({"target_modules": ["embed_tokens"]}, "lora_embedding_A"),
+        ({"target_modules": ["embed_tokens"]}, "lora_embedding_[AB]"),
     ],
 )
 def test_kinds_that_peft_makes_and_the_sampler_does_not_know_are_refused(

@@ -144,11 +144,10 @@ def imported_at_module_level(tree: ast.Module) -> set[str]:
         elif isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
             pending.extend(statement.orelse)
         elif not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-            pending.extend(
-                child
-                for child in ast.walk(statement)
-                if isinstance(child, ast.stmt) and child is not statement
-            )
+            inside = [*ast.iter_child_nodes(statement)]
+            held = [node for node in inside if isinstance(node, ast.ExceptHandler | ast.match_case)]
+            inside += [child for node in held for child in node.body]
+            pending.extend(child for child in inside if isinstance(child, ast.stmt))
     return found
 
 
@@ -165,7 +164,7 @@ def test_the_search_for_heavy_imports_would_find_one() -> None:
     source = (
         "import os\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\nelse:\n    import peft\n"
         "try:\n    from trl.trainer import x\nexcept ImportError:\n    import optuna.samplers\n"
-        "class A:\n    import gguf\ndef f():\n    import litellm\n"
+        "class A:\n    import gguf\n    def g(self):\n        import vllm\ndef f():\n    import litellm\n"
     )
     assert imported_at_module_level(ast.parse(source)) & HEAVY == {"peft", "trl", "optuna", "gguf"}
     assert len(modules()) > 30
