@@ -187,7 +187,7 @@ def by_alignment(pairs: Pairs, component: str, among: Sequence[Choice]) -> list[
 
 async def measured(args: argparse.Namespace) -> dict[str, Any]:
     """Return all figures of one run and component."""
-    program = load(args.system)
+    program = load(args.system, overrides=[tuple(entry.split("=", 1)) for entry in args.set])
     run = Inspection.open(args.run, program.system)
     pairs = Pairs.of(run, args.component)
     assert program.data is not None
@@ -249,6 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("system", type=Path, help="the system's YAML file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as the run had it")
     parser.add_argument("run", type=Path, help="a run directory of method optimas")
     parser.add_argument("--component", required=True, help="whose local reward")
     parser.add_argument("--examples", type=int, default=40, help="validation examples (default 40)")

@@ -43,7 +43,7 @@ async def judged(program: Program, run: Path, executor: Executor, lm: str, pairs
 
 
 async def _all(args: argparse.Namespace) -> dict[str, Any]:
-    program = load(args.system)
+    program = load(args.system, overrides=[tuple(entry.split("=", 1)) for entry in args.set])
     lm = args.lm or program.system.defaults["lm"]
     executor = Executor(program.find_engine, cache=DiskCache(args.output.with_suffix(".sqlite")))
     try:
@@ -62,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("system", type=Path, help="the system's YAML file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as the run had it")
     parser.add_argument("runs", type=Path, nargs="+", help="run directories of method optimas")
     parser.add_argument("--lm", help="the judge; the system's own model by default")
     parser.add_argument("--pairs", type=int, default=60, help="judged of one component, at most (default 60)")
