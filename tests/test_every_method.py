@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
 from compound.cache import MemoryCache  # noqa: E402
+from compound.configuration import readable  # noqa: E402
 from compound.contracts import Example, Score  # noqa: E402
 from compound.executor import Executor  # noqa: E402
 from compound.loop import Problem  # noqa: E402
@@ -30,6 +31,7 @@ SMALL = {
     "steps": 2, "examples": 2, "runs": 3, "lr": 0.01, "attempts": 3, "keep": 2, "threshold": 0.0,
     "stages": ["random", "mmgrpo"],
 }  # fmt: skip
+REWARDS = {"backbone": "none", "inputs": 6, "samples": 2, "rollouts": 1, "most_rollouts": 1, "accuracy": 0.5}
 METHODS = ["ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo"]
 
 
@@ -45,27 +47,38 @@ def letters(outputs: Mapping[str, Any], example: Example) -> Score:
     return Score(len(set(outputs["answer"])) / 60)
 
 
-async def trained(model: Path, name: str, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+async def trained(
+    model: Path, name: str, folder: Path, **more: Any
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Run the jobs of a method as the loop does, without decisions; return the values and the records."""
-    program = load(ATLAS, overrides=[("lm", str(model)), ("optimize.weights", json.dumps(SMALL))])
+    program = load(
+        ATLAS,
+        overrides=[
+            ("lm", str(model)),
+            ("optimize.weights", json.dumps({**SMALL, **more})),
+            ("optimize.rewards", json.dumps(REWARDS)),
+        ],
+    )
     metric, settings = custom(letters, "letters"), program.optimize
     memory = PlainMemory(folder)
     executor = Executor(program.find_engine, cache=MemoryCache(), folder=folder)
     chosen = method(name, program.system, settings)
     problem = Problem(program.system, (), (), (), metric, settings, chosen, program.find_engine)
     assert program.data
-    train = program.data.examples("train", list(program.system.inputs), limit=4, seed=0)
+    train = program.data.examples("train", list(program.system.inputs), limit=12, seed=0)
     bench = Bench(executor, metric, problem.rules, memory)
     values: dict[str, Any] = {}
-    for number, job in enumerate(chosen.jobs):
+    jobs = [*([chosen.opening] if chosen.opening else []), *chosen.jobs]
+    for number, job in enumerate(jobs):
         system = program.system.bind({**program.system.configuration, **values})
         scorer = JobScorer(problem, executor, system, float("inf"), 0.0)
         task = Task(system, job.keys, train, scorer, number, 0, 2, 2, bench)
         async for event in chosen.optimizers[job.optimizer].propose(task):
             if isinstance(event, Proposal):
                 values |= event.values
+                memory.append({"kind": "job", "optimizer": job.optimizer, "facts": readable(event.facts)})
     await executor.aclose()
-    return values, [record for record in memory.records() if record.get("kind") == "training"]
+    return values, memory.records()
 
 
 @pytest.mark.parametrize("name", [*METHODS, "better_together"])
@@ -77,7 +90,23 @@ def test_the_method_alone_is_switched(name: str, model: Path, tmp_path: Path) ->
     assert all(
         (tmp_path / value["path"] / "adapter_model.safetensors").exists() for value in weights.values()
     )
-    norms = [norm for record in records for norm in record["norms"].values()]
-    assert norms
-    assert max(norms) > 0
-    assert all(record["sample_seconds"] > 0 for record in records)
+    assert_learned(records)
+
+
+def assert_learned(records: list[dict[str, Any]]) -> None:
+    steps = [record for record in records if record.get("kind") == "training"]
+    assert max(norm for record in steps for norm in record["norms"].values()) > 0
+    assert all(record["sample_seconds"] > 0 for record in steps)
+
+
+@pytest.mark.parametrize("local", ["ppo", "grpo"])
+def test_optimas_trains_weights_by_local_rewards_beside_prompts_and_numbers(
+    local: str, model: Path, tmp_path: Path
+) -> None:
+    values, records = asyncio.run(trained(model, "optimas", tmp_path, local=local))
+    assert "answerer.weights" in values
+    assert_learned(records)
+    jobs = [record for record in records if record.get("kind") == "job"]
+    assert {job["optimizer"] for job in jobs} == {"offline", "local", "weights"}
+    steered = [job["facts"]["steered"] for job in jobs if job["optimizer"] == "weights"]
+    assert True in steered  # one reward at least was learned, and scored what was trained
