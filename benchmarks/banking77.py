@@ -1,4 +1,4 @@
-"""The steps of the Banking77 system that are plain code: the list of labels, and reading the one that is given."""
+"""The steps of the Banking77 system that are plain code: the list of labels, and reading the one given."""
 
 from __future__ import annotations
 

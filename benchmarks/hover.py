@@ -44,13 +44,15 @@ def best(found: list[list[dict[str, Any]]], each: int, most: int) -> list[dict[s
         each: how many passages of each query count.
         most: how many passages are kept.
 
-    >>> a, b = {"title": "A", "text": "a", "score": 2.0}, {"title": "B", "text": "b", "score": 3.0}
-    >>> [passage["title"] for passage in best([[a, b], [a]], each=2, most=9)]
-    ['B', 'A']
+    >>> a, b = {"id": "a", "score": 2.0}, {"id": "b", "score": 3.0}
+    >>> [passage["id"] for passage in best([[a, b], [a]], each=2, most=9)]
+    ['b', 'a']
     """
     passages = [passage for group in found for passage in group[:each]]
-    ordered = sorted(passages, key=lambda passage: -passage["score"])
-    return list({passage["title"]: passage for passage in reversed(ordered)}.values())[::-1][:most]
+    kept: dict[str, dict[str, Any]] = {}
+    for passage in sorted(passages, key=lambda passage: -passage["score"]):
+        kept.setdefault(passage["id"], passage)
+    return list(kept.values())[:most]
 
 
 def shown(passages: list[dict[str, Any]], most: int, words: int) -> list[str]:
@@ -73,7 +75,8 @@ def with_notes(facts: str, notes: str) -> str:
     >>> with_notes("none yet", "Lima is in Peru."), with_notes("Lima is in Peru.", "Peru is a country.")
     ('Lima is in Peru.', 'Lima is in Peru.\\nPeru is a country.')
     """
-    return notes if facts == nothing() else f"{facts}\n{notes}"
+    known = "" if facts == nothing() else facts
+    return "\n".join(part for part in (known, notes.strip()) if part) or nothing()
 
 
 def titles(

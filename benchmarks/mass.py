@@ -48,7 +48,12 @@ def _shown(passage: dict[str, Any], words: int) -> str:
 
 
 def chosen(ids: str, candidates: list[str], otherwise: int) -> list[str]:
-    """Return the candidates that a reranker names by number, from 1, each once; the first ones if it names none.
+    """Return the candidates that a reranker names by number, from 1, each once.
+
+    Args:
+        ids: what the reranker wrote.
+        candidates: what it was shown.
+        otherwise: how many of them are taken if it names none.
 
     >>> chosen("I take [2], 9 and 2.", ["a", "b", "c"], otherwise=1)
     ['b']

@@ -1,4 +1,4 @@
-"""The steps of Mujica that are plain code: reading what planner and worker write, and the graph they may ask."""
+"""The steps of Mujica that are plain code: reading what planner and worker write, and the graph they ask."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def entity_list(entities: list[str]) -> str:
 def read_actions(said: str, entities: list[str], most: int) -> dict[str, Any]:
     """Read a planner's turn over a graph: lines ``Search([entity], "question")``, or the final answer.
 
-    An entity is its number in the list, or its name. Lines of another form, and numbers that the list lacks, are
-    not carried out.
+    An entity is its number in the list, or its name. Lines of another form, and numbers that the list lacks,
+    are not carried out.
 
     >>> turn = '<action>Search([0], "Who wrote it?")\\nSearch([7], "When?")</action>'
     >>> read_actions(turn, ["Emma"], 4)["searches"]
@@ -146,9 +146,7 @@ def materials(search: dict[str, str], evidences: list[list[str]]) -> str:
     return _lines([", ".join(triple) for triple in _from(search["entity"], evidences)]) or "none"
 
 
-def with_found(
-    entities: list[str], searches: list[dict[str, str]], evidences: list[list[str]]
-) -> list[str]:
+def with_found(entities: list[str], searches: list[dict[str, str]], evidences: list[list[str]]) -> list[str]:
     """Return the known entities with those that the triples of the searches lead to."""
     tails = [tail for search in searches for _, _, tail in _from(search["entity"], evidences)]
     return list(dict.fromkeys([*entities, *tails]))
@@ -159,7 +157,7 @@ def _from(entity: str, evidences: list[list[str]]) -> list[list[str]]:
 
 
 def _same(one: str, other: str) -> bool:
-    """Return whether two names are equal but for case and signs, or one has half of the other's words or more.
+    """Return whether two names are equal but for case and signs, or one is half of the other's words or more.
 
     The evidences name one entity in several ways: "Andrew III" and "Andrew III of Hungary".
     """

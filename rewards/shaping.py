@@ -30,8 +30,8 @@ class TooMany:
         most: how many items cost nothing.
         penalty: what more of them cost.
 
-    >>> TooMany("queries")({}, {"queries": ["a", "b", "c", "d"]}), TooMany("queries")({}, {"queries": ["a"] * 5})
-    (0.0, -0.5)
+    >>> [TooMany("queries")({}, {"queries": ["a query"] * n}) for n in (4, 5)]
+    [0.0, -0.5]
     """
 
     output: str
@@ -47,8 +47,8 @@ class TooMany:
 class BadIds:
     """For ids that are malformed, unknown or repeated, such as the passages that a reranker names.
 
-    Well-formed are numbers from 1 between commas or spaces, with or without brackets: ``2, 5``, ``[2] [5]`` or
-    ``[2, 5]``.
+    Well-formed are numbers from 1 between commas or spaces, with or without brackets: ``2, 5``, ``[2] [5]``
+    or ``[2, 5]``.
 
     Attributes:
         output: the output that holds the ids, a text or a list of numbers.
@@ -82,8 +82,8 @@ class TooLong:
         words: how many words cost nothing.
         penalty: what more of them cost.
 
-    >>> TooLong("answer", words=2)({}, {"answer": "Lima, Peru"}), TooLong("answer", words=2)({}, {"answer": "a-b-c"})
-    (0.0, -1.0)
+    >>> [TooLong("answer", words=2)({}, {"answer": text}) for text in ("Lima, Peru", "it-is-Lima")]
+    [0.0, -1.0]
     """
 
     output: str
