@@ -1,0 +1,65 @@
+"""The steps of the multi-agent search system that are plain code, and what its agents pay for bad form."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+from compound.rewards.shaping import BadIds, TooLong, TooMany
+
+rewriter_penalty = TooMany("queries", most=4, penalty=-0.5)
+reranker_penalty = BadIds("ids", among="candidates", penalty=-1.0)
+answerer_penalty = TooLong("answer", words=30, penalty=-1.0)
+
+_NUMBER = re.compile(r"(?<![\w.])[0-9]{1,9}(?!\w)")
+
+
+def searchable(queries: list[str], question: str, most: int) -> list[str]:
+    """Return the first queries, each once; the question itself when there is none.
+
+    >>> searchable(["Lima", " ", "lima", "Peru", "Cusco"], "Where is Lima?", most=2)
+    ['Lima', 'Peru']
+    >>> searchable([], "Where is Lima?", most=2)
+    ['Where is Lima?']
+    """
+    distinct: dict[str, str] = {}
+    for query in queries:
+        distinct.setdefault(query.strip().lower(), query.strip())
+    distinct.pop("", None)
+    return list(distinct.values())[:most] or [question]
+
+
+def pool(found: list[list[dict[str, Any]]], most: int, words: int) -> list[str]:
+    """Return the passages that all queries found, the best of each query first, each once and cut short.
+
+    >>> a, b = {"title": "Peru", "text": "Lima is its capital."}, {"title": "", "text": "A river."}
+    >>> pool([[a, b], [a]], most=5, words=3)
+    ['Peru: Lima is its', 'A river.']
+    """
+    ranks = itertools.zip_longest(*found)
+    texts = [_shown(passage, words) for rank in ranks for passage in rank if passage is not None]
+    return list(dict.fromkeys(texts))[:most]
+
+
+def _shown(passage: dict[str, Any], words: int) -> str:
+    text = " ".join(passage["text"].split()[:words])
+    return f"{passage['title']}: {text}" if passage.get("title") else text
+
+
+def chosen(ids: str, candidates: list[str], otherwise: int) -> list[str]:
+    """Return the candidates that a reranker names by number, from 1, each once.
+
+    Args:
+        ids: what the reranker wrote.
+        candidates: what it was shown.
+        otherwise: how many of them are taken if it names none.
+
+    >>> chosen("I take [2], 9 and 2.", ["a", "b", "c"], otherwise=1)
+    ['b']
+    >>> chosen("all of them", ["a", "b", "c"], otherwise=2)
+    ['a', 'b']
+    """
+    named = dict.fromkeys(int(number) for number in _NUMBER.findall(ids))
+    known = [candidates[i - 1] for i in named if 1 <= i <= len(candidates)]
+    return known or candidates[:otherwise]

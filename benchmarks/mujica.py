@@ -1,0 +1,165 @@
+"""The steps of Mujica that are plain code: reading what planner and worker write, and the graph they ask."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from compound.metrics import normalize
+
+UNKNOWN = "No relevant information found."
+_SEARCH = re.compile(r"""Search\(\s*\[(?P<entity>[^\]\n]*)\]\s*,\s*["“'](?P<question>[^\n]*?)["”']\s*\)""")
+
+
+def blocks(text: str, tag: str) -> list[str]:
+    """Return what stands between a tag and its end, each time, unless it is empty.
+
+    >>> blocks("<search>Who?</search> <search> </search><search>When?</search>", "search")
+    ['Who?', 'When?']
+    """
+    found = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    return [inside.strip() for inside in found if inside.strip()]
+
+
+def nothing() -> str:
+    """Return the history before the first turn."""
+    return ""
+
+
+def read_plan(said: str, most: int) -> dict[str, Any]:
+    """Read a planner's turn over texts: at most ``most`` sub-questions, or the final answer.
+
+    A turn that asks does not answer; one that does neither is the last one too.
+
+    >>> read_plan("<think>Two films.</think><search>When was A made?</search><search>When B?</search>", 4)
+    {'questions': ['When was A made?', 'When B?'], 'answer': '', 'over': False}
+    >>> read_plan("<think>A.</think><answer>A</answer>", 4)
+    {'questions': [], 'answer': 'A', 'over': True}
+    """
+    questions = list(dict.fromkeys(blocks(said, "search")))[:most]
+    return {"questions": questions, "answer": "" if questions else _answer(said), "over": not questions}
+
+
+def _answer(said: str) -> str:
+    return (blocks(said, "answer") or [""])[-1]
+
+
+def numbered(passages: list[dict[str, Any]], words: int) -> str:
+    """Return passages for a worker, numbered from 0 and cut short.
+
+    >>> numbered([{"title": "Peru", "text": "Lima is its capital."}], words=3)
+    '[0] Peru: Lima is its'
+    """
+    lines = [f"{p['title']}: {' '.join(p['text'].split()[:words])}" for p in passages]
+    return _lines(lines)
+
+
+def _lines(texts: list[str]) -> str:
+    return "\n".join(f"[{i}] {text}" for i, text in enumerate(texts))
+
+
+def sentence(reply: str) -> str:
+    """Return the one sentence of a worker's reply; without one, that nothing was found.
+
+    >>> sentence("<think>[0] says so.</think><select>[0]</select><sentence>Lima is in Peru.</sentence>")
+    'Lima is in Peru.'
+    >>> sentence("Lima")
+    'No relevant information found.'
+    """
+    return " ".join((blocks(reply, "sentence") or [UNKNOWN])[-1].split())
+
+
+def selected(reply: str) -> list[int]:
+    """Return the numbers that a worker selected; -1 stands for none of the passages.
+
+    >>> selected("<select> [0][2] </select>"), selected("<select>[-1]</select>"), selected("0")
+    ([0, 2], [-1], [])
+    """
+    return [int(number) for block in blocks(reply, "select") for number in re.findall(r"-?[0-9]{1,9}", block)]
+
+
+def remember(history: str, said: str, sentences: list[str]) -> str:
+    """Return the history with a turn of the planner and what the workers found.
+
+    >>> print(remember("", "<search>Who wrote Emma?</search>", ["Jane Austen wrote Emma."]))
+    <search>Who wrote Emma?</search>
+    Obs: Jane Austen wrote Emma.
+    """
+    observed = f"Obs: {' '.join(sentences)}" if sentences else ""
+    return "\n".join(part for part in (history, said.strip(), observed) if part)
+
+
+# --- knowledge graph ---------------------------------------------------------------------------------------
+
+
+def topics(evidences: list[list[str]]) -> list[str]:
+    """Return the entities that a question starts from: heads of triples that no triple leads to.
+
+    >>> topics([["Emma", "author", "Jane Austen"], ["Jane Austen", "father", "George Austen"]])
+    ['Emma']
+    """
+    heads = list(dict.fromkeys(head for head, _, _ in evidences))
+    return [head for head in heads if not any(_same(head, tail) for _, _, tail in evidences)] or heads
+
+
+def entity_list(entities: list[str]) -> str:
+    """Return the known entities, numbered from 0, for the planner."""
+    return _lines(entities)
+
+
+def read_actions(said: str, entities: list[str], most: int) -> dict[str, Any]:
+    """Read a planner's turn over a graph: lines ``Search([entity], "question")``, or the final answer.
+
+    An entity is its number in the list, or its name. Lines of another form, and numbers that the list lacks,
+    are not carried out.
+
+    >>> turn = '<action>Search([0], "Who wrote it?")\\nSearch([7], "When?")</action>'
+    >>> read_actions(turn, ["Emma"], 4)["searches"]
+    [{'entity': 'Emma', 'question': 'Who wrote it?'}]
+    """
+    searches = [
+        {"entity": entity, "question": match["question"].strip()}
+        for block in blocks(said, "action")
+        for match in _SEARCH.finditer(block)
+        if (entity := _entity(match["entity"].strip(), entities)) and match["question"].strip()
+    ][:most]
+    return {"searches": searches, "answer": "" if searches else _answer(said), "over": not searches}
+
+
+def _entity(given: str, entities: list[str]) -> str:
+    if not re.fullmatch(r"[0-9]{1,9}", given):
+        return given
+    return entities[int(given)] if int(given) < len(entities) else ""
+
+
+def question(search: dict[str, str]) -> str:
+    """Return the question of a search."""
+    return search["question"]
+
+
+def materials(search: dict[str, str], evidences: list[list[str]]) -> str:
+    """Return the triples whose head is the entity of a search, numbered from 0.
+
+    >>> materials({"entity": "emma", "question": "?"}, [["Emma", "author", "Jane Austen"]])
+    '[0] Emma, author, Jane Austen'
+    """
+    return _lines([", ".join(triple) for triple in _from(search["entity"], evidences)]) or "none"
+
+
+def with_found(entities: list[str], searches: list[dict[str, str]], evidences: list[list[str]]) -> list[str]:
+    """Return the known entities with those that the triples of the searches lead to."""
+    tails = [tail for search in searches for _, _, tail in _from(search["entity"], evidences)]
+    return list(dict.fromkeys([*entities, *tails]))
+
+
+def _from(entity: str, evidences: list[list[str]]) -> list[list[str]]:
+    return [triple for triple in evidences if _same(triple[0], entity)]
+
+
+def _same(one: str, other: str) -> bool:
+    """Return whether two names are equal but for case and signs, or one is half of the other's words or more.
+
+    The evidences name one entity in several ways: "Andrew III" and "Andrew III of Hungary".
+    """
+    short, long = sorted((set(normalize(one).split()), set(normalize(other).split())), key=len)
+    return short <= long and 2 * len(short) >= len(long)
