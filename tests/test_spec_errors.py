@@ -793,3 +793,23 @@ def test_a_broken_component_hides_no_mistake_and_causes_none() -> None:
         "components.agent.loop.until",
         "components.answerer.llm.prompt",
     ]
+
+
+def test_penalties_are_code_and_stages_are_methods(tmp_path: Path) -> None:
+    text = """
+system: demo
+lm: smollm2
+inputs: {q: str}
+components:
+  a: {llm: {prompt: x, weights: {lora: {rank: 2}}}, in: {q: $q}}
+outputs: {y: $a}
+optimize:
+  method: better_together
+  weights: {stages: [mipr], penalties: {a: "math:nothing"}}
+"""
+    with pytest.raises(SpecError) as raised:
+        loads(text)
+    assert "no method 'mipr'" in str(raised.value)
+    assert "math has no 'nothing'" in str(raised.value)
+    with pytest.raises(SpecError, match="math:sqrt"):
+        loads(text.replace("mipr", "mipro").replace("nothing", "sqrt"), allow_import=False)

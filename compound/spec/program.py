@@ -188,6 +188,10 @@ def _optimize(context: Context) -> OptimizeSettings:
     _check_method(context, settings.method, (*address, "method"))
     for i, name in enumerate(settings.baselines):
         _check_method(context, name, (*address, "baselines", i))
+    for component, name in settings.weights.penalties.items():
+        context.function(name, (*address, "weights", "penalties", component))
+    for i, name in enumerate(settings.weights.stages):
+        _check_method(context, name, (*address, "weights", "stages", i))
     return settings
 
 
