@@ -48,7 +48,7 @@ def letters(outputs: Mapping[str, Any], example: Example) -> Score:
 
 
 async def trained(
-    model: Path, name: str, folder: Path, **more: Any
+    model: Path, name: str, folder: Path, start: Mapping[str, Any] | None = None, **more: Any
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Run the jobs of a method as the loop does, without decisions; return the values and the records."""
     program = load(
@@ -67,7 +67,7 @@ async def trained(
     assert program.data
     train = program.data.examples("train", list(program.system.inputs), limit=12, seed=0)
     bench = Bench(executor, metric, problem.rules, memory)
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = dict(start or {})
     jobs = [*([chosen.opening] if chosen.opening else []), *chosen.jobs]
     for number, job in enumerate(jobs):
         system = program.system.bind({**program.system.configuration, **values})
@@ -110,3 +110,17 @@ def test_optimas_trains_weights_by_local_rewards_beside_prompts_and_numbers(
     assert {job["optimizer"] for job in jobs} == {"offline", "local", "weights"}
     steered = [job["facts"]["steered"] for job in jobs if job["optimizer"] == "weights"]
     assert True in steered  # one reward at least was learned, and scored what was trained
+
+
+def test_d6_training_goes_on_from_the_present_adapter(model: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    first, _ = asyncio.run(trained(model, "mmgrpo", tmp_path))
+    second, records = asyncio.run(trained(model, "mmgrpo", tmp_path, first, lr=1e-9))
+    assert [record["kind"] for record in records] == ["training", "training", "job"]
+    for key in ("namer.weights", "answerer.weights"):
+        before, after = (
+            load_file(tmp_path / values[key]["path"] / "adapter_model.safetensors") for values in (first, second)
+        )
+        assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
+        assert any(float(tensor.abs().max()) > 0 for name, tensor in before.items() if "lora_B" in name)
