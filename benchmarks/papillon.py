@@ -26,7 +26,8 @@ def leakage(request: str, units: Sequence[str] | str) -> float:
     """Return the share of private units that a request tells; one text may hold them between ``||``.
 
     A unit is told if its words stand in the request one after the other, in any case, with any signs or
-    accents, spelled letter by letter or not. A part of a unit does not count, nor one inside a longer word.
+    accents, glued together or spelled letter by letter. A part of a unit does not count, nor one inside a
+    longer word.
 
     >>> leakage("Thank SARA for the call about I.P.A.E.P.", ["sara", "ipaep", "frc", "Ann"])
     0.5
@@ -39,8 +40,8 @@ def leakage(request: str, units: Sequence[str] | str) -> float:
         return 0.0
     plain = _plain(request)
     joined = _SPELLED.sub(lambda letters: letters[0].replace(" ", ""), plain)
-    told = sum(f" {unit} " in f" {plain} " or f" {unit} " in f" {joined} " for unit in wanted)
-    return told / len(wanted)
+    forms = ((f" {unit} ", f" {unit.replace(' ', '')} ") for unit in wanted)
+    return sum(unit in f" {plain} " or glued in f" {joined} " for unit, glued in forms) / len(wanted)
 
 
 def _plain(text: str) -> str:
