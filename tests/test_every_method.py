@@ -120,7 +120,8 @@ def test_d6_training_goes_on_from_the_present_adapter(model: Path, tmp_path: Pat
     assert [record["kind"] for record in records] == ["training", "training", "job"]
     for key in ("namer.weights", "answerer.weights"):
         before, after = (
-            load_file(tmp_path / values[key]["path"] / "adapter_model.safetensors") for values in (first, second)
+            load_file(tmp_path / values[key]["path"] / "adapter_model.safetensors")
+            for values in (first, second)
         )
         assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
         assert any(float(tensor.abs().max()) > 0 for name, tensor in before.items() if "lora_B" in name)
