@@ -46,7 +46,8 @@ from compound.testing import PlainMemory
 OUTPUT = Path(__file__).parent / "data" / "learning_curves.json"
 SEEDS = (0, 1, 2)
 SHARED = {"steps": 80, "examples": 8, "runs": 8, "lr": 3e-3, "entropy": 0.01}
-IMITATION = {**SHARED, "attempts": 16, "keep": 3, "threshold": 0.34, "entropy": 0.0, "passes": 2}
+TALK = {**SHARED, "steps": 120, "runs": 16, "lr": 2e-3}
+IMITATION = {**SHARED, "steps": 100, "threshold": 0.3, "pace": 0.1, "entropy": 0.0, "passes": 2, "lr": 2e-3}
 CRITIC = {**SHARED, "value_lr": 1e-2, "passes": 2}
 ALONE = {**CRITIC, "steps": 40}
 METHODS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -58,8 +59,8 @@ METHODS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "mhgpo_fof": SHARED,
         "mhgpo_rr": SHARED,
     },
-    "conversation": {"prompt_r1": {**SHARED, "steps": 120}},
-    "planning": {"mygo": {**IMITATION, "steps": 120}},
+    "conversation": {"prompt_r1": TALK},
+    "planning": {"mygo": IMITATION},
 }
 CONTROLS = ("frozen", "shuffled", "flipped")
 CONTROLLED = {"chain": "mmgrpo", "conversation": "prompt_r1", "planning": "mygo"}
