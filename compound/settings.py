@@ -158,7 +158,8 @@ class WeightSettings(_Settings):
     failure: float | None = None
     """The reward of a failed run; `optimize.failure_score` by default."""
     penalties: dict[str, str] = {}
-    """By component, a function `module:name` of its inputs and outputs whose value is added to its reward."""
+    """By component, a function `module:name` of its inputs and outputs. Its value is added to the component's
+    reward where rewards flow back through the calls: `mhgpo_…`, `ppo`, `mappo`."""
     forks: dict[str, float] = {}
     """By component, how likely `mhgpo_rr` forks there; equal by default."""
     teachers: dict[str, int] = {}

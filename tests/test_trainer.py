@@ -501,6 +501,7 @@ import sys
 import torch
 import torch.distributed as distributed
 from pathlib import Path
+from safetensors.torch import save_file
 from tests.test_trainer import PLAIN, made, some
 from compound.optimizers.policy.trainer import Trainer
 
@@ -514,7 +515,8 @@ trainer = Trainer(adapters, {"x": "x", "y": "y"}, settings)
 samples = some(components=("x", "y"), groups=3)
 for number in range(2):
     facts = trainer.step(samples, number)
-torch.save({name: [t.detach() for _, t in adapters.parameters(name)] for name in ("x", "y")}, out / f"{world}-{rank}.pt")
+ends = {f"{name}.{key}": t.detach() for name in ("x", "y") for key, t in adapters.parameters(name)}
+save_file(ends, out / f"{world}-{rank}.safetensors")
 print(facts["components"]["x"]["entropy"])
 if world > 1:
     distributed.destroy_process_group()
@@ -522,6 +524,8 @@ if world > 1:
 
 
 def test_two_processes_train_to_the_weights_of_one(folder: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
     root = Path(__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONWARNINGS": "ignore"}
 
@@ -537,11 +541,12 @@ def test_two_processes_train_to_the_weights_of_one(folder: Path, tmp_path: Path)
         out, error = process.communicate(timeout=300)
         assert process.returncode == 0, error
         told.append(float(out.splitlines()[-1]))
-    ends = [torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1")]
-    start = {name: [t.detach() for _, t in made(folder, "x", "y").parameters(name)] for name in ("x", "y")}
-    for name in ("x", "y"):
-        for alone, first, second, before in zip(*(end[name] for end in ends), start[name], strict=True):
-            assert torch.equal(first, second)
-            assert torch.allclose(alone, first, atol=1e-5)
-            assert not torch.equal(alone, before)
+    alone, first, second = (load_file(tmp_path / f"{name}.safetensors") for name in ("1-0", "2-0", "2-1"))
+    start = made(folder, "x", "y")
+    before = {f"{name}.{key}": t.detach() for name in ("x", "y") for key, t in start.parameters(name)}
+    assert alone.keys() == first.keys() == second.keys() == before.keys()
+    for name, tensor in alone.items():
+        assert torch.equal(first[name], second[name])
+        assert torch.allclose(tensor, first[name], atol=1e-5)
+        assert not torch.equal(tensor, before[name])
     assert told[0] == pytest.approx(told[2], rel=1e-4)  # what is reported is of all samples

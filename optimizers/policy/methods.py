@@ -32,11 +32,6 @@ class InOrder:
         return jobs[len(history) % len(jobs)]
 
 
-def weights_of(system: System) -> tuple[str, ...]:
-    """Return the keys of all weights of a system."""
-    return tuple(key for key, space in system.parameters.items() if isinstance(space, Weights))
-
-
 def together(name: str, system: System, settings: OptimizeSettings, recipe: Recipe) -> Method:
     """Return a method that trains the weights of all components in one job."""
     keys = required(name, system)
@@ -55,7 +50,7 @@ def required(name: str, system: System) -> tuple[str, ...]:
     Raises:
         DeclarationError: there are none.
     """
-    keys = weights_of(system)
+    keys = tuple(key for key, space in system.parameters.items() if isinstance(space, Weights))
     if not keys:
         raise DeclarationError(
             f"method {name!r} trains weights, but no component of system {system.name!r} has any",

@@ -106,7 +106,7 @@ def _agent(work: Work, rollout: Rollout) -> str:
     return calls[int(rng.choice(len(calls), p=[w / sum(weights) for w in weights]))].address
 
 
-def _group(rollout: Rollout, credit: Credit, shared: bool) -> Group:
+def _group(rollout: Rollout, credit: Credit) -> Group:
     """Return a call's group: example, address, and where its rollout was forked."""
     return (rollout.example.id, credit.call.address, rollout.fork)
 

@@ -33,7 +33,7 @@ class PPO:
     async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
         """Run every example several times; estimate advantages token by token."""
         rollouts = await work.sampler.runs(examples, range(work.settings.runs))
-        found = earned(work, rollouts, lambda rollout, credit, shared: ())
+        found = earned(work, rollouts, lambda rollout, credit: ())
         return Credited(await estimated(work, found.samples), scores_of(rollouts), found.facts)
 
 

@@ -12,7 +12,7 @@ from compound.optimizers.policy.rollouts import Rollout
 from compound.optimizers.policy.samples import Group, Sample
 from compound.rewards.propagation import Credit, propagate
 
-GroupOf = Callable[[Rollout, Credit, bool], Group]
+GroupOf = Callable[[Rollout, Credit], Group]
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,18 @@ def earned(work: Work, rollouts: Sequence[Rollout], group: GroupOf) -> Earned:
     Args:
         work: the step.
         rollouts: of one or more examples; forks of one run are among them.
-        group: the group of a call, from a rollout it is in, its credit, and whether others share it.
+        group: the group of a call, from the first rollout it is in and its credit.
     """
     by_example: dict[str, list[Rollout]] = {}
     for rollout in rollouts:
         by_example.setdefault(rollout.example.id, []).append(rollout)
     samples: list[Sample] = []
-    penalties: dict[str, list[float]] = {}
+    rules, penalties = work.penalties(), dict[str, list[float]]()
     unreached = 0
     for example, own in by_example.items():
         found = propagate(
             [rollout.trace for rollout in own], work.trained,
-            penalties=work.penalties(), fallback=work.fallback,
+            penalties=rules, fallback=work.fallback,
         )  # fmt: skip
         unreached += len(found.unreached)
         for credit in found.credits:
@@ -48,7 +48,7 @@ def earned(work: Work, rollouts: Sequence[Rollout], group: GroupOf) -> Earned:
             penalties.setdefault(credit.call.component, []).append(credit.penalty)
             samples += call_samples(
                 credit.call, example, credit.reward,
-                rollout=first.number, group=group(first, credit, len(credit.traces) > 1),
+                rollout=first.number, group=group(first, credit),
             )  # fmt: skip
     means = {name: sum(some) / len(some) for name, some in penalties.items() if any(some)}
     return Earned(samples, {"unreached": unreached, **({"penalties": means} if means else {})})

@@ -52,8 +52,9 @@ class Work:
         return self.sampler.rules.failure_score
 
     def penalties(self) -> dict[str, Penalty]:
-        """Return the functions that add to components' rewards: of what a call read and what it returned."""
-        return {name: _of_call(find_code(path, Path())) for name, path in self.settings.penalties.items()}
+        """Return what is added to the rewards of trained components, by what a call read and returned."""
+        wanted = self.settings.penalties.items()
+        return {name: _of_call(find_code(path, Path())) for name, path in wanted if name in self.trained}
 
 
 @dataclass(frozen=True)

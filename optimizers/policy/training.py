@@ -76,7 +76,6 @@ class Job:
     settings: WeightSettings
     trained: tuple[str, ...] = field(init=False)
     trainer: Trainer = field(init=False)
-    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self.trained = tuple(components_of(self.task.keys))

@@ -1,0 +1,250 @@
+"""How each way of training makes rollouts and gives credit, on chains whose calls and rewards are known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from compound.cache import MemoryCache
+from compound.component import Input
+from compound.components.llm import LLM
+from compound.contracts import Completion, Example, Request, Score, TokenRecord
+from compound.evaluation import Rules
+from compound.executor import Executor
+from compound.metrics import custom
+from compound.optimizers.policy.mhgpo import MHGPO, Kind
+from compound.optimizers.policy.mmgrpo import MMGRPO
+from compound.optimizers.policy.mygo import MyGO
+from compound.optimizers.policy.ppo import PPO
+from compound.optimizers.policy.prompt_r1 import PromptR1
+from compound.optimizers.policy.recipe import Credited, Recipe, Work
+from compound.optimizers.policy.rollouts import Sampler, rolling, warm
+from compound.optimizers.policy.samples import Sample
+from compound.settings import WeightSettings
+from compound.space import LoRA
+from compound.system import System
+from compound.testing import ScriptedLM
+
+NAMES = ("a", "b", "c", "d")
+EXAMPLES = [Example(f"e{i}", {"x": f"word{i}"}) for i in range(3)]
+
+
+class Digits(ScriptedLM):
+    """Says a digit drawn from the request's stream, and how it was sampled; counts who was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda text, rng: str(rng.integers(10)))
+        self.asked: Counter[str] = Counter()
+
+    async def generate(self, request: Request) -> Completion:
+        self.asked[request.messages[-1].content[0]] += 1
+        assert request.temperature == 1.0
+        done = await super().generate(request)
+        record = TokenRecord((1,), (int(done.text),), (-1.0,), "stop")
+        return replace(done, tokens=record)
+
+
+@dataclass
+class Critic:
+    """A trainer whose value head says one number."""
+
+    value: float = 0.0
+    asked: list[Sample] = field(default_factory=list)
+
+    def values(self, samples: Sequence[Sample]) -> list[Sample]:
+        self.asked += samples
+        return [replace(s, values=(self.value,) * s.length) for s in samples]
+
+
+def mean_digit(outputs: Mapping[str, Any], example: Example) -> Score:
+    """Score the last agent's digit."""
+    return Score(int(outputs["y"]) / 10)
+
+
+def penalty(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
+    return -5.0
+
+
+@dataclass
+class Lab:
+    """A chain of agents, and a step on it."""
+
+    agents: int = 3
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        last: Any = Input("x")
+        for name in NAMES[: self.agents]:
+            last = LLM(name, prompt=name, weights=LoRA())(x=last)
+        self.system = System("chain", outputs={"y": last}, lm="lm")
+        self.lm = Digits()
+        self.critic = Critic(self.value)
+        self.kept: dict[str, Any] = {}
+
+    def collect(self, recipe: Recipe, step: int = 0, examples: Sequence[Example] = EXAMPLES) -> Credited:
+        """Make one step's samples."""
+        trained, given = NAMES[: self.agents], WeightSettings.model_validate({"runs": 4, **self.settings})
+        rules = rolling(Rules(), warm(self.system, trained, 1.0), None)
+        executor = Executor({"lm": self.lm}, cache=MemoryCache())
+        sampler = Sampler(executor, self.system, custom(mean_digit, "digit"), rules, step)
+        task = cast("Any", self)  # recipes read no more of a task than its system
+        work = Work(sampler, trained, given, step, cast("Any", self.critic), task, self.kept)
+        return asyncio.run(recipe.collect(work, examples))
+
+
+def said(sample: Sample) -> int:
+    return sample.tokens.sampled[0]
+
+
+@pytest.mark.parametrize("agents", [1, 2, 3, 4])
+@pytest.mark.parametrize("runs", [2, 4])
+class TestCalls:
+    """With n agents in a row, groups of G and memoized prefixes, calls are as many as the formulas say."""
+
+    def test_fof_makes_n_times_g_calls(self, agents: int, runs: int) -> None:
+        lab = Lab(agents, {"runs": runs})
+        lab.collect(MHGPO("fof"))
+        assert lab.lm.asked.total() == len(EXAMPLES) * agents * runs
+
+    def test_is_forks_at_every_agent(self, agents: int, runs: int) -> None:
+        lab = Lab(agents, {"runs": runs})
+        lab.collect(MHGPO("is"))
+        expected = sum(runs * (agents - k + 1) for k in range(1, agents + 1))
+        assert lab.lm.asked.total() == len(EXAMPLES) * expected
+
+    def test_rr_pays_once_for_what_comes_before_the_fork(self, agents: int, runs: int) -> None:
+        for k, name in enumerate(NAMES[:agents], 1):
+            lab = Lab(agents, {"runs": runs, "forks": {n: float(n == name) for n in NAMES[:agents]}})
+            lab.collect(MHGPO("rr"))
+            assert lab.lm.asked.total() == len(EXAMPLES) * ((k - 1) + runs * (agents - k + 1))
+
+    def test_mmgrpo_makes_whole_runs(self, agents: int, runs: int) -> None:
+        lab = Lab(agents, {"runs": runs})
+        lab.collect(MMGRPO())
+        assert lab.lm.asked.total() == len(EXAMPLES) * agents * runs
+
+
+class TestGroups:
+    def test_is_keeps_the_forks_alone_each_with_siblings_of_one_prompt(self) -> None:
+        found = Lab(3, {"scale": "none"}).collect(MHGPO("is")).samples
+        counts = Counter(sample.group for sample in found)
+        expected: dict[Any, int] = {(e.id, name, name): 4 for e in EXAMPLES for name in NAMES[:3]}
+        assert counts == expected
+
+    def test_rr_groups_what_came_before_forks_across_examples(self) -> None:
+        lab = Lab(3, {"scale": "none", "forks": {"a": 0, "b": 1, "c": 0}})
+        found = lab.collect(MHGPO("rr"))
+        counts = Counter(sample.group for sample in found.samples)
+        forked: dict[Any, int] = {(e.id, name, "b"): 4 for e in EXAMPLES for name in ("b", "c")}
+        assert counts == {**forked, ("mixed", "a", "b", 0): 3}
+        assert (found.facts["mixed_groups"], found.facts["alone"]) == (1, 0)
+
+    def test_forks_at_one_agent_are_grpo(self) -> None:
+        """With one agent, FoF, IS and RR are mmGRPO, which is GRPO: the same samples and advantages."""
+        expected = Lab(1).collect(MMGRPO()).samples
+        assert expected
+        kinds: tuple[Kind, ...] = ("fof", "is")
+        for kind in kinds:
+            found = Lab(1).collect(MHGPO(kind)).samples
+            assert [(s.tokens, s.reward, s.advantages) for s in found] == [
+                (s.tokens, s.reward, s.advantages) for s in expected
+            ]
+
+    def test_prompt_r1_counts_each_conversation_once(self) -> None:
+        lab = Lab(3)
+        found = lab.collect(PromptR1())
+        rewards = [found.scores[i : i + 4] for i in range(0, 12, 4)]
+        for sample in found.samples:
+            own = rewards[int(sample.example[1:])]
+            expected = (sample.reward - np.mean(own)) / (np.std(own, ddof=1) + 1e-4)
+            assert sample.advantages == pytest.approx((expected,))
+
+
+class TestCredit:
+    def test_every_call_of_a_run_earns_its_reward(self) -> None:
+        lab = Lab(3, {"scale": "none"})
+        for recipe in (MMGRPO(), MHGPO("fof"), PromptR1()):
+            last = {
+                (s.example, s.rollout): said(s) / 10
+                for s in lab.collect(recipe).samples
+                if s.component == "c"
+            }
+            found = lab.collect(recipe).samples
+            assert len(found) == 36
+            assert all(s.reward == pytest.approx(last[s.example, s.rollout]) for s in found)
+
+    def test_what_comes_before_a_fork_earns_the_mean_of_its_forks(self) -> None:
+        lab = Lab(2, {"scale": "none", "forks": {"a": 0, "b": 1}})
+        found = lab.collect(MHGPO("rr")).samples
+        for sample in found:
+            if sample.component == "a":
+                after = [said(s) / 10 for s in found if s.component == "b" and s.example == sample.example]
+                assert len(after) == 4
+                assert sample.reward == pytest.approx(np.mean(after))
+
+    @pytest.mark.parametrize("recipe", [MHGPO("fof"), PPO()])
+    def test_a_penalty_is_the_component_s_own_and_goes_no_further(self, recipe: Recipe) -> None:
+        rule = {"scale": "none", "penalties": {"b": f"{__name__}:penalty"}}
+        plain, penalized = (Lab(3, s).collect(recipe).samples for s in ({"scale": "none"}, rule))
+        for before, after in zip(plain, penalized, strict=True):
+            assert after.reward - before.reward == pytest.approx(-5.0 if before.component == "b" else 0.0)
+
+    def test_a_penalty_of_a_component_that_another_job_trains_is_none_of_this_one_s(self) -> None:
+        lab = Lab(2, {"penalties": {"z": f"{__name__}:penalty"}})
+        assert lab.collect(PPO()).samples
+
+    def test_ppo_without_values_is_reinforce_with_the_terminal_reward(self) -> None:
+        found = Lab(2, {"lam": 1.0, "gamma": 1.0}).collect(PPO()).samples
+        rewards = np.array([s.reward for s in found])
+        white = (rewards - rewards.mean()) / np.sqrt(rewards.var() + 1e-8)
+        assert [s.advantages[0] for s in found] == pytest.approx(white.tolist())
+        assert [s.returns[0] for s in found] == pytest.approx(rewards.tolist())
+
+    def test_ppo_takes_off_what_was_expected(self) -> None:
+        found = Lab(1, value=0.25).collect(PPO()).samples
+        assert all(s.values == (0.25,) for s in found)
+        assert [s.returns[0] for s in found] == pytest.approx([s.reward for s in found])
+
+
+class TestMyGO:
+    def test_good_attempts_are_kept_with_all_that_was_said_in_them(self) -> None:
+        lab = Lab(2, {"attempts": 16, "keep": 2, "threshold": 0.5, "best": 0.9, "rule": "fixed"})
+        found = lab.collect(MyGO())
+        last = [s for s in found.samples if s.component == "b"]
+        assert len(found.samples) == 2 * len(last) == 12
+        assert all(said(s) >= 5 for s in last)
+        assert all(s.advantages == (1.0,) for s in found.samples)
+
+    def test_attempts_end_when_enough_are_kept_or_the_most_are_made(self) -> None:
+        lab = Lab(1, {"attempts": 5, "keep": 3, "threshold": 1.0, "rule": "fixed"})
+        found = lab.collect(MyGO())
+        assert (found.facts["attempts"], found.facts["kept"], len(found.samples)) == (15, 0, 0)
+        lab = Lab(1, {"attempts": 5, "keep": 3, "threshold": 0.0, "rule": "fixed"})
+        assert lab.collect(MyGO()).facts["attempts"] == 9
+
+    def test_without_a_threshold_all_is_imitated(self) -> None:
+        lab = Lab(2, {"attempts": 4, "keep": 4, "threshold": 0.0, "rule": "fixed"})
+        assert len(lab.collect(MyGO()).samples) == 3 * 4 * 2
+
+    def test_the_threshold_rises_half_way_by_its_pace_and_is_remembered(self) -> None:
+        lab = Lab(1, {"threshold": 0.1, "best": 0.9, "pace": 0.5})
+        first = lab.collect(MyGO())
+        goal = (np.mean(first.scores) + 0.9) / 2
+        raised = lab.kept["threshold"]
+        assert raised == pytest.approx(0.1 + 0.5 * (goal - 0.1))
+        assert lab.collect(MyGO(), step=1).facts["threshold"] == raised
+
+    def test_warm_up_takes_perfect_attempts_alone(self) -> None:
+        lab = Lab(1, {"warm_up": 1, "best": 0.9, "attempts": 64, "keep": 1})
+        found = lab.collect(MyGO())
+        assert found.facts["warming"]
+        assert {said(s) for s in found.samples} <= {9}
+        assert lab.kept["warmed"] == len(found.samples) > 0
+        assert not lab.collect(MyGO(), step=1).facts["warming"]
