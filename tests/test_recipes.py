@@ -18,11 +18,12 @@ from compound.contracts import Completion, Example, Request, Score, TokenRecord
 from compound.evaluation import Rules
 from compound.executor import Executor
 from compound.metrics import custom
+from compound.optimizers.policy.advantages import advantages
 from compound.optimizers.policy.mhgpo import MHGPO, Kind
 from compound.optimizers.policy.mmgrpo import MMGRPO
 from compound.optimizers.policy.mygo import MyGO
 from compound.optimizers.policy.ppo import PPO
-from compound.optimizers.policy.prompt_r1 import PromptR1
+from compound.optimizers.policy.prompt_r1 import PromptR1, once_each
 from compound.optimizers.policy.recipe import Credited, Recipe, Work
 from compound.optimizers.policy.rollouts import Sampler, rolling, warm
 from compound.optimizers.policy.samples import Sample
@@ -165,6 +166,18 @@ class TestGroups:
             own = rewards[int(sample.example[1:])]
             expected = (sample.reward - np.mean(own)) / (np.std(own, ddof=1) + 1e-4)
             assert sample.advantages == pytest.approx((expected,))
+
+    def test_a_long_conversation_weighs_no_more_than_a_short_one(self) -> None:
+        """Three turns of reward 1 against one of 0: the mean is 0.5, not 0.75."""
+        record = TokenRecord((1,), (2,), (-1.0,), "stop")
+        rows = [
+            Sample("a", "e", f"talk[{turn}]/a", turn, record, reward, ("e", "a"), rollout)
+            for rollout, (reward, turns) in enumerate([(1.0, 3), (0.0, 1)])
+            for turn in range(turns)
+        ]
+        assert once_each(rows) == {("e", "a"): (1.0, 0.0)}
+        found, _ = advantages(rows, "center", references=once_each(rows))
+        assert [s.advantages for s in found] == [(0.5,)] * 3 + [(-0.5,)]
 
 
 class TestCredit:
