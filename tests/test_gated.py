@@ -53,7 +53,7 @@ def test_the_best_of_several_answers_counts() -> None:
 
 
 @pytest.mark.parametrize("turns", [1, 3, 5])
-def test_conversations_without_an_answer_earn_less_than_any_answer(turns: int) -> None:
+def test_r1_conversations_without_an_answer_earn_less_than_any_answer(turns: int) -> None:
     unanswered = reward(*[ASK] * turns)  # the published sum gives 0 from three turns on
     assert unanswered == pytest.approx(-0.6)
     assert unanswered < reward(RIGHT) < reward(ASK, "<think>?</think><answer>wrong</answer>")
@@ -69,13 +69,13 @@ def test_conversations_without_an_answer_earn_less_than_any_answer(turns: int) -
         ([ASK, ""], -0.6),
     ],
 )
-def test_rollouts_that_end_on_the_environment_or_on_nothing_are_scored(
+def test_r2_rollouts_that_end_on_the_environment_or_on_nothing_are_scored(
     texts: list[str], wanted: float
 ) -> None:
     assert reward(*texts) == pytest.approx(wanted)
 
 
-def test_turns_do_not_make_up_for_a_missing_thought() -> None:
+def test_r3_turns_do_not_make_up_for_a_missing_thought() -> None:
     bare = "<answer>Jane Austen</answer>"
     assert reward(ASK, ASK, bare) == pytest.approx(-0.1)  # 0.4 + 0.25 + 0.25: the gate stays shut
     asks, last = [read_turn(ASK)] * 2, read_turn(bare)
@@ -119,7 +119,7 @@ def test_a_turn_that_asks_and_answers_does_not_answer() -> None:
         "<THINK>a</THINK><interaction_prompt>b</interaction_prompt>",
     ],
 )
-def test_malformed_questions_earn_nothing(text: str) -> None:
+def test_r4_malformed_questions_earn_nothing(text: str) -> None:
     assert not read_turn(text).asks
     assert reward(text) == -1.0
     assert reward(text, RIGHT) == pytest.approx(-0.4)

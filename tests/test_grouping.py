@@ -286,13 +286,13 @@ def test_every_call_of_a_trained_component_gets_the_runs_reward() -> None:
     ]
 
 
-def test_a_failed_run_keeps_its_calls_up_to_the_failing_one_at_the_fallback_reward() -> None:
+def test_m2_a_failed_run_keeps_its_calls_up_to_the_failing_one_at_the_fallback_reward() -> None:
     run = trace(call("a"), call("b", failed=True), score=0.9, failed=True)
     rows = trajectory_samples(run, {"a", "b"}, fallback=-1.0)
     assert [(r.component, r.reward) for r in rows] == [("a", -1.0), ("b", -1.0)]
 
 
-def test_a_reward_of_zero_that_was_earned_stays_zero() -> None:
+def test_m3_a_reward_of_zero_that_was_earned_stays_zero() -> None:
     assert [r.reward for r in trajectory_samples(trace(call("a"), score=0.0), {"a"}, fallback=-1.0)] == [0.0]
     failed = trace(call("a", failed=True), failed=True)
     assert [r.reward for r in trajectory_samples(failed, {"a"}, fallback=0.0)] == [0.0]
@@ -303,15 +303,16 @@ def test_a_run_without_a_score_is_refused() -> None:
         trajectory_samples(trace(call("a")), {"a"})
 
 
-def test_a_call_makes_a_sample_for_each_of_its_requests() -> None:
-    empty = TokenRecord((1,), (), (), "stop")
+def test_m7_each_request_of_a_call_is_a_sample_with_the_prompt_it_had() -> None:
+    empty, again = TokenRecord((1,), (), (), "stop"), TokenRecord((1, 9, 3), (8,), (-1.0,), "stop")
     several = call("a", 2)
-    several.tokens = (TOKENS, empty, TOKENS)
+    several.tokens = (TOKENS, empty, again)
     rows = call_samples(several, "e", 0.5, group=("g",), on_policy=False)
     assert [(r.invocation, r.group, r.on_policy) for r in rows] == [(2, ("g",), False)] * 2
+    assert [r.tokens for r in rows] == [TOKENS, again]
 
 
-def test_a_text_that_did_not_parse_is_kept_with_the_tokens_it_was_sampled_with() -> None:
+def test_m4_a_text_that_did_not_parse_is_kept_with_its_own_inputs_and_tokens() -> None:
     one, two = TokenRecord((1,), (7,), (-1.0,), "stop"), TokenRecord((1, 7), (8, 9), (-1.0, -2.0), "stop")
     lm = ScriptedLM([Completion("what?", tokens=one), Completion("no number", tokens=two)])
     asker = LLM("asker", prompt=Text("Ask."), lm="m", weights=LoRA())
@@ -324,3 +325,7 @@ def test_a_text_that_did_not_parse_is_kept_with_the_tokens_it_was_sampled_with()
     assert run.failure is not None
     rows = trajectory_samples(run, {"asker", "counter", "after"}, fallback=-1.0)
     assert [(r.component, r.tokens, r.reward) for r in rows] == [("asker", one, -1.0), ("counter", two, -1.0)]
+    assert [(c.component, c.inputs) for c in run.calls] == [
+        ("asker", {"x": "go"}),
+        ("counter", {"question": "what?"}),
+    ]

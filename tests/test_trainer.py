@@ -405,7 +405,7 @@ class TestSteps:
         with pytest.raises(StaleSamples):
             trainer.step(some(), 2)
 
-    def test_samples_that_are_too_long_are_left_out_and_counted_never_cut(
+    def test_a2_a3_samples_that_are_too_long_are_left_out_and_counted_never_cut(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         adapters = made(folder, "x")
@@ -421,7 +421,7 @@ class TestSteps:
         trainer = Trainer(adapters, {"x": "x"}, settings)
         assert trainer.step([*long, *short], 0)["left_out"] == len(long)
 
-    def test_prompts_carry_no_loss(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a1_prompts_carry_no_loss(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         adapters, samples = made(folder, "x"), some()
         full = gradients(monkeypatch, adapters, PLAIN, samples)
         same_prompt = samples[0].tokens.prompt

@@ -295,7 +295,7 @@ print("ready", flush=True)
 
 
 @pytest.mark.parametrize("way", ["kill -9", "exit"])
-def test_a_server_does_not_outlive_us(told: Path, way: str) -> None:
+def test_a4_a_server_does_not_outlive_us(told: Path, way: str) -> None:
     then = "time.sleep(60)" if way == "kill -9" else ""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     command = [sys.executable, "-W", "ignore", "-c", PARENT.format(then=then)]

@@ -162,7 +162,7 @@ def whole(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_killed_anywhere_it_goes_on_to_the_same_weights(
+def test_a4_killed_anywhere_it_goes_on_to_the_same_weights(
     place: str, train: Train, whole: Callable[[str], dict[str, Any]], tmp_path: Path
 ) -> None:
     assert train(tmp_path / "run", "mmgrpo", place) == -signal.SIGKILL
