@@ -102,7 +102,9 @@ def test_m6_components_that_look_the_same_are_two_and_a_teacher_may_have_other_p
     system = System("twins", {"said": last}, lm=model)
     teacher = system.bind({**system.configuration, "one.prompt": "north north", "two.prompt": "cat"})
     teacher.configuration.save(tmp_path / "teacher.json")
-    data = Dataset.of(train=[{"id": "e", "word": "red"}], valid=[{"id": f"v{i}", "word": "blue"} for i in range(5)])
+    data = Dataset.of(
+        train=[{"id": "e", "word": "red"}], valid=[{"id": f"v{i}", "word": "blue"} for i in range(5)]
+    )
     weights = {
         "steps": 1,
         "examples": 1,
@@ -110,9 +112,7 @@ def test_m6_components_that_look_the_same_are_two_and_a_teacher_may_have_other_p
         "scale": "none",
         "teachers": {str(tmp_path / "teacher.json"): 2},
     }
-    ((_, given, _),) = trained_on(
-        system, data, custom(drawn, "drawn"), tmp_path, monkeypatch, **weights
-    )
+    ((_, given, _),) = trained_on(system, data, custom(drawn, "drawn"), tmp_path, monkeypatch, **weights)
     groups = {s.group for s in given}
     assert len(groups) == 3  # one for each component, whatever they look like
     for name in ("one", "two", "last"):
