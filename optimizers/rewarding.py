@@ -6,12 +6,12 @@ function of the buffer and is fitted again when needed; a trained backbone's ada
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from compound.computing import compute
 from compound.configuration import canonical, components_of, digest
 from compound.contracts import Example
 from compound.errors import BudgetExhausted, TooManyFailures
@@ -144,7 +144,7 @@ class RunRewards:
 
         Reading texts and training do not block the run.
         """
-        return await asyncio.to_thread(self._learn, components or self._known())
+        return await compute(self._learn, components or self._known())
 
     def _learn(self, components: Sequence[str]) -> Learned:
         settings = self.settings

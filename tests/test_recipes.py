@@ -6,7 +6,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from compound.cache import MemoryCache
 from compound.component import Input
 from compound.components.llm import LLM
 from compound.contracts import Completion, Example, Request, Score, TokenRecord
+from compound.errors import DeclarationError, TooManyFailures, TransientError
 from compound.evaluation import Rules
 from compound.executor import Executor
 from compound.metrics import custom
@@ -28,7 +30,7 @@ from compound.optimizers.policy.recipe import Credited, Recipe, Work
 from compound.optimizers.policy.rollouts import Sampler, rolling, warm
 from compound.optimizers.policy.samples import Sample
 from compound.settings import WeightSettings
-from compound.space import LoRA
+from compound.space import LoRA, Text
 from compound.system import System
 from compound.testing import ScriptedLM
 
@@ -42,9 +44,13 @@ class Digits(ScriptedLM):
     def __init__(self) -> None:
         super().__init__(lambda text, rng: str(rng.integers(10)))
         self.asked: Counter[str] = Counter()
+        self.gone: Counter[str] = Counter()  # by who asks, how often there is no answer
 
     async def generate(self, request: Request) -> Completion:
-        self.asked[request.messages[-1].content[0]] += 1
+        self.asked[who := request.messages[-1].content[0]] += 1
+        if self.gone[who]:
+            self.gone[who] -= 1
+            raise TransientError("the server is gone")
         assert request.temperature == 1.0
         done = await super().generate(request)
         record = TokenRecord((1,), (int(done.text),), (-1.0,), "stop")
@@ -72,6 +78,10 @@ def penalty(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
     return -5.0
 
 
+def no_number(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
+    return float("nan")
+
+
 @dataclass
 class Lab:
     """A chain of agents, and a step on it."""
@@ -83,18 +93,24 @@ class Lab:
     def __post_init__(self) -> None:
         last: Any = Input("x")
         for name in NAMES[: self.agents]:
-            last = LLM(name, prompt=name, weights=LoRA())(x=last)
+            last = LLM(name, prompt=Text(name), weights=LoRA(), retries=0)(x=last)
         self.system = System("chain", outputs={"y": last}, lm="lm")
         self.lm = Digits()
         self.critic = Critic(self.value)
         self.kept: dict[str, Any] = {}
 
-    def collect(self, recipe: Recipe, step: int = 0, examples: Sequence[Example] = EXAMPLES) -> Credited:
-        """Make one step's samples."""
+    def collect(
+        self,
+        recipe: Recipe,
+        step: int = 0,
+        examples: Sequence[Example] = EXAMPLES,
+        present: System | None = None,
+    ) -> Credited:
+        """Make one step's samples, with the system as it is at present."""
         trained, given = NAMES[: self.agents], WeightSettings.model_validate({"runs": 4, **self.settings})
-        rules = rolling(Rules(), warm(self.system, trained, 1.0), None)
+        rules = rolling(Rules(), warm(self.system, trained, 1.0), given.failure)
         executor = Executor({"lm": self.lm}, cache=MemoryCache())
-        sampler = Sampler(executor, self.system, custom(mean_digit, "digit"), rules, step)
+        sampler = Sampler(executor, present or self.system, custom(mean_digit, "digit"), rules, step)
         task = cast("Any", self)  # recipes read no more of a task than its system
         work = Work(sampler, trained, given, step, cast("Any", self.critic), task, self.kept)
         return asyncio.run(recipe.collect(work, examples))
@@ -225,8 +241,79 @@ class TestCredit:
         assert all(s.values == (0.25,) for s in found)
         assert [s.returns[0] for s in found] == pytest.approx([s.reward for s in found])
 
+    def test_a_penalty_that_is_no_number_names_its_component(self) -> None:
+        lab = Lab(2, {"penalties": {"b": f"{__name__}:no_number"}})
+        with pytest.raises(DeclarationError, match=r"'b'.* nan"):
+            lab.collect(PPO())
+
+
+RECIPES: tuple[Recipe, ...] = (MMGRPO(), MHGPO("is"), MHGPO("fof"), MHGPO("rr"), PPO(), PromptR1())
+
+
+class TestLost:
+    """Runs that a server lost are not the model's fault."""
+
+    @pytest.mark.parametrize("recipe", RECIPES)
+    def test_nothing_is_learned_from_a_run_that_was_lost(self, recipe: Recipe) -> None:
+        whole, lab = Lab(2, {"scale": "none"}), Lab(2, {"scale": "none"})
+        complete = whole.collect(recipe)
+        lab.lm.gone["b"] = 1
+        found = lab.collect(recipe)
+        missing = 5 if recipe == MHGPO("is") else 1  # nothing forks a run that was lost
+        assert len(found.scores) == len(complete.scores) - missing
+        learned, all_of_it = (
+            {(s.example, s.address, s.rollout, s.tokens.sampled, s.reward) for s in credited.samples}
+            for credited in (found, complete)
+        )
+        assert 0 < len(learned) < len(all_of_it)
+        if recipe != MHGPO("rr"):  # there what comes before the forks earns the mean of those that are left
+            assert learned < all_of_it
+
+    @pytest.mark.parametrize("recipe", [*RECIPES, MyGO()])
+    def test_a_server_that_stays_away_ends_the_step(self, recipe: Recipe) -> None:
+        lab = Lab(2, {"attempts": 4})
+        lab.lm.gone["a"] = 1000
+        with pytest.raises(TooManyFailures, match="the server is gone"):
+            lab.collect(recipe)
+        assert lab.kept == {}
+
+    def test_runs_that_failed_by_what_was_said_are_learned_from(self) -> None:
+        lab = Lab(2, {"scale": "none", "failure": -1.0})
+        number = LLM("b", prompt=Text("b"), output=Literal["yes", "no"], weights=LoRA(), retries=0)
+        lab.system = System("chain", outputs={"y": number(x=LLM("a", weights=LoRA())(x=Input("x")))}, lm="lm")
+        found = lab.collect(MMGRPO())
+        assert len(found.samples) == 24
+        assert {s.reward for s in found.samples} == {-1.0}
+
+
+class TestTeachers:
+    def test_a_teacher_makes_its_share_of_the_runs(self, tmp_path: Path) -> None:
+        lab = Lab(2, {"scale": "none"})
+        path = tmp_path / "teacher.json"
+        lab.system.configuration.replace({"a.prompt": "z", "b.prompt": "y"}).save(path)
+        lab.settings = {"scale": "none", "teachers": {str(path): 1}}
+        found = lab.collect(MMGRPO()).samples
+        assert lab.lm.asked == {"a": 9, "b": 9, "z": 3, "y": 3}
+        assert Counter(s.on_policy for s in found) == {True: 18, False: 6}
+        assert all((s.rollout == 3) != s.on_policy for s in found)
+
+    def test_the_system_itself_must_make_a_run(self, tmp_path: Path) -> None:
+        lab = Lab(1, {"teachers": {"a.json": 2, "b.json": 2}})
+        with pytest.raises(DeclarationError, match="teachers make 4 of 4 runs"):
+            lab.collect(MMGRPO())
+
 
 class TestMyGO:
+    @pytest.mark.parametrize("online", [True, False])
+    def test_offline_attempts_are_those_of_the_weights_that_the_job_began_with(self, online: bool) -> None:
+        lab = Lab(1, {"online": online, "threshold": 0.2, "attempts": 2})
+        present = lab.system.bind({**lab.system.configuration, "a.prompt": "n"})
+        found = lab.collect(MyGO(), present=present)
+        assert set(lab.lm.asked) == {"n" if online else "a"}
+        lab.collect(MyGO(), step=1, present=present)
+        assert (lab.kept["threshold"] > 0.2) == online  # attempts of one policy: the bar stays
+        assert found.samples
+
     def test_good_attempts_are_kept_with_all_that_was_said_in_them(self) -> None:
         lab = Lab(2, {"attempts": 16, "keep": 2, "threshold": 0.5, "best": 0.9, "rule": "fixed"})
         found = lab.collect(MyGO())

@@ -7,11 +7,11 @@ critic.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
+from compound.computing import compute
 from compound.contracts import Example
 from compound.optimization import Progress, Proposal, Task
 from compound.optimizers.guides import Guide, LearnedRewards
@@ -67,7 +67,7 @@ class LocalDraws:
             for number in range(work.settings.runs)
         ]
         calls = await run_alone(work.task.bench, work.task.system, jobs)
-        rewards = await asyncio.to_thread(self._rewards, component, calls)
+        rewards = await compute(self._rewards, component, calls)
         samples = [
             sample
             for ((trace, _, number), _), call, reward in zip(jobs, calls, rewards, strict=True)

@@ -15,7 +15,7 @@ from compound.contracts import Example
 from compound.errors import DeclarationError
 from compound.optimizers.policy.advantages import advantages
 from compound.optimizers.policy.grouping import module_groups, trajectory_samples
-from compound.optimizers.policy.recipe import Credited, Work, scores_of
+from compound.optimizers.policy.recipe import Credited, Work, learnable, scores_of
 from compound.optimizers.policy.rollouts import Rollout
 from compound.settings import WeightSettings
 
@@ -39,7 +39,7 @@ class MMGRPO:
         ]
         samples = [
             sample
-            for rollout in rollouts
+            for rollout in learnable(rollouts)
             for sample in trajectory_samples(
                 rollout.trace, work.trained,
                 rollout=rollout.number, fallback=work.fallback, on_policy=not rollout.teacher,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from compound.contracts import Example
 from compound.optimizers.policy.grouping import trajectory_samples
-from compound.optimizers.policy.recipe import Credited, Work
+from compound.optimizers.policy.recipe import Credited, Work, scores_of
 from compound.optimizers.policy.rollouts import Rollout, Sampler
 from compound.optimizers.policy.threshold import Selection, raise_threshold, select
 from compound.settings import WeightSettings
@@ -35,7 +35,7 @@ class MyGO:
         warming = kept.get("warmed", 0) < settings.warm_up
         bar = settings.best if warming else kept.get("threshold", settings.threshold)
         attempts = await self._attempts(work, examples, bar)
-        first = [rollouts[0].score for rollouts in attempts.values()]
+        first = scores_of([rollouts[0] for rollouts in attempts.values()])
         numbers = self._selected(work, attempts, bar).kept
         chosen = [attempts[example][number] for example in attempts for number in numbers[example]]
         samples = [

@@ -6,10 +6,10 @@ its last token. One value head serves all components; it reads each one's own pr
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from compound.computing import compute
 from compound.contracts import Example
 from compound.optimizers.policy.advantages import check_rewards
 from compound.optimizers.policy.gae import gae, whiten
@@ -40,7 +40,7 @@ class PPO:
 async def estimated(work: Work, samples: Sequence[Sample]) -> list[Sample]:
     """Return samples with advantages by generalized advantage estimation, whitened over the step."""
     check_rewards(samples)
-    valued = await asyncio.to_thread(work.trainer.values, samples)
+    valued = await compute(work.trainer.values, samples)
     settings = work.settings
     found = []
     for sample in valued:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from compound.contracts import Example
 from compound.optimizers.policy.advantages import advantages
 from compound.optimizers.policy.grouping import trajectory_samples
-from compound.optimizers.policy.recipe import Credited, Work, scores_of
+from compound.optimizers.policy.recipe import Credited, Work, learnable, scores_of
 from compound.optimizers.policy.samples import Group, Sample
 from compound.settings import WeightSettings
 
@@ -33,7 +33,7 @@ class PromptR1:
         rollouts = await work.sampler.runs(examples, range(work.settings.runs))
         samples = [
             replace(sample, group=(sample.example, sample.component))
-            for rollout in rollouts
+            for rollout in learnable(rollouts)
             for sample in trajectory_samples(
                 rollout.trace, work.trained, rollout=rollout.number, fallback=work.fallback
             )

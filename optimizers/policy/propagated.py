@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compound.optimizers.policy.grouping import call_samples
-from compound.optimizers.policy.recipe import Work
+from compound.optimizers.policy.recipe import Work, learnable
 from compound.optimizers.policy.rollouts import Rollout
 from compound.optimizers.policy.samples import Group, Sample
 from compound.rewards.propagation import Credit, propagate
@@ -32,7 +32,7 @@ def earned(work: Work, rollouts: Sequence[Rollout], group: GroupOf) -> Earned:
         group: the group of a call, from the first rollout it is in and its credit.
     """
     by_example: dict[str, list[Rollout]] = {}
-    for rollout in rollouts:
+    for rollout in learnable(rollouts):
         by_example.setdefault(rollout.example.id, []).append(rollout)
     samples: list[Sample] = []
     rules, penalties = work.penalties(), dict[str, list[float]]()

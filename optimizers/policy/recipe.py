@@ -101,6 +101,11 @@ def _of_call(function: Callable[[Mapping[str, Any], Mapping[str, Any]], float]) 
     return lambda call: float(function(call.inputs, call.outputs)) if call.outputs else 0.0
 
 
+def learnable(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """Return the rollouts that something can be learned from: those that were not lost."""
+    return [rollout for rollout in rollouts if not rollout.lost]
+
+
 def scores_of(rollouts: Sequence[Rollout]) -> list[float]:
     """Return the global rewards of rollouts."""
-    return [rollout.score for rollout in rollouts]
+    return [rollout.score for rollout in rollouts if not rollout.lost]

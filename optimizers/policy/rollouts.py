@@ -1,18 +1,20 @@
 """Runs and forks of a system made for learning: warm, scored, and counted in order.
 
-A run that fails is a rollout like any other: its trace holds what was done before, its score is the failure
-score. How many runs may fail is no concern here; what nobody learns from is counted by the trainer.
+A run that fails by what was said in it is a rollout like any other: its trace holds what was done before, its
+score is the failure score. One that was lost to a server or a time limit says nothing of the weights: nobody
+learns from it, and where too many are lost there is an error.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compound.contracts import Example, Metric
-from compound.errors import first_of
-from compound.evaluation import Rules, evaluate_all, score
+from compound.errors import TransientError, first_of
+from compound.evaluation import Rules, evaluate_all, refuse_broken, score
 from compound.executor import Executor
 from compound.system import System
 from compound.trace import Call, Trace
@@ -43,6 +45,11 @@ class Rollout:
         """The global reward."""
         assert self.trace.score is not None  # rollouts are scored when they are made
         return self.trace.score
+
+    @property
+    def lost(self) -> bool:
+        """Whether an error that may pass ended it, such as a server that was gone; not what was said."""
+        return self.trace.failure is not None and self.trace.failure.kind == TransientError.kind
 
 
 @dataclass(frozen=True)
@@ -83,18 +90,27 @@ class Sampler:
         system: System | None = None,
         teacher: str = "",
     ) -> list[Rollout]:
-        """Run every example once for each number, all in flight together; results by example, then number."""
+        """Run every example once for each number, all in flight together; results by example, then number.
+
+        Raises:
+            TooManyFailures: a larger share than ``rules.max_failed`` was lost.
+        """
         found: list[tuple[Example, Trace]] = []
         samples = [self.index(number) for number in numbers]
         await evaluate_all(
             self.executor, [system or self.system], examples, self.metric,
-            samples=samples, rules=self.rules, on_trace=lambda e, t: found.append((e, t)),
+            samples=samples, rules=replace(self.rules, max_failed=1.0),
+            on_trace=lambda e, t: found.append((e, t)),
         )  # fmt: skip
         each = [number for _ in examples for number in numbers]
-        return [Rollout(e, t, n, teacher=teacher) for (e, t), n in zip(found, each, strict=True)]
+        return self._sound([Rollout(e, t, n, teacher=teacher) for (e, t), n in zip(found, each, strict=True)])
 
     async def forks(self, wanted: Sequence[Fork]) -> list[Rollout]:
-        """Make forks, all in flight together; what follows the forked call is drawn anew, too."""
+        """Make forks, all in flight together; what follows the forked call is drawn anew, too.
+
+        Raises:
+            TooManyFailures: a larger share than ``rules.max_failed`` was lost.
+        """
         places, turn = asyncio.Semaphore(self.rules.concurrency), asyncio.Lock()
         done: dict[int, Trace] = {}
         settled = 0
@@ -125,7 +141,14 @@ class Sampler:
         except BaseExceptionGroup as errors:
             self.executor.meter.release_runs()
             raise first_of(errors) from None
-        return [task.result() for task in tasks]
+        return self._sound([task.result() for task in tasks])
+
+    def _sound(self, rollouts: list[Rollout]) -> list[Rollout]:
+        """Return the rollouts, unless too many were lost."""
+        lost = Counter(r.trace.failure.message for r in rollouts if r.lost and r.trace.failure)
+        if lost.total() > self.rules.max_failed * len(rollouts):
+            refuse_broken(lost.most_common(), len(rollouts), self.rules)
+        return rollouts
 
 
 def calls_of(trace: Trace, components: Sequence[str]) -> list[Call]:
@@ -143,4 +166,4 @@ def warm(system: System, components: Sequence[str], temperature: float) -> Mappi
 def rolling(rules: Rules, settings: Mapping[str, Mapping[str, object]], failure: float | None) -> Rules:
     """Return the rules of rollouts."""
     score_of_failed = rules.failure_score if failure is None else failure
-    return replace(rules, failure_score=score_of_failed, max_failed=1.0, settings=settings)
+    return replace(rules, failure_score=score_of_failed, settings=settings)

@@ -8,7 +8,6 @@ optimizers in files.
 
 from __future__ import annotations
 
-import asyncio
 import resource
 import shutil
 import time
@@ -19,6 +18,7 @@ from statistics import fmean
 from typing import Any
 
 from compound.components.engines import loading
+from compound.computing import compute
 from compound.configuration import components_of
 from compound.contracts import Example
 from compound.errors import BudgetExhausted, DeclarationError
@@ -54,7 +54,7 @@ class WeightTraining:
         job = Job(task, self.recipe, self.settings)
         try:
             state: dict[str, Any] = dict(task.resume or {"step": 0, "saved": None, "kept": {}, "curve": []})
-            await asyncio.to_thread(job.open, state)
+            await compute(job.open, state)
             while state["step"] < self.settings.steps and task.scorer.left >= job.cost:
                 try:
                     state = await job.step(state)
@@ -64,7 +64,7 @@ class WeightTraining:
                 yield Progress(state, told(state["curve"], self.settings.steps))
             yield job.proposal(state)
         finally:
-            await asyncio.to_thread(job.close)
+            await compute(job.close)
 
 
 @dataclass
@@ -150,10 +150,8 @@ class Job:
         work = self._work(state, kept)
         credited = await self.recipe.collect(work, self.examples(number))
         sampled = time.perf_counter() - begun
-        facts = await asyncio.to_thread(
-            self.trainer.step, credited.samples, number, likelihood=self.recipe.likelihood
-        )
-        saved = await asyncio.to_thread(self.trainer.save, self.folder)
+        facts = await compute(self.trainer.step, credited.samples, number, likelihood=self.recipe.likelihood)
+        saved = await compute(self.trainer.save, self.folder)
         record = self._record(number, credited, {**facts, "sample_seconds": sampled})
         self.task.bench.memory.append(record)
         brief = {"reward": credited.reward, "samples": len(credited.samples)}

@@ -1,0 +1,31 @@
+"""One thread for heavy computation beside the event loop.
+
+The C library keeps what a thread has freed for that thread alone: training in whichever thread is idle would
+take the memory of a step once for each of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_THREAD = ThreadPoolExecutor(1, "compute")
+
+
+async def compute(function: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> T:
+    """Run a function in the thread for heavy computation, and wait for it; one at a time.
+
+    >>> import threading
+    >>> async def names() -> set[str]:
+    ...     return {await compute(lambda: threading.current_thread().name) for _ in range(3)}
+    >>> asyncio.run(names())
+    {'compute_0'}
+    """
+    run = functools.partial(contextvars.copy_context().run, function, *arguments, **named)
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, run)
