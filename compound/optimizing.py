@@ -23,7 +23,7 @@ from compound.loop import Loop, Problem, final_configuration
 from compound.recorder import MEMORY_FOLDER, Listener, Recorder
 from compound.settings import OptimizeSettings
 from compound.statistics import Interval, paired_interval
-from compound.store import RunDirectory, read_json
+from compound.store import RunDirectory, read_json, room
 from compound.system import System
 
 METHODS = "compound.optimizers.methods"
@@ -116,30 +116,42 @@ def optimize(
         on_start: receives the recorder, whose `Recorder.stop` ends the run after the next step.
 
     Raises:
-        RunDirectoryError: the directory holds a finished run, or one of another configuration.
+        RunDirectoryError: the directory holds a finished run, or one of another configuration, or its disk is
+            full.
     """
     settings = settings or OptimizeSettings()
     path = Path(run_dir) if run_dir is not None else Path("runs") / system.name
     problem = make_problem(system, data, metric, settings, engines or find_engine)
-    run = open_run(path, text, describe(problem))
-    recorder = Recorder(run, listener=listener)
-    if on_start is not None:
-        on_start(recorder)
+    described = describe(problem)
+    with room(path):
+        run = open_run(path, text, described)
+        _run(problem, Recorder(run, listener=listener), listener, on_start)
+        import_module("compound.report").write(path)
+    return read_result(path)
+
+
+def _run(
+    problem: Problem,
+    recorder: Recorder,
+    listener: Listener | None,
+    on_start: Callable[[Recorder], None] | None,
+) -> None:
+    """Search, then do the same for each baseline; close the recorder whatever happens."""
     try:
+        if on_start is not None:
+            on_start(recorder)
         if recorder.state.get("done"):
             raise RunDirectoryError(
-                f"{path} holds a finished run", hint="pass --new, or choose another --run"
+                f"{recorder.run.path} holds a finished run", hint="pass --new, or choose another --run"
             )
         blocking(Loop(problem, recorder).run())
         save_best(problem, recorder)
-        for name in settings.baselines:
+        for name in problem.settings.baselines:
             _baseline(name, problem, recorder, listener, on_start)
         recorder.state["done"] = True
         recorder.event("done")
     finally:
         recorder.close()
-    import_module("compound.report").write(path)
-    return read_result(path)
 
 
 def _baseline(

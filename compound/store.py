@@ -7,15 +7,19 @@ one that was never interrupted. Nothing here is pickled.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from compound.errors import RunDirectoryError
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+SAID_FULL = ("No space left", "disk is full")  # by safetensors, and by SQLite
 APPENDED = ("events.jsonl", "traces.jsonl", "memory.jsonl")
 
 
@@ -166,6 +170,24 @@ def _just_begun(folder: Path) -> bool:
     """Return whether nothing was recorded yet: the folder is empty, or a crash came before the config."""
     begun = {"lock", "system.yaml", ".system.yaml.tmp", ".config.json.tmp"}
     return {path.name for path in folder.iterdir()} <= begun
+
+
+@contextmanager
+def room(folder: Path) -> Iterator[None]:
+    """Say so when there is no room left on the disk, whoever was writing.
+
+    Raises:
+        RunDirectoryError: the disk is full; what was stored before is as it was.
+    """
+    try:
+        yield
+    except Exception as error:
+        if getattr(error, "errno", None) in FULL or any(said in str(error) for said in SAID_FULL):
+            raise RunDirectoryError(
+                f"there is no room left on the disk of {folder}: {error}",
+                hint="free some, then give the same command again: the run goes on from its last checkpoint",
+            ) from error
+        raise
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from compound.errors import RunDirectoryError
 from compound.optimizing import open_run
-from compound.store import RunDirectory, read_json, read_records, write_atomically
+from compound.store import RunDirectory, read_json, read_records, room, write_atomically
 
 ROOT = Path(__file__).parents[1]
 CONFIG = {"system": "demo", "optimize": {"seed": 0, "budget": {"calls": 10}}}
@@ -391,3 +393,23 @@ class TestAtomicWrite:
         monkeypatch.setattr(Path, "replace", noted_replace)
         write_atomically(tmp_path / "file", "text")
         assert done == ["fsync", "replace"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        sqlite3.OperationalError("database or disk is full"),
+        RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_is_named_whoever_was_writing(error: Exception, tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="no room left on the disk") as caught, room(tmp_path):
+        raise error
+    assert caught.value.__cause__ is error
+
+
+def test_other_errors_are_left_as_they_are(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="denied"), room(tmp_path):
+        raise OSError(errno.EACCES, "denied")

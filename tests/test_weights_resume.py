@@ -33,6 +33,7 @@ from compound import store
 from compound.benchmarks.toys import make_toy_model, toy
 from compound.components.engines.lm_transformers import TransformersEngine
 from compound.data import Dataset
+from compound.errors import RunDirectoryError
 from compound.optimizers.policy import adapters, trainer
 from compound.optimizing import optimize
 from compound.settings import OptimizeSettings
@@ -61,7 +62,22 @@ def dying(owner, name, nth, after):
     setattr(owner, name, patched)
 
 
+def full(nth):
+    """Let the n-th optimizer states find no room, half written."""
+    original, made = trainer.Trainer._write, [0]
+
+    def patched(self, folder):
+        made[0] += 1
+        if made[0] == nth:
+            (folder / "state.safetensors").write_bytes(b"the beginning")
+            raise OSError(28, "No space left on device")
+        original(self, folder)
+
+    trainer.Trainer._write = patched
+
+
 PLACES = {
+    "a full disk": lambda: full(2),
     "sampling": lambda: dying(TransformersEngine, "_answer", 5, True),
     "training": lambda: dying(trainer.Trainer, "_loss", 4, True),
     "an adapter": lambda: dying(adapters.Adapters, "_probe", 4, False),
@@ -89,6 +105,8 @@ for line in sys.stdin:
     if not child:
         try:
             train(folder, method, place)
+        except RunDirectoryError as error:
+            os._exit(3 if "there is no room left on the disk" in str(error) else 1)
         except BaseException as error:
             print(repr(error), file=sys.stderr, flush=True)
             os._exit(1)
@@ -171,6 +189,14 @@ def test_a4_killed_anywhere_it_goes_on_to_the_same_weights(
     assert len(expected["steps"]) == 3
     assert expected["best"] or expected["events"]
     assert ended(tmp_path / "run") == expected
+
+
+def test_a_full_disk_loses_nothing(
+    train: Train, whole: Callable[[str], dict[str, Any]], tmp_path: Path
+) -> None:
+    assert train(tmp_path / "run", "mmgrpo", "a full disk") == 3
+    assert train(tmp_path / "run", "mmgrpo") == 0
+    assert ended(tmp_path / "run") == whole("mmgrpo")
 
 
 def test_old_optimizer_states_are_not_kept(train: Train, tmp_path: Path) -> None:
