@@ -153,7 +153,7 @@ class WeightSettings(_Settings):
     """Of the trained components, in rollouts."""
     max_length: int = Field(default=8192, ge=8)
     """Tokens of prompt and answer; longer samples are left out, and counted."""
-    micro_tokens: int = Field(default=8192, ge=64)
+    micro_tokens: int = Field(default=4096, ge=64)
     """Tokens that go through the model at once, padding included: lower it when memory does not suffice."""
     failure: float | None = None
     """The reward of a failed run; `optimize.failure_score` by default."""

@@ -55,15 +55,29 @@ class MyGO:
     async def _attempts(
         self, work: Work, examples: Sequence[Example], bar: float
     ) -> dict[str, list[Rollout]]:
-        """Return each example's attempts: those that still lack some make one more, until none may."""
-        sampler = self._sampler(work)
-        by_id = {example.id: example for example in examples}
-        found = {r.example.id: [r] for r in await sampler.runs(examples, [0])}
-        while wanting := self._selected(work, found, bar).wanting:
-            number = len(found[wanting[0]])  # all of them have made as many
-            for rollout in await sampler.runs([by_id[example] for example in wanting], [number]):
+        """Return each example's attempts.
+
+        An example that lacks some kept ones makes as many attempts at once: never one more than if it had
+        made one after the other.
+        """
+        sampler, settings = self._sampler(work), work.settings
+        found: dict[str, list[Rollout]] = {example.id: [] for example in examples}
+        while lacking := self._lacking(work, found, bar):
+            wanted = [
+                (example, len(found[example.id]) + number)
+                for example in examples
+                for number in range(
+                    min(lacking.get(example.id, 0), settings.attempts - len(found[example.id]))
+                )
+            ]
+            for rollout in await sampler.attempts(wanted):
                 found[rollout.example.id].append(rollout)
         return found
+
+    def _lacking(self, work: Work, attempts: Mapping[str, Sequence[Rollout]], bar: float) -> dict[str, int]:
+        """Return how many kept attempts each example lacks that may make more."""
+        selection = self._selected(work, attempts, bar)
+        return {example: work.settings.keep - len(selection.kept[example]) for example in selection.wanting}
 
     def _selected(self, work: Work, attempts: Mapping[str, Sequence[Rollout]], bar: float) -> Selection:
         """Return which attempts are kept, and which examples need more; a failed run is never kept."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from compound.contracts import Example, Metric
 from compound.errors import TransientError, first_of
-from compound.evaluation import Rules, evaluate_all, refuse_broken, score
+from compound.evaluation import Rules, refuse_broken, score
 from compound.executor import Executor
 from compound.system import System
 from compound.trace import Call, Trace
@@ -95,15 +96,25 @@ class Sampler:
         Raises:
             TooManyFailures: a larger share than ``rules.max_failed`` was lost.
         """
-        found: list[tuple[Example, Trace]] = []
-        samples = [self.index(number) for number in numbers]
-        await evaluate_all(
-            self.executor, [system or self.system], examples, self.metric,
-            samples=samples, rules=replace(self.rules, max_failed=1.0),
-            on_trace=lambda e, t: found.append((e, t)),
-        )  # fmt: skip
-        each = [number for _ in examples for number in numbers]
-        return self._sound([Rollout(e, t, n, teacher=teacher) for (e, t), n in zip(found, each, strict=True)])
+        return await self.attempts([(e, n) for e in examples for n in numbers], system, teacher)
+
+    async def attempts(
+        self, wanted: Sequence[tuple[Example, int]], system: System | None = None, teacher: str = ""
+    ) -> list[Rollout]:
+        """Run examples as the rollouts of theirs that are named, all in flight together; results in order.
+
+        Raises:
+            TooManyFailures: a larger share than ``rules.max_failed`` was lost.
+        """
+
+        async def one(example: Example, number: int) -> Rollout:
+            trace = await self.executor.run(
+                system or self.system, example.inputs, example=example.id, sample=self.index(number),
+                cache=self.rules.cache, settings=self.rules.settings,
+            )  # fmt: skip
+            return Rollout(example, trace, number, teacher=teacher)
+
+        return await self._all([partial(one, *each) for each in wanted])
 
     async def forks(self, wanted: Sequence[Fork]) -> list[Rollout]:
         """Make forks, all in flight together; what follows the forked call is drawn anew, too.
@@ -111,33 +122,45 @@ class Sampler:
         Raises:
             TooManyFailures: a larger share than ``rules.max_failed`` was lost.
         """
+
+        async def one(fork: Fork) -> Rollout:
+            index = self.index(fork.number)
+            trace = await self.executor.fork(
+                self.system, fork.of.trace, fork.address,
+                resample=index, sample=index,
+                settings=self.rules.settings.get(fork.of.trace.call(fork.address).component),
+                others=self.rules.settings,
+            )  # fmt: skip
+            return Rollout(fork.of.example, trace, fork.number, fork.address)
+
+        return await self._all([partial(one, fork) for fork in wanted])
+
+    async def _all(self, making: Sequence[Callable[[], Awaitable[Rollout]]]) -> list[Rollout]:
+        """Make rollouts, so many at once as may be, and score them.
+
+        Runs are reserved and settled in order, so that no later one takes what an earlier one needs.
+        """
         places, turn = asyncio.Semaphore(self.rules.concurrency), asyncio.Lock()
-        done: dict[int, Trace] = {}
+        made: dict[int, Trace] = {}
         settled = 0
 
-        async def one(number: int, fork: Fork) -> Rollout:
+        async def one(number: int, make: Callable[[], Awaitable[Rollout]]) -> Rollout:
             nonlocal settled
             async with places:
-                async with turn:  # in order, so that no later fork takes what an earlier one needs
+                async with turn:
                     await self.executor.meter.reserve_run()
-                index = self.index(fork.number)
-                trace = await self.executor.fork(
-                    self.system, fork.of.trace, fork.address,
-                    resample=index, sample=index,
-                    settings=self.rules.settings.get(fork.of.trace.call(fork.address).component),
-                    others=self.rules.settings,
-                )  # fmt: skip
-                done[number] = trace
-                while settled in done:
-                    self.executor.settle(done.pop(settled))
+                rollout = await make()
+                made[number] = rollout.trace
+                while settled in made:
+                    self.executor.settle(made.pop(settled))
                     settled += 1
-            scored = await score(trace, self.metric, fork.of.example, self.rules)
-            return Rollout(fork.of.example, scored, fork.number, fork.address)
+            scored = await score(rollout.trace, self.metric, rollout.example, self.rules)
+            return replace(rollout, trace=scored)
 
         try:
             with self.executor.batch():
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(one(i, fork)) for i, fork in enumerate(wanted)]
+                    tasks = [group.create_task(one(i, make)) for i, make in enumerate(making)]
         except BaseExceptionGroup as errors:
             self.executor.meter.release_runs()
             raise first_of(errors) from None
