@@ -276,9 +276,9 @@ def _planning(model: str) -> Toy:
     return Toy(
         name="planning",
         system=System("planning", {"answer": solve.answer, "asked": solve.asked}, lm=model),
-        train=examples[:16],
-        valid=examples[16:24],
-        test=examples[24:],
+        train=examples[:72],
+        valid=examples[72:80],
+        test=examples[80:],
         metric=custom(planning_score, "planning"),
         chance=0.3490,
         optimum=1.0,
@@ -287,12 +287,12 @@ def _planning(model: str) -> Toy:
 
 
 def _planning_examples() -> list[Example]:
-    """Return 32 examples in which the colours say nothing about the answer."""
+    """Return 96 examples in which the colours say nothing about the answer: too many to learn by heart."""
     pairs = list(itertools.combinations(COLOURS, 2))
     facts = list(itertools.permutations(ANIMALS))
     rng = generator("toys", "planning")
     made: dict[str, Example] = {}
-    while len(made) < 32:
+    while len(made) < 96:
         pair, animals = pairs[len(made) % len(pairs)], facts[rng.integers(len(facts))]
         there = dict(zip(PLACES, animals, strict=True))
         wanted = [place_of(colour) for colour in pair]

@@ -183,7 +183,7 @@ def test_colours_say_nothing_about_what_is_found() -> None:
     for example in planning.train:
         answers.setdefault(example.inputs["colours"], set()).add(example.gold["answer"])
     assert len(answers) == 6
-    assert all(len(found) >= 2 for found in answers.values())
+    assert all(len(found) >= 6 for found in answers.values())
 
 
 def test_planners_that_do_not_ask_earn_nothing() -> None:
@@ -208,7 +208,7 @@ def test_splits_differ_by_id_and_components_to_train_have_weights() -> None:
         ids = [e.id for e in (*task.train, *task.valid, *task.test)]
         assert len(set(ids)) == len(ids)
         assert {f"{component}.weights" for component in task.trained} == set(task.system.parameters)
-        assert 8 <= len(task.train) <= 16
+        assert 8 <= len(task.train) <= 72
         assert toy(name, LM).train == task.train
 
 

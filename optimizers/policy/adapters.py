@@ -11,6 +11,7 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +225,33 @@ def _wrapped(base: Any, spaces: Mapping[Name, Weights], seed: int) -> Any:
                 ) from None
     if model is None:
         raise DeclarationError("there is no component with weights to train")
+    if base.dtype != _dtype_of_adapters(model):
+        _compute_as_the_base(model)
     return model.eval()
+
+
+def _dtype_of_adapters(model: Any) -> Any:
+    return next(parameter.dtype for parameter in model.parameters() if parameter.requires_grad)
+
+
+def _compute_as_the_base(model: Any) -> None:
+    """Let adapters compute in the base's number format; their weights and gradients stay float32.
+
+    peft converts what an adapter reads instead, and all that is kept for the backward pass with it.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    for layer in model.modules():
+        if isinstance(layer, LoraLayer):
+            layer.cast_input_dtype_enabled = False
+            for part in (*layer.lora_A.values(), *layer.lora_B.values()):
+                part.forward = partial(_product, part)
+
+
+def _product(part: Any, x: Any) -> Any:
+    from torch.nn.functional import linear
+
+    return linear(x, part.weight.to(x.dtype))
 
 
 def _load(name: str, dtype: str) -> tuple[Any, Any]:

@@ -65,14 +65,15 @@ def saving(samples: Sequence[Sample]) -> float:
 
 
 def _plain_states(model: Any, samples: Sequence[Sample]) -> Any:
-    """Read prompts with answers, padded on the right; return the states before each sampled token."""
+    """Read prompts with answers, padded on the right; return the states before each sampled token.
+
+    What is behind a token does not reach it, so there is no mask: without one, attention is faster.
+    """
     import torch
 
     rows = [(*s.tokens.prompt, *s.tokens.sampled[:-1]) for s in samples]
     ids = _padded(rows, model.device)
-    lengths = torch.tensor([len(row) for row in rows], device=model.device)
-    mask = (torch.arange(ids.shape[1], device=model.device) < lengths[:, None]).long()
-    states = model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+    states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
     longest = max(s.length for s in samples)
     first = torch.tensor([len(s.tokens.prompt) - 1 for s in samples], device=model.device)
     places = (first[:, None] + torch.arange(longest, device=model.device)).clamp(max=ids.shape[1] - 1)
