@@ -4,8 +4,8 @@
 
 Writes ``benchmarks/data/learning_curves.json``: of each task, method and seed the mean reward of rollouts by
 step, and what the trained system scores when it answers greedily, as a whole and node by node. Controls are
-trained the same way with frozen weights, with rewards that have nothing to do with what was done, and with
-rewards of the other sign: they must stay at chance, or below.
+trained the same way, some of them for fewer steps, with frozen weights, with rewards that have nothing to do
+with what was done, and with rewards of the other sign: they must stay at chance, or below.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ OUTPUT = Path(__file__).parent / "data" / "learning_curves.json"
 SEEDS = (0, 1, 2)
 SHARED = {"steps": 80, "examples": 8, "runs": 8, "lr": 3e-3, "entropy": 0.01}
 TALK = {**SHARED, "steps": 120, "runs": 16, "lr": 2e-3}
-IMITATION = {**SHARED, "steps": 100, "threshold": 0.3, "pace": 0.1, "entropy": 0.0, "passes": 2, "lr": 2e-3}
+IMITATION = {
+    **SHARED, "steps": 160, "examples": 24, "lr": 5e-3, "entropy": 0.0, "passes": 2,
+    "attempts": 24, "threshold": 0.4, "pace": 0.1,
+}  # fmt: skip
 CRITIC = {**SHARED, "value_lr": 1e-2, "passes": 2}
 ALONE = {**CRITIC, "steps": 40}
 METHODS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -64,6 +67,10 @@ METHODS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 }
 CONTROLS = ("frozen", "shuffled", "flipped")
 CONTROLLED = {"chain": "mmgrpo", "conversation": "prompt_r1", "planning": "mygo"}
+SHORTER: Mapping[str, Mapping[str, Any]] = {  # attempts that are never good enough take long
+    "conversation": {"steps": 60},
+    "planning": {"steps": 40, "examples": 8, "attempts": 6},
+}
 
 
 @dataclass(frozen=True)
@@ -150,6 +157,8 @@ async def _trained(case: Case, task: Toy, model: str, folder: Path) -> dict[str,
 
 def _settings(case: Case) -> WeightSettings:
     wanted = dict(METHODS[case.task][case.method])
+    if case.control:
+        wanted |= SHORTER.get(case.task, {})
     if case.control == "frozen":
         wanted |= {"lr": 1e-12, "value_lr": 1e-12}
     return WeightSettings.model_validate(wanted)

@@ -1,4 +1,4 @@
-"""Writes the tables of `docs/guides/evidence.md` from what the benchmarks measured.
+"""Writes the tables of the pages in `PAGES` from what the benchmarks measured.
 
 A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``; the text around it is left as it is.
 """
@@ -12,19 +12,21 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from compound.report.comparison import accuracies, methods
+from compound.report.comparison import accuracies, methods, trainings
 from compound.report.markdown import written
 from compound.report.text import p_value
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "guides" / "evidence.md"
+PAGES = tuple(ROOT / "docs" / "guides" / name for name in ("evidence.md", "weights_evidence.md"))
 DATA = ROOT / "benchmarks" / "data"
+PARTS = ("first", "second", "third", "asked", "f1", "right")
 NAMES = {"coordinate": "coordinate search", "random": "random search"}
 
 
 def main() -> None:
-    """Write the page anew."""
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    """Write the pages anew."""
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def with_tables(page: str) -> str:
@@ -155,6 +157,59 @@ def judged(name: str) -> str:
     return markdown(["component", "local reward (each run)", "judge (each run)", "pairs"], rows)
 
 
+def trained(name: str) -> str:
+    """Sweeps of one method each as one table, and what training cost them."""
+    paths = sorted((DATA / f"weights_{name}").glob("*.json"))
+    sweeps = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    rows = [row for sweep in sweeps for row in sweep["rows"]]
+    first = next(row for row in rows if row["method"] == "unoptimized")
+    facts = {"rows": [first, *(row for row in rows if row["method"] != "unoptimized")]}
+    return "\n\n".join(written(made(facts, name)) for made in (methods, trainings))
+
+
+def learned() -> str:
+    """What toy systems score once they are trained, by seed, and each of their agents."""
+    found = json.loads((DATA / "learning_curves.json").read_text(encoding="utf-8")).values()
+    kinds = dict.fromkeys((one["task"], one["method"], one["control"]) for one in found)
+    rows = []
+    for task, method, control in kinds:
+        own = [
+            one for one in found if (one["task"], one["method"], one["control"]) == (task, method, control)
+        ]
+        ends = ", ".join(f"{one['after']['score']:.2f}" for one in own)
+        parts = [name for name in own[0]["after"] if name in PARTS]
+        means = ", ".join(f"{name} {fmean(one['after'][name] for one in own):.2f}" for name in parts)
+        before = f"{fmean(one['before']['score'] for one in own):.2f}"
+        seconds = str(round(fmean(sum(one["seconds"].values()) for one in own)))
+        name = f"{method}, {control}" if control else method
+        rows.append([task, name, f"{own[0]['chance']:.2f}", before, ends, means, seconds])
+    headings = ["task", "method", "chance", "before", "after, each seed", "parts, mean", "seconds"]
+    return markdown(headings, rows)
+
+
+def speed() -> str:
+    """A training step against TRL's, and sampling through a graph against the engine alone."""
+    found = json.loads((DATA / "weights_speed.json").read_text(encoding="utf-8"))
+    step, shared = found["step"], found["shared"]
+    rows = [
+        ["32 × (192 + 32) tokens, every prompt read", step["trl"], step["ours"]],
+        ["the same, equal prompts read once", step["trl"], step["ours with shared prompts"]],
+        ["32 × (320 + 32) tokens, equal prompts read once", shared["trl"], shared["once"]],
+    ]
+    return markdown(
+        ["a step on", "TRL, s", "ours, s", "time", "TRL, MiB", "ours, MiB", "memory"],
+        [[name, f"{a['seconds']:.1f}", f"{b['seconds']:.1f}", f"{b['seconds'] / a['seconds']:.2f}",
+          f"{a['peak']:,.0f}", f"{b['peak']:,.0f}", f"{b['peak'] / a['peak']:.2f}"] for name, a, b in rows],
+    )  # fmt: skip
+
+
+def several() -> str:
+    """The memory of training 1, 2 and 4 adapters on one base."""
+    found = json.loads((DATA / "weights_speed.json").read_text(encoding="utf-8"))["adapters"]
+    rows = [[count, f"{found[count]['peak']:,.0f}"] for count in ("1", "2", "4")]
+    return markdown(["adapters", "peak, MiB"], rows)
+
+
 def spread(found: Mapping[str, float], *, digits: int = 3, signed: bool = False) -> str:
     """Return a mean with its limits."""
     form = f"{'+' if signed else ''}.{digits}f"
@@ -167,10 +222,11 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, rule, *rows))
 
 
-TABLES: Mapping[str, Callable[..., str]] = {
-    made.__name__: made
-    for made in (search, accuracy, lora, interaction, misaligned, regret, same, sweep, rewards, judged)
-}
+MADE: tuple[Callable[..., str], ...] = (
+    search, accuracy, lora, interaction, misaligned, regret, same, sweep, rewards, judged,
+    trained, learned, speed, several,
+)  # fmt: skip
+TABLES: Mapping[str, Callable[..., str]] = {made.__name__: made for made in MADE}
 
 
 if __name__ == "__main__":

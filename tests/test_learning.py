@@ -16,7 +16,7 @@ pytest.importorskip("peft")
 from compound.benchmarks import learning_curves  # noqa: E402
 from compound.benchmarks.learning_curves import SHARED, Case, train  # noqa: E402
 from compound.optimizers.policy import propagated  # noqa: E402
-from compound.rewards.propagation import Propagated  # noqa: E402
+from compound.rewards.propagation import Propagated, propagate  # noqa: E402
 
 SHORT = {**SHARED, "steps": 20, "lr": 5e-3}
 NODES = ("first", "second", "third")
@@ -46,7 +46,7 @@ def test_every_agent_of_a_chain_learns(method: str) -> None:
 
 def test_agents_that_no_reward_flows_back_to_do_not_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test above would say of a propagation that ends at the last agent."""
-    whole = propagated.propagate
+    whole = propagate
 
     def broken(*arguments: Any, **named: Any) -> Propagated:
         found = whole(*arguments, **named)
@@ -60,7 +60,7 @@ def test_agents_that_no_reward_flows_back_to_do_not_learn(monkeypatch: pytest.Mo
 
 
 def test_agents_that_earn_what_other_runs_earned_do_not_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = propagated.propagate
+    whole = propagate
 
     def broken(*arguments: Any, **named: Any) -> Propagated:
         found = whole(*arguments, **named)

@@ -25,6 +25,7 @@ transformers = pytest.importorskip("transformers")
 
 from compound.components.engines import decoding, loading, packing, prefill  # noqa: E402
 from compound.components.engines.lm_transformers import TransformersEngine  # noqa: E402
+from compound.components.engines.prefilled import Prefilled  # noqa: E402
 from compound.components.engines.sampling import Row  # noqa: E402
 from compound.contracts import Completion, Engine, Message, Request  # noqa: E402
 from compound.errors import CallError, CompoundError, ModelNotFound  # noqa: E402
@@ -315,6 +316,8 @@ def test_one_call_after_the_other_reads_only_what_is_new(
     ]
     assert new[0] > 2 * max(new[1:])
     assert [tokens for _, tokens, _ in passes if tokens > 1] == new
+    every = sum(map(len, prompts))
+    assert lm.prefill == Prefilled(every, every - sum(new))
 
 
 def test_kept_beginnings_are_forgotten_when_they_are_too_many(folder: Path) -> None:

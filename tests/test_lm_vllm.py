@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from compound.artifacts import folder_digest
 from compound.components.engines import vllm_link
-from compound.components.engines.lm_vllm import Prefill, VLLMEngine
+from compound.components.engines.lm_vllm import VLLMEngine
+from compound.components.engines.prefilled import Prefilled
 from compound.components.engines.probe import APART, NOISE, TOLERANCE, VISIBLE, Probe, judge, read_probe
 from compound.components.engines.vllm_adapters import ALIKE, NOTHING, TOLD
 from compound.contracts import Adapter, Completion, Engine, Message, Request, TokenRecord
@@ -188,12 +189,12 @@ def test_an_answer_that_the_server_gave_up_may_pass(server: Any) -> None:
 def test_the_prefill_that_the_prefix_cache_saved_is_summed(server: Any) -> None:
     lm = engine(server)
     ask(lm, request("a"), request("b"))
-    assert lm.prefill == Prefill(tokens=10, cached=4)
+    assert lm.prefill == Prefilled(tokens=10, cached=4)
     assert lm.prefill.share == 0.4
     server.change = {"usage": {"prompt_tokens": 10, "completion_tokens": 1}}  # without the server's flag
     ask(lm)
-    assert lm.prefill == Prefill(tokens=20, cached=4)
-    assert Prefill().share == 0.0
+    assert lm.prefill == Prefilled(tokens=20, cached=4)
+    assert Prefilled().share == 0.0
 
 
 def test_calls_made_together_are_all_answered_and_loops_may_change(server: Any) -> None:

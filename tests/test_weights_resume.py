@@ -122,6 +122,11 @@ PLACES = (
     "before the checkpoint",
     "after the checkpoint",
 )
+PROCESS = (
+    "memory",
+    "prompt_tokens",
+    "prompt_tokens_cached",
+)  # what this process took, calls in its cache not
 Train = Callable[..., int]
 
 
@@ -153,7 +158,7 @@ def ended(folder: Path) -> dict[str, Any]:
         for event in read_records(folder / "events.jsonl")
     ]
     steps = [
-        {key: value for key, value in record.items() if not key.endswith("_seconds") and key != "memory"}
+        {key: value for key, value in record.items() if not key.endswith("_seconds") and key not in PROCESS}
         for record in read_records(folder / "memory.jsonl")
     ]
     spent = list(read_records(folder / "events.jsonl"))[-1]["spent"]

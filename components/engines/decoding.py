@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 
 from compound.components.engines.adapters import Adapters
 from compound.components.engines.prefill import Prefill
+from compound.components.engines.prefilled import Prefilled
 from compound.components.engines.sampling import Choose, Leave, Row
 from compound.contracts import Adapter, FinishReason
 
@@ -43,6 +44,11 @@ class Decoder:
         self._exact, self._max_batch_tokens = exact, max_batch_tokens
         self._prefill = Prefill(model, keep=max_batch_tokens // 4)
         self._adapters = Adapters(model, keep=max_adapters, dropped=self._prefill.forget)
+
+    @property
+    def prefilled(self) -> Prefilled:
+        """How many prompt tokens were read so far, and how many of them not anew."""
+        return self._prefill.done
 
     def batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
         """Cut rows into batches that fit; in exact mode, by length class."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from compound.components.engines import loading
+from compound.components.engines.prefilled import Prefilled
 from compound.contracts import Completion, Message, Request, TokenRecord, Usage
 from compound.errors import CallError
 
@@ -91,6 +92,7 @@ class TransformersEngine:
         self._tokenizer: Any = None
         self._decoder: Decoder | None = None
         self._context = 0
+        self._prefilled = Prefilled()  # by decoders that are closed
         self._encode = functools.lru_cache(maxsize=4096)(self._tokenize)
 
     @property
@@ -102,6 +104,12 @@ class TransformersEngine:
     def trainable(self) -> str:
         """The model whose adapters it samples with."""
         return self.model
+
+    @property
+    def prefill(self) -> Prefilled:
+        """How many prompt tokens it read so far, and how many of them were in a beginning it had read."""
+        decoder = self._decoder
+        return self._prefilled + decoder.prefilled if decoder is not None else self._prefilled
 
     @property
     def concurrency(self) -> int:  # noqa: D102
@@ -145,6 +153,7 @@ class TransformersEngine:
                 job.abandon()
         if worker is not None:
             await asyncio.to_thread(worker.shutdown)
+        self._prefilled = self.prefill
         loaded, self._decoder, self._tokenizer = self._decoder is not None, None, None
         self._encode.cache_clear()
         if loaded:

@@ -10,32 +10,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from compound.components.engines import vllm_chat, vllm_link
 from compound.components.engines.background import in_background
+from compound.components.engines.prefilled import Prefilled
 from compound.components.engines.remote import longest_prompt
 from compound.components.engines.vllm_link import Link
 from compound.contracts import Completion, Request, Usage
 from compound.errors import CallError, CompoundError, DeclarationError, TransientError
-
-
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """Prompt tokens so far, and those of them that the server had in its prefix cache and did not compute.
-
-    >>> Prefill(tokens=1000, cached=640).share
-    0.64
-    """
-
-    tokens: int = 0
-    cached: int = 0
-
-    @property
-    def share(self) -> float:
-        """The share of prompt tokens that prefix caching saved."""
-        return self.cached / self.tokens if self.tokens else 0.0
 
 
 class VLLMEngine:
@@ -96,7 +79,7 @@ class VLLMEngine:
         self.max_lora_rank, self.max_loras = max_lora_rank, max_loras
         self.timeout, self.start_timeout, self.restarts = timeout, start_timeout, restarts
         self.extra = dict(extra or {})
-        self.prefill = Prefill()
+        self.prefill = Prefilled()
         self._concurrency = concurrency
         self._link: Link | None = None
         self._opening: asyncio.Task[Link] | None = None
@@ -174,7 +157,7 @@ class VLLMEngine:
             raise TransientError(f"{self.model}: the server has lost the adapter {name}; it is loaded again")
         completion, cached = vllm_chat.completion(request, link.api.read(answer))
         prompt = completion.usage.prompt_tokens
-        self.prefill = Prefill(self.prefill.tokens + prompt, self.prefill.cached + cached)
+        self.prefill += Prefilled(prompt, cached)
         return completion
 
     async def _check_temperature(self, link: Link) -> None:

@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import Any
 
 from compound.components.engines import loading
+from compound.components.engines.prefilled import Prefilled
 from compound.computing import compute
 from compound.configuration import components_of
 from compound.contracts import Example
@@ -147,15 +148,23 @@ class Job:
         """Sample with the weights of a state, give credit, update; return the next state."""
         number, kept = state["step"], dict(state["kept"])
         begun = time.perf_counter()
-        work = self._work(state, kept)
+        work, before = self._work(state, kept), self._prefilled()
         credited = await self.recipe.collect(work, self.examples(number))
         sampled = time.perf_counter() - begun
         facts = await compute(self.trainer.step, credited.samples, number, likelihood=self.recipe.likelihood)
         saved = await compute(self.trainer.save, self.folder)
-        record = self._record(number, credited, {**facts, "sample_seconds": sampled})
+        read = self._prefilled() - before
+        prompts = {"prompt_tokens": read.tokens, "prompt_tokens_cached": read.cached}
+        record = self._record(number, credited, {**facts, **prompts, "sample_seconds": sampled})
         self.task.bench.memory.append(record)
         brief = {"reward": credited.reward, "samples": len(credited.samples)}
         return {"step": number + 1, "saved": saved, "kept": kept, "curve": [*state["curve"], brief]}
+
+    def _prefilled(self) -> Prefilled:
+        """Return what the engine says it read so far."""
+        system = self.task.system
+        lm = values_of(system.components[self.trained[0]], system)["lm"]
+        return getattr(self.task.bench.executor.engine(lm), "prefill", Prefilled())
 
     def _work(self, state: Mapping[str, Any], kept: dict[str, Any]) -> Work:
         """Return what the recipe works with."""
