@@ -4,8 +4,9 @@
 
 Parts: ``step`` (TRL's GRPOTrainer and ours on the same 32 sequences of 192 + 32 tokens), ``shared`` (prompts
 of ten times the answer, read once for each group or for every sample), ``adapters`` (the memory that 1, 2 and
-4 adapters take), ``sampling`` (64 examples through a graph, against the engine alone). Each measurement is a
-process of its own; ratios are of one run. Results go to ``benchmarks/data/weights_speed.json``.
+4 adapters take), ``sampling`` (64 examples through a graph, against the engine alone), ``prefill`` (prompt
+tokens of a step's rollouts, and how many of them had been read before). Each measurement is a process of its
+own; ratios are of one run. Results go to ``benchmarks/data/weights_speed.json``.
 """
 
 from __future__ import annotations
@@ -31,9 +32,13 @@ from compound.optimizers.policy.adapters import Adapters
 from compound.optimizers.policy.advantages import advantages
 from compound.optimizers.policy.samples import Sample
 from compound.optimizers.policy.trainer import Trainer
+from compound.optimizing import optimize
 from compound.settings import WeightSettings
 from compound.space import LoRA
+from compound.spec import load
+from compound.store import read_records
 
+ATLAS = Path(__file__).parent / "atlas.yaml"
 OUTPUT = Path(__file__).parent / "data" / "weights_speed.json"
 REPEATS = 3
 SETTINGS = WeightSettings(correction=None, micro_tokens=8192)
@@ -213,11 +218,34 @@ def sampled() -> dict[str, Any]:
     return asyncio.run(both())
 
 
+def prefilled(method: str) -> dict[str, Any]:
+    """Measure a step on Atlas: its prompt tokens, and how many of them had been read before."""
+    program = load(ATLAS)
+    assert program.data
+    assert program.metric
+    settings = program.optimize.model_copy(
+        update={
+            "method": method, "baselines": (), "valid_size": 5, "test_size": 1,
+            "weights": WeightSettings(steps=1, lr=1e-3),
+        }
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        optimize(
+            program.system, program.data, program.metric, settings,
+            run_dir=Path(folder) / "run", engines=program.find_engine,
+        )  # fmt: skip
+        records = read_records(Path(folder) / "run" / "memory.jsonl")
+        first = next(record for record in records if record.get("kind") == "training")
+    read, cached = first["prompt_tokens"], first["prompt_tokens_cached"]
+    return {"prompt_tokens": read, "cached": cached, "share": cached / read}
+
+
 MEASURES: Mapping[str, Callable[..., dict[str, Any]]] = {
     "ours": ours,
     "trls": trls,
     "several": several,
     "sampled": sampled,
+    "prefilled": prefilled,
 }
 
 
@@ -274,11 +302,17 @@ def sampling() -> dict[str, Any]:
     return alone("sampled")
 
 
+def prefill() -> dict[str, Any]:
+    """Measure how many prompt tokens a step's rollouts need, and how many of them are read anew."""
+    return {method: alone("prefilled", method) for method in ("mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr")}
+
+
 PARTS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "step": step,
     "shared": shared,
     "adapters": adapters,
     "sampling": sampling,
+    "prefill": prefill,
 }
 
 

@@ -203,6 +203,21 @@ def speed() -> str:
     )  # fmt: skip
 
 
+def prefill() -> str:
+    """Prompt tokens of a training step on Atlas, and the share that had been read before."""
+    found = json.loads((DATA / "weights_speed.json").read_text(encoding="utf-8"))["prefill"]
+    rows = [
+        [
+            name,
+            f"{one['prompt_tokens']:,}",
+            f"{one['prompt_tokens'] - one['cached']:,}",
+            f"{one['share']:.0%}",
+        ]
+        for name, one in found.items()
+    ]
+    return markdown(["method", "prompt tokens of a step", "read anew", "saved"], rows)
+
+
 def several() -> str:
     """The memory of training 1, 2 and 4 adapters on one base."""
     found = json.loads((DATA / "weights_speed.json").read_text(encoding="utf-8"))["adapters"]
@@ -224,7 +239,7 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 MADE: tuple[Callable[..., str], ...] = (
     search, accuracy, lora, interaction, misaligned, regret, same, sweep, rewards, judged,
-    trained, learned, speed, several,
+    trained, learned, speed, several, prefill,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {made.__name__: made for made in MADE}
 

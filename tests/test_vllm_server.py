@@ -113,6 +113,23 @@ def test_a_server_is_started_as_training_needs_it_and_ended(told: Path) -> None:
     assert not any(map(is_running, row["pids"]))
 
 
+@pytest.mark.parametrize(
+    ("device", "args", "wanted"),
+    [
+        ("", [], ["--no-enable-chunked-prefill"]),
+        ("nvidia0", [], []),
+        ("kfd", [], []),
+        ("", ["--enable-chunked-prefill"], ["--enable-chunked-prefill"]),
+    ],
+)
+def test_without_an_accelerator_prompts_are_not_read_in_chunks(
+    told: Path, monkeypatch: pytest.MonkeyPatch, device: str, args: list[str], wanted: list[str]
+) -> None:
+    monkeypatch.setattr(vllm_server, "_accelerators", lambda: [device] if device else [])
+    ask(VLLMEngine("m", args=args))
+    assert [a for a in started(told)[0]["argv"] if "chunked" in a] == wanted
+
+
 def test_a_closed_engine_starts_afresh(told: Path) -> None:
     lm = VLLMEngine("m", restarts=0)
     ask(lm)

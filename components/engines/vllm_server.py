@@ -24,6 +24,7 @@ from compound.errors import CompoundError
 from compound.paths import cache_folder
 
 VARIABLE = "COMPOUND_VLLM"
+ACCELERATORS = ("nvidia[0-9]*", "kfd", "accel*", "davinci[0-9]*")  # in /dev: NVIDIA, AMD, TPU, Ascend
 SHOWN = 20  # lines of the log in an error
 KEPT = 16  # logs of earlier servers
 POLL = 0.1  # seconds between two looks at a process
@@ -66,7 +67,7 @@ class VLLMServer:
         self._started = time.monotonic()
         with self.log.open("wb") as log:
             self._guard = subprocess.Popen(
-                [sys.executable, "-I", guard.__file__, *program, *served, *arguments],
+                [sys.executable, "-I", guard.__file__, *program, *served, *_careful(arguments), *arguments],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -106,6 +107,21 @@ class VLLMServer:
             f"the vLLM server {what} after {seconds:.0f} s. The end of its log:\n{said}\n",
             hint=f"all of it is in {self.log}",
         )
+
+
+def _careful(arguments: Sequence[str]) -> list[str]:
+    """Return what a server without an accelerator needs, unless it is told otherwise.
+
+    Where a request with a seed is read in chunks, vLLM turns back its random generator, which those of a CPU
+    cannot (0.32): the whole server ends.
+    """
+    if any("chunked-prefill" in argument for argument in arguments) or _accelerators():
+        return []
+    return ["--no-enable-chunked-prefill"]
+
+
+def _accelerators() -> list[Path]:
+    return [path for kind in ACCELERATORS for path in Path("/dev").glob(kind)]
 
 
 def _program(command: str | None) -> list[str]:
