@@ -203,6 +203,16 @@ def speed() -> str:
     )  # fmt: skip
 
 
+def sampling() -> str:
+    """Tokens per second through a graph, as a share of those of the engine alone."""
+    found = json.loads((DATA / "weights_speed.json").read_text(encoding="utf-8"))["sampling"]
+    low, high = found["spread"]
+    row = [f"{found['ratio']:.2f}", f"{low:.2f} to {high:.2f}", f"{found['tokens_per_second']:.0f}"]
+    return markdown(
+        ["through the graph, share of the engine alone", "three repeats", "tokens/s, alone"], [row]
+    )
+
+
 def prefill() -> str:
     """Prompt tokens of a training step on Atlas, and the share that had been read before."""
     found = json.loads((DATA / "weights_speed.json").read_text(encoding="utf-8"))["prefill"]
@@ -239,7 +249,7 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 MADE: tuple[Callable[..., str], ...] = (
     search, accuracy, lora, interaction, misaligned, regret, same, sweep, rewards, judged,
-    trained, learned, speed, several, prefill,
+    trained, learned, speed, several, prefill, sampling,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {made.__name__: made for made in MADE}
 
