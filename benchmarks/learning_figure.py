@@ -3,8 +3,8 @@
     python -m compound.benchmarks.learning_figure --output docs/figures/learning.svg
 
 Reads ``benchmarks/data/learning_curves.json``. A line is the mean over seeds, smoothed over a tenth of the
-steps, of the rewards of rollouts, which are sampled; a dot is what the trained system scores, which answers
-greedily.
+steps, of what sampled rollouts score; a dot is what the trained system scores, which answers greedily.
+Rewards drawn by chance say nothing of the score: that control's line leads from its first score to its last.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def learning_svg(found: Sequence[Found]) -> str:
 
 def _panel(axes: Any, found: Sequence[Found], title: str) -> None:
     """Draw a task: means over the seeds."""
-    lines = list(dict.fromkeys((one["method"], one["control"]) for one in found))
+    lines = sorted(dict.fromkeys((one["method"], one["control"]) for one in found), key=lambda line: line[1])
     methods = [method for method, control in lines if not control]
     for method, control in lines:
         own = [one for one in found if (one["method"], one["control"]) == (method, control)]
         color = PALETTE["muted"] if control else PALETTE[COLORS[methods.index(method) % len(COLORS)]]
-        points = _mean([one["curve"] for one in own])
+        points = _mean([_scores(one) for one in own])
         smooth = moving_mean(points, max(1, len(points) // 20))
         axes.plot(*zip(*smooth, strict=True), color=color, linewidth=1.1 if control else 1.6,
                   linestyle=CONTROLS.get(control, "-"), label=control or method)  # fmt: skip
@@ -66,6 +66,17 @@ def _panel(axes: Any, found: Sequence[Found], title: str) -> None:
     axes.legend(
         fontsize=SMALL - 1, frameon=False, labelcolor=PALETTE["ink"], loc="center right", handlelength=2.4
     )
+
+
+def _scores(found: Found) -> list[float]:
+    """Return the score of rollouts by step, whatever was rewarded."""
+    curve: list[float] = found["curve"]
+    if found["control"] == "flipped":
+        return [1.0 - reward for reward in curve]
+    if found["control"] == "shuffled":
+        first, last = found["before"]["score"], found["after"]["score"]
+        return [first + (last - first) * step / len(curve) for step in range(len(curve))]
+    return curve
 
 
 def _mean(curves: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
