@@ -15,22 +15,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from compound.components.engines.background import in_background
-from compound.components.engines.remote import longest_prompt, sort_error, wanted_wait
+from compound.components.engines.remote import OWNED, longest_prompt, sort_error, wanted_wait
 from compound.contracts import Completion, Request, Usage
 from compound.errors import CallError, CompoundError, DeclarationError, MissingExtra, TransientError
 
 MILLION = 1_000_000
-OWNED = {
-    "model",
-    "messages",
-    "max_tokens",
-    "max_completion_tokens",
-    "n",
-    "temperature",
-    "stop",
-    "seed",
-    "stream",
-}
 
 
 class LiteLLMEngine:

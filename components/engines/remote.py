@@ -12,6 +12,17 @@ from compound.contracts import Request
 from compound.errors import CallError, TransientError
 
 HEAD, TURN = 128, 16  # tokens that a provider's chat format adds to a prompt, and to each message
+OWNED = {  # what a request says, or its component; not the settings of an engine
+    "model",
+    "messages",
+    "max_tokens",
+    "max_completion_tokens",
+    "n",
+    "temperature",
+    "stop",
+    "seed",
+    "stream",
+}
 MAY_PASS = {408, 409, 425, 429}  # and every status from 500 on
 
 

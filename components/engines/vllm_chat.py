@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from compound.components.engines import remote
 from compound.contracts import Completion, FinishReason, Request, TokenRecord, Usage
 from compound.errors import CallError, TransientError
 
@@ -17,16 +18,7 @@ NEUTRAL = {  # otherwise a server samples as the model's generation_config.json 
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-OWNED = {
-    "model",
-    "messages",
-    "max_tokens",
-    "max_completion_tokens",
-    "n",
-    "temperature",
-    "stop",
-    "seed",
-    "stream",
+OWNED = remote.OWNED | {
     "echo",
     "logprobs",
     "return_token_ids",
