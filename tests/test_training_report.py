@@ -187,7 +187,16 @@ class TestFacts:
 
     def test_sums_and_speeds_by_hand(self, tmp_path: Path) -> None:
         steps = [
-            record(i, sample_seconds=s, train_seconds=t, left_out=i, memory=m)
+            record(
+                i,
+                sample_seconds=s,
+                train_seconds=t,
+                left_out=i,
+                memory=m,
+                lost=2 * i,
+                prompt_tokens=100 + 100 * i,
+                prompt_tokens_cached=50 * i,
+            )
             for i, (s, t, m) in enumerate([(9.0, 5.0, 100.0), (2.0, 1.0, 300.0), (3.0, 3.0, 200.0)])
         ]
         before = {"event": "baseline", "spent": {"completion_tokens": 50}}
@@ -198,6 +207,9 @@ class TestFacts:
             "tokens": 96.0,  # 3 steps of 2 components of 16
             "sampled": 180,
             "left_out": 3,
+            "lost": 6,
+            "prompt_tokens": 600,
+            "prompts_saved": 0.25,  # 0 + 50 + 100 of them
             "sample_seconds": 14.0,
             "train_seconds": 9.0,
             "memory": 300.0,

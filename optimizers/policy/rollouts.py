@@ -72,6 +72,7 @@ class Sampler:
         metric: the global reward.
         rules: how many run at once, what a failed one scores, and what trained components run with.
         step: names the sample indices: no other step draws the same.
+        lost: how many rollouts were lost so far.
     """
 
     executor: Executor
@@ -79,6 +80,7 @@ class Sampler:
     metric: Metric
     rules: Rules
     step: int
+    lost: int = 0
 
     def index(self, number: int) -> int:
         """Return the sample index of an example's rollout."""
@@ -171,6 +173,7 @@ class Sampler:
         lost = Counter(r.trace.failure.message for r in rollouts if r.lost and r.trace.failure)
         if lost.total() > self.rules.max_failed * len(rollouts):
             refuse_broken(lost.most_common(), len(rollouts), self.rules)
+        self.lost += lost.total()
         return rollouts
 
 

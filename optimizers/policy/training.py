@@ -155,7 +155,8 @@ class Job:
         saved = await compute(self.trainer.save, self.folder)
         read = self._prefilled() - before
         prompts = {"prompt_tokens": read.tokens, "prompt_tokens_cached": read.cached}
-        record = self._record(number, credited, {**facts, **prompts, "sample_seconds": sampled})
+        facts |= {**prompts, "lost": work.sampler.lost, "sample_seconds": sampled}
+        record = self._record(number, credited, facts)
         self.task.bench.memory.append(record)
         brief = {"reward": credited.reward, "samples": len(credited.samples)}
         return {"step": number + 1, "saved": saved, "kept": kept, "curve": [*state["curve"], brief]}
