@@ -110,6 +110,11 @@ def test_optimas_trains_weights_by_local_rewards_beside_prompts_and_numbers(
     assert {job["optimizer"] for job in jobs} == {"offline", "local", "weights"}
     steered = [job["facts"]["steered"] for job in jobs if job["optimizer"] == "weights"]
     assert any(steered)  # one reward at least was learned, and scored what was trained
+    drawn = [record for record in records if record.get("recipe") == "LocalDraws"]
+    for record in drawn:  # what is shown is what was trained on, not the score of runs that were not made
+        (own,) = record["components"].values()
+        assert record["rollouts"] == own["samples"]
+        assert record["reward"] == pytest.approx(own["reward"], abs=1e-6)
 
 
 def test_d6_training_goes_on_from_the_present_adapter(model: Path, tmp_path: Path) -> None:

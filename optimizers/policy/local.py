@@ -42,6 +42,7 @@ class LocalDraws:
     scores: Scores
     kind: Literal["ppo", "grpo"]
     likelihood: bool = False
+    local: bool = True
 
     @property
     def critic(self) -> bool:
@@ -75,11 +76,10 @@ class LocalDraws:
                 call, trace.example, reward, rollout=number, group=(trace.example, call.address)
             )
         ]
-        scores = [trace.score or 0.0 for trace in traces]
         if self.kind == "ppo":
-            return Credited(await estimated(work, samples), scores)
+            return Credited(await estimated(work, samples), rewards)
         trained, facts = advantages(samples, work.settings.scale)
-        return Credited(trained, scores, asdict(facts))
+        return Credited(trained, rewards, asdict(facts))
 
     def _rewards(self, component: str, calls: Sequence[Call]) -> list[float]:
         """Return the local reward of each call."""

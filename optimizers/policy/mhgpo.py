@@ -39,6 +39,7 @@ class MHGPO:
     kind: Kind
     critic: bool = False
     likelihood: bool = False
+    local: bool = False
 
     def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
         """Return the most: forks share what comes before them."""

@@ -26,6 +26,7 @@ class MMGRPO:
 
     critic: bool = False
     likelihood: bool = False
+    local: bool = False
 
     def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
         """Every run is a whole one."""

@@ -24,6 +24,7 @@ class MyGO:
 
     critic: bool = False
     likelihood: bool = True
+    local: bool = False
 
     def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
         """Return the most: every attempt at every example."""

@@ -25,6 +25,7 @@ class PPO:
 
     critic: bool = True
     likelihood: bool = False
+    local: bool = False
 
     def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
         """Every run is a whole one."""

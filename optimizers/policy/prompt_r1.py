@@ -23,6 +23,7 @@ class PromptR1:
 
     critic: bool = False
     likelihood: bool = False
+    local: bool = False
 
     def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
         """Every run is a whole one."""

@@ -61,7 +61,8 @@ class Work:
 class Credited:
     """Samples with advantages, and what is to be known of how they came about.
 
-    ``scores`` are the global rewards of the step's rollouts; ``facts`` is JSON.
+    ``scores`` are the global rewards of the step's rollouts, or the local ones of a component's answers;
+    ``facts`` is JSON.
     """
 
     samples: Sequence[Sample]
@@ -70,7 +71,7 @@ class Credited:
 
     @property
     def reward(self) -> float | None:
-        """The mean global reward."""
+        """The mean of the scores."""
         return fmean(self.scores) if self.scores else None
 
 
@@ -85,6 +86,11 @@ class Recipe(Protocol):
     @property
     def likelihood(self) -> bool:
         """Whether samples are imitated, and not weighed by advantages."""
+        ...
+
+    @property
+    def local(self) -> bool:
+        """Whether rewards are a component's own, and not those of runs."""
         ...
 
     def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:

@@ -218,6 +218,9 @@ class Job:
             return Proposal({}, note="nothing to learn from: " + self._why(state), facts=facts)
         few = max(1, round(WINDOW * len(curve)))
         before, after = fmean(curve[:few]), fmean(curve[-few:])
+        if self.recipe.local:  # no score of the system
+            note = f"{state['step']} steps: mean local reward of answers {before:.3f} -> {after:.3f}"
+            return Proposal(self.values(state), tried=state["step"], note=note, facts=facts)
         note = f"{state['step']} steps: mean reward of rollouts {before:.3f} -> {after:.3f}"
         return Proposal(self.values(state), before, after, state["step"], note, facts)
 
