@@ -4,9 +4,9 @@
 
 Parts: ``step`` (TRL's GRPOTrainer and ours on the same 32 sequences of 192 + 32 tokens), ``shared`` (prompts
 of ten times the answer, read once for each group or for every sample), ``adapters`` (the memory that 1, 2 and
-4 adapters take), ``sampling`` (64 examples through a graph, against the engine alone), ``prefill`` (prompt
-tokens of a step's rollouts, and how many of them had been read before). Each measurement is a process of its
-own; ratios are of one run. Results go to ``benchmarks/data/weights_speed.json``.
+4 adapters take), ``batches`` (time and memory by `micro_tokens`), ``sampling`` (64 examples through a graph,
+against the engine alone), ``prefill`` (prompt tokens of a step's rollouts, and how many of them had been read
+before). Each measurement is a process of its own; ratios are of one run. Results go to ``benchmarks/data/weights_speed.json``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from compound.store import read_records
 ATLAS = Path(__file__).parent / "atlas.yaml"
 OUTPUT = Path(__file__).parent / "data" / "weights_speed.json"
 REPEATS = 3
-SETTINGS = WeightSettings(correction=None, micro_tokens=8192)
+SETTINGS = WeightSettings(correction=None)
 
 
 def samples(prompt: int, answer: int, groups: int, each: int, component: str = "x") -> list[Sample]:
@@ -78,14 +78,14 @@ def timed(step: Callable[[], object]) -> list[float]:
 # -- measurements: each runs in a process of its own -------------------------------------------------------
 
 
-def ours(prompt: int, answer: int, shared: bool | None) -> dict[str, Any]:
-    """Measure our step on 32 sequences in 8 groups."""
+def ours(prompt: int, answer: int, shared: bool | None, most: int = SETTINGS.micro_tokens) -> dict[str, Any]:
+    """Measure our step on 32 sequences in 8 groups, with so many tokens at once."""
     from compound.optimizers.policy import forward
 
     if shared is not None:
         forward.WORTH = 1.0 if shared else -1.0
     adapters = Adapters("smollm2", {"x": LoRA(rank=16)})
-    trainer = Trainer(adapters, {"x": "x"}, SETTINGS)
+    trainer = Trainer(adapters, {"x": "x"}, SETTINGS.model_copy(update={"micro_tokens": most}))
     before, rows = peak(), samples(prompt, answer, 8, 4)
     seconds = timed(lambda: trainer.step(list(rows), 0))
     return {
@@ -297,6 +297,11 @@ def adapters() -> dict[str, Any]:
     return {**found, "grown_by_each": grown, "adapter_and_optimizer": 4 * found["1"]["adapter"]}
 
 
+def batches() -> dict[str, Any]:
+    """Compare how many tokens go through the model at once: time, and memory for each of them."""
+    return {str(most): alone("ours", 240, 16, False, most) for most in (1024, 2048, 4096, 8192)}
+
+
 def sampling() -> dict[str, Any]:
     """Compare sampling through a graph with the engine alone."""
     return alone("sampled")
@@ -311,6 +316,7 @@ PARTS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "step": step,
     "shared": shared,
     "adapters": adapters,
+    "batches": batches,
     "sampling": sampling,
     "prefill": prefill,
 }
