@@ -20,6 +20,7 @@ peft = pytest.importorskip("peft")
 from compound.benchmarks.toy_model import make_toy_model  # noqa: E402
 from compound.contracts import TokenRecord  # noqa: E402
 from compound.errors import CompoundError, ConfigurationError, DeclarationError  # noqa: E402
+from compound.optimizers.policy import adapters as adapters_module  # noqa: E402
 from compound.optimizers.policy import trainer as trainer_module  # noqa: E402
 from compound.optimizers.policy.adapters import Adapters, partition  # noqa: E402
 from compound.optimizers.policy.advantages import advantages  # noqa: E402
@@ -215,6 +216,32 @@ def test_a_prompt_read_once_gives_the_gradients_of_reading_everything(folder: Pa
             tensor.grad = None
     assert apart(*found) < 1e-5
     assert saving(samples) < 0.5
+
+
+def test_adapters_compute_as_a_base_in_half_precision_and_learn_in_float32(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """peft computes in float32 there: the gradients are the same but for rounding, and less is kept for them."""
+
+    def learned() -> tuple[dict[str, Any], int]:
+        adapters = Adapters(str(folder), {"x": LoRA(rank=4)}, dtype="bfloat16")
+        noised(adapters, 0.2)
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Any) -> Any:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            found = gradients(monkeypatch, adapters, PLAIN, some())
+        assert {tensor.dtype for tensor in found.values()} == {torch.float32}
+        return found, sum(kept.values())
+
+    found, less = learned()
+    monkeypatch.setattr(adapters_module, "_compute_as_the_base", lambda model: None)
+    expected, more = learned()
+    assert 0 < apart(found, expected) < 0.1
+    assert less < 0.9 * more
 
 
 @pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo", "luspo", "gspo", "sft"])

@@ -98,7 +98,7 @@ class Prefill:
     def __init__(self, model: Any, keep: int) -> None:
         self._model = model
         self._keep = keep
-        self.done = Prefilled()
+        self._asked = self._computed = 0  # tokens of prompts so far
         self._kept: OrderedDict[tuple[str, Tokens], Layers] = OrderedDict()  # the last one used comes last
 
     def read(self, prompts: Sequence[Tokens], version: str = "") -> tuple[list[int], Any, torch.Tensor]:
@@ -106,7 +106,7 @@ class Prefill:
 
         ``version`` is that of the adapter that the model computes with at the moment, ``""`` without one.
         """
-        self.done += Prefilled(*[sum(len(prompt) - 1 for prompt in prompts)] * 2)  # less what is computed
+        self._asked += sum(len(prompt) - 1 for prompt in prompts)
         parts: list[Part] = []
         alone: list[int] = []
         for shared, members in share(prompts):
@@ -125,8 +125,13 @@ class Prefill:
 
     def read_padded(self, prompts: Sequence[Tokens], width: int) -> tuple[Any, torch.Tensor]:
         """Read prompts as one rectangle of a given width, sharing nothing: cache and mask."""
-        self.done += Prefilled(*[sum(len(prompt) - 1 for prompt in prompts)] * 2)
+        self._asked += sum(len(prompt) - 1 for prompt in prompts)
         return _merge([self._rectangle(prompts, list(range(len(prompts))), [], 0, width)])
+
+    @property
+    def done(self) -> Prefilled:
+        """How many tokens there were to read so far, and how many of them were not computed anew."""
+        return Prefilled(self._asked, self._asked - self._computed)
 
     def forget(self, version: str) -> None:
         """Drop the beginnings that an adapter has read."""
@@ -150,7 +155,7 @@ class Prefill:
     ) -> Part:
         """Read some prompts from ``start`` on, padded on the left, behind a beginning that all share."""
         suffixes = [prompts[i][start:-1] for i in members]
-        self._computed(sum(map(len, suffixes)))
+        self._computed += sum(map(len, suffixes))
         ids = [[0] * (width - len(suffix)) + list(suffix) for suffix in suffixes]
         real = [[1] * start + [0] * (width - len(suffix)) + [1] * len(suffix) for suffix in suffixes]
         shape = (len(members), -1, -1, -1)
@@ -171,9 +176,6 @@ class Prefill:
         self._model.base_model(input_ids=ids, attention_mask=mask, position_ids=places, past_key_values=cache)
         return [(layer.keys, layer.values) for layer in cache.layers]
 
-    def _computed(self, tokens: int) -> None:
-        self.done -= Prefilled(0, tokens)
-
     def _match(self, tokens: Tokens, version: str) -> tuple[Tokens, int]:
         """Return the kept beginning that shares most with ``tokens``, and how much, if worth it."""
         own = (kept for of, kept in self._kept if of == version)
@@ -191,7 +193,7 @@ class Prefill:
         if length == len(tokens):
             return before
         ids = torch.tensor([tokens[length:]])
-        self._computed(len(tokens) - length)
+        self._computed += len(tokens) - length
         layers = self._forward(
             ids, torch.ones(1, len(tokens), dtype=torch.long, device=self._model.device), before
         )

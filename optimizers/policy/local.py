@@ -21,6 +21,7 @@ from compound.optimizers.policy.grouping import call_samples
 from compound.optimizers.policy.mmgrpo import MMGRPO
 from compound.optimizers.policy.ppo import PPO, estimated
 from compound.optimizers.policy.recipe import Credited, Recipe, Work
+from compound.optimizers.policy.rollouts import is_lost
 from compound.optimizers.policy.training import WeightTraining
 from compound.optimizers.prompts import is_whole
 from compound.optimizers.rewarding import RunRewards, tunable
@@ -67,11 +68,13 @@ class LocalDraws:
             for trace, call in recorded
             for number in range(work.settings.runs)
         ]
-        calls = await run_alone(work.task.bench, work.task.system, jobs)
-        rewards = await compute(self._rewards, component, calls)
+        answered = await run_alone(work.task.bench, work.task.system, jobs)
+        work.sampler.refuse_lost([call.failure for call in answered])
+        made = [(job, call) for job, call in zip(jobs, answered, strict=True) if not is_lost(call.failure)]
+        rewards = await compute(self._rewards, component, [call for _, call in made])
         samples = [
             sample
-            for ((trace, _, number), _), call, reward in zip(jobs, calls, rewards, strict=True)
+            for (((trace, _, number), _), call), reward in zip(made, rewards, strict=True)
             for sample in call_samples(
                 call, trace.example, reward, rollout=number, group=(trace.example, call.address)
             )

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from compound.contracts import Example
 from compound.optimizers.policy.grouping import trajectory_samples
 from compound.optimizers.policy.recipe import Credited, Work, scores_of
-from compound.optimizers.policy.rollouts import Rollout, Sampler
+from compound.optimizers.policy.rollouts import Rollout
 from compound.optimizers.policy.threshold import Selection, raise_threshold, select
 from compound.settings import WeightSettings
 
@@ -61,24 +61,27 @@ class MyGO:
         An example that lacks some kept ones makes as many attempts at once: never one more than if it had
         made one after the other.
         """
-        sampler, settings = self._sampler(work), work.settings
+        system = None if work.settings.online else work.task.system  # offline: the weights the job began with
         found: dict[str, list[Rollout]] = {example.id: [] for example in examples}
         while lacking := self._lacking(work, found, bar):
             wanted = [
                 (example, len(found[example.id]) + number)
                 for example in examples
-                for number in range(
-                    min(lacking.get(example.id, 0), settings.attempts - len(found[example.id]))
-                )
+                for number in range(lacking.get(example.id, 0))
             ]
-            for rollout in await sampler.attempts(wanted):
+            for rollout in await work.sampler.attempts(wanted, system):
                 found[rollout.example.id].append(rollout)
         return found
 
     def _lacking(self, work: Work, attempts: Mapping[str, Sequence[Rollout]], bar: float) -> dict[str, int]:
-        """Return how many kept attempts each example lacks that may make more."""
-        selection = self._selected(work, attempts, bar)
-        return {example: work.settings.keep - len(selection.kept[example]) for example in selection.wanting}
+        """Return how many attempts each example may need, and make, to have enough of them kept."""
+        selection, settings = self._selected(work, attempts, bar), work.settings
+        return {
+            example: min(
+                settings.keep - len(selection.kept[example]), settings.attempts - len(attempts[example])
+            )
+            for example in selection.wanting
+        }
 
     def _selected(self, work: Work, attempts: Mapping[str, Sequence[Rollout]], bar: float) -> Selection:
         """Return which attempts are kept, and which examples need more; a failed run is never kept."""
@@ -93,8 +96,3 @@ class MyGO:
     def _rule(work: Work) -> str:
         """Return how the threshold rises: not at all where attempts are those of one policy."""
         return work.settings.rule if work.settings.online else "fixed"
-
-    @staticmethod
-    def _sampler(work: Work) -> Sampler:
-        """Return who attempts: the present weights, or offline those the job began with."""
-        return work.sampler if work.settings.online else replace(work.sampler, system=work.task.system)

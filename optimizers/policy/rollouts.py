@@ -18,7 +18,7 @@ from compound.errors import TransientError, first_of
 from compound.evaluation import Rules, refuse_broken, score
 from compound.executor import Executor
 from compound.system import System
-from compound.trace import Call, Trace
+from compound.trace import Call, Failure, Trace
 
 FIRST, STEP = 3_000_000, 10_000  # sample indices of rollouts begin there; each step has so many
 
@@ -50,7 +50,7 @@ class Rollout:
     @property
     def lost(self) -> bool:
         """Whether an error that may pass ended it, such as a server that was gone; not what was said."""
-        return self.trace.failure is not None and self.trace.failure.kind == TransientError.kind
+        return is_lost(self.trace.failure)
 
 
 @dataclass(frozen=True)
@@ -170,11 +170,24 @@ class Sampler:
 
     def _sound(self, rollouts: list[Rollout]) -> list[Rollout]:
         """Return the rollouts, unless too many were lost."""
-        lost = Counter(r.trace.failure.message for r in rollouts if r.lost and r.trace.failure)
-        if lost.total() > self.rules.max_failed * len(rollouts):
-            refuse_broken(lost.most_common(), len(rollouts), self.rules)
-        self.lost += lost.total()
+        self.refuse_lost([rollout.trace.failure for rollout in rollouts])
         return rollouts
+
+    def refuse_lost(self, failures: Sequence[Failure | None]) -> None:
+        """Count those that were lost.
+
+        Raises:
+            TooManyFailures: a larger share than ``rules.max_failed`` was.
+        """
+        lost = Counter(failure.message for failure in failures if failure and is_lost(failure))
+        if lost.total() > self.rules.max_failed * len(failures):
+            refuse_broken(lost.most_common(), len(failures), self.rules)
+        self.lost += lost.total()
+
+
+def is_lost(failure: Failure | None) -> bool:
+    """Return whether an error that may pass ended a run or a call: that says nothing of the weights."""
+    return failure is not None and failure.kind == TransientError.kind
 
 
 def calls_of(trace: Trace, components: Sequence[str]) -> list[Call]:
