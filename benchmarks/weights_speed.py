@@ -3,8 +3,8 @@
     python -m compound.benchmarks.weights_speed [PART ...]
 
 Parts: ``step`` (TRL's GRPOTrainer and ours on the same 32 sequences of 192 + 32 tokens), ``shared`` (prompts
-of ten times the answer, read once for each group or for every sample), ``adapters`` (the memory that 1, 2 and
-4 adapters take), ``batches`` (time and memory by ``micro_tokens``), ``sampling`` (64 examples through a
+of ten times the answer, read once for each group or for every sample), ``adapters`` (the memory that 1, 2, 4 and
+8 adapters take), ``batches`` (time and memory by ``micro_tokens``), ``sampling`` (64 examples through a
 graph, against the engine alone), ``prefill`` (prompt tokens of a step's rollouts, and how many of them had
 been read before). Each measurement is a process of its own; ratios are of one run. Results go to
 ``benchmarks/data/weights_speed.json``.
@@ -293,8 +293,8 @@ def shared() -> dict[str, Any]:
 
 def adapters() -> dict[str, Any]:
     """Measure how memory grows with adapters."""
-    found = {str(count): alone("several", count) for count in (1, 2, 4)}
-    grown = (found["4"]["peak"] - found["1"]["peak"]) / 3
+    found = {str(count): alone("several", count) for count in (1, 2, 4, 8)}
+    grown = (found["8"]["peak"] - found["1"]["peak"]) / 7
     return {**found, "grown_by_each": grown, "adapter_and_optimizer": 4 * found["1"]["adapter"]}
 
 

@@ -19,7 +19,7 @@ from compound.report.text import p_value
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = tuple(ROOT / "docs" / "guides" / name for name in ("evidence.md", "weights_evidence.md"))
 DATA = ROOT / "benchmarks" / "data"
-PARTS = ("first", "second", "third", "asked", "f1", "right")
+PARTS = ("first", "second", "third", "asked", "found", "f1", "right")
 NAMES = {"coordinate": "coordinate search", "random": "random search"}
 
 
@@ -229,10 +229,23 @@ def prefill() -> str:
 
 
 def several() -> str:
-    """The memory of training 1, 2 and 4 adapters on one base."""
+    """The memory of training several adapters on one base, and what each further one takes."""
     found = json.loads((DATA / "weights_speed.json").read_text(encoding="utf-8"))["adapters"]
-    rows = [[count, f"{found[count]['peak']:,.0f}"] for count in ("1", "2", "4")]
+    rows = [[count, f"{one['peak']:,.0f}"] for count, one in found.items() if count.isdecimal()]
+    grown, expected = (f"{found[name]:.1f}" for name in ("grown_by_each", "adapter_and_optimizer"))
+    rows.append(["each further one", grown])
+    rows.append(["its weights, gradients and optimizer state", expected])
     return markdown(["adapters", "peak, MiB"], rows)
+
+
+def batches() -> str:
+    """Time and memory of a step by the number of tokens that go through the model at once."""
+    found = json.loads((DATA / "weights_speed.json").read_text(encoding="utf-8"))["batches"]
+    rows = [
+        [f"{int(most):,}", f"{one['seconds']:.1f}", f"{one['peak']:,.0f}", f"{one['peak'] - one['idle']:,.0f}"]
+        for most, one in found.items()
+    ]
+    return markdown(["`micro_tokens`", "a step, s", "peak, MiB", "of it for the step, MiB"], rows)
 
 
 def spread(found: Mapping[str, float], *, digits: int = 3, signed: bool = False) -> str:
@@ -249,7 +262,7 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 MADE: tuple[Callable[..., str], ...] = (
     search, accuracy, lora, interaction, misaligned, regret, same, sweep, rewards, judged,
-    trained, learned, speed, several, prefill, sampling,
+    trained, learned, speed, several, batches, prefill, sampling,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {made.__name__: made for made in MADE}
 

@@ -120,8 +120,9 @@ def test_the_chance_of_planning_is_exact() -> None:
         total = 0.0
         for (more, answer, over), n in kinds.items():
             if over or turn == toys.TURNS:
-                outputs = {"asked": sorted(asked | more), "answer": answer}
-                total += n * task.metric.score(outputs, example).value
+                outputs = {"asked": sorted(asked | more), "answer": answer, "found": NOTHING}
+                lucky = bool(asked | more) / len(SAID) / 3  # a worker that says any word
+                total += n * (task.metric.score(outputs, example).value + lucky)
             else:
                 total += n * expected(asked | more, turn + 1)
         return total / len(said)
@@ -189,8 +190,26 @@ def test_colours_say_nothing_about_what_is_found() -> None:
 def test_planners_that_do_not_ask_earn_nothing() -> None:
     task = toy("planning", LM)
     for example in task.train:
-        outputs = {"asked": [], "answer": example.gold["answer"]}
+        outputs = {"asked": [], "answer": example.gold["answer"], "found": NOTHING}
         assert task.metric.score(outputs, example).value == 0.0
+
+
+def test_each_part_of_planning_counts_a_third() -> None:
+    task = toy("planning", LM)
+    example = task.train[0]
+    asked, answer = example.gold["asked"], example.gold["answer"]
+    wrong = next(place for place in PLACES if place not in answer)
+
+    def worth(found: str, answer: str) -> float:
+        outputs = {"asked": asked, "answer": answer, "found": found}
+        score: Score = task.metric.score(outputs, example)
+        return score.value
+
+    first, second = answer.split()
+    assert worth(f"{NOTHING} {first} {second}", answer) == pytest.approx(1.0)
+    assert worth(f"{NOTHING} {second} {first}", answer) == pytest.approx(2 / 3)
+    assert worth(f"{NOTHING} {first} {wrong}", wrong) == pytest.approx(1 / 2)
+    assert worth(f"{NOTHING}  {second}", "") == pytest.approx(1 / 2)  # a worker that said nothing
 
 
 def test_workers_run_beside_one_another() -> None:
