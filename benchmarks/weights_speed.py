@@ -3,8 +3,8 @@
     python -m compound.benchmarks.weights_speed [PART ...]
 
 Parts: ``step`` (TRL's GRPOTrainer and ours on the same 32 sequences of 192 + 32 tokens), ``shared`` (prompts
-of ten times the answer, read once for each group or for every sample), ``adapters`` (the memory that 1, 2, 4 and
-8 adapters take), ``batches`` (time and memory by ``micro_tokens``), ``sampling`` (64 examples through a
+of ten times the answer, read once for each group or for every sample), ``adapters`` (the memory that 1, 2, 4
+and 8 adapters take), ``batches`` (time and memory by ``micro_tokens``), ``sampling`` (64 examples through a
 graph, against the engine alone), ``prefill`` (prompt tokens of a step's rollouts, and how many of them had
 been read before). Each measurement is a process of its own; ratios are of one run. Results go to
 ``benchmarks/data/weights_speed.json``.

@@ -242,7 +242,12 @@ def batches() -> str:
     """Time and memory of a step by the number of tokens that go through the model at once."""
     found = json.loads((DATA / "weights_speed.json").read_text(encoding="utf-8"))["batches"]
     rows = [
-        [f"{int(most):,}", f"{one['seconds']:.1f}", f"{one['peak']:,.0f}", f"{one['peak'] - one['idle']:,.0f}"]
+        [
+            f"{int(most):,}",
+            f"{one['seconds']:.1f}",
+            f"{one['peak']:,.0f}",
+            f"{one['peak'] - one['idle']:,.0f}",
+        ]
         for most, one in found.items()
     ]
     return markdown(["`micro_tokens`", "a step, s", "peak, MiB", "of it for the step, MiB"], rows)

@@ -30,7 +30,7 @@ from compound.optimizers.policy.recipe import Credited, Recipe, Work
 from compound.optimizers.policy.rollouts import Sampler, rolling, warm
 from compound.optimizers.policy.samples import Sample
 from compound.settings import WeightSettings
-from compound.space import LoRA, Text
+from compound.space import Choice, LoRA, Text
 from compound.system import System
 from compound.testing import ScriptedLM
 
@@ -296,6 +296,17 @@ class TestTeachers:
         assert lab.lm.asked == {"a": 9, "b": 9, "z": 3, "y": 3}
         assert Counter(s.on_policy for s in found) == {True: 18, False: 6}
         assert all((s.rollout == 3) != s.on_policy for s in found)
+
+    def test_a_teacher_of_another_model_is_refused(self, tmp_path: Path) -> None:
+        """Its tokens would be of another vocabulary, and trained on as if they were of this one."""
+        lab = Lab(1, {})
+        path = tmp_path / "teacher.json"
+        agent = LLM("a", prompt=Text("a"), lm=Choice("lm", "other"), weights=LoRA())
+        lab.system = System("chain", outputs={"y": agent(x=Input("x"))})
+        lab.system.configuration.replace({"a.lm": "other"}).save(path)
+        lab.settings = {"teachers": {str(path): 1}}
+        with pytest.raises(DeclarationError, match="answers 'a' with 'other', but 'lm' is trained"):
+            lab.collect(MMGRPO())
 
     def test_the_system_itself_must_make_a_run(self, tmp_path: Path) -> None:
         lab = Lab(1, {"teachers": {"a.json": 2, "b.json": 2}})

@@ -17,7 +17,9 @@ from compound.optimizers.policy.advantages import advantages
 from compound.optimizers.policy.grouping import module_groups, trajectory_samples
 from compound.optimizers.policy.recipe import Credited, Work, learnable, scores_of
 from compound.optimizers.policy.rollouts import Rollout
+from compound.plan import values_of
 from compound.settings import WeightSettings
+from compound.system import System
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,23 @@ def _own(settings: WeightSettings) -> int:
 
 
 async def _taught(work: Work, examples: Sequence[Example]) -> list[Rollout]:
-    """Return the runs of teachers: the system with another configuration."""
+    """Return the runs of teachers: the system with another configuration, on the same model."""
     found: list[Rollout] = []
     number = _own(work.settings)
     for path, count in work.settings.teachers.items():
         teacher = work.sampler.system.bind(load(path))
+        _refuse_another_model(work, teacher, path)
         found += await work.sampler.runs(examples, range(number, number + count), teacher, teacher=path)
         number += count
     return found
+
+
+def _refuse_another_model(work: Work, teacher: System, path: str) -> None:
+    """Raise where a teacher's tokens would be of another vocabulary: they are trained on as they are."""
+    for component in work.trained:
+        own, other = (values_of(s.components[component], s).get("lm") for s in (work.sampler.system, teacher))
+        if own != other:
+            raise DeclarationError(
+                f"the teacher {path} answers {component!r} with {other!r}, but {own!r} is trained",
+                hint="a teacher is a configuration of the same model: prompts, demonstrations, adapters",
+            )
