@@ -49,7 +49,7 @@ SHARED = {"steps": 80, "examples": 8, "runs": 8, "lr": 3e-3, "entropy": 0.01}
 TALK = {**SHARED, "steps": 120, "runs": 16, "lr": 2e-3}
 IMITATION = {
     **SHARED, "steps": 160, "examples": 24, "lr": 5e-3, "entropy": 0.0, "passes": 2,
-    "attempts": 24, "threshold": 0.4, "pace": 0.1,
+    "attempts": 24, "threshold": 0.35, "pace": 0.1,
 }  # fmt: skip
 CRITIC = {**SHARED, "value_lr": 1e-2, "passes": 2}
 ALONE = {**CRITIC, "steps": 40}
