@@ -148,7 +148,8 @@ class WeightSettings(_Settings):
     correction: float | None = Field(default=2.0, gt=0)
     """The cap of the weight that corrects what sampler and trainer compute differently; `null` for none."""
     stale: int = Field(default=0, ge=0)
-    """How many updates older than the trainer a sample's adapter may be."""
+    """How many updates older than the trainer a sample's adapter may be; from 1 on, the next step's samples
+    are drawn while a step is trained."""
     temperature: float = Field(default=1.0, gt=0)
     """Of the trained components, in rollouts."""
     max_length: int = Field(default=8192, ge=8)

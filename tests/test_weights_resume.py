@@ -94,6 +94,8 @@ def train(folder, method, place):
     task = toy("chain", str(MODEL))
     data = Dataset.of(train=rows(task.train), valid=rows(task.valid), test=rows(task.test[:2]))
     weights = {"steps": 3, "examples": 4, "runs": 4, "lr": 0.01, "parts": 2, "stages": ["mhgpo_fof", "mmgrpo"]}
+    method, _, ahead = method.partition(" ")
+    weights["stale"] = 1 if ahead else 0
     settings = OptimizeSettings.model_validate({"method": method, "weights": weights, "valid_size": None})
     engine = TransformersEngine(str(MODEL), dtype="float32", deterministic=True)
     optimize(task.system, data, task.metric, settings, run_dir=folder, engines=lambda _: engine)
@@ -196,6 +198,17 @@ def test_a4_killed_anywhere_it_goes_on_to_the_same_weights(
     assert ended(tmp_path / "run") == expected
 
 
+@pytest.mark.parametrize("place", ["training", "optimizer states", "after the checkpoint"])
+def test_where_the_next_step_is_sampled_meanwhile_it_goes_on_to_the_same_weights(
+    place: str, train: Train, whole: Callable[[str], dict[str, Any]], tmp_path: Path
+) -> None:
+    assert train(tmp_path / "run", "mmgrpo ahead", place) == -signal.SIGKILL
+    assert train(tmp_path / "run", "mmgrpo ahead") == 0
+    expected = whole("mmgrpo ahead")
+    assert expected["steps"] != whole("mmgrpo")["steps"]
+    assert ended(tmp_path / "run") == expected
+
+
 def test_a_full_disk_loses_nothing(
     train: Train, whole: Callable[[str], dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -205,10 +218,10 @@ def test_a_full_disk_loses_nothing(
 
 
 def test_old_optimizer_states_are_not_kept(train: Train, tmp_path: Path) -> None:
-    assert train(tmp_path / "run", "mmgrpo") == 0
+    assert train(tmp_path / "run", "mmgrpo ahead") == 0
     stored = [path.name for path in (tmp_path / "run" / "memory").iterdir()]
-    assert sum(name.startswith("optimizers-") for name in stored) <= 2
-    assert sum(name.startswith("first-") for name in stored) <= 2
+    for kind in ("optimizers-", "first-", "ahead-"):
+        assert sum(name.startswith(kind) for name in stored) <= 2, stored
 
 
 @pytest.mark.slow

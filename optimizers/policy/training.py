@@ -4,10 +4,14 @@ The recipe says how rollouts are made and what they earn; all else is here. Each
 adapters of the step before, by reference, so that the executor's cache and the engines know which weights
 they had. After a crash a job goes on from its last step: calls that were made are in the cache, weights and
 optimizers in files.
+
+Where samples may be `stale` updates old, the next step's are drawn while a step is trained, with the weights
+that it began with.
 """
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import shutil
 import time
@@ -17,15 +21,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from compound.artifacts import put, verified
 from compound.components.engines import loading
 from compound.components.engines.prefilled import Prefilled
 from compound.computing import compute
 from compound.configuration import components_of
 from compound.contracts import Example
-from compound.errors import BudgetExhausted, DeclarationError
+from compound.errors import BudgetExhausted, DeclarationError, first_of
 from compound.optimization import Progress, Proposal, Task
 from compound.optimizers.policy.adapters import Adapters, partition
-from compound.optimizers.policy.recipe import Credited, Recipe, Work
+from compound.optimizers.policy.drawn import Drawn
+from compound.optimizers.policy.recipe import Recipe, Work
 from compound.optimizers.policy.rollouts import Sampler, rolling, warm
 from compound.optimizers.policy.trainer import Trainer
 from compound.plan import values_of
@@ -36,6 +42,7 @@ from compound.system import System
 
 RECORD = "training"  # the kind of a memory record
 WINDOW = 0.2  # of the steps, at either end, that a proposal's rewards are the mean of
+START: Mapping[str, Any] = {"step": 0, "saved": None, "ahead": None, "kept": {}, "curve": []}
 
 
 @dataclass(frozen=True)
@@ -54,9 +61,9 @@ class WeightTraining:
         """Train, checkpointing after every step; propose the weights of the last one."""
         job = Job(task, self.recipe, self.settings)
         try:
-            state: dict[str, Any] = dict(task.resume or {"step": 0, "saved": None, "kept": {}, "curve": []})
+            state: dict[str, Any] = {**START, **(task.resume or {})}
             await compute(job.open, state)
-            while state["step"] < self.settings.steps and task.scorer.left >= job.cost:
+            while state["ahead"] or job.affords(state["step"]):
                 try:
                     state = await job.step(state)
                 except BudgetExhausted:
@@ -144,22 +151,59 @@ class Job:
         adapters = state["saved"]["adapters"]
         return {f"{c}.weights": adapters[name] for c, name in self._adapter_of.items()}
 
+    def affords(self, number: int) -> bool:
+        """Return whether a step is to be taken, and the job's share of the budget holds it."""
+        return number < self.settings.steps and self.task.scorer.left >= self.cost
+
     async def step(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Sample with the weights of a state, give credit, update; return the next state."""
         number, kept = state["step"], dict(state["kept"])
+        drawn, ahead = await self._drawn(state, kept), None
+        try:
+            async with asyncio.TaskGroup() as group:
+                training = group.create_task(self._train(drawn, number))
+                if self.settings.stale and self.affords(number + 1):
+                    await asyncio.sleep(0)  # so that values are those of the trained value head
+                    ahead = await self._ahead(state, number + 1, kept)
+        except BaseExceptionGroup as errors:
+            raise first_of(errors) from None
+        saved = training.result()
+        brief = {"reward": drawn.credited.reward, "samples": len(drawn.credited.samples)}
+        curve = [*state["curve"], brief]
+        return {"step": number + 1, "saved": saved, "ahead": ahead, "kept": kept, "curve": curve}
+
+    async def _drawn(self, state: Mapping[str, Any], kept: dict[str, Any]) -> Drawn:
+        """Return the samples of a state's step: those that were drawn ahead, or new ones."""
+        if state["ahead"]:
+            return Drawn.read(verified(state["ahead"], self.folder))
+        return await self._draw(state, state["step"], kept)
+
+    async def _ahead(
+        self, state: Mapping[str, Any], number: int, kept: dict[str, Any]
+    ) -> dict[str, str] | None:
+        """Draw the samples of a later step with the weights of a state, and store them."""
+        try:
+            drawn = await self._draw(state, number, kept)
+        except BudgetExhausted:
+            return None
+        return put(drawn.write, self.folder, "ahead")
+
+    async def _draw(self, state: Mapping[str, Any], number: int, kept: dict[str, Any]) -> Drawn:
+        """Sample with the weights of a state, and give credit."""
         begun = time.perf_counter()
-        work, before = self._work(state, kept), self._prefilled()
+        work, before = self._work(state, number, kept), self._prefilled()
         credited = await self.recipe.collect(work, self.examples(number))
-        sampled = time.perf_counter() - begun
-        facts = await compute(self.trainer.step, credited.samples, number, likelihood=self.recipe.likelihood)
-        saved = await compute(self.trainer.save, self.folder)
-        read = self._prefilled() - before
+        read, seconds = self._prefilled() - before, time.perf_counter() - begun
         prompts = {"prompt_tokens": read.tokens, "prompt_tokens_cached": read.cached}
-        facts |= {**prompts, "lost": work.sampler.lost, "sample_seconds": sampled}
-        record = self._record(number, credited, facts)
-        self.task.bench.memory.append(record)
-        brief = {"reward": credited.reward, "samples": len(credited.samples)}
-        return {"step": number + 1, "saved": saved, "kept": kept, "curve": [*state["curve"], brief]}
+        return Drawn(credited, {**prompts, "lost": work.sampler.lost, "sample_seconds": seconds})
+
+    async def _train(self, drawn: Drawn, number: int) -> dict[str, Any]:
+        """Update, store, and record; return what is to be restored from."""
+        samples, likelihood = drawn.credited.samples, self.recipe.likelihood
+        facts = await compute(self.trainer.step, samples, number, likelihood=likelihood)
+        saved = await compute(self.trainer.save, self.folder)
+        self.task.bench.memory.append(self._record(number, drawn, facts))
+        return saved
 
     def _prefilled(self) -> Prefilled:
         """Return what the engine says it read so far."""
@@ -167,10 +211,9 @@ class Job:
         lm = values_of(system.components[self.trained[0]], system)["lm"]
         return getattr(self.task.bench.executor.engine(lm), "prefill", Prefilled())
 
-    def _work(self, state: Mapping[str, Any], kept: dict[str, Any]) -> Work:
+    def _work(self, state: Mapping[str, Any], number: int, kept: dict[str, Any]) -> Work:
         """Return what the recipe works with."""
         task, settings = self.task, self.settings
-        number = state["step"]
         rules = rolling(
             task.bench.rules, warm(task.system, self.trained, settings.temperature), settings.failure
         )
@@ -192,10 +235,12 @@ class Job:
             found.append(train[generator(self.task.seed, "epoch", epoch).permutation(len(train))[at]])
         return list({example.id: example for example in found}.values())  # an epoch's end may meet its next
 
-    def _record(self, number: int, credited: Credited, facts: Mapping[str, Any]) -> dict[str, Any]:
+    def _record(self, number: int, drawn: Drawn, trained: Mapping[str, Any]) -> dict[str, Any]:
+        credited = drawn.credited
         scores = {"reward": credited.reward, "rollouts": len(credited.scores)}
         job = {"seed": self.task.seed, "recipe": type(self.recipe).__name__, "keys": list(self.task.keys)}
-        return {"kind": RECORD, "step": number, **job, **scores, **credited.facts, **facts, "memory": peak()}
+        found = {**job, **scores, **credited.facts, **trained, **drawn.facts}
+        return {"kind": RECORD, "step": number, **found, "memory": peak()}
 
     def forget(self, state: Mapping[str, Any]) -> None:
         """Delete optimizer states and adapters of this job that neither this state nor the one before needs.
@@ -203,7 +248,8 @@ class Job:
         The one before is still in the checkpoint until this one's is written.
         """
         saved = state["saved"]
-        present = {saved["optimizers"]["path"], *(a["path"] for a in saved["adapters"].values() if a)}
+        needed = [saved["optimizers"], state["ahead"], *saved["adapters"].values()]
+        present = {reference["path"] for reference in needed if reference}
         kept = state["kept"].get("folders", [])
         for path in state["kept"].get("folders_before", []):
             if path not in present and path not in kept:
