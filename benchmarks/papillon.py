@@ -14,6 +14,7 @@ from typing import Any
 from compound.contracts import Engine, Example, Message, Request, Score
 from compound.engines import find_engine
 from compound.errors import DeclarationError
+from compound.executor import Executor
 from compound.metrics import find_label, token_f1
 
 _WORD = re.compile(r"[^\W_]+")
@@ -73,13 +74,19 @@ class Judged:
     """The metric with a language model as judge of quality; leakage stays a matter of words.
 
     The judge compares the response with the target, in both orders; quality is the share of verdicts in which
-    the response is at least as good. A reply without a verdict counts one half.
+    the response is at least as good. A reply without a verdict counts one half. A judge that is gone or busy
+    is asked again a few times.
 
     Attributes:
         judge: the model to ask. Its calls are those of a metric: no budget counts them.
     """
 
     judge: Engine
+
+    @functools.cached_property
+    def _executor(self) -> Executor:
+        """What keeps to the judge's concurrency, and asks again."""
+        return Executor({JUDGE: self.judge})
 
     async def __call__(self, outputs: Mapping[str, Any], example: Example) -> Score:
         """Score outputs as `score` does."""
@@ -93,7 +100,7 @@ class Judged:
     async def _asked(self, query: str, first: str, second: str) -> str | None:
         shown = f"{QUESTION}\n\nQuery: {query}\n\nResponse A: {first}\n\nResponse B: {second}"
         request = Request((Message("user", shown),), max_tokens=8, cue="Better response:")
-        completion = await self.judge.generate(request)
+        completion = await self._executor.ask(JUDGE, request)
         return find_label(completion.text, ("A", "B", "equal"))
 
 

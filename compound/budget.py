@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -74,7 +74,8 @@ class Meter:
         self.system_runs = 0.0
         self.runs = 0
         self._reserved = NO_USAGE
-        self._runs_held = 0
+        self._runs_held = 0.0
+        self._cap = float("inf")
         self._clock = clock
         self._started: float | None = clock()
         self._earlier_seconds = 0.0
@@ -113,34 +114,44 @@ class Meter:
                 lefts.append((limit - used) / (used / done) * (1 - MARGIN))
         return max(0.0, min(lefts))
 
-    async def reserve_run(self) -> None:
-        """Hold one whole system run until `charge_runs` says what it really took.
+    @contextmanager
+    def capped(self, runs: float) -> Iterator[None]:
+        """Let no more than so many system runs be spent in a block, whatever the budget still holds."""
+        before, self._cap = self._cap, min(self._cap, self.system_runs + runs)
+        try:
+            yield
+        finally:
+            self._cap = before
+
+    async def reserve_run(self, size: float = 1.0) -> None:
+        """Hold one system run, or a part of one, until `charge_runs` says what it really took.
 
         Raises:
             BudgetExhausted: it does not fit, even when every run in flight has settled.
         """
-        limit = self.budget.system_runs
+        budget = self.budget.system_runs
+        limit = min(self._cap, float("inf") if budget is None else budget)
         if problem := self._late():
             raise BudgetExhausted(f"budget: {problem}", hint=HINT)
-        while limit is not None and self.system_runs + self._runs_held + 1 > limit + 1e-9:
-            if not self._runs_held:
+        while self.system_runs + self._runs_held + size > limit + 1e-9:
+            if self._runs_held < 1e-9:
                 raise BudgetExhausted(
                     f"budget: {self.system_runs:.1f} of {limit:g} system runs are used",
                     hint=HINT,
                 )
             await self._settlement()
-        self._runs_held += 1
+        self._runs_held += size
 
-    def charge_runs(self, equivalents: float) -> None:
+    def charge_runs(self, equivalents: float, held: float = 1.0) -> None:
         """Count a finished run, and give back the rest of what was held for it."""
         self.runs += 1
         self.system_runs += equivalents
-        self._runs_held = max(0, self._runs_held - 1)
+        self._runs_held = max(0.0, self._runs_held - held)
         self._wake()
 
     def release_runs(self) -> None:
         """Give back every run held: none of them will finish."""
-        self._runs_held = 0
+        self._runs_held = 0.0
         self._wake()
 
     async def count(self, usage: Usage) -> None:

@@ -14,7 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from compound.contracts import NO_USAGE, Example, Metric, Usage
-from compound.errors import CallError, CompoundError, DeclarationError, TooManyFailures, first_of
+from compound.errors import (
+    CallError,
+    CompoundError,
+    DeclarationError,
+    TooManyFailures,
+    TransientError,
+    first_of,
+)
 from compound.executor import Executor, Settings
 from compound.metrics import apply
 from compound.statistics import Interval, cluster_mean_interval
@@ -273,20 +280,24 @@ def refuse_broken(failures: Sequence[tuple[str, int]], total: int, rules: Rules)
 
 
 async def score(trace: Trace, metric: Metric, example: Example, rules: Rules) -> Trace:
-    """Score a trace; a failed run gets the failure score, and so does one whose metric fails."""
+    """Score a trace; a failed run gets the failure score, and so does one whose metric fails.
+
+    What failed by an error that may pass, such as a judge that was gone, keeps that kind.
+    """
     if trace.failure is not None:
         return trace.scored(rules.failure_score, f"the run failed: {trace.failure.message}")
     try:
         found = await apply(metric, trace.outputs, example)
+    except (TransientError, ConnectionError, TimeoutError) as error:
+        return _metric_failed(trace, Failure(TransientError.kind, f"metric: {error}"), rules)
     except CallError as error:
-        return _metric_failed(trace, str(error), rules)
+        return _metric_failed(trace, Failure("metric", str(error)), rules)
     except CompoundError:
         raise
     except Exception as error:  # noqa: BLE001 - a user's metric may raise anything; it is that run's failure
-        return _metric_failed(trace, f"{type(error).__name__}: {error}", rules)
+        return _metric_failed(trace, Failure("metric", f"{type(error).__name__}: {error}"), rules)
     return trace.scored(found.value, found.feedback, found.parts)
 
 
-def _metric_failed(trace: Trace, message: str, rules: Rules) -> Trace:
-    failed = replace(trace, failure=Failure("metric", message))
-    return failed.scored(rules.failure_score, message)
+def _metric_failed(trace: Trace, failure: Failure, rules: Rules) -> Trace:
+    return replace(trace, failure=failure).scored(rules.failure_score, failure.message)

@@ -196,8 +196,8 @@ class Executor:
     def settle_call(self, call: Call, trace: Trace) -> Call:
         """Count a call made `again` as its share of the trace's run; call it in order, like `settle`."""
         self._caller.settle([call])
-        counted = sum(c.counted for c in trace.calls) or len(trace.calls)
-        self.meter.charge_runs((call.counted and not call.reused) / counted)
+        share = trace.share(call)
+        self.meter.charge_runs(0.0 if call.reused else share, held=share)
         return call
 
     def batch(self) -> AbstractContextManager[None]:

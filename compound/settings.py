@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt, model_validator
 
 from compound.budget import Budget
 
@@ -120,9 +120,12 @@ class WeightSettings(_Settings):
     samples, `truncate` to the calls that every run made, `none`, or DSPy's ways of lending a call."""
     adapters: Literal["each", "shared"] | dict[str, tuple[str, ...]] = "each"
     """Which components share an adapter: `each` has its own, all have one, or names with their components."""
-    loss: str = "grpo"
-    """The objective, by TRL's names: `grpo`, `bnpo`, `dr_grpo`, `dapo`, `gspo`, `cispo`, `sapo`, `luspo` or
-    `vespo`; `reinforce` has no ratio."""
+    loss: Literal[
+        "grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "luspo", "vespo", "reinforce",
+        "sft", "sft_sum",
+    ] = "grpo"  # fmt: skip
+    """The objective, by TRL's names; `reinforce` has no ratio. `mygo` imitates, by the mean over tokens
+    (`sft`) or their sum in each answer (`sft_sum`), and knows no other."""
     scale: Literal["trl", "plain", "population", "center", "leave_one_out", "none"] = "trl"
     """How rewards of a group become advantages."""
     lr: float = Field(default=1e-4, gt=0)
@@ -161,9 +164,9 @@ class WeightSettings(_Settings):
     penalties: dict[str, str] = {}
     """By component, a function `module:name` of its inputs and outputs. Its value is added to the component's
     reward where rewards flow back through the calls: `mhgpo_…`, `ppo`, `mappo`."""
-    forks: dict[str, float] = {}
+    forks: dict[str, NonNegativeFloat] = {}
     """By component, how likely `mhgpo_rr` forks there; equal by default."""
-    teachers: dict[str, int] = {}
+    teachers: dict[str, PositiveInt] = {}
     """By configuration file, how many of the runs are made with it instead (mmGRPO)."""
     gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount of later tokens' rewards (PPO)."""
@@ -193,6 +196,13 @@ class WeightSettings(_Settings):
     """Attempts with the highest reward that are imitated before anything else (MyGO; 300 in the paper)."""
     stages: tuple[str, ...] = ("mipro", "mmgrpo")
     """The methods of `better_together`, in order."""
+
+    @model_validator(mode="after")
+    def _corrected(self) -> Self:
+        """Refuse to take for the weights' own what others sampled."""
+        if self.correction is None and (self.stale or self.teachers):
+            raise ValueError("samples of other weights (stale, teachers) need a correction; it is null")
+        return self
 
     @property
     def highest(self) -> float:

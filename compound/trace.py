@@ -98,6 +98,11 @@ class Trace:
             return 1.0
         return sum(not call.reused for call in counted) / len(counted)
 
+    def share(self, call: Call) -> float:
+        """Return what part of a run one call is, if it is executed."""
+        counted = sum(other.counted for other in self.calls)
+        return call.counted / counted if counted else 1 / max(1, len(self.calls))
+
     def call(self, address: str) -> Call:
         """Return the call at an address.
 

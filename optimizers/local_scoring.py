@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from compound.configuration import canonical
 from compound.contracts import CallValues
-from compound.errors import first_of
+from compound.in_turn import in_turn
 from compound.optimization import Bench, Progress, Task
 from compound.optimizers.prompts import demo_keys, text_keys
 from compound.plan import values_of
@@ -156,23 +156,19 @@ async def run_alone(
     Raises:
         BudgetExhausted: the budget ended before all were made.
     """
-    turns = asyncio.Semaphore(bench.rules.concurrency)
     executor = bench.executor
 
     async def one(place: Place, settings: Mapping[str, Any]) -> Call:
         trace, call, sample = place
-        async with turns:
-            return await executor.again(system, trace, call.address, settings=settings, sample=sample)
+        return await executor.again(system, trace, call.address, settings=settings, sample=sample)
 
-    try:
-        with executor.batch():
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(*job)) for job in jobs]
-    except BaseExceptionGroup as errors:
-        raise first_of(errors) from None
-    return [
-        executor.settle_call(task.result(), place[0]) for task, (place, _) in zip(tasks, jobs, strict=True)
-    ]
+    return await in_turn(
+        executor,
+        [partial(one, *job) for job in jobs],
+        lambda number, call: executor.settle_call(call, jobs[number][0][0]),
+        bench.rules.concurrency,
+        [trace.share(call) for (trace, call, _), _ in jobs],
+    )
 
 
 def finalists(task: Task, scored: Sequence[Sequence[Any]], temperature: float) -> State:

@@ -18,7 +18,7 @@ from compound.optimizers.local import LocalSearch
 from compound.optimizers.mipro import Mipro
 from compound.optimizers.offline import OfflineRewards
 from compound.optimizers.policy.local import LocalTraining
-from compound.optimizers.policy.methods import POLICY_METHODS
+from compound.optimizers.policy.methods import POLICY_METHODS, refuse_imitation, refuse_shared
 from compound.optimizers.policy.staging import better_together
 from compound.optimizers.prompts import PromptSearch
 from compound.optimizers.sampling import NumberSearch
@@ -95,7 +95,11 @@ def guided(name: str, system: System, settings: OptimizeSettings, guide: Guide) 
         "weights": LocalTraining(settings, guide),
     }
     jobs = _by_component(system, "local", "local")
-    jobs += [Job("weights", (key,)) for key in _keys(system, Weights)]
+    trained = _keys(system, Weights)
+    if trained:
+        refuse_shared(name, trained, settings)
+        refuse_imitation(name, settings)
+    jobs += [Job("weights", (key,)) for key in trained]
     everything = tuple(key for job in jobs for key in job.keys)
     opening = Job("offline", everything, weight=rewards.offline) if rewards.offline else None
     texts = [isinstance(system.parameters[job.keys[0]], Text | Demos | Weights) for job in jobs]

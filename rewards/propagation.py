@@ -81,7 +81,7 @@ def propagate(
         penalties: by agent, what its own rule adds to the reward of one of its calls. It is never propagated.
         aggregate: ``mean``, ``max``, ``min`` or a function: how the rewards of successors become one.
         fallback: the reward of a run that failed. It goes to the last calls that the run made, and from there
-            back.
+            back. A call that failed where its run did not, since nobody read it, earns no more.
 
     Raises:
         DeclarationError: the traces are of several examples, two different calls cannot be told apart, a run
@@ -109,7 +109,7 @@ def propagate(
         successors[i] = following, ended
         earned = [shared[j] for j in following if j in shared] + [rewards[t] for t in ended]
         if earned and nodes[i].call.component in agents:
-            shared[i] = combine(earned)
+            shared[i] = combine(earned) if nodes[i].call.failure is None else fallback
     credits_, unreached = [], []
     for i, node in enumerate(nodes):
         name = node.call.component

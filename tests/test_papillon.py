@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import compound as cp
 from compound.benchmarks.papillon import Judged, judged, leakage, score
-from compound.contracts import Example
-from compound.errors import DeclarationError
+from compound.contracts import Completion, Example, Request
+from compound.errors import DeclarationError, TransientError
 from compound.spec import load
 from compound.spec.program import Program
 from compound.testing import ScriptedLM
@@ -178,6 +178,22 @@ def test_a_judge_that_always_says_the_same_is_worth_nothing_but_a_tie(said: str,
 
 def test_a_worse_response_loses_both_verdicts() -> None:
     assert judge(lambda message: "B" if "Response A: ours" in message else "A")[0] == 0.0
+
+
+def test_a_judge_that_is_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Busy(ScriptedLM):
+        refused = 0
+
+        async def generate(self, request: Request) -> Completion:
+            if self.refused < 3:
+                self.refused += 1
+                raise TransientError("too many requests", retry_after=0.0)
+            return await super().generate(request)
+
+    lm = Busy(lambda message: "equal")
+    outputs = {"request": "Write a note.", "response": "ours"}
+    assert asyncio.run(Judged(lm)(outputs, EXAMPLE)).parts["quality"] == 1.0
+    assert lm.refused == 3
 
 
 def test_leaks_count_with_a_judge_too() -> None:

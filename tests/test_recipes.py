@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,8 +15,9 @@ import pytest
 
 from compound.cache import MemoryCache
 from compound.component import Input
+from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.contracts import Completion, Example, Request, Score, TokenRecord
+from compound.contracts import Completion, Example, Metric, Request, Score, TokenRecord
 from compound.errors import DeclarationError, TooManyFailures, TransientError
 from compound.evaluation import Rules
 from compound.executor import Executor
@@ -44,10 +46,12 @@ class Digits(ScriptedLM):
     def __init__(self) -> None:
         super().__init__(lambda text, rng: str(rng.integers(10)))
         self.asked: Counter[str] = Counter()
+        self.adapters: set[str] = set()
         self.gone: Counter[str] = Counter()  # by who asks, how often there is no answer
 
     async def generate(self, request: Request) -> Completion:
         self.asked[who := request.messages[-1].content[0]] += 1
+        self.adapters.add(request.adapter.sha256 if request.adapter else "")
         if self.gone[who]:
             self.gone[who] -= 1
             raise TransientError("the server is gone")
@@ -99,21 +103,44 @@ class Lab:
         self.critic = Critic(self.value)
         self.kept: dict[str, Any] = {}
 
+    def trained(self, name: str) -> System:
+        """Return the system with an adapter of that digest for its first agent."""
+        return self.system.bind({**self.system.configuration, "a.weights": {"path": name, "sha256": name}})
+
     def collect(
         self,
         recipe: Recipe,
         step: int = 0,
         examples: Sequence[Example] = EXAMPLES,
         present: System | None = None,
+        metric: Metric | None = None,
     ) -> Credited:
         """Make one step's samples, with the system as it is at present."""
         trained, given = NAMES[: self.agents], WeightSettings.model_validate({"runs": 4, **self.settings})
         rules = rolling(Rules(), warm(self.system, trained, 1.0), given.failure)
         executor = Executor({"lm": self.lm}, cache=MemoryCache())
-        sampler = Sampler(executor, present or self.system, custom(mean_digit, "digit"), rules, step)
+        metric = metric or custom(mean_digit, "digit")
+        sampler = Sampler(executor, present or self.system, metric, rules, step)
         task = cast("Any", self)  # recipes read no more of a task than its system
         work = Work(sampler, trained, given, step, cast("Any", self.critic), task, self.kept)
         return asyncio.run(recipe.collect(work, examples))
+
+
+def beside() -> System:
+    """Return a system whose second agent answers; the first one's reply, never well-formed, may be unread."""
+    x, wanted = Input("x"), Input("wanted", bool)
+    unread = LLM("a", prompt=Text("a"), output=Literal["yes", "no"], weights=LoRA(), retries=0)(x=x)
+    read = Function("read", same)(reply=unread, when=wanted)
+    answer = LLM("b", prompt=Text("b"), weights=LoRA(), retries=0)(x=x)
+    return System("beside", outputs={"y": Function("pick", pick)(first=read, second=answer)}, lm="lm")
+
+
+def same(reply: str) -> str:
+    return reply
+
+
+def pick(first: str | None = None, second: str | None = None) -> str:
+    return first or second or ""
 
 
 def said(sample: Sample) -> int:
@@ -286,6 +313,73 @@ class TestLost:
         assert {s.reward for s in found.samples} == {-1.0}
 
 
+class TestFailures:
+    """What failed by something else than what was said teaches nothing; what was said badly is no example."""
+
+    def test_a_judge_that_was_gone_is_no_fault_of_the_model(self) -> None:
+        lab = Lab(2, {"scale": "none", "failure": -1.0})
+        scored = itertools.count()
+
+        def judge(outputs: Mapping[str, Any], example: Example) -> float:
+            if next(scored) % 3 == 0:
+                raise TransientError("the judge is gone")
+            return 0.5
+
+        found = lab.collect(MMGRPO(), metric=custom(judge, "judge"))
+        assert len(found.samples) == 2 * 8
+        assert {s.reward for s in found.samples} == {0.5}
+        assert len(found.scores) == 8
+
+    def test_where_most_judgements_are_lost_the_step_ends(self) -> None:
+        def judge(outputs: Mapping[str, Any], example: Example) -> float:
+            raise ConnectionError("no route to the judge")
+
+        with pytest.raises(TooManyFailures, match="no route to the judge"):
+            Lab(1).collect(MMGRPO(), metric=custom(judge, "judge"))
+
+    @pytest.mark.parametrize("padding", ["truncate", "fill"])
+    def test_a_lost_rollout_does_not_count_among_those_of_its_example(self, padding: str) -> None:
+        lab = Lab(1, {"padding": padding, "scale": "none"})
+        lab.lm.gone["a"] = 1
+        found = lab.collect(MMGRPO())
+        assert len(found.samples) == 11
+        assert (found.facts["truncated"], found.facts["copies"]) == (0, 0)
+
+    def test_forks_are_drawn_among_the_agents_that_a_run_reached(self) -> None:
+        lab = Lab(2, {"forks": {"a": 0.0, "b": 1.0}})
+        first = LLM("a", prompt=Text("a"), output=Literal["yes", "no"], weights=LoRA(), retries=0)
+        last = LLM("b", prompt=Text("b"), weights=LoRA(), retries=0)
+        lab.system = System("chain", outputs={"y": last(x=first(x=Input("x")))}, lm="lm")
+        assert lab.collect(MHGPO("rr")).scores == [0.0] * 3  # no digit is yes or no: nobody is left to fork
+
+    @pytest.mark.parametrize("recipe", [MMGRPO(), MHGPO("fof")])
+    def test_a_reply_that_failed_and_that_nobody_read_earns_nothing(self, recipe: Recipe) -> None:
+        lab = Lab(2, {"scale": "none", "failure": -1.0})
+        lab.system = beside()
+        found = lab.collect(recipe, examples=[Example("e0", {"x": "w", "wanted": False})])
+        rewards = {name: {s.reward for s in found.samples if s.component == name} for name in ("a", "b")}
+        assert rewards["a"] == {-1.0}
+        assert min(rewards["b"]) >= 0.0
+
+    def test_a_reply_that_failed_is_not_imitated(self) -> None:
+        lab = Lab(2, {"attempts": 4, "keep": 4, "threshold": 0.0, "rule": "fixed"})
+        lab.system = beside()
+        found = lab.collect(MyGO(), examples=[Example("e0", {"x": "w", "wanted": False})])
+        assert [s.component for s in found.samples] == ["b"] * 4
+
+    def test_answers_too_long_for_a_value_are_left_to_the_trainer_to_count(self) -> None:
+        lab = Lab(1)
+
+        class Short(Critic):
+            def values(self, samples: Sequence[Sample]) -> list[Sample]:
+                return [samples[0], *super().values(samples[1:])]
+
+        lab.critic = Short()
+        found = lab.collect(PPO()).samples
+        assert len(found) == 12
+        assert [s.advantages == () for s in found] == [True] + [False] * 11
+
+
 class TestTeachers:
     def test_a_teacher_makes_its_share_of_the_runs(self, tmp_path: Path) -> None:
         lab = Lab(2, {"scale": "none"})
@@ -318,12 +412,20 @@ class TestMyGO:
     @pytest.mark.parametrize("online", [True, False])
     def test_offline_attempts_are_those_of_the_weights_that_the_job_began_with(self, online: bool) -> None:
         lab = Lab(1, {"online": online, "threshold": 0.2, "attempts": 2})
-        present = lab.system.bind({**lab.system.configuration, "a.prompt": "n"})
-        found = lab.collect(MyGO(), present=present)
-        assert set(lab.lm.asked) == {"n" if online else "a"}
-        lab.collect(MyGO(), step=1, present=present)
+        found = lab.collect(MyGO())
+        lab.collect(MyGO(), step=1, present=lab.trained("x"))
+        assert lab.lm.adapters == ({"", "x"} if online else {""})
         assert (lab.kept["threshold"] > 0.2) == online  # attempts of one policy: the bar stays
         assert found.samples
+
+    def test_offline_attempts_are_made_with_what_the_warm_up_led_to(self) -> None:
+        lab = Lab(1, {"online": False, "warm_up": 1, "best": 0.9, "attempts": 64, "keep": 1})
+        sampled = []
+        for step, name in enumerate("xyz"):
+            lab.lm.adapters.clear()
+            lab.collect(MyGO(), step=step, present=lab.trained(name))
+            sampled.append(set(lab.lm.adapters))
+        assert sampled == [{"x"}, {"y"}, {"y"}]  # x warmed up, and y is what that led to
 
     def test_good_attempts_are_kept_with_all_that_was_said_in_them(self) -> None:
         lab = Lab(2, {"attempts": 16, "keep": 2, "threshold": 0.5, "best": 0.9, "rule": "fixed"})

@@ -43,7 +43,7 @@ def read_adapter(folder: Path, layers: Mapping[str, tuple[int, int]]) -> dict[st
         ConfigurationError: a file is missing or unreadable, the adapter is of a kind that is not supported,
             or it does not fit the layers.
     """
-    config = _config(folder)
+    config = read_config(folder)
     sides: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in _tensors(folder).items():
         name, dot, side = key.removeprefix(PREFIX).partition(".lora_")
@@ -89,8 +89,12 @@ def _targets(config: Mapping[str, Any], layers: Mapping[str, Any]) -> set[str]:
     return {name for name in layers if any(f".{name}".endswith(f".{target}") for target in targets)}
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    """Return an adapter's settings, if they are those of a plain LoRA."""
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return an adapter's settings, if they are those of a plain LoRA.
+
+    Raises:
+        ConfigurationError: they are missing, unreadable, or those of something else.
+    """
     try:
         found: Any = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from compound.components.engines import loading
 from compound.components.engines.prefilled import Prefilled
 from compound.contracts import Completion, Message, Request, TokenRecord, Usage
-from compound.errors import CallError
+from compound.errors import CallError, TransientError
 
 if TYPE_CHECKING:
     from compound.components.engines.decoding import Decoder
@@ -227,9 +227,11 @@ class TransformersEngine:
         version = adapter.sha256 if adapter else ""
         try:
             decoder.run(rows, adapter)
-        except RuntimeError as error:
-            hint = "lower max_batch or max_batch_tokens" if "memory" in str(error) else ""
-            raise CallError(f"{self.name} failed on {len(rows)} calls: {error}", hint=hint) from error
+        except (RuntimeError, MemoryError) as error:
+            told = f"{self.name} failed on {len(rows)} calls: {error}"
+            if isinstance(error, MemoryError) or "memory" in str(error):  # says nothing of what was asked
+                raise TransientError(f"{told}; lower max_batch or max_batch_tokens") from error
+            raise CallError(told) from error
         for job, row in zip(batch, rows, strict=True):
             if row.finish is None:
                 _fail([job], CallError(f"{self.name} was closed during the call"))

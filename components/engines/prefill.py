@@ -4,6 +4,8 @@ Systems ask one model the same instruction and demonstrations with another quest
 are grouped by common beginning, each beginning is read as a single row and repeated, and the rest of the
 prompts follows in rectangles of similar length. The last few beginnings are kept for later batches. What a
 model makes of a prompt depends on its adapter, so each beginning belongs to the version that has read it.
+
+A sliding window counts padding, too: in a model that has one, nothing is padded between beginning and rest.
 """
 
 from __future__ import annotations
@@ -97,6 +99,8 @@ class Prefill:
 
     def __init__(self, model: Any, keep: int) -> None:
         self._model = model
+        self._windowed = "sliding_attention" in (getattr(model.config, "layer_types", None) or ())
+        self._windowed |= bool(getattr(model.config, "sliding_window", None))
         self._keep = keep
         self._asked = self._computed = 0  # tokens of prompts so far
         self._kept: OrderedDict[tuple[str, Tokens], Layers] = OrderedDict()  # the last one used comes last
@@ -144,7 +148,8 @@ class Prefill:
         """Read what follows ``start`` in rectangles of similar length."""
         rest = sorted(members, key=lambda i: len(prompts[i]))
         while rest:
-            most = 1.25 * (len(prompts[rest[0]]) - start) + 16
+            shortest = len(prompts[rest[0]]) - start
+            most = shortest if self._windowed and start else 1.25 * shortest + 16
             count = sum(len(prompts[i]) - start <= most for i in rest)
             width = len(prompts[rest[count - 1]]) - 1 - start
             yield self._rectangle(prompts, rest[:count], begin, start, max(width, not start))

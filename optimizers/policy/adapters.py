@@ -23,6 +23,7 @@ from compound.streams import only_torch
 
 PROBE = "probe.json"
 TEXT = "The quick answer to the question is that nobody knows, since it was never asked before."
+NEAR = 0.5  # nats by which a token's log-probability may differ for rounding in half precision
 Name = str
 
 
@@ -51,6 +52,7 @@ class Adapters:
             name: f"a{number}" for number, name in enumerate(self.spaces)
         }  # any name is one of ours
         self.base, self.tokenizer = _load(model, dtype)
+        _refuse_other_logits(model, self.base, self.tokenizer)
         self.model = _wrapped(self.base, {self._alias[n]: space for n, space in self.spaces.items()}, seed)
         self._before: dict[Name, list[float]] = {}
         self._stored: dict[Name, tuple[str, dict[str, str] | None]] = {}
@@ -142,6 +144,16 @@ class Adapters:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
+        from compound.components.engines.adapter_files import read_config
+
+        config, space = read_config(folder), self.spaces[name]
+        if config["lora_alpha"] * space.rank != space.alpha * config["r"]:
+            raise ConfigurationError(
+                f"the adapter in {folder} was trained with alpha {config['lora_alpha']} and rank "
+                f"{config['r']}, but {name!r} declares alpha {space.alpha} and rank {space.rank}: "
+                "it would say something else",
+                hint="declare those it was trained with",
+            )
         try:
             tensors = load_file(folder / "adapter_model.safetensors")
         except (OSError, SafetensorError) as error:
@@ -198,6 +210,26 @@ def _logprobs(folder: Path) -> list[float] | None:
         ]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _refuse_other_logits(name: str, base: Any, tokenizer: Any) -> None:
+    """Raise where what is trained is not what the model says, since it changes its logits in its own way."""
+    import torch
+
+    from compound.optimizers.policy.forward import forward
+    from compound.optimizers.policy.samples import probe
+
+    tokens = tokenizer(TEXT, add_special_tokens=False).input_ids
+    with torch.no_grad():
+        ours = forward(base, [probe(tokens)], shared=False).logps[0]
+        logits = base(input_ids=torch.tensor([tokens], device=base.device)).logits[0, :-1].float()
+        wanted = torch.tensor(tokens[1:], device=base.device)
+        theirs = logits.log_softmax(-1).gather(-1, wanted[:, None])[:, 0]
+    if float((ours - theirs).abs().max()) > NEAR:
+        raise CompoundError(
+            f"{name!r} cannot be trained: it makes its logits in a way that is not known here",
+            hint="take a model of another family",
+        )
 
 
 def _wrapped(base: Any, spaces: Mapping[Name, Weights], seed: int) -> Any:

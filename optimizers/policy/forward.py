@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compound.optimizers.policy.head import token_logps
+from compound.optimizers.policy.head import Output, token_logps
 from compound.optimizers.policy.samples import Sample
 
 WORTH = 0.5  # a shared prompt is read once where that leaves at most this share of the tokens
@@ -50,7 +50,7 @@ def forward(
     logps = torch.zeros(mask.shape, dtype=torch.float32, device=states.device)
     entropies = torch.zeros_like(logps)
     picked = mask.bool()
-    found = token_logps(states[picked], model.get_output_embeddings(), targets[picked], bonus)
+    found = token_logps(states[picked], Output.of(model), targets[picked], bonus)
     return Pass(
         logps.masked_scatter(picked, found[0]), entropies.masked_scatter(picked, found[1]), states, mask
     )

@@ -55,7 +55,8 @@ def trajectory_samples(
     """Return one sample for everything the trained components sampled in a run, with the run's reward.
 
     A run that failed keeps the calls it made, up to and including the one that failed; all of them get the
-    fallback reward. A reward of 0.0 that was earned stays 0.0.
+    fallback reward, and so does a call that failed where its run did not. A reward of 0.0 that was earned
+    stays 0.0.
 
     Args:
         trace: a scored run. A failed one may have any score, or none.
@@ -72,7 +73,9 @@ def trajectory_samples(
         sample
         for call in trace.calls
         if call.component in components
-        for sample in call_samples(call, trace.example, reward, rollout=rollout, on_policy=on_policy)
+        for sample in call_samples(
+            call, trace.example, fallback if call.failure else reward, rollout=rollout, on_policy=on_policy
+        )
     ]
 
 

@@ -38,10 +38,12 @@ class LocalDraws:
     Attributes:
         scores: the local rewards.
         kind: `grpo` compares the answers to one input, `ppo` has a critic.
+        share: what part of a system run one answer is, about.
     """
 
     scores: Scores
     kind: Literal["ppo", "grpo"]
+    share: float = 1.0
     likelihood: bool = False
     local: bool = True
 
@@ -51,8 +53,8 @@ class LocalDraws:
         return self.kind == "ppo"
 
     def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
-        """Return the least a step may take: the runs whose inputs are not in the cache."""
-        return 1.0
+        """Return the runs whose inputs are read, of which most are in the cache, and the answers."""
+        return work_on * (1.0 + settings.runs * self.share)
 
     async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
         """Draw answers to the inputs that the component has in the incumbent's runs."""
@@ -110,7 +112,8 @@ class LocalTraining:
         (component,) = tunable(task)
         guidance = await self.guide.guidance(RunRewards.open(task, self.settings.rewards), component)
         weights = self.settings.weights
-        recipe: Recipe = LocalDraws(guidance.scores, weights.local)
+        counted = sum(c.cacheable for c in task.system.components.values())
+        recipe: Recipe = LocalDraws(guidance.scores, weights.local, 1 / max(1, counted))
         if guidance.distrust:
             recipe = PPO() if weights.local == "ppo" else MMGRPO()
         facts = {**guidance.facts, "component": component, "steered": not guidance.distrust}

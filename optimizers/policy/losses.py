@@ -76,12 +76,20 @@ class Variant:
             mean over samples of the sum over tokens.
         level: whether each token has its own ratio or the sample has one, the geometric mean of its tokens'.
         bounds: the ratios below and above which bad and good answers count as cut.
+        sampler: whether its ratio refers to what the sampler said, and corrects by itself what that computes
+            differently.
     """
 
     term: Callable[[Terms, Clip], Any]
     weigh: Literal["sequence", "tokens", "longest", "sum"]
     level: Level = "token"
     bounds: Callable[[Clip], tuple[float, float]] = lambda clip: (0.0, math.inf)
+    sampler: bool = False
+
+    @property
+    def likelihood(self) -> bool:
+        """Whether it imitates, and knows no advantages."""
+        return self.term is _likelihood
 
 
 def per_token_loss(
@@ -122,7 +130,7 @@ def per_token_loss(
     if advantages is not None:
         rows = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
         advantages = rows.expand_as(logps).masked_fill(~keep, 0.0)
-    elif chosen.term is not _likelihood:
+    elif not chosen.likelihood:
         raise DeclarationError(f"the loss {variant!r} needs advantages")
     log_ratio = logps - old
     ratio = at_level(log_ratio, keep, level or chosen.level).exp()
@@ -273,7 +281,7 @@ VARIANTS: dict[str, Variant] = {
     "sapo": Variant(_sapo, "sequence"),
     "gspo": Variant(_clipped, "sequence", "sequence", _trust_region),
     "luspo": Variant(_clipped, "sum", "sequence", _trust_region),
-    "vespo": Variant(_vespo, "tokens"),
+    "vespo": Variant(_vespo, "tokens", sampler=True),
     "reinforce": Variant(_reinforce, "sum"),
     "sft": Variant(_likelihood, "tokens"),  # MyGO: the mean over tokens
     "sft_sum": Variant(_likelihood, "sum"),  # MyGO as printed: the sum over a trajectory's tokens

@@ -9,6 +9,8 @@ from typing import Any
 from compound.configuration import component_of
 from compound.errors import DeclarationError, nearest
 from compound.optimization import Job, Method, Optimizer
+from compound.optimizers.policy.adapters import partition
+from compound.optimizers.policy.losses import variant_of
 from compound.optimizers.policy.mhgpo import MHGPO
 from compound.optimizers.policy.mmgrpo import MMGRPO
 from compound.optimizers.policy.mygo import MyGO
@@ -41,6 +43,7 @@ def together(name: str, system: System, settings: OptimizeSettings, recipe: Reci
 def apart(name: str, system: System, settings: OptimizeSettings, recipe: Recipe) -> Method:
     """Return a method that trains the weights of one component after the other."""
     keys = required(name, system)
+    refuse_shared(name, keys, settings)
     return _method(name, settings, recipe, [Job(name, (key,)) for key in keys])
 
 
@@ -59,14 +62,36 @@ def required(name: str, system: System) -> tuple[str, ...]:
     return keys
 
 
+def refuse_shared(name: str, keys: Sequence[str], settings: OptimizeSettings) -> None:
+    """Raise where a method that trains one component at a time is asked to let several share an adapter."""
+    if settings.weights.adapters != "each" and len(keys) > 1:
+        raise DeclarationError(
+            f"method {name!r} trains one component after the other: they cannot share adapters",
+            hint="leave out optimize.weights.adapters, or take a method that trains all of them together",
+        )
+
+
+def refuse_imitation(name: str, settings: OptimizeSettings) -> None:
+    """Raise where a loss that imitates would be given samples good and bad."""
+    if variant_of(settings.weights.loss).likelihood:
+        raise DeclarationError(
+            f"method {name!r} weighs samples by advantages, which the loss {settings.weights.loss!r} ignores",
+            hint="leave out optimize.weights.loss; method 'mygo' is the one that imitates",
+        )
+
+
 def _method(name: str, settings: OptimizeSettings, recipe: Recipe, jobs: Sequence[Job]) -> Method:
-    trained = {component_of(key) for job in jobs for key in job.keys}
-    for component in settings.weights.penalties:
-        if component not in trained:
-            raise DeclarationError(
-                f"optimize.weights.penalties names {component!r}, which is not trained",
-                hint=nearest(component, trained),
-            )
+    trained = tuple(dict.fromkeys(component_of(key) for job in jobs for key in job.keys))
+    for setting in ("penalties", "forks"):
+        for component in getattr(settings.weights, setting):
+            if component not in trained:
+                raise DeclarationError(
+                    f"optimize.weights.{setting} names {component!r}, which is not trained",
+                    hint=nearest(component, trained),
+                )
+    partition(trained, settings.weights.adapters)
+    if not recipe.likelihood:
+        refuse_imitation(name, settings)
     optimizers: Mapping[str, Optimizer] = {name: WeightTraining(recipe, settings.weights)}
     return Method(name, optimizers, jobs, InOrder(), least=LONG, decisions=1, jobs_each=len(jobs))
 

@@ -120,7 +120,7 @@ def _regrouped(
     found = regroup(
         samples,
         size,
-        lambda sample: (sample.component, forked[sample.example, str(sample.group[-1])]),
+        lambda sample: (sample.component, forked.get((sample.example, str(sample.group[-1])), "")),
         seed=seed,
     )
     facts = {"mixed_groups": found.groups, "mixed_variance": found.variance, "alone": found.alone}

@@ -7,6 +7,7 @@ groups.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -52,7 +53,7 @@ class MMGRPO:
             samples,
             size=work.settings.group,
             padding=work.settings.padding,
-            rollouts={example.id: work.settings.runs for example in examples},
+            rollouts=Counter(rollout.example.id for rollout in learnable(rollouts)),
             seed=work.seed,
         )
         trained, facts = advantages(grouped.samples, work.settings.scale, references=grouped.references)

@@ -16,6 +16,7 @@ from compound.optimizers.policy.recipe import Credited, Work, scores_of
 from compound.optimizers.policy.rollouts import Rollout
 from compound.optimizers.policy.threshold import Selection, raise_threshold, select
 from compound.settings import WeightSettings
+from compound.system import System
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,11 @@ class MyGO:
             sample.with_advantage(1.0)
             for rollout in chosen
             for sample in trajectory_samples(rollout.trace, work.trained, rollout=rollout.number)
+            if rollout.trace.call(sample.address).failure is None  # what nobody read is not to be imitated
         ]
         if warming:
             kept["warmed"] = kept.get("warmed", 0) + len(chosen)
+            kept.pop("policy", None)
         else:
             goal = raise_threshold(bar, first, supremum=settings.best, rule=self._rule(work))
             kept["threshold"] = bar + settings.pace * (goal - bar)
@@ -61,7 +64,7 @@ class MyGO:
         An example that lacks some kept ones makes as many attempts at once: never one more than if it had
         made one after the other.
         """
-        system = None if work.settings.online else work.task.system  # offline: the weights the job began with
+        system = None if work.settings.online else self._first(work)
         found: dict[str, list[Rollout]] = {example.id: [] for example in examples}
         while lacking := self._lacking(work, found, bar):
             wanted = [
@@ -91,6 +94,14 @@ class MyGO:
         }
         most, keep = work.settings.attempts, work.settings.keep
         return select(rewards, bar, keep=keep, most=most, rule=self._rule(work))
+
+    @staticmethod
+    def _first(work: Work) -> System:
+        """Return what attempts are made with offline: the policy after the warm-up, or the job's first."""
+        keys = [f"{component}.weights" for component in work.trained]
+        present = work.sampler.system.configuration
+        first = work.kept.setdefault("policy", {key: present[key] for key in keys})
+        return work.sampler.system.bind({**present, **first})
 
     @staticmethod
     def _rule(work: Work) -> str:

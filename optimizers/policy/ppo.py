@@ -45,8 +45,10 @@ async def estimated(work: Work, samples: Sequence[Sample]) -> list[Sample]:
     settings = work.settings
     found = []
     for sample in valued:
-        if len(sample.values) == sample.length:
-            gains, returns = gae(sample.values, sample.reward, gamma=settings.gamma, lam=settings.lam)
-            found.append(replace(sample, advantages=tuple(gains), returns=tuple(returns)))
+        if len(sample.values) != sample.length:  # it is too long: the trainer leaves it out, and counts it
+            found.append(sample)
+            continue
+        gains, returns = gae(sample.values, sample.reward, gamma=settings.gamma, lam=settings.lam)
+        found.append(replace(sample, advantages=tuple(gains), returns=tuple(returns)))
     white = whiten([sample.advantages for sample in found])
     return [replace(s, advantages=tuple(row)) for s, row in zip(found, white, strict=True)]

@@ -7,16 +7,16 @@ learns from it, and where too many are lost there is an error.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from compound.contracts import Example, Metric
-from compound.errors import TransientError, first_of
+from compound.errors import TransientError
 from compound.evaluation import Rules, refuse_broken, score
 from compound.executor import Executor
+from compound.in_turn import in_turn
 from compound.system import System
 from compound.trace import Call, Failure, Trace
 
@@ -142,34 +142,18 @@ class Sampler:
 
         Runs are reserved and settled in order, so that no later one takes what an earlier one needs.
         """
-        places, turn = asyncio.Semaphore(self.rules.concurrency), asyncio.Lock()
-        made: dict[int, Trace] = {}
-        settled = 0
 
-        async def one(number: int, make: Callable[[], Awaitable[Rollout]]) -> Rollout:
-            nonlocal settled
-            async with places:
-                async with turn:
-                    await self.executor.meter.reserve_run()
-                rollout = await make()
-                made[number] = rollout.trace
-                while settled in made:
-                    self.executor.settle(made.pop(settled))
-                    settled += 1
+        async def one(make: Callable[[], Awaitable[Rollout]]) -> Rollout:
+            rollout = await make()
             scored = await score(rollout.trace, self.metric, rollout.example, self.rules)
             return replace(rollout, trace=scored)
 
-        try:
-            with self.executor.batch():
-                async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(one(i, make)) for i, make in enumerate(making)]
-        except BaseExceptionGroup as errors:
-            self.executor.meter.release_runs()
-            raise first_of(errors) from None
-        return self._sound([task.result() for task in tasks])
-
-    def _sound(self, rollouts: list[Rollout]) -> list[Rollout]:
-        """Return the rollouts, unless too many were lost."""
+        rollouts = await in_turn(
+            self.executor,
+            [partial(one, make) for make in making],
+            lambda _, rollout: self.executor.settle(rollout.trace),
+            self.rules.concurrency,
+        )
         self.refuse_lost([rollout.trace.failure for rollout in rollouts])
         return rollouts
 

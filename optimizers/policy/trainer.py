@@ -26,7 +26,7 @@ from compound.optimizers.policy.values import value_head, values
 from compound.settings import WeightSettings
 
 LIKELIHOOD = "sft"
-VALUE = "|value"  # no adapter can have this name
+VALUE, HEAD = "|value", "|head:"  # no adapter can have these names
 
 
 class StaleSamples(CompoundError):
@@ -123,7 +123,7 @@ class Trainer:
         self, part: Sequence[Sample], number: int, known: Known, likelihood: bool, monitor: Monitor
     ) -> None:
         """Take one step of each adapter that has samples in this part, and of the value head."""
-        variant = LIKELIHOOD if likelihood else self.settings.loss
+        variant = self._variant(likelihood)
         for name, own in by_adapter(part, self.adapter_of).items():
             weights = losses.sample_weights(variant, [s.length for s in own], self.longest)
             weight_of = {id(s): w for s, w in zip(own, weights, strict=True)}
@@ -148,12 +148,17 @@ class Trainer:
         import torch
 
         ran = forward(model, batch, bonus=self.settings.entropy > 0)
-        settings, likelihood = self.settings, variant == LIKELIHOOD
+        settings, likelihood = self.settings, losses.variant_of(variant).likelihood
         weight = torch.tensor([weight_of[id(s)] for s in batch], device=ran.mask.device)[:, None]
         old = ran.logps.detach() if not known.old else _rows(known.old, batch, ran.mask)
         advantages = _padded([s.advantages for s in batch], ran.mask) if not likelihood else ran.mask
         if not likelihood and settings.correction is not None:
-            advantages = advantages * self._correction(batch, old, ran.mask)
+            said = _said(batch, old, ran.mask)
+            if losses.variant_of(variant).sampler:
+                old = said
+            else:
+                cap = settings.correction
+                advantages = advantages * corrections.importance_weights(old, said, ran.mask, cap=cap)
         per_token = losses.per_token_loss(variant, ran.logps, old, advantages, ran.mask, self._clip)
         divergence = None
         if known.reference:
@@ -182,17 +187,10 @@ class Trainer:
         wanted = _padded([s.returns for s in batch], ran.mask)
         return losses.value_loss(said, before, wanted, self.settings.value_clip)
 
-    def _correction(self, batch: Sequence[Sample], old: Any, mask: Any) -> Any:
-        """Return the weights that correct what the sampler and the trainer compute differently, capped."""
-        import torch
-
-        weights = torch.ones_like(mask)
-        known = [i for i, s in enumerate(batch) if len(s.tokens.logprobs) == s.length]
-        if known:
-            sampled = _padded([batch[i].tokens.logprobs for i in known], mask[known])
-            cap = float(self.settings.correction or 1.0)
-            weights[known] = corrections.importance_weights(old[known], sampled, mask[known], cap=cap)
-        return weights
+    def _variant(self, likelihood: bool) -> str:
+        """Return the loss by name: where samples are imitated, one that does so."""
+        own = self.settings.loss
+        return own if not likelihood or losses.variant_of(own).likelihood else LIKELIHOOD
 
     # -- what is known before a step -------------------------------------------------------------------
 
@@ -283,8 +281,7 @@ class Trainer:
             }
             updater.restore(own)
         if self.head is not None:
-            prefix = "head:"
-            own = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
+            own = {key.removeprefix(HEAD): t for key, t in tensors.items() if key.startswith(HEAD)}
             self.head.load_state_dict(own)
         self.versions = {name: list(some) for name, some in saved["versions"].items()}
 
@@ -297,7 +294,7 @@ class Trainer:
             for key, tensor in updater.state().items()
         }
         if self.head is not None:
-            tensors |= {f"head:{key}": t.detach().cpu().clone() for key, t in self.head.state_dict().items()}
+            tensors |= {f"{HEAD}{key}": t.detach().cpu().clone() for key, t in self.head.state_dict().items()}
         save_file(tensors, folder / "state.safetensors")
 
 
@@ -309,6 +306,15 @@ def _rows(known: Mapping[int, Any], batch: Sequence[Sample], like: Any) -> Any:
     for i, sample in enumerate(batch):
         rows[i, : sample.length] = known[id(sample)][: sample.length]
     return rows
+
+
+def _said(batch: Sequence[Sample], old: Any, mask: Any) -> Any:
+    """Return the sampler's log-probabilities; where it gave none, what the trainer computes."""
+    said = old.clone()
+    known = [i for i, s in enumerate(batch) if len(s.tokens.logprobs) == s.length]
+    if known:
+        said[known] = _padded([batch[i].tokens.logprobs for i in known], mask[known])
+    return said
 
 
 def _padded(rows: Sequence[Sequence[float]], like: Any) -> Any:

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from compound.artifacts import put, verified
+from compound.artifacts import is_reference, put, verified
 from compound.components.engines import loading
 from compound.components.engines.prefilled import Prefilled
 from compound.computing import compute
@@ -42,7 +42,7 @@ from compound.system import System
 
 RECORD = "training"  # the kind of a memory record
 WINDOW = 0.2  # of the steps, at either end, that a proposal's rewards are the mean of
-START: Mapping[str, Any] = {"step": 0, "saved": None, "ahead": None, "kept": {}, "curve": []}
+START: Mapping[str, Any] = {"step": 0, "saved": None, "ahead": None, "kept": {}, "curve": [], "dearest": 0.0}
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class WeightTraining:
         try:
             state: dict[str, Any] = {**START, **(task.resume or {})}
             await compute(job.open, state)
-            while state["ahead"] or job.affords(state["step"]):
+            while state["ahead"] or job.affords(state["step"], state["dearest"]):
                 try:
                     state = await job.step(state)
                 except BudgetExhausted:
@@ -87,17 +87,9 @@ class Job:
 
     def __post_init__(self) -> None:
         self.trained = tuple(components_of(self.task.keys))
-        self._groups = partition(self.trained, self._wanted())
+        self._groups = partition(self.trained, self.settings.adapters)
         self._adapter_of = {c: name for name, some in self._groups.items() for c in some}
         self._batch = min(self.settings.examples, len(self.task.train))
-
-    def _wanted(self) -> str | Mapping[str, Sequence[str]]:
-        """Return how adapters are shared, among the components of this job."""
-        wanted = self.settings.adapters
-        if isinstance(wanted, str):
-            return wanted
-        named = {name: tuple(c for c in some if c in self.trained) for name, some in wanted.items()}
-        return {name: some for name, some in named.items() if some}
 
     @property
     def folder(self) -> Path:
@@ -151,18 +143,25 @@ class Job:
         adapters = state["saved"]["adapters"]
         return {f"{c}.weights": adapters[name] for c, name in self._adapter_of.items()}
 
-    def affords(self, number: int) -> bool:
-        """Return whether a step is to be taken, and the job's share of the budget holds it."""
-        return number < self.settings.steps and self.task.scorer.left >= self.cost
+    def affords(self, number: int, dearest: float) -> bool:
+        """Return whether a step is to be taken, and the job's share of the budget holds one.
+
+        Args:
+            number: of the step.
+            dearest: what a step has taken at most so far: with loops it may be more than was expected.
+        """
+        needed = self.cost if dearest <= self.cost else dearest + 1.0  # the last of its runs is held whole
+        return number < self.settings.steps and self.task.scorer.left >= needed
 
     async def step(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Sample with the weights of a state, give credit, update; return the next state."""
         number, kept = state["step"], dict(state["kept"])
         drawn, ahead = await self._drawn(state, kept), None
+        dearest = max(state["dearest"], drawn.facts["runs"])
         try:
             async with asyncio.TaskGroup() as group:
                 training = group.create_task(self._train(drawn, number))
-                if self.settings.stale and self.affords(number + 1):
+                if self.settings.stale and self.affords(number + 1, dearest):
                     await asyncio.sleep(0)  # so that values are those of the trained value head
                     ahead = await self._ahead(state, number + 1, kept)
         except BaseExceptionGroup as errors:
@@ -170,7 +169,8 @@ class Job:
         saved = training.result()
         brief = {"reward": drawn.credited.reward, "samples": len(drawn.credited.samples)}
         curve = [*state["curve"], brief]
-        return {"step": number + 1, "saved": saved, "ahead": ahead, "kept": kept, "curve": curve}
+        found = {"step": number + 1, "saved": saved, "ahead": ahead, "kept": kept, "curve": curve}
+        return {**found, "dearest": dearest}
 
     async def _drawn(self, state: Mapping[str, Any], kept: dict[str, Any]) -> Drawn:
         """Return the samples of a state's step: those that were drawn ahead, or new ones."""
@@ -189,13 +189,17 @@ class Job:
         return put(drawn.write, self.folder, "ahead")
 
     async def _draw(self, state: Mapping[str, Any], number: int, kept: dict[str, Any]) -> Drawn:
-        """Sample with the weights of a state, and give credit."""
-        begun = time.perf_counter()
-        work, before = self._work(state, number, kept), self._prefilled()
-        credited = await self.recipe.collect(work, self.examples(number))
+        """Sample with the weights of a state, and give credit, within the job's share of the budget."""
+        meter, begun = self.task.bench.executor.meter, time.perf_counter()
+        work, before, runs = self._work(state, number, kept), self._prefilled(), meter.system_runs
+        with meter.capped(self.task.scorer.left):
+            credited = await self.recipe.collect(work, self.examples(number))
         read, seconds = self._prefilled() - before, time.perf_counter() - begun
-        prompts = {"prompt_tokens": read.tokens, "prompt_tokens_cached": read.cached}
-        return Drawn(credited, {**prompts, "lost": work.sampler.lost, "sample_seconds": seconds})
+        facts = {
+            "prompt_tokens": read.tokens, "prompt_tokens_cached": read.cached, "lost": work.sampler.lost,
+            "runs": meter.system_runs - runs, "sample_seconds": seconds,
+        }  # fmt: skip
+        return Drawn(credited, facts)
 
     async def _train(self, drawn: Drawn, number: int) -> dict[str, Any]:
         """Update, store, and record; return what is to be restored from."""
@@ -249,12 +253,17 @@ class Job:
         """
         saved = state["saved"]
         needed = [saved["optimizers"], state["ahead"], *saved["adapters"].values()]
-        present = {reference["path"] for reference in needed if reference}
+        present = {reference["path"] for reference in needed if reference} | self._given(state)
         kept = state["kept"].get("folders", [])
         for path in state["kept"].get("folders_before", []):
             if path not in present and path not in kept:
                 shutil.rmtree(self.folder / path, ignore_errors=True)
         state["kept"].update(folders_before=kept, folders=sorted(present))
+
+    def _given(self, state: Mapping[str, Any]) -> set[str]:
+        """Return the names of folders that the job began with, or that its recipe keeps: others need them."""
+        values = [*self.task.system.configuration.values(), *state["kept"].get("policy", {}).values()]
+        return {Path(value["path"]).name for value in values if is_reference(value)}
 
     def proposal(self, state: Mapping[str, Any]) -> Proposal:
         """Return the weights of the last step, with the mean rewards of rollouts at either end."""
