@@ -191,7 +191,8 @@ class WeightSettings(_Settings):
     pace: float = Field(default=1.0, gt=0, le=1)
     """How much of that way it rises in a step: small batches need more steps than the paper's."""
     online: bool = True
-    """Whether attempts are made anew at each step, or all before the first one (MyGO)."""
+    """Whether attempts are made by the present weights, or by those that the job, or its warm-up, led to
+    at first (MyGO)."""
     warm_up: int = Field(default=0, ge=0)
     """Attempts with the highest reward that are imitated before anything else (MyGO; 300 in the paper)."""
     stages: tuple[str, ...] = ("mipro", "mmgrpo")

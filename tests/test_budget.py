@@ -307,6 +307,38 @@ def test_ten_tenths_are_one_run() -> None:
     settled(meter.reserve_run())
 
 
+def test_a_part_of_a_run_is_held_as_a_part() -> None:
+    async def scenario() -> None:
+        meter = Meter(Budget(system_runs=1))
+        for _ in range(4):
+            await meter.reserve_run(0.25)
+        fifth = asyncio.create_task(meter.reserve_run(0.25))
+        await asyncio.sleep(0)
+        assert not fifth.done()
+        meter.charge_runs(0.0, held=0.25)  # it was in the cache
+        await fifth
+        for _ in range(4):
+            meter.charge_runs(0.25, held=0.25)
+        with pytest.raises(BudgetExhausted, match=r"1\.0 of 1 system runs"):
+            await meter.reserve_run(0.25)
+
+    settled(scenario())
+
+
+def test_a_cap_holds_in_its_block_and_no_longer() -> None:
+    meter = Meter(Budget(system_runs=5))
+    meter.charge_runs(1.0)
+    with meter.capped(1.5):
+        settled(meter.reserve_run())
+        meter.charge_runs(1.0)
+        refused = refusal(lambda: meter.reserve_run())
+    assert "2.0 of 2.5 system runs" in refused
+    settled(meter.reserve_run())
+    meter.charge_runs(1.0)
+    with meter.capped(float("inf")), meter.capped(0.0):
+        assert "system runs" in refusal(lambda: meter.reserve_run(0.1))
+
+
 def test_a_run_is_held_until_it_is_charged_and_others_wait_for_its_rest() -> None:
     async def scenario() -> list[str]:
         meter, order = Meter(Budget(system_runs=1.5)), []

@@ -7,7 +7,7 @@ import json
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -17,12 +17,15 @@ pytest.importorskip("peft")
 from compound.cache import MemoryCache  # noqa: E402
 from compound.configuration import readable  # noqa: E402
 from compound.contracts import Example, Score  # noqa: E402
+from compound.errors import DeclarationError, SpecError  # noqa: E402
 from compound.executor import Executor  # noqa: E402
 from compound.loop import Problem  # noqa: E402
 from compound.metrics import custom  # noqa: E402
 from compound.optimization import Bench, Proposal, Task  # noqa: E402
 from compound.optimizers.methods import method  # noqa: E402
+from compound.optimizers.policy.losses import VARIANTS  # noqa: E402
 from compound.scoring import JobScorer  # noqa: E402
+from compound.settings import WeightSettings  # noqa: E402
 from compound.spec import load  # noqa: E402
 from compound.testing import PlainMemory  # noqa: E402
 
@@ -48,7 +51,12 @@ def letters(outputs: Mapping[str, Any], example: Example) -> Score:
 
 
 async def trained(
-    model: Path, name: str, folder: Path, start: Mapping[str, Any] | None = None, **more: Any
+    model: Path,
+    name: str,
+    folder: Path,
+    start: Mapping[str, Any] | None = None,
+    share: float = float("inf"),
+    **more: Any,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Run the jobs of a method as the loop does, without decisions; return the values and the records."""
     program = load(
@@ -71,7 +79,7 @@ async def trained(
     jobs = [*([chosen.opening] if chosen.opening else []), *chosen.jobs]
     for number, job in enumerate(jobs):
         system = program.system.bind({**program.system.configuration, **values})
-        scorer = JobScorer(problem, executor, system, float("inf"), 0.0)
+        scorer = JobScorer(problem, executor, system, share, executor.meter.system_runs)
         task = Task(system, job.keys, train, scorer, number, 0, 2, 2, bench)
         async for event in chosen.optimizers[job.optimizer].propose(task):
             if isinstance(event, Proposal):
@@ -91,6 +99,50 @@ def test_the_method_alone_is_switched(name: str, model: Path, tmp_path: Path) ->
         (tmp_path / value["path"] / "adapter_model.safetensors").exists() for value in weights.values()
     )
     assert_learned(records)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "told"),
+    [
+        ("mhgpo_rr", {"forks": {"nobody": 1.0}}, "forks names 'nobody', which is not trained"),
+        ("mmgrpo", {"adapters": {"one": ["namer", "nobody"]}}, "adapters names 'nobody'"),
+        ("ppo", {"adapters": "shared"}, "method 'ppo' trains one component after the other"),
+        ("optimas", {"adapters": {"one": ["namer", "answerer"]}}, "method 'optimas' trains one component"),
+        ("mmgrpo", {"loss": "sft"}, "which the loss 'sft' ignores"),
+        ("optimas", {"loss": "sft_sum"}, "which the loss 'sft_sum' ignores"),
+        ("mmgrpo", {"loss": "gropo"}, "loss"),
+        ("mmgrpo", {"stale": 1, "correction": None}, "need a correction"),
+        ("mmgrpo", {"teachers": {"best.json": 1}, "correction": None}, "need a correction"),
+        ("mmgrpo", {"teachers": {"best.json": 0}}, "teachers"),
+        ("mhgpo_rr", {"forks": {"namer": -1.0}}, "forks"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_run(
+    name: str, weights: dict[str, Any], told: str
+) -> None:
+    def declared() -> None:
+        program = load(ATLAS, overrides=[("optimize.weights", json.dumps(weights))])
+        method(name, program.system, program.optimize)
+
+    with pytest.raises((DeclarationError, SpecError), match=told):
+        declared()
+
+
+def test_every_loss_can_be_named() -> None:
+    assert set(get_args(WeightSettings.model_fields["loss"].annotation)) == set(VARIANTS)
+
+
+@pytest.mark.parametrize("name", ["mhgpo_is", "optimas"])
+def test_a_job_takes_no_more_than_its_share(name: str, model: Path, tmp_path: Path) -> None:
+    share = 9.4
+    _, records = asyncio.run(trained(model, name, tmp_path, share=share, steps=30))
+    steps = [record for record in records if record.get("kind") == "training"]
+    by_job: dict[str, float] = {}
+    for record in steps:
+        by_job[str(record["keys"])] = by_job.get(str(record["keys"]), 0.0) + record["runs"]
+    assert by_job
+    assert max(by_job.values()) <= share
+    assert len(steps) < 30
 
 
 def assert_learned(records: list[dict[str, Any]]) -> None:

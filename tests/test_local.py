@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,16 +16,18 @@ import pytest
 from scipy import stats
 
 from compound.benchmarks.simulated import SHAPES, Simulated
+from compound.budget import Budget, Meter
 from compound.cache import MemoryCache
 from compound.component import CallContext, Input, Operation
 from compound.components.flow import Map
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.contracts import Example, Metric
-from compound.errors import DataError, DeclarationError, TooManyFailures
+from compound.errors import BudgetExhausted, DataError, DeclarationError, TooManyFailures
+from compound.evaluation import Rules
 from compound.executor import Executor
 from compound.metrics import custom
-from compound.optimization import Job, Proposal, Tried
+from compound.optimization import Bench, Job, Proposal, Tried
 from compound.optimizers.guides import Guidance, LearnedRewards
 from compound.optimizers.local import LocalSearch
 from compound.optimizers.local_scoring import boltzmann, run_alone
@@ -44,7 +47,7 @@ from compound.settings import RewardSettings
 from compound.space import Choice, Demos, Text
 from compound.streams import generator
 from compound.system import System
-from compound.testing import ScriptedLM
+from compound.testing import PlainMemory, ScriptedLM
 from compound.trace import Call, Failure, Trace
 
 REWARDS = RewardSettings(backbone="none", rollouts=1, most_rollouts=2)
@@ -159,6 +162,25 @@ def test_d3_outputs_stay_with_their_inputs_whatever_the_latency(job: Any) -> Non
     calls = asyncio.run(run_alone(made.task.bench, system, jobs))
     assert [c.outputs["y"] for c in calls] == [f"{o} {i}" for o in range(6) for i in range(8)]
     assert made.spent == pytest.approx(8 + 5 * 8)  # the incumbent's option is in the cache
+
+
+def test_calls_made_alone_stay_within_the_budget_of_system_runs(tmp_path: Path) -> None:
+    """Each holds its share of a run before it is made: there is no budget to spend and then to count."""
+    lm = ScriptedLM(lambda message: "so")
+    second = LLM("second", prompt="b")(text=LLM("first", prompt="a")(text=Input("x", str)))
+    system = System("pair", outputs={"y": second}, lm="lm")
+    meter = Meter(Budget(system_runs=4))
+    executor = Executor({"lm": lm}, cache=MemoryCache(), meter=meter)
+    trace = executor.settle(asyncio.run(executor.run(system, {"x": "a"}, example="e")))
+    bench = Bench(executor, custom(lambda outputs, example: 0.0), Rules(concurrency=8), PlainMemory(tmp_path))
+    settings = [{"temperature": 1.0}] * 20
+    jobs = [((trace, trace.calls[0], number), own) for number, own in enumerate(settings, 1)]
+    assert len(asyncio.run(run_alone(bench, system, jobs[:4]))) == 4
+    assert meter.system_runs == 1 + 4 / 2
+    with pytest.raises(BudgetExhausted, match="of 4 system runs"):
+        asyncio.run(run_alone(bench, system, jobs))
+    assert meter.system_runs <= 4
+    assert len(lm.requests) <= 2 * 4
 
 
 class TestBoltzmann:

@@ -13,12 +13,13 @@ from typing import Any, Literal, cast
 import numpy as np
 import pytest
 
+from compound.budget import Meter
 from compound.cache import MemoryCache
 from compound.component import Input
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.contracts import Completion, Example, Metric, Request, Score, TokenRecord
-from compound.errors import DeclarationError, TooManyFailures, TransientError
+from compound.errors import BudgetExhausted, DeclarationError, TooManyFailures, TransientError
 from compound.evaluation import Rules
 from compound.executor import Executor
 from compound.metrics import custom
@@ -114,11 +115,12 @@ class Lab:
         examples: Sequence[Example] = EXAMPLES,
         present: System | None = None,
         metric: Metric | None = None,
+        meter: Meter | None = None,
     ) -> Credited:
         """Make one step's samples, with the system as it is at present."""
         trained, given = NAMES[: self.agents], WeightSettings.model_validate({"runs": 4, **self.settings})
         rules = rolling(Rules(), warm(self.system, trained, 1.0), given.failure)
-        executor = Executor({"lm": self.lm}, cache=MemoryCache())
+        executor = Executor({"lm": self.lm}, cache=MemoryCache(), meter=meter)
         metric = metric or custom(mean_digit, "digit")
         sampler = Sampler(executor, present or self.system, metric, rules, step)
         task = cast("Any", self)  # recipes read no more of a task than its system
@@ -378,6 +380,25 @@ class TestFailures:
         found = lab.collect(PPO()).samples
         assert len(found) == 12
         assert [s.advantages == () for s in found] == [True] + [False] * 11
+
+
+class TestBudgets:
+    """A step takes no more than it may, however many calls of an agent a run makes."""
+
+    def test_forks_of_an_agent_at_many_places_stop_at_the_cap(self) -> None:
+        lab = Lab(1)
+        agent: Any = LLM("a", prompt=Text("a"), weights=LoRA(), retries=0)
+        last: Any = Input("x")
+        for place in range(4):
+            last = agent(x=last, name=f"n{place}")
+        lab.system = System("again", outputs={"y": last}, lm="lm")
+        meter = Meter()
+        assert MHGPO("is").cost(3, 1, WeightSettings(runs=4)) == 12
+        with meter.capped(20), pytest.raises(BudgetExhausted, match="of 20 system runs"):
+            lab.collect(MHGPO("is"), meter=meter)
+        assert 12 < meter.system_runs <= 20
+        lab.collect(MHGPO("is"), meter=(free := Meter()))
+        assert free.system_runs == 30  # what it takes, and more than one call of each agent would
 
 
 class TestTeachers:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
 
 from compound.benchmarks.toy_model import make_toy_model  # noqa: E402
+from compound.component import Input  # noqa: E402
+from compound.components.llm import LLM  # noqa: E402
 from compound.contracts import TokenRecord  # noqa: E402
 from compound.errors import CompoundError, ConfigurationError, DeclarationError  # noqa: E402
 from compound.optimizers.policy import adapters as adapters_module  # noqa: E402
@@ -26,11 +29,15 @@ from compound.optimizers.policy.adapters import Adapters, partition  # noqa: E40
 from compound.optimizers.policy.advantages import advantages  # noqa: E402
 from compound.optimizers.policy.batching import micro_batches, parts, size  # noqa: E402
 from compound.optimizers.policy.forward import forward, saving  # noqa: E402
+from compound.optimizers.policy.head import Output  # noqa: E402
+from compound.optimizers.policy.mmgrpo import MMGRPO  # noqa: E402
 from compound.optimizers.policy.samples import Sample  # noqa: E402
 from compound.optimizers.policy.trainer import StaleSamples, Trainer  # noqa: E402
+from compound.optimizers.policy.training import Job  # noqa: E402
 from compound.optimizers.policy.updates import Updater  # noqa: E402
 from compound.settings import WeightSettings  # noqa: E402
 from compound.space import LoRA, Weights  # noqa: E402
+from compound.system import System  # noqa: E402
 
 PLAIN = WeightSettings(correction=None)
 
@@ -382,6 +389,74 @@ class TestAdapters:
         with pytest.raises(DeclarationError, match="'a' twice"):
             partition(["a", "b"], {"one": ["a"], "two": ["a", "b"]})
 
+    def test_an_adapter_of_another_alpha_is_refused(self, folder: Path, tmp_path: Path) -> None:
+        """Its shapes fit, but everything it adds would be scaled by something else than where it samples."""
+        made(folder, "x").write("x", tmp_path)
+        other = Adapters(str(folder), {"x": LoRA(rank=4, alpha=32)}, dtype="float32")
+        with pytest.raises(ConfigurationError, match="alpha 8 and rank 4, but 'x' declares alpha 32"):
+            other.load("x", tmp_path)
+
+    def test_a_base_that_makes_its_logits_in_another_way_is_refused(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        whole = Output.of
+        monkeypatch.setattr(Output, "of", lambda model: replace(whole(model), times=30.0))
+        with pytest.raises(CompoundError, match="makes its logits in a way that is not known"):
+            made(folder, "x")
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("Granite", {"logits_scaling": 8.0}),
+        ("Gemma2", {"head_dim": 8, "final_logit_softcapping": 1.0}),
+        ("Cohere", {"logit_scale": 0.0625, "eos_token_id": 1, "bos_token_id": 2}),
+    ],
+)
+def test_families_that_rescale_their_logits_are_read_as_they_are(
+    family: str, settings: dict[str, Any]
+) -> None:
+    import transformers
+
+    small = {
+        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "initializer_range": 0.3,
+    }  # fmt: skip
+    config = getattr(transformers, f"{family}Config")(**small, **settings)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    sample = Sample("x", "e", "x", 0, TokenRecord((3, 4, 5, 6), (7, 8, 9), (), "stop"), 0.0)
+    with torch.no_grad():
+        rows = model(torch.tensor([[3, 4, 5, 6, 7, 8, 9]])).logits[0].float().log_softmax(-1)
+        found = forward(model, [sample]).logps[0]
+    expected = torch.stack([rows[3 + i, token] for i, token in enumerate(sample.tokens.sampled)])
+    assert torch.allclose(found, expected, atol=1e-4)
+
+
+def test_what_a_job_began_with_is_not_deleted(folder: Path, tmp_path: Path) -> None:
+    """A step without samples stores nothing new, so what is saved then is what others still refer to."""
+    begun = made(folder, "x").save("x", tmp_path)
+    assert begun
+    agent = LLM("x", weights=LoRA(rank=4))(question=Input("question"))
+    system = System("one", outputs={"answer": agent}, lm="lm").bind({"x.weights": begun})
+    bench = SimpleNamespace(memory=SimpleNamespace(folder=tmp_path))
+    task: Any = SimpleNamespace(system=system, keys=("x.weights",), train=[0], bench=bench, seed=0)
+    job = Job(task, MMGRPO(), PLAIN)
+    adapters = made(folder, "x", noise=0.0)
+    trainer = Trainer(adapters, {"x": "x"}, PLAIN)
+    adapters.begin("x", begun, tmp_path)
+    kept: dict[str, Any] = {}
+    for number in range(5):
+        samples = [replace(sample, on_policy=False) for sample in some()] if number else []
+        trainer.step(samples, number)
+        saved = trainer.save(tmp_path)
+        assert (saved["adapters"]["x"] == begun) == (number == 0)
+        kept = dict(kept)
+        job.forget({"saved": saved, "ahead": None, "kept": kept})
+    assert (tmp_path / begun["path"]).is_dir()
+    assert sum(path.name.startswith("x-") for path in tmp_path.iterdir()) == 3  # and those of two steps
+
 
 class TestSteps:
     def test_going_on_from_a_checkpoint_ends_where_the_uninterrupted_training_does(
@@ -507,6 +582,44 @@ class TestSteps:
         assert facts["low"] + facts["high"] > 0
         assert facts["kl"] > 0
         assert (once["low"], once["high"], once["kl"]) == (0, 0, 0)
+
+    def test_imitation_is_by_tokens_or_by_answers(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        adapters, samples = made(folder, "x"), some()
+
+        def found(loss: str) -> dict[str, Any]:
+            settings = PLAIN.model_copy(update={"loss": loss})
+            return gradients(monkeypatch, adapters, settings, samples, likelihood=True)
+
+        assert apart(found("grpo"), found("sft")) == 0.0  # that of the other methods means nothing here
+        by_tokens, by_answers = found("sft"), found("sft_sum")
+        mean = sum(sample.length for sample in samples) / len(samples)
+        assert apart(by_answers, {name: tensor * mean for name, tensor in by_tokens.items()}) < 1e-4
+
+    def test_vespo_corrects_by_its_own_ratio(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        adapters, samples = made(folder, "x"), some()
+
+        def found(cap: float | None, off: float) -> dict[str, Any]:
+            settings = PLAIN.model_copy(update={"loss": "vespo", "correction": cap})
+            told = [
+                replace(s, tokens=replace(s.tokens, logprobs=tuple(x + off for x in s.tokens.logprobs)))
+                for s in samples
+            ]
+            return gradients(monkeypatch, adapters, settings, told)
+
+        assert apart(found(2.0, 0.0), found(9.0, 0.0)) == 0.0  # it has no weight that could be capped
+        assert apart(found(2.0, 0.0), found(2.0, -0.5)) > 0.01
+        assert apart(found(None, 0.0), found(None, -0.5)) == 0.0
+
+    def test_an_adapter_may_be_called_head(self, folder: Path, tmp_path: Path) -> None:
+        trainer = Trainer(made(folder, "head"), {"x": "head"}, PLAIN, critic=True)
+        samples = [replace(s, values=(0.1,) * s.length, returns=(0.7,) * s.length) for s in some()]
+        trainer.step(samples, 0)
+        saved = trainer.save(tmp_path)
+        again = Trainer(made(folder, "head", noise=0.0), {"x": "head"}, PLAIN, critic=True)
+        again.restore(saved, tmp_path)
+        assert again.save(tmp_path) == saved
 
     def test_beta_pulls_towards_the_base(self, folder: Path) -> None:
         distances = []
