@@ -23,7 +23,10 @@ from compound.loop import Problem  # noqa: E402
 from compound.metrics import custom  # noqa: E402
 from compound.optimization import Bench, Proposal, Task  # noqa: E402
 from compound.optimizers.methods import method  # noqa: E402
+from compound.optimizers.policy.local import LocalDraws  # noqa: E402
 from compound.optimizers.policy.losses import VARIANTS  # noqa: E402
+from compound.optimizers.policy.mhgpo import MHGPO  # noqa: E402
+from compound.optimizers.policy.ppo import PPO  # noqa: E402
 from compound.scoring import JobScorer  # noqa: E402
 from compound.settings import WeightSettings  # noqa: E402
 from compound.spec import load  # noqa: E402
@@ -133,8 +136,15 @@ def test_every_loss_can_be_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["mhgpo_is", "optimas"])
-def test_a_job_takes_no_more_than_its_share(name: str, model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("expected", [None, 1.0])
+def test_a_job_takes_no_more_than_its_share(
+    name: str, expected: float | None, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor where a step takes more than its recipe expects, as it may in loops."""
     share = 9.4
+    if expected is not None:
+        for recipe in (MHGPO, LocalDraws, PPO):
+            monkeypatch.setattr(recipe, "cost", lambda *_: expected)
     _, records = asyncio.run(trained(model, name, tmp_path, share=share, steps=30))
     steps = [record for record in records if record.get("kind") == "training"]
     by_job: dict[str, float] = {}

@@ -608,9 +608,9 @@ class TestSteps:
             ]
             return gradients(monkeypatch, adapters, settings, told)
 
-        assert apart(found(2.0, 0.0), found(9.0, 0.0)) == 0.0  # it has no weight that could be capped
-        assert apart(found(2.0, 0.0), found(2.0, -0.5)) > 0.01
-        assert apart(found(None, 0.0), found(None, -0.5)) == 0.0
+        assert apart(found(1.05, -2.5), found(9.0, -2.5)) == 0.0  # it has no weight that could be capped
+        assert apart(found(1.05, -2.5), found(1.05, -2.0)) > 0.01
+        assert apart(found(None, -2.5), found(None, -2.0)) == 0.0
 
     def test_an_adapter_may_be_called_head(self, folder: Path, tmp_path: Path) -> None:
         trainer = Trainer(made(folder, "head"), {"x": "head"}, PLAIN, critic=True)
