@@ -30,15 +30,14 @@ from compound.contracts import Example
 from compound.errors import BudgetExhausted, DeclarationError, first_of
 from compound.optimization import Progress, Proposal, Task
 from compound.optimizers.policy.adapters import Adapters, partition
+from compound.optimizers.policy.bases import base_model, spaces
 from compound.optimizers.policy.drawn import Drawn
 from compound.optimizers.policy.recipe import Recipe, Work
 from compound.optimizers.policy.rollouts import Sampler, rolling, warm
 from compound.optimizers.policy.trainer import Trainer
 from compound.plan import values_of
 from compound.settings import WeightSettings
-from compound.space import Weights
 from compound.streams import generator, stream
-from compound.system import System
 
 RECORD = "training"  # the kind of a memory record
 WINDOW = 0.2  # of the steps, at either end, that a proposal's rewards are the mean of
@@ -304,50 +303,3 @@ def told(curve: Sequence[Mapping[str, Any]], steps: int) -> str:
     last = curve[-1]
     reward = "no rollouts" if last["reward"] is None else f"mean reward {last['reward']:.3f}"
     return f"step {len(curve)} of {steps}: {reward}, {last['samples']} samples"
-
-
-def base_model(task: Task, trained: Sequence[str]) -> str:
-    """Return the model whose weights are trained: one base, frozen, for all of the components.
-
-    Raises:
-        DeclarationError: components have different models, or one that is behind an API.
-    """
-    found: dict[str, str] = {}
-    for component in trained:
-        lm = values_of(task.system.components[component], task.system).get("lm")
-        if not isinstance(lm, str):
-            raise DeclarationError(
-                f"{component!r} has weights, but no model", hint="give it or the system lm"
-            )
-        engine = task.bench.executor.engine(lm)
-        model = getattr(engine, "trainable", None)
-        if model is None:
-            raise DeclarationError(
-                f"the weights of {component!r} cannot be trained: {engine.name} does not serve adapters",
-                hint="use a model in this process, such as smollm2, or a vLLM engine",
-            )
-        found[component] = model
-    if len(set(found.values())) > 1:
-        listed = ", ".join(f"{component}: {model}" for component, model in found.items())
-        raise DeclarationError(
-            f"components that are trained together need one base model, but have {listed}",
-            hint="give them one lm, or freeze some with weights: null",
-        )
-    return next(iter(found.values()))
-
-
-def spaces(system: System, groups: Mapping[str, Sequence[str]]) -> dict[str, Weights]:
-    """Return each adapter's shape.
-
-    Raises:
-        DeclarationError: components that share one declare different shapes.
-    """
-    found = {}
-    for name, components in groups.items():
-        declared = [system.parameters[f"{component}.weights"] for component in components]
-        first = declared[0]
-        if any(space.to_json() != first.to_json() for space in declared):
-            raise DeclarationError(f"components that share the adapter {name!r} declare different shapes")
-        assert isinstance(first, Weights)  # the keys of a job of weights
-        found[name] = first
-    return found

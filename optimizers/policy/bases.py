@@ -1,0 +1,58 @@
+"""What a training is of: the one base that its components share, and the shape of each adapter on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from compound.errors import DeclarationError
+from compound.optimization import Task
+from compound.plan import values_of
+from compound.space import Weights
+from compound.system import System
+
+
+def base_model(task: Task, trained: Sequence[str]) -> str:
+    """Return the model whose weights are trained: one base, frozen, for all of the components.
+
+    Raises:
+        DeclarationError: components have different models, or one that is behind an API.
+    """
+    found: dict[str, str] = {}
+    for component in trained:
+        lm = values_of(task.system.components[component], task.system).get("lm")
+        if not isinstance(lm, str):
+            raise DeclarationError(
+                f"{component!r} has weights, but no model", hint="give it or the system lm"
+            )
+        engine = task.bench.executor.engine(lm)
+        model = getattr(engine, "trainable", None)
+        if model is None:
+            raise DeclarationError(
+                f"the weights of {component!r} cannot be trained: {engine.name} does not serve adapters",
+                hint="use a model in this process, such as smollm2, or a vLLM engine",
+            )
+        found[component] = model
+    if len(set(found.values())) > 1:
+        listed = ", ".join(f"{component}: {model}" for component, model in found.items())
+        raise DeclarationError(
+            f"components that are trained together need one base model, but have {listed}",
+            hint="give them one lm, or freeze some with weights: null",
+        )
+    return next(iter(found.values()))
+
+
+def spaces(system: System, groups: Mapping[str, Sequence[str]]) -> dict[str, Weights]:
+    """Return each adapter's shape.
+
+    Raises:
+        DeclarationError: components that share one declare different shapes.
+    """
+    found = {}
+    for name, components in groups.items():
+        declared = [system.parameters[f"{component}.weights"] for component in components]
+        first = declared[0]
+        if any(space.to_json() != first.to_json() for space in declared):
+            raise DeclarationError(f"components that share the adapter {name!r} declare different shapes")
+        assert isinstance(first, Weights)  # the keys of a job of weights
+        found[name] = first
+    return found
