@@ -157,14 +157,14 @@ def judged(name: str) -> str:
     return markdown(["component", "local reward (each run)", "judge (each run)", "pairs"], rows)
 
 
-def trained(name: str) -> str:
-    """Sweeps of one method each as one table, and what training cost them."""
+def trained(name: str, file: str = "") -> str:
+    """Sweeps of one method each, of one system, as one table, and what training cost them."""
     paths = sorted((DATA / f"weights_{name}").glob("*.json"))
     sweeps = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     rows = [row for sweep in sweeps for row in sweep["rows"]]
     first = next(row for row in rows if row["method"] == "unoptimized")
     facts = {"rows": [first, *(row for row in rows if row["method"] != "unoptimized")]}
-    return "\n\n".join(written(made(facts, name)) for made in (methods, trainings))
+    return "\n\n".join(written(made(facts, file or name)) for made in (methods, trainings))
 
 
 def learned() -> str:
