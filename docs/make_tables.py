@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = tuple(ROOT / "docs" / "guides" / name for name in ("evidence.md", "weights_evidence.md"))
 DATA = ROOT / "benchmarks" / "data"
 PARTS = ("first", "second", "third", "asked", "found", "f1", "right")
+COURSE = ("penalty", "entropy", "similarity")
 NAMES = {"coordinate": "coordinate search", "random": "random search"}
 
 
@@ -187,6 +188,19 @@ def learned() -> str:
     return markdown(headings, rows)
 
 
+def course(name: str, *agents: str) -> str:
+    """What some agents' replies were fined in each stretch of a training, and how varied they were."""
+    found = json.loads((DATA / f"weights_{name}_course.json").read_text(encoding="utf-8"))
+    stretches = list(next(iter(found.values())))
+    rows = []
+    for run, parts in found.items():
+        for agent in agents:
+            means = [parts[stretch][agent] for stretch in stretches]
+            columns = (" → ".join(f"{mean[fact]:.2f}" for mean in means) for fact in COURSE)
+            rows.append([run, agent, *columns])
+    return markdown(["method", "agent", *COURSE], rows)
+
+
 def speed() -> str:
     """A training step against TRL's, and sampling through a graph against the engine alone."""
     found = json.loads((DATA / "weights_speed.json").read_text(encoding="utf-8"))
@@ -267,7 +281,7 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 MADE: tuple[Callable[..., str], ...] = (
     search, accuracy, lora, interaction, misaligned, regret, same, sweep, rewards, judged,
-    trained, learned, speed, several, batches, prefill, sampling,
+    trained, course, learned, speed, several, batches, prefill, sampling,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {made.__name__: made for made in MADE}
 

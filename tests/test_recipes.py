@@ -448,6 +448,13 @@ class TestMyGO:
             sampled.append(set(lab.lm.adapters))
         assert sampled == [{"x"}, {"y"}, {"y"}]  # x warmed up, and y is what that led to
 
+    def test_where_every_first_attempt_was_lost_the_threshold_stays(self) -> None:
+        lab = Lab(1, {"threshold": 0.0, "attempts": 4, "keep": 3})
+        lab.lm.gone["a"] = 1
+        found = lab.collect(MyGO(), examples=EXAMPLES[:1])
+        assert (found.reward, found.facts["attempts"], len(found.samples)) == (None, 4, 3)
+        assert "threshold" not in lab.kept
+
     def test_good_attempts_are_kept_with_all_that_was_said_in_them(self) -> None:
         lab = Lab(2, {"attempts": 16, "keep": 2, "threshold": 0.5, "best": 0.9, "rule": "fixed"})
         found = lab.collect(MyGO())

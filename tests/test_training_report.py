@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from compound.benchmarks import training_course
 from compound.errors import RunDirectoryError
 from compound.progress import Screen
 from compound.report import comparison, write
@@ -613,3 +614,14 @@ class TestTerminal:
         terminal = Terminal(monkeypatch)
         terminal.listen(0.0, event="progress", job=0, note="step 3: best 0.500", spent={})
         assert terminal.scrolled == "progress  step 3: best 0.500\n"
+
+
+def test_the_course_of_a_training_is_its_means_by_stretch(tmp_path: Path) -> None:
+    steps = [
+        record(n, components={"a": component(entropy=float(n))}, penalties={"a": -0.1}) for n in range(7)
+    ]
+    steps += [record(n, components={}) for n in range(7, 12)]
+    training_course.main([f"x={run(tmp_path / 'run', steps)}", "--output", str(tmp_path / "course.json")])
+    found = json.loads((tmp_path / "course.json").read_text())["x"]
+    assert [found[stretch]["a"]["entropy"] for stretch in found] == [2.0, 5.5, None]
+    assert found["6 to 10"]["a"]["penalty"] == pytest.approx(-0.04)  # by step, trained on or not

@@ -49,7 +49,7 @@ class MyGO:
         if warming:
             kept["warmed"] = kept.get("warmed", 0) + len(chosen)
             kept.pop("policy", None)
-        else:
+        elif first:  # unless every first attempt was lost
             goal = raise_threshold(bar, first, supremum=settings.best, rule=self._rule(work))
             kept["threshold"] = bar + settings.pace * (goal - bar)
         made = sum(map(len, attempts.values()))

@@ -261,7 +261,8 @@ class Job:
 
     def _given(self, state: Mapping[str, Any]) -> set[str]:
         """Return the names of folders that the job began with, or that its recipe keeps: others need them."""
-        values = [*self.task.system.configuration.values(), *state["kept"].get("policy", {}).values()]
+        held = [self.task.system.configuration, *state["kept"].values()]
+        values = [value for some in held if isinstance(some, Mapping) for value in some.values()]
         return {Path(value["path"]).name for value in values if is_reference(value)}
 
     def proposal(self, state: Mapping[str, Any]) -> Proposal:
