@@ -32,7 +32,7 @@ WORSE = 1.0  # a failed answer scores as much less than the worst of the others
 
 
 @dataclass(frozen=True)
-class LocalDraws:
+class LocalDraws(Recipe):
     """Answers of one component, scored by its local reward.
 
     Attributes:
@@ -44,13 +44,16 @@ class LocalDraws:
     scores: Scores
     kind: Literal["ppo", "grpo"]
     share: float = 1.0
-    likelihood: bool = False
-    local: bool = True
 
     @property
     def critic(self) -> bool:
         """Whether there is a value head."""
         return self.kind == "ppo"
+
+    @property
+    def local(self) -> bool:
+        """They are this component's."""
+        return True
 
     def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
         """Return the runs whose inputs are read, of which most are in the cache, and the answers."""

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from compound.contracts import Example
 from compound.optimizers.policy.advantages import advantages
 from compound.optimizers.policy.propagated import earned
-from compound.optimizers.policy.recipe import Credited, Work, scores_of
+from compound.optimizers.policy.recipe import Credited, Recipe, Work, scores_of
 from compound.optimizers.policy.regrouping import regroup
 from compound.optimizers.policy.rollouts import Fork, Rollout, calls_of
 from compound.optimizers.policy.samples import Group, Sample
@@ -28,7 +28,7 @@ Kind = Literal["is", "fof", "rr"]
 
 
 @dataclass(frozen=True)
-class MHGPO:
+class MHGPO(Recipe):
     """Groups of forks.
 
     Attributes:
@@ -37,9 +37,6 @@ class MHGPO:
     """
 
     kind: Kind
-    critic: bool = False
-    likelihood: bool = False
-    local: bool = False
 
     def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
         """Return the most: forks share what comes before them."""

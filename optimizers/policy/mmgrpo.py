@@ -16,7 +16,7 @@ from compound.contracts import Example
 from compound.errors import DeclarationError
 from compound.optimizers.policy.advantages import advantages
 from compound.optimizers.policy.grouping import module_groups, trajectory_samples
-from compound.optimizers.policy.recipe import Credited, Work, learnable, scores_of
+from compound.optimizers.policy.recipe import Credited, Recipe, Work, learnable, scores_of
 from compound.optimizers.policy.rollouts import Rollout
 from compound.plan import values_of
 from compound.settings import WeightSettings
@@ -24,16 +24,8 @@ from compound.system import System
 
 
 @dataclass(frozen=True)
-class MMGRPO:
+class MMGRPO(Recipe):
     """Module-level groups of whole runs."""
-
-    critic: bool = False
-    likelihood: bool = False
-    local: bool = False
-
-    def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
-        """Every run is a whole one."""
-        return work_on * settings.runs
 
     async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
         """Run every example several times, by the system and by its teachers."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from compound.contracts import Example
 from compound.optimizers.policy.grouping import trajectory_samples
-from compound.optimizers.policy.recipe import Credited, Work, scores_of
+from compound.optimizers.policy.recipe import Credited, Recipe, Work, scores_of
 from compound.optimizers.policy.rollouts import Rollout
 from compound.optimizers.policy.threshold import Selection, raise_threshold, select
 from compound.settings import WeightSettings
@@ -20,12 +20,13 @@ from compound.system import System
 
 
 @dataclass(frozen=True)
-class MyGO:
+class MyGO(Recipe):
     """Progressive rejection fine-tuning."""
 
-    critic: bool = False
-    likelihood: bool = True
-    local: bool = False
+    @property
+    def likelihood(self) -> bool:
+        """It does nothing else."""
+        return True
 
     def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
         """Return the most: every attempt at every example."""

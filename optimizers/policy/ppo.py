@@ -14,22 +14,18 @@ from compound.contracts import Example
 from compound.optimizers.policy.advantages import check_rewards
 from compound.optimizers.policy.gae import gae, whiten
 from compound.optimizers.policy.propagated import earned
-from compound.optimizers.policy.recipe import Credited, Work, scores_of
+from compound.optimizers.policy.recipe import Credited, Recipe, Work, scores_of
 from compound.optimizers.policy.samples import Sample
-from compound.settings import WeightSettings
 
 
 @dataclass(frozen=True)
-class PPO:
+class PPO(Recipe):
     """A critic on whole runs."""
 
-    critic: bool = True
-    likelihood: bool = False
-    local: bool = False
-
-    def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
-        """Every run is a whole one."""
-        return work_on * settings.runs
+    @property
+    def critic(self) -> bool:
+        """There is one."""
+        return True
 
     async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
         """Run every example several times; estimate advantages token by token."""

@@ -12,22 +12,13 @@ from dataclasses import asdict, dataclass, replace
 from compound.contracts import Example
 from compound.optimizers.policy.advantages import advantages
 from compound.optimizers.policy.grouping import trajectory_samples
-from compound.optimizers.policy.recipe import Credited, Work, learnable, scores_of
+from compound.optimizers.policy.recipe import Credited, Recipe, Work, learnable, scores_of
 from compound.optimizers.policy.samples import Group, Sample
-from compound.settings import WeightSettings
 
 
 @dataclass(frozen=True)
-class PromptR1:
+class PromptR1(Recipe):
     """Groups of whole conversations: (example, agent)."""
-
-    critic: bool = False
-    likelihood: bool = False
-    local: bool = False
-
-    def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
-        """Every run is a whole one."""
-        return work_on * settings.runs
 
     async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
         """Run every example several times and compare the conversations."""

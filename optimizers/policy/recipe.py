@@ -6,11 +6,12 @@ Everything else is shared: sampling, the trainer, checkpoints, budgets
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 from compound.contracts import Example
 from compound.optimization import Task
@@ -75,31 +76,31 @@ class Credited:
         return fmean(self.scores) if self.scores else None
 
 
-class Recipe(Protocol):
-    """One way of training weights."""
+class Recipe(ABC):
+    """One way of training weights: by advantages from rewards of whole runs, where it says nothing else."""
 
     @property
     def critic(self) -> bool:
         """Whether there is a value head."""
-        ...
+        return False
 
     @property
     def likelihood(self) -> bool:
         """Whether samples are imitated, and not weighed by advantages."""
-        ...
+        return False
 
     @property
     def local(self) -> bool:
         """Whether rewards are a component's own, and not those of runs."""
-        ...
+        return False
 
     def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
         """Return about how many system runs a step takes that works on so many examples."""
-        ...
+        return work_on * settings.runs
 
+    @abstractmethod
     async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
         """Make rollouts of some examples and turn them into samples with advantages."""
-        ...
 
 
 def _of_call(function: Callable[[Mapping[str, Any], Mapping[str, Any]], float]) -> Penalty:
