@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,12 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from compound.cache import MemoryCache
+from compound.cli import main
 from compound.configuration import canonical
 from compound.contracts import Completion, Example, Metric, Request
 from compound.executor import Executor
@@ -250,3 +252,33 @@ def make_model() -> Callable[..., Path]:
         return folder
 
     return make
+
+
+class Ran(NamedTuple):
+    """What became of a command."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run a command in this process."""
+
+    def run(*arguments: str) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["compound", *arguments])
+        before = signal.getsignal(signal.SIGINT)
+        capsys.readouterr()
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main()
+        finally:
+            signal.signal(signal.SIGINT, before)
+        printed = capsys.readouterr()
+        code = ended.value.code
+        assert isinstance(code, int)
+        assert "Traceback" not in printed.out + printed.err
+        return Ran(code, printed.out, printed.err)
+
+    return run

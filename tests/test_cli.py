@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,6 @@ ROOT = Path(__file__).parents[1]
 GAME = Path(__file__).parent / "cli"
 
 
-@dataclass
-class Ran:
-    code: int
-    out: str
-    err: str
-
-
 @pytest.fixture
 def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a system and its data, which is the working directory."""
@@ -38,28 +30,6 @@ def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run a command in this process."""
-
-    def run(*arguments: str) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["compound", *arguments])
-        before = signal.getsignal(signal.SIGINT)
-        capsys.readouterr()
-        try:
-            with pytest.raises(SystemExit) as ended:
-                module.main()
-        finally:
-            signal.signal(signal.SIGINT, before)
-        printed = capsys.readouterr()
-        code = ended.value.code
-        assert isinstance(code, int)
-        assert "Traceback" not in printed.out + printed.err
-        return Ran(code, printed.out, printed.err)
-
-    return run
 
 
 def command(*arguments: str, **environment: str) -> list[Any]:

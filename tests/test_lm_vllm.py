@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fake_vllm as fake
 import pytest
+from asking import ask, request, until
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,20 +35,6 @@ from compound.spec import loads
 
 pytest.importorskip("httpx")
 
-SCRIPT = Path(__file__).with_name("fake_vllm.py")
-
-
-def _fake() -> Any:
-    spec = importlib.util.spec_from_file_location("fake_vllm", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-fake = _fake()
-
 
 @pytest.fixture
 def server() -> Iterator[Any]:
@@ -58,30 +45,6 @@ def server() -> Iterator[Any]:
 
 def engine(server: Any, **settings: Any) -> VLLMEngine:
     return VLLMEngine("tiny", api_base=server.address, **settings)
-
-
-def request(text: str = "What is 2 + 2?", **settings: Any) -> Request:
-    return Request((Message("user", text),), **settings)
-
-
-def ask(lm: VLLMEngine, *requests: Request) -> list[Completion]:
-    """Make requests one after the other, and close the engine."""
-
-    async def run() -> list[Completion]:
-        try:
-            return [await lm.generate(each) for each in requests or (request(),)]
-        finally:
-            await lm.aclose()
-
-    return asyncio.run(run())
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    for _ in range(1500):
-        if holds():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it never came to hold")
 
 
 # -- what is sent and what comes back ------------------------------------------------------------------

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from compound import cli as module
 from compound.errors import DeclarationError, RunDirectoryError
 from compound.optimizing import read_result
 from compound.recorder import Interrupted
@@ -289,39 +286,18 @@ def test_a_broken_run_directory_fails_alone(game: Path) -> None:
 # --- the command ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run ``compound sweep`` in this process; returns its exit code and what it printed."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["compound", "sweep", *arguments])
-        before = signal.getsignal(signal.SIGINT)
-        capsys.readouterr()
-        try:
-            with pytest.raises(SystemExit) as ended:
-                module.main()
-        finally:
-            signal.signal(signal.SIGINT, before)
-        printed = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        assert "Traceback" not in printed.out + printed.err
-        return ended.value.code, printed.out, printed.err
-
-    return call
-
-
 SMALL = ("--set", "optimize.budget.system_runs=120", "--run", "out")
 
 
 def test_the_command_shows_progress_and_the_table(game: Path, cli: Any) -> None:
-    code, out, err = cli("game.yaml", "--methods", "search, random", "--seeds", "0,1", *SMALL)
+    code, out, err = cli("sweep", "game.yaml", "--methods", "search, random", "--seeds", "0,1", *SMALL)
     assert code == 0
     assert "1 file, 2 methods, 2 seeds: 4 runs, 4 finished." in out
     assert "table: out/sweep.md" in out
     assert "[2 of 4] game, random, seed 0" in err
     assert "baseline" in err
     code, out, err = cli(
-        "game.yaml", "--methods", "search,random", "--seeds", "0,1", *SMALL, "--json", "--quiet"
+        "sweep", "game.yaml", "--methods", "search,random", "--seeds", "0,1", *SMALL, "--json", "--quiet"
     )
     assert code == 0
     assert json.loads(out) == json.loads((game / "out" / "sweep.json").read_text())
@@ -329,7 +305,7 @@ def test_the_command_shows_progress_and_the_table(game: Path, cli: Any) -> None:
 
 
 def test_a_failed_run_exits_1_when_all_is_done(game: Path, cli: Any) -> None:
-    code, out, err = cli("broken.yaml", "game.yaml", "--methods", "random", *SMALL)
+    code, out, err = cli("sweep", "broken.yaml", "game.yaml", "--methods", "random", *SMALL)
     assert code == 1
     assert "2 runs, 1 failed, 1 finished" in out
     assert "broken, random, seed 0 failed: " in err
@@ -349,7 +325,7 @@ def test_a_failed_run_exits_1_when_all_is_done(game: Path, cli: Any) -> None:
 def test_bad_arguments_exit_2_and_run_nothing(
     game: Path, cli: Any, arguments: list[str], message: str
 ) -> None:
-    code, _, err = cli(*arguments)
+    code, _, err = cli("sweep", *arguments)
     assert code == 2
     assert message in err
     assert not (game / "runs").exists()
@@ -358,7 +334,7 @@ def test_bad_arguments_exit_2_and_run_nothing(
 def test_a_stopped_sweep_exits_130(game: Path, cli: Any) -> None:
     (game / "out").mkdir()
     (game / "out" / "STOP").touch()
-    code, _, err = cli("game.yaml", "--methods", "random", *SMALL)
+    code, _, err = cli("sweep", "game.yaml", "--methods", "random", *SMALL)
     assert code == 130
     assert "run the same command to go on" in err
-    assert cli("game.yaml", "--methods", "random", *SMALL)[0] == 0
+    assert cli("sweep", "game.yaml", "--methods", "random", *SMALL)[0] == 0

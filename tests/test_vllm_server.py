@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import shlex
@@ -11,11 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fake_vllm as fake
 import pytest
+from asking import ask, request, until
 
 import compound as cp
 from compound.artifacts import folder_digest
@@ -29,42 +29,6 @@ from compound.executor import Executor
 pytest.importorskip("httpx")
 
 SCRIPT = Path(__file__).with_name("fake_vllm.py")
-
-
-def _fake() -> Any:
-    spec = importlib.util.spec_from_file_location("fake_vllm", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-fake = _fake()
-
-
-def request(text: str = "What is 2 + 2?", **settings: Any) -> Request:
-    return Request((Message("user", text),), **settings)
-
-
-def ask(lm: VLLMEngine, *requests: Request) -> list[Completion]:
-    """Make requests one after the other, and close the engine."""
-
-    async def run() -> list[Completion]:
-        try:
-            return [await lm.generate(each) for each in requests or (request(),)]
-        finally:
-            await lm.aclose()
-
-    return asyncio.run(run())
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    for _ in range(1500):
-        if holds():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it never came to hold")
 
 
 @pytest.fixture
