@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from compound.errors import ConfigurationError
 
 Reference = Mapping[str, str]
 SHOWN = 16  # digits of a digest that name a folder
+_STORED = re.compile(rf"[^/\\]+-[0-9a-f]{{{SHOWN}}}")
 
 
 def is_reference(value: Any) -> bool:
@@ -92,6 +94,15 @@ def put(write: Callable[[Path], object], folder: Path, name: str) -> dict[str, s
         if not target.exists():
             os.replace(made, target)
     return {"path": target.name, "sha256": digest}
+
+
+def discard(name: str, folder: Path) -> None:
+    """Delete what `put` stored in a folder; anything else is left alone, whatever it is called.
+
+    A name may come from a file that somebody else wrote.
+    """
+    if _STORED.fullmatch(name) and not (folder / name).is_symlink():
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def kept(value: Any, folder: Path) -> Any:

@@ -343,17 +343,22 @@ class Caller:
 
     @staticmethod
     async def _once(attempt: Attempt, context: Context) -> Mapping[str, Any]:
+        """Try once.
+
+        Raises:
+            TransientError: it took too long, or what it needs, such as a search server, did not answer.
+        """
         component = attempt.component
-        if component.timeout is None:
-            outputs = await component.run(_own(attempt.inputs), _own(attempt.values), context)
-        else:
-            try:
+        try:
+            if component.timeout is None:
+                outputs = await component.run(_own(attempt.inputs), _own(attempt.values), context)
+            else:
                 async with asyncio.timeout(component.timeout) as context.timer:
                     outputs = await component.run(_own(attempt.inputs), _own(attempt.values), context)
-            except TimeoutError:
-                if context.timer is None or not context.timer.expired():
-                    raise  # the component's own
+        except (ConnectionError, TimeoutError) as error:
+            if context.timer is not None and context.timer.expired():
                 raise TransientError(f"{attempt.address} took longer than {component.timeout:g} s") from None
+            raise TransientError(f"{type(error).__name__}: {error}") from error
         _check_outputs(component, attempt.address, outputs)
         return outputs
 

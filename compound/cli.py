@@ -96,8 +96,8 @@ def optimize(
     with watching(program.optimize.budget.model_dump(), quiet=quiet) as listener:
         result = run_optimization(
             program.system, program.data, program.metric, program.optimize,
-            run_dir=path, engines=program.find_engine, text=program.text, listener=listener,
-            on_start=_stop_on_interrupt,
+            run_dir=path, engines=program.find_engine, folder=program.folder, text=program.text,
+            listener=listener, on_start=_stop_on_interrupt,
         )  # fmt: skip
     if as_json:
         show(result.to_json())

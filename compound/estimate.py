@@ -20,7 +20,7 @@ def estimate(program: Any) -> dict[str, Any]:
     come on top.
     """
     problem = make_problem(
-        program.system, program.data, program.metric, program.optimize, program.find_engine
+        program.system, program.data, program.metric, program.optimize, program.find_engine, program.folder
     )
     settings = problem.settings
     valid = len(problem.valid) * (settings.repeats if stochastic(problem.system) else 1)

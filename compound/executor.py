@@ -48,6 +48,7 @@ class _Run:
     bypass: bool
     settings: Settings
     fork: Fork | None = None
+    samples: Mapping[str, int] = field(default_factory=dict)
     calls: list[tuple[Place, Call]] = field(default_factory=list)
 
 
@@ -106,6 +107,7 @@ class Executor:
         sample: int = 0,
         cache: bool = True,
         settings: Settings | None = None,
+        samples: Mapping[str, int] | None = None,
     ) -> Trace:
         """Run a system once.
 
@@ -117,6 +119,7 @@ class Executor:
             cache: ``False`` bypasses the cache for this run.
             settings: by component, settings that its calls run with instead of its own, such as the
                 temperature of a rollout. They are no part of the configuration.
+            samples: by component, the sample indices of those that draw another sample than ``sample``.
 
         Returns:
             The trace. A failed call is in it; it does not raise.
@@ -126,7 +129,8 @@ class Executor:
             BudgetExhausted: the next engine call does not fit into the budget.
         """
         _check_inputs(system, inputs)
-        return await self._traced(_Run(system, example, sample, self.seed, not cache, settings or {}), inputs)
+        run = _Run(system, example, sample, self.seed, not cache, settings or {}, samples=samples or {})
+        return await self._traced(run, inputs)
 
     async def fork(
         self,
@@ -291,9 +295,8 @@ class Executor:
         if mark is not None:
             return {name: Value(mark, parents) for name in outputs}
         own = run.settings.get(node.component.name)
-        values: Mapping[str, Any] = {**step.values, **own} if own else step.values
-        if step.wired_settings:
-            values = {**values, **{name: arguments[name].data for name in step.wired_settings}}
+        wired = {name: arguments[name].data for name in step.wired_settings}
+        values: Mapping[str, Any] = {**step.values, **wired, **(own or {})} if own or wired else step.values
         address = prefix + node.name
         here = (*place, step.place)
         wrong = misfit(step, values) if step.wired_settings else ""
@@ -362,7 +365,7 @@ class Executor:
         values: Mapping[str, Any],
     ) -> Call:
         """Return the node's call: kept from the forked trace, put in by the fork, or really made."""
-        sample = run.sample
+        sample = run.samples.get(step.node.component.name, run.sample)
         fork = run.fork
         inputs = {port: value.data for port, value in arguments.items()}
         node = step.node

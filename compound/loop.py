@@ -36,7 +36,7 @@ TEST_SAMPLES = 1_000_000  # sample indices from here on belong to the test split
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be optimized, on what, measured how."""
+    """What is to be optimized, on what, measured how; names in its settings are looked up from a folder."""
 
     system: System
     train: Sequence[Example]
@@ -46,6 +46,7 @@ class Problem:
     settings: OptimizeSettings
     method: Method
     engines: Engines
+    folder: Path = Path()
 
     @property
     def rules(self) -> Rules:
@@ -251,7 +252,13 @@ class Loop:
             pool_seed=stream(self.problem.settings.seed, "pool"),
             minibatch=self.problem.settings.minibatch,
             candidates=self.problem.settings.candidates,
-            bench=Bench(self.executor, self.problem.metric, self.problem.rules, self.recorder.memory),
+            bench=Bench(
+                self.executor,
+                self.problem.metric,
+                self.problem.rules,
+                self.recorder.memory,
+                self.problem.folder,
+            ),
             tried=[Tried(*t) for t in state["tried"] if sorted(t[0]) == sorted(job.keys)],
             resume=state["optimizer"],
         )

@@ -127,12 +127,16 @@ class Memory(Protocol):
 
 @dataclass(frozen=True)
 class Bench:
-    """What a job needs to run parts of a system by itself: forks, single calls, and their scores."""
+    """What a job needs to run parts of a system by itself: forks, single calls, and their scores.
+
+    ``folder`` is where code and files that the settings name are looked for.
+    """
 
     executor: Executor
     metric: Metric
     rules: Rules
     memory: Memory
+    folder: Path = Path()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 from compound.blocking import blocking
 from compound.calls import Engines
 from compound.code import described
-from compound.configuration import Configuration, digest, readable
+from compound.configuration import Configuration, digest, load, readable
 from compound.contracts import Example, Metric
 from compound.data import Dataset, Split
 from compound.engines import find_engine
@@ -21,13 +21,17 @@ from compound.errors import DataError, RunDirectoryError
 from compound.evaluation import Evaluation
 from compound.loop import Loop, Problem, final_configuration
 from compound.recorder import MEMORY_FOLDER, Listener, Recorder
-from compound.settings import OptimizeSettings
+from compound.settings import OptimizeSettings, WeightSettings
+from compound.spec.python_code import find_code
 from compound.statistics import Interval, paired_interval
 from compound.store import RunDirectory, read_json, room
 from compound.system import System
 
 METHODS = "compound.optimizers.methods"
-MAY_CHANGE = ("optimize.budget.", "optimize.concurrency", "optimize.baselines", "versions.")
+MAY_CHANGE = (
+    "optimize.budget.", "optimize.concurrency", "optimize.baselines", "versions.",
+    "optimize.weights.micro_tokens", "optimize.weights.max_length",  # as an error about memory says
+)  # fmt: skip
 VERSIONS = ("compound-ai", "torch", "transformers", "litellm", "optuna", "gepa", "bm25s", "numpy", "pydantic")
 
 
@@ -98,6 +102,7 @@ def optimize(
     *,
     run_dir: str | Path | None = None,
     engines: Engines | None = None,
+    folder: Path = Path(),
     text: str = "",
     listener: Listener | None = None,
     on_start: Callable[[Recorder], None] | None = None,
@@ -111,6 +116,7 @@ def optimize(
         settings: method, budget, sizes, seed; see `OptimizeSettings`.
         run_dir: where the run is recorded; ``runs/<system name>`` by default.
         engines: models by name; resolved by convention when left out.
+        folder: where code and files that the settings name are looked for first.
         text: the file the system came from, kept in the run directory.
         listener: receives events while the run goes on.
         on_start: receives the recorder, whose `Recorder.stop` ends the run after the next step.
@@ -121,7 +127,7 @@ def optimize(
     """
     settings = settings or OptimizeSettings()
     path = Path(run_dir) if run_dir is not None else Path("runs") / system.name
-    problem = make_problem(system, data, metric, settings, engines or find_engine)
+    problem = make_problem(system, data, metric, settings, engines or find_engine, folder)
     described = describe(problem)
     with room(path):
         run = open_run(path, text, described)
@@ -163,7 +169,7 @@ def _baseline(
 ) -> None:
     """Run another method with the same budget; equal calls are shared but paid for."""
     settings = problem.settings.model_copy(update={"method": name, "baselines": ()})
-    method = import_module(METHODS).method(name, problem.system, settings)
+    method = import_module(METHODS).method(name, problem.system, settings, problem.folder)
     other = replace(problem, settings=settings, method=method)
     run = open_run(parent.run.path / "baselines" / name, "", describe(other))
     recorder = Recorder(run, parent=parent, listener=_labelled(listener, name))
@@ -186,7 +192,12 @@ def _labelled(listener: Listener | None, method: str) -> Listener | None:
 
 
 def make_problem(
-    system: System, data: Dataset, metric: Metric, settings: OptimizeSettings, engines: Engines
+    system: System,
+    data: Dataset,
+    metric: Metric,
+    settings: OptimizeSettings,
+    engines: Engines,
+    folder: Path = Path(),
 ) -> Problem:
     """Read the data and resolve the method.
 
@@ -208,12 +219,12 @@ def make_problem(
                 f"the {role} split is empty", hint="an optimization needs train and valid examples"
             )
     methods = import_module(METHODS)
-    method = methods.method(settings.method, system, settings)
+    method = methods.method(settings.method, system, settings, folder)
     for name in settings.baselines:  # a name that does not exist is refused before anything is spent
-        methods.method(name, system, settings)
+        methods.method(name, system, settings, folder)
     _decidable(len(splits["valid"]), settings.alpha)
     return Problem(
-        system, splits["train"], splits["valid"], splits["test"], metric, settings, method, engines
+        system, splits["train"], splits["valid"], splits["test"], metric, settings, method, engines, folder
     )
 
 
@@ -244,8 +255,17 @@ def describe(problem: Problem) -> dict[str, Any]:
         },
         "metric": described(problem.metric),
         "optimize": problem.settings.model_dump(mode="json"),
+        **_named(problem.settings.weights, problem.folder),
         "versions": versions(),
     }
+
+
+def _named(weights: WeightSettings, folder: Path) -> dict[str, Any]:
+    """Return what the code and the files that training needs say, where it needs any."""
+    penalties = {name: described(find_code(spec, folder)) for name, spec in weights.penalties.items()}
+    teachers = {path: load(folder / path).digest for path in weights.teachers}
+    found = {"penalties": penalties, "teachers": teachers}
+    return {key: named for key, named in found.items() if named}
 
 
 def drawing(system: System) -> dict[str, Any]:

@@ -12,7 +12,7 @@ Proposer = Literal["demos", "edits", "opro"]
 
 
 class _Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class BudgetSettings(_Settings):
@@ -138,7 +138,7 @@ class WeightSettings(_Settings):
     """How often a step goes through its samples."""
     parts: int = Field(default=1, ge=1)
     """Updates of a pass: the samples are cut into as many parts."""
-    clip: float = Field(default=0.2, gt=0)
+    clip: float = Field(default=0.2, gt=0, lt=1)
     """How far the probability ratio may fall, or rise, before it is clipped."""
     clip_high: float | None = Field(default=None, gt=0)
     """How far it may rise, where that differs."""
@@ -184,7 +184,7 @@ class WeightSettings(_Settings):
     """Attempts of an example that are trained on (MyGO)."""
     threshold: float = Field(default=0.5)
     """The reward from which an attempt is kept, at first (MyGO)."""
-    best: float = 1.0
+    best: float = Field(default=1.0, gt=0)
     """The highest reward: the threshold rises towards it (MyGO)."""
     rule: Literal["halved", "fixed", "printed"] = "halved"
     """How it rises: half way from what first attempts earn to the best, not at all, or as printed."""
@@ -203,6 +203,13 @@ class WeightSettings(_Settings):
         """Refuse to take for the weights' own what others sampled."""
         if self.correction is None and (self.stale or self.teachers):
             raise ValueError("samples of other weights (stale, teachers) need a correction; it is null")
+        return self
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Self:
+        """Refuse a threshold that no attempt can reach."""
+        if self.threshold > self.best:
+            raise ValueError(f"threshold {self.threshold:g} is above best {self.best:g}, the highest reward")
         return self
 
     @property

@@ -228,9 +228,9 @@ def _folder(method: str) -> str:
 def _inapplicable(program: Program, method: str) -> str:
     """Return why a method that exists cannot work on a system."""
     methods = import_module(METHODS)
-    methods.maker(method)
+    methods.maker(method, program.folder)
     try:
-        methods.method(method, program.system, program.optimize)
+        methods.method(method, program.system, program.optimize, program.folder)
     except DeclarationError as error:
         return error.message
     return ""
@@ -245,7 +245,7 @@ def _refuse_another(run: Planned) -> None:
     assert program.metric is not None
     try:
         problem = make_problem(
-            program.system, program.data, program.metric, run.settings, program.find_engine
+            program.system, program.data, program.metric, run.settings, program.find_engine, program.folder
         )
     except CompoundError:
         return  # its data is gone or broken: that run will say so, and the others go on

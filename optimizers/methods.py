@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +19,13 @@ from compound.optimizers.local import LocalSearch
 from compound.optimizers.mipro import Mipro
 from compound.optimizers.offline import OfflineRewards
 from compound.optimizers.policy.local import LocalTraining
-from compound.optimizers.policy.methods import POLICY_METHODS, refuse_imitation, refuse_shared
+from compound.optimizers.policy.methods import (
+    POLICY_METHODS,
+    refuse_alone,
+    refuse_imitation,
+    refuse_shared,
+    refuse_unknown,
+)
 from compound.optimizers.policy.staging import better_together
 from compound.optimizers.prompts import PromptSearch
 from compound.optimizers.sampling import NumberSearch
@@ -99,6 +106,9 @@ def guided(name: str, system: System, settings: OptimizeSettings, guide: Guide) 
     if trained:
         refuse_shared(name, trained, settings)
         refuse_imitation(name, settings)
+        refuse_unknown([component_of(key) for key in trained], settings)
+        if settings.weights.local == "grpo":
+            refuse_alone(name, settings)
     jobs += [Job("weights", (key,)) for key in trained]
     everything = tuple(key for job in jobs for key in job.keys)
     opening = Job("offline", everything, weight=rewards.offline) if rewards.offline else None
@@ -189,9 +199,9 @@ def _text_jobs(optimizer: str, system: System) -> list[Job]:
     return [Job(optimizer, tuple(keys)) for _, keys in by_component]
 
 
-def staged(system: System, settings: OptimizeSettings) -> Method:
+def staged(system: System, settings: OptimizeSettings, folder: Path = Path()) -> Method:
     """Methods one after the other, each from the best configuration so far."""
-    return better_together(system, settings, method)
+    return better_together(system, settings, functools.partial(method, folder=folder))
 
 
 MakeMethod = Callable[[System, OptimizeSettings], Method]
@@ -212,35 +222,39 @@ METHODS: Mapping[str, MakeMethod] = {
 }
 
 
-def maker(name: str) -> MakeMethod:
+def maker(name: str, folder: Path = Path()) -> MakeMethod:
     """Return what makes a method.
 
     Args:
         name: one of `METHODS`, or ``module:function`` for one of your own.
+        folder: where that is looked for first.
 
     Raises:
         DeclarationError: there is no such method.
     """
+    if name == "better_together":
+        return functools.partial(staged, folder=folder)
     if name in METHODS:
         return METHODS[name]
     if ":" not in name:
         raise DeclarationError(f"no method {name!r}", hint=f"{nearest(name, METHODS)}, or module:function")
-    found: MakeMethod = find_code(name, Path())
+    found: MakeMethod = find_code(name, folder)
     return found
 
 
-def method(name: str, system: System, settings: OptimizeSettings) -> Method:
+def method(name: str, system: System, settings: OptimizeSettings, folder: Path = Path()) -> Method:
     """Return a method for a system.
 
     Args:
         name: see `maker`.
         system: what is to be optimized.
         settings: how.
+        folder: where a method of your own is looked for first.
 
     Raises:
         DeclarationError: there is no such method, or the system has nothing it could change.
     """
-    chosen = maker(name)(system, settings)
+    chosen = maker(name, folder)(system, settings)
     if not chosen.jobs:
         raise DeclarationError(
             f"system {system.name!r} has no parameter that method {name!r} can change",

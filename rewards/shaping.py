@@ -1,7 +1,8 @@
 """Penalties for single agents: what a call of one component costs by its form, whatever came of the run.
 
 A penalty is a pure function of a call's inputs and outputs, 0 where nothing is wrong. In MHGPO it is added to
-the agent's own reward and goes no further. The rules and numbers are those of MMOA-RAG's three agents.
+the agent's own reward and goes no further. A reply that could not be read at all pays ``malformed``, which is
+as much. The rules and numbers are those of MMOA-RAG's three agents.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ class TooMany:
     most: int = 4
     penalty: float = -0.5
 
+    @property
+    def malformed(self) -> float:
+        """What a reply costs that could not be read."""
+        return self.penalty
+
     def __call__(self, inputs: Values, outputs: Values) -> float:
         """Return the penalty, or 0."""
         return self.penalty if len(outputs.get(self.output, ())) > self.most else 0.0
@@ -65,6 +71,11 @@ class BadIds:
     among: str
     penalty: float = -1.0
 
+    @property
+    def malformed(self) -> float:
+        """What a reply costs that could not be read."""
+        return self.penalty
+
     def __call__(self, inputs: Values, outputs: Values) -> float:
         """Return the penalty, or 0."""
         ids = _ids(outputs.get(self.output, ""))
@@ -89,6 +100,11 @@ class TooLong:
     output: str
     words: int = 30
     penalty: float = -1.0
+
+    @property
+    def malformed(self) -> float:
+        """What a reply costs that could not be read."""
+        return self.penalty
 
     def __call__(self, inputs: Values, outputs: Values) -> float:
         """Return the penalty, or 0."""

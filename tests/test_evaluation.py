@@ -188,7 +188,7 @@ class TestFailures:
             finished(evaluate(Executor(), plain(mostly), examples(30), VALUE, rules=Rules(concurrency=5)))
         assert "16 of 30 runs failed" in str(caught.value)
         assert "max_failed=0.5" in str(caught.value)
-        assert "(10 times): error: TimeoutError: slow" in str(caught.value)
+        assert "(10 times): transient: TimeoutError: slow" in str(caught.value)
 
     def test_exactly_the_stated_share_may_fail(self) -> None:
         def some(x: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,10 +24,16 @@ from compound.loop import Problem  # noqa: E402
 from compound.metrics import custom  # noqa: E402
 from compound.optimization import Bench, Proposal, Task  # noqa: E402
 from compound.optimizers.methods import method  # noqa: E402
+from compound.optimizers.policy.drawn import Drawn  # noqa: E402
 from compound.optimizers.policy.local import LocalDraws  # noqa: E402
 from compound.optimizers.policy.losses import VARIANTS  # noqa: E402
 from compound.optimizers.policy.mhgpo import MHGPO  # noqa: E402
+from compound.optimizers.policy.mmgrpo import MMGRPO  # noqa: E402
+from compound.optimizers.policy.mygo import MyGO  # noqa: E402
 from compound.optimizers.policy.ppo import PPO  # noqa: E402
+from compound.optimizers.policy.recipe import Credited, Recipe  # noqa: E402
+from compound.optimizers.policy.training import why_nothing  # noqa: E402
+from compound.optimizing import describe, make_problem  # noqa: E402
 from compound.scoring import JobScorer  # noqa: E402
 from compound.settings import WeightSettings  # noqa: E402
 from compound.spec import load  # noqa: E402
@@ -120,6 +127,16 @@ def test_the_method_alone_is_switched(name: str, model: Path, tmp_path: Path) ->
         ("mmgrpo", {"teachers": {"best.json": 1}, "correction": None}, "need a correction"),
         ("mmgrpo", {"teachers": {"best.json": 0}}, "teachers"),
         ("mhgpo_rr", {"forks": {"namer": -1.0}}, "forks"),
+        ("mhgpo_rr", {"forks": {"namer": 0.0, "answerer": 0.0}}, "forks is 0 for every component"),
+        ("optimas", {"penalties": {"nobody": "math:hypot"}}, "penalties names 'nobody'"),
+        ("mmgrpo", {"runs": 1}, "compares the runs of an example, but optimize.weights.runs is 1"),
+        ("prompt_r1", {"runs": 1}, "compares the runs"),
+        ("optimas", {"runs": 1, "local": "grpo"}, "compares the runs"),
+        ("mmgrpo", {"teachers": {"nowhere.json": 1}}, "nowhere.json"),
+        ("mmgrpo", {"clip": 1.5}, "clip"),
+        ("mmgrpo", {"lr": float("inf")}, "lr"),
+        ("mygo", {"best": -1.0, "threshold": -2.0}, "best"),
+        ("mygo", {"threshold": 2.0}, "threshold 2 is above best 1"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_is_run(
@@ -195,3 +212,62 @@ def test_d6_training_goes_on_from_the_present_adapter(model: Path, tmp_path: Pat
         )
         assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
         assert any(float(tensor.abs().max()) > 0 for name, tensor in before.items() if "lora_B" in name)
+
+
+BESIDE = {
+    "optimize.weights.penalties": '{"namer": "rules:dear"}',
+    "optimize.weights.teachers": '{"best.json": 1}',
+}
+
+
+def test_what_a_file_names_is_looked_for_beside_it_and_belongs_to_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run goes on only with the penalties and teachers that it began with."""
+    folder, elsewhere = tmp_path / "folder", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    file = folder / "atlas.yaml"
+    file.write_text(ATLAS.read_text(encoding="utf-8"), encoding="utf-8")
+
+    def told(price: float, prompt: str) -> dict[str, Any]:
+        (folder / "rules.py").write_text(f"def dear(inputs, outputs):\n    return {price}\n")
+        sys.modules.pop("rules", None)
+        load(ATLAS).system.configuration.replace({"namer.prompt": prompt}).save(folder / "best.json")
+        data = ("data.path", str(ATLAS.parent / "data" / "atlas"))
+        program = load(file, overrides=[*BESIDE.items(), ("optimize.method", "mhgpo_fof"), data])
+        assert program.data
+        assert program.metric
+        problem = make_problem(
+            program.system,
+            program.data,
+            program.metric,
+            program.optimize,
+            program.find_engine,
+            program.folder,
+        )
+        found = describe(problem)
+        return {key: found[key] for key in ("penalties", "teachers")}
+
+    first = told(-1.0, "Name it.")
+    assert first == told(-1.0, "Name it.")
+    assert first["penalties"] != told(-2.0, "Name it.")["penalties"]
+    assert first["teachers"] != told(-1.0, "Say its name.")["teachers"]
+    (folder / "best.json").unlink()
+    with pytest.raises(SpecError, match=r"atlas\.yaml.*weights\.teachers.*best\.json"):
+        load(file, overrides=[*BESIDE.items()])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "facts", "why"),
+    [
+        (MMGRPO(), {"failed": 2, "failure": "type: x"}, "every run failed, most often by type: x"),
+        (MMGRPO(), {"groups": 4}, "the rewards of every group were all equal"),
+        (MMGRPO(), {"groups": 0}, "no run called a component that is trained"),
+        (MyGO(), {"threshold": 0.75}, "no attempt earned the threshold 0.75"),
+    ],
+)
+def test_why_a_step_has_nothing_to_learn_from(recipe: Recipe, facts: dict[str, Any], why: str) -> None:
+    drawn = Drawn(Credited([], [0.0, 0.0], facts), {"failed": 0, "failure": "", **facts})
+    assert why_nothing(recipe, drawn) == why

@@ -736,7 +736,7 @@ def test_a_transient_error_that_stays_is_a_failed_call() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [CallError("no"), ValueError("no"), KeyError("no"), ConnectionError("no"), RecursionError("no")]
+    "error", [CallError("no"), ValueError("no"), KeyError("no"), PermissionError("no"), RecursionError("no")]
 )
 def test_retry_100_times_is_for_no_error_but_a_transient_one(error: Exception) -> None:
     # the reference tries 100 times, 3 s apart, on any error, a bad key included
@@ -1153,12 +1153,34 @@ def test_a_blocking_function_has_a_time_limit_too() -> None:
     assert trace.failure == Failure("transient", "sleepy took longer than 0.02 s")
 
 
-def test_a_timeout_of_the_components_own_is_its_error() -> None:
+@pytest.mark.parametrize("timeout", [None, 50.0])
+def test_a_timeout_of_the_components_own_is_its_error(timeout: float | None) -> None:
     async def own(x: int) -> int:
         raise TimeoutError("the database")
 
-    trace = run(System("s", outputs={"y": f("own", own, timeout=50.0)(x=X)}), {"x": 1})
-    assert trace.failure == Failure("error", "TimeoutError: the database")
+    trace = run(System("s", outputs={"y": f("own", own, timeout=timeout)(x=X)}), {"x": 1})
+    assert trace.failure == Failure("transient", "TimeoutError: the database")
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("gone"), TimeoutError("slow")])
+def test_what_a_component_talks_to_may_come_back(error: Exception) -> None:
+    assert retried([error, error])[0].failure is None
+    trace, waits = retried([error] * 9, retries=2)
+    assert trace.failure == Failure("transient", f"{type(error).__name__}: {error}")
+    assert len(waits) == 2
+
+
+def test_a_component_may_draw_another_sample_than_the_rest() -> None:
+    def drawn(x: int, rng: Any) -> int:
+        return int(rng.integers(1_000_000))
+
+    first = f("first", drawn)(x=X)
+    system = System("s", outputs={"a": first, "b": f("second", drawn)(x=first)})
+    plain = [asyncio.run(Executor().run(system, {"x": 1}, sample=sample)) for sample in (0, 1)]
+    mixed = asyncio.run(Executor().run(system, {"x": 1}, sample=1, samples={"first": 0}))
+    assert plain[0].outputs["a"] == mixed.outputs["a"] != plain[1].outputs["a"]
+    assert plain[1].outputs["b"] == mixed.outputs["b"] != plain[0].outputs["b"]
+    assert [call.sample for call in mixed.calls] == [0, 1]
 
 
 def test_a_request_that_was_left_counts_with_its_worst_case() -> None:

@@ -30,8 +30,9 @@ from compound.optimizers.policy.mygo import MyGO
 from compound.optimizers.policy.ppo import PPO
 from compound.optimizers.policy.prompt_r1 import PromptR1, once_each
 from compound.optimizers.policy.recipe import Credited, Recipe, Work
-from compound.optimizers.policy.rollouts import Sampler, rolling, warm
+from compound.optimizers.policy.rollouts import Sampler, beforehand, rolling, warm
 from compound.optimizers.policy.samples import Sample
+from compound.rewards.shaping import TooMany
 from compound.settings import WeightSettings
 from compound.space import Choice, LoRA, Text
 from compound.system import System
@@ -49,16 +50,18 @@ class Digits(ScriptedLM):
         self.asked: Counter[str] = Counter()
         self.adapters: set[str] = set()
         self.gone: Counter[str] = Counter()  # by who asks, how often there is no answer
+        self.gone_at = 0  # the one question that has none
 
     async def generate(self, request: Request) -> Completion:
         self.asked[who := request.messages[-1].content[0]] += 1
         self.adapters.add(request.adapter.sha256 if request.adapter else "")
-        if self.gone[who]:
-            self.gone[who] -= 1
+        if self.gone[who] or self.asked.total() == self.gone_at:
+            self.gone[who] -= bool(self.gone[who])
             raise TransientError("the server is gone")
         assert request.temperature == 1.0
         done = await super().generate(request)
-        record = TokenRecord((1,), (int(done.text),), (-1.0,), "stop")
+        prompt = tuple(request.messages[-1].content.encode())
+        record = TokenRecord(prompt, (int(done.text),), (-1.0,), "stop")
         return replace(done, tokens=record)
 
 
@@ -81,6 +84,21 @@ def mean_digit(outputs: Mapping[str, Any], example: Example) -> Score:
 
 def penalty(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
     return -5.0
+
+
+def raises(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
+    return float(outputs["nothing"])
+
+
+def says_none(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+    return None
+
+
+def of_one(inputs: Mapping[str, Any]) -> float:
+    return 0.0
+
+
+strict = TooMany("output", most=0, penalty=-2.0)
 
 
 def no_number(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
@@ -116,6 +134,7 @@ class Lab:
         present: System | None = None,
         metric: Metric | None = None,
         meter: Meter | None = None,
+        folder: Path = Path(),
     ) -> Credited:
         """Make one step's samples, with the system as it is at present."""
         trained, given = NAMES[: self.agents], WeightSettings.model_validate({"runs": 4, **self.settings})
@@ -124,8 +143,10 @@ class Lab:
         metric = metric or custom(mean_digit, "digit")
         sampler = Sampler(executor, present or self.system, metric, rules, step)
         task = cast("Any", self)  # recipes read no more of a task than its system
-        work = Work(sampler, trained, given, step, cast("Any", self.critic), task, self.kept)
-        return asyncio.run(recipe.collect(work, examples))
+        work = Work(sampler, trained, given, step, cast("Any", self.critic), task, self.kept, folder)
+        credited = asyncio.run(recipe.collect(work, examples))
+        sampler.refuse_broken()
+        return credited
 
 
 def beside() -> System:
@@ -135,6 +156,14 @@ def beside() -> System:
     read = Function("read", same)(reply=unread, when=wanted)
     answer = LLM("b", prompt=Text("b"), weights=LoRA(), retries=0)(x=x)
     return System("beside", outputs={"y": Function("pick", pick)(first=read, second=answer)}, lm="lm")
+
+
+def by_chance(x: str, rng: Any) -> str:
+    return str(rng.integers(10))
+
+
+def join(p: str, q: str, r: str) -> str:
+    return p + q + r
 
 
 def same(reply: str) -> str:
@@ -191,6 +220,38 @@ class TestGroups:
         forked: dict[Any, int] = {(e.id, name, "b"): 4 for e in EXAMPLES for name in ("b", "c")}
         assert counts == {**forked, ("mixed", "a", "b", 0): 3}
         assert (found.facts["mixed_groups"], found.facts["alone"]) == (1, 0)
+
+    @pytest.mark.parametrize("kind", ["is", "fof"])
+    def test_what_comes_before_the_first_agent_is_the_same_in_a_group(self, kind: Kind) -> None:
+        """Otherwise what an agent was given by chance would count as its own."""
+        lab = Lab(2)
+        start = Function("start", by_chance)(x=Input("x"))
+        first = LLM("a", prompt=Text("a"), weights=LoRA())(x=start)
+        noise = Function("noise", by_chance)(x=first)
+        last = LLM("b", prompt=Text("b"), weights=LoRA())(x=noise)
+        lab.system = System("chance", outputs={"y": last}, lm="lm")
+        groups: dict[Any, set[Any]] = {}
+        for sample in lab.collect(MHGPO(kind)).samples:
+            groups.setdefault((sample.component, sample.group), set()).add(sample.tokens.prompt)
+        entries = [prompts for (component, _), prompts in groups.items() if component == "a"]
+        assert {len(prompts) for prompts in entries} == {1}
+        assert len({prompt for prompts in entries for prompt in prompts}) > 1
+        assert beforehand(lab.system, ("a", "b")) == {"start"}
+
+    def test_forks_are_by_component_however_often_it_is_called(self) -> None:
+        lab = Lab(2, {"runs": 2})
+        x = Input("x")
+        often = LLM("a", prompt=Text("a"), weights=LoRA())
+        several = [often(x=x, name=f"a{i}") for i in range(3)]
+        joined = Function("join", join)(**dict(zip("pqr", several, strict=True)))
+        last = LLM("b", prompt=Text("b"), weights=LoRA())(x=joined)
+        lab.system = System("often", outputs={"y": last}, lm="lm")
+        examples = [Example(f"e{i}", {"x": f"w{i}"}) for i in range(200)]
+        work = lab.collect(MHGPO("rr"), examples=examples)
+        forked = [s for s in work.samples if s.group[0] != "mixed" and s.group[1] == s.group[-1]]
+        of_b = len({s.example for s in forked if s.component == "b"})
+        of_a = len({s.example for s in forked if s.component == "a"})
+        assert 0.35 < of_b / (of_a + of_b) < 0.65  # a quarter, were every call as likely
 
     def test_forks_at_one_agent_are_grpo(self) -> None:
         """With one agent, FoF, IS and RR are mmGRPO, which is GRPO: the same samples and advantages."""
@@ -270,6 +331,31 @@ class TestCredit:
         assert all(s.values == (0.25,) for s in found)
         assert [s.returns[0] for s in found] == pytest.approx([s.reward for s in found])
 
+    @pytest.mark.parametrize(
+        ("function", "told"),
+        [("raises", "KeyError: 'nothing'"), ("says_none", "TypeError"), ("of_one", "TypeError")],
+    )
+    def test_a_penalty_that_fails_is_named_with_its_component(self, function: str, told: str) -> None:
+        lab = Lab(2, {"penalties": {"b": f"{__name__}:{function}"}})
+        with pytest.raises(DeclarationError, match=rf"penalty of 'b' failed: {told}"):
+            lab.collect(PPO())
+
+    def test_a_penalty_lies_beside_the_file_that_names_it(self, tmp_path: Path) -> None:
+        (tmp_path / "beside_rules.py").write_text("def dear(inputs, outputs):\n    return -7.0\n")
+        lab = Lab(1, {"scale": "none", "penalties": {"a": "beside_rules:dear"}})
+        found = lab.collect(MHGPO("fof"), folder=tmp_path)
+        assert {round(s.reward - said(s) / 10, 6) for s in found.samples} == {-7.0}
+
+    @pytest.mark.parametrize(("function", "wanted"), [("strict", -2.0), ("penalty", 0.0)])
+    def test_a_reply_that_cannot_be_read_costs_what_the_penalty_says_of_such(
+        self, function: str, wanted: float
+    ) -> None:
+        lab = Lab(2, {"scale": "none", "penalties": {"b": f"{__name__}:{function}"}})
+        number = LLM("b", prompt=Text("b"), output=Literal["yes", "no"], weights=LoRA(), retries=0)
+        lab.system = System("chain", outputs={"y": number(x=LLM("a", weights=LoRA())(x=Input("x")))}, lm="lm")
+        found = lab.collect(MHGPO("fof"))
+        assert {s.reward for s in found.samples if s.component == "b"} == {wanted}
+
     def test_a_penalty_that_is_no_number_names_its_component(self) -> None:
         lab = Lab(2, {"penalties": {"b": f"{__name__}:no_number"}})
         with pytest.raises(DeclarationError, match=r"'b'.* nan"):
@@ -338,6 +424,36 @@ class TestFailures:
 
         with pytest.raises(TooManyFailures, match="no route to the judge"):
             Lab(1).collect(MMGRPO(), metric=custom(judge, "judge"))
+
+    def test_a_search_that_was_gone_is_no_fault_of_the_model(self) -> None:
+        lab = Lab(2, {"scale": "none", "failure": -1.0})
+        searched = itertools.count()
+
+        def search(text: str) -> str:
+            if next(searched) % 3 == 0:
+                raise ConnectionError("no route to the search")
+            return text
+
+        first = LLM("a", prompt=Text("a"), weights=LoRA())(x=Input("x"))
+        last = LLM("b", prompt=Text("b"), weights=LoRA())(x=Function("search", search)(text=first))
+        lab.system = System("searching", outputs={"y": last}, lm="lm")
+        found = lab.collect(MMGRPO())
+        assert (len(found.scores), len(found.samples)) == (8, 2 * 8)
+        assert min(s.reward for s in found.samples) >= 0.0
+
+    def test_a_metric_that_mostly_fails_ends_the_step(self) -> None:
+        def broken(outputs: Mapping[str, Any], example: Example) -> float:
+            raise KeyError("expected")
+
+        with pytest.raises(TooManyFailures, match="KeyError: 'expected'"):
+            Lab(1).collect(MMGRPO(), metric=custom(broken, "broken"))
+
+    def test_one_that_is_lost_among_few_of_a_step_s_last_ones_ends_nothing(self) -> None:
+        """What counts is the share of the whole step, however few are made at once."""
+        lab = Lab(1, {"attempts": 4, "keep": 1, "threshold": 1.0, "rule": "fixed"})
+        lab.lm.gone_at = 4
+        found = lab.collect(MyGO(), examples=EXAMPLES[:1])
+        assert (found.facts["attempts"], len(found.samples)) == (4, 0)
 
     @pytest.mark.parametrize("padding", ["truncate", "fill"])
     def test_a_lost_rollout_does_not_count_among_those_of_its_example(self, padding: str) -> None:
@@ -411,6 +527,12 @@ class TestTeachers:
         assert lab.lm.asked == {"a": 9, "b": 9, "z": 3, "y": 3}
         assert Counter(s.on_policy for s in found) == {True: 18, False: 6}
         assert all((s.rollout == 3) != s.on_policy for s in found)
+
+    def test_it_lies_beside_the_file_that_names_it(self, tmp_path: Path) -> None:
+        lab = Lab(1, {"teachers": {"teacher.json": 1}})
+        lab.system.configuration.replace({"a.prompt": "z"}).save(tmp_path / "teacher.json")
+        lab.collect(MMGRPO(), folder=tmp_path)
+        assert lab.lm.asked == {"a": 9, "z": 3}
 
     def test_a_teacher_of_another_model_is_refused(self, tmp_path: Path) -> None:
         """Its tokens would be of another vocabulary, and trained on as if they were of this one."""

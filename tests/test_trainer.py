@@ -388,6 +388,14 @@ class TestAdapters:
             partition(["a", "b"], {"one": ["a", "c"]})
         with pytest.raises(DeclarationError, match="'a' twice"):
             partition(["a", "b"], {"one": ["a"], "two": ["a", "b"]})
+        with pytest.raises(DeclarationError, match="'one' to no component"):
+            partition(["a", "b"], {"one": []})
+        with pytest.raises(DeclarationError, match="like a component that has another one"):
+            partition(["a", "b"], {"b": ["a"]})
+        assert partition(["a", "b"], {"b": ["a", "b"]}) == {"b": ("a", "b")}
+        for name in ("../../escaped", "a/b", "|value", ""):
+            with pytest.raises(DeclarationError, match="Adapter name"):
+                partition(["a"], {name: ["a"]})
 
     def test_an_adapter_of_another_alpha_is_refused(self, folder: Path, tmp_path: Path) -> None:
         """Its shapes fit, but everything it adds would be scaled by something else than where it samples."""

@@ -195,6 +195,7 @@ class TestFacts:
                 left_out=i,
                 memory=m,
                 lost=2 * i,
+                failed=i,
                 prompt_tokens=100 + 100 * i,
                 prompt_tokens_cached=50 * i,
             )
@@ -209,6 +210,7 @@ class TestFacts:
             "sampled": 180,
             "left_out": 3,
             "lost": 6,
+            "failed": 3,
             "prompt_tokens": 600,
             "prompts_saved": 0.25,  # 0 + 50 + 100 of them
             "sample_seconds": 14.0,

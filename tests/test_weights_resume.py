@@ -216,10 +216,12 @@ def test_a_full_disk_loses_nothing(
     assert ended(tmp_path / "run") == whole("mmgrpo")
 
 
-def test_old_optimizer_states_are_not_kept(train: Train, tmp_path: Path) -> None:
-    assert train(tmp_path / "run", "mmgrpo ahead") == 0
+@pytest.mark.parametrize("method", ["mmgrpo ahead", "better_together"])
+def test_old_optimizer_states_are_not_kept(method: str, train: Train, tmp_path: Path) -> None:
+    assert train(tmp_path / "run", method) == 0
     stored = [path.name for path in (tmp_path / "run" / "memory").iterdir()]
-    for kind, most in (("optimizers-", 2), ("first-", 2), ("ahead-", 1)):
+    jobs = 2 if method == "better_together" else 1
+    for kind, most in (("optimizers-", 2), ("first-", 2 * jobs), ("ahead-", 1)):
         assert sum(name.startswith(kind) for name in stored) <= most, stored
 
 

@@ -97,8 +97,12 @@ class TransformersEngine:
 
     @property
     def name(self) -> str:  # noqa: D102
-        dtype = loading.fastest_dtype() if self._dtype == "auto" else self._dtype
-        return f"transformers:{self.model}:{dtype}" + ":deterministic" * self.deterministic
+        return f"transformers:{self.model}:{self.dtype}" + ":deterministic" * self.deterministic
+
+    @property
+    def dtype(self) -> str:
+        """The number format of the weights: its trainer's, too."""
+        return loading.fastest_dtype() if self._dtype == "auto" else self._dtype
 
     @property
     def trainable(self) -> str:
@@ -229,9 +233,9 @@ class TransformersEngine:
             decoder.run(rows, adapter)
         except (RuntimeError, MemoryError) as error:
             told = f"{self.name} failed on {len(rows)} calls: {error}"
-            if isinstance(error, MemoryError) or "memory" in str(error):  # says nothing of what was asked
-                raise TransientError(f"{told}; lower max_batch or max_batch_tokens") from error
-            raise CallError(told) from error
+            if isinstance(error, MemoryError) or "memory" in str(error):
+                told += "; lower max_batch or max_batch_tokens"
+            raise TransientError(told) from error  # it says nothing of what was asked
         for job, row in zip(batch, rows, strict=True):
             if row.finish is None:
                 _fail([job], CallError(f"{self.name} was closed during the call"))

@@ -183,7 +183,9 @@ def _step(record: Mapping[str, Any]) -> Facts:
 def _sums(steps: Sequence[Facts]) -> Facts:
     """Return what some steps took together, ``None`` where no step says; of the memory the most."""
     memory = _known(steps, "memory")
-    names = ("tokens", "sampled", "left_out", "lost", "prompt_tokens", "sample_seconds", "train_seconds")
+    names = (
+        "tokens", "sampled", "left_out", "lost", "failed", "prompt_tokens", "sample_seconds", "train_seconds",
+    )  # fmt: skip
     sums = {name: _total(steps, name) for name in names}
     read, cached = sums["prompt_tokens"], _total(steps, "prompt_tokens_cached")
     saved = cached / read if read and cached is not None else None

@@ -46,16 +46,16 @@ def jobs(method: Mapping[str, Any]) -> Table:
     """Return how each job went; columns that no job has anything for are left out."""
     headings = (
         "#job", "recipe", "#steps", "#reward", "#groups skipped", "#attempts kept", "#samples left out",
-        "#rollouts lost", "#prompt tokens", "#read before", "#tokens sampled", "#tokens trained",
+        "#rollouts lost", "#failed", "#prompt tokens", "#read before", "#tokens sampled", "#tokens trained",
         "#sampling", "#training", "#peak memory",
     )  # fmt: skip
     rows = [
         (
             str(job["number"]), job["recipe"] or "–", count(len(job["steps"])), course(job["reward"]),
             course(job["skipped"], percent), course(job["kept"], percent), count(job["left_out"]),
-            count(job["lost"] or None), count(job["prompt_tokens"]), percent(job["prompts_saved"]),
-            count(job["sampled"]), count(job["tokens"]), seconds(job["sample_seconds"]),
-            seconds(job["train_seconds"]), mebibytes(job["memory"]),
+            count(job["lost"] or None), count(job["failed"] or None), count(job["prompt_tokens"]),
+            percent(job["prompts_saved"]), count(job["sampled"]), count(job["tokens"]),
+            seconds(job["sample_seconds"]), seconds(job["train_seconds"]), mebibytes(job["memory"]),
         )
         for job in method["jobs"]
     ]  # fmt: skip

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from compound.configuration import load as load_configuration
 from compound.contracts import Engine, Metric
 from compound.data import EXTENSIONS, Dataset
 from compound.engines import find_engine, open_engine
@@ -58,6 +59,11 @@ class Program:
     metric: Metric | None
     optimize: OptimizeSettings
     engines: Mapping[str, EngineSettings]
+
+    @property
+    def folder(self) -> Path:
+        """Where code and files that it names are looked for first."""
+        return self.path.parent
 
     def find_engine(self, lm: str) -> Engine:
         """Return the engine of a model: one of the file's, or one by the form of the name.
@@ -190,6 +196,9 @@ def _optimize(context: Context) -> OptimizeSettings:
         _check_method(context, name, (*address, "baselines", i))
     for component, name in settings.weights.penalties.items():
         context.function(name, (*address, "weights", "penalties", component))
+    for path in settings.weights.teachers:
+        read_it = functools.partial(load_configuration, context.folder / path)
+        context.attempt((*address, "weights", "teachers", path), read_it)
     for i, name in enumerate(settings.weights.stages):
         _check_method(context, name, (*address, "weights", "stages", i))
     return settings

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from compound.artifacts import Reference, kept, put, verified
+from compound.component import check_name
 from compound.components.engines import loading, models
 from compound.errors import CompoundError, ConfigurationError, DeclarationError, MissingExtra
 from compound.space import Weights
@@ -318,7 +319,8 @@ def partition(
         adapters: ``each``, ``shared``, or names with their components; those not named have one each.
 
     Raises:
-        DeclarationError: a component is unknown, or named twice.
+        DeclarationError: a component is unknown, or named twice; an adapter has none, or the name of a
+            component that has another one.
 
     >>> partition(["a", "b", "c"], {"ab": ["a", "b"]})
     {'ab': ('a', 'b'), 'c': ('c',)}
@@ -329,6 +331,15 @@ def partition(
         return {"shared": tuple(components)}
     groups = {} if isinstance(adapters, str) else {name: tuple(some) for name, some in adapters.items()}
     named = [component for some in groups.values() for component in some]
+    for name, some in groups.items():
+        check_name("Adapter", name)
+        if not some:
+            raise DeclarationError(f"optimize.weights.adapters gives the adapter {name!r} to no component")
+        if name in components and name not in some:
+            raise DeclarationError(
+                f"optimize.weights.adapters calls an adapter {name!r}, like a component that has another one",
+                hint="choose another name",
+            )
     for component in named:
         if component not in components:
             raise DeclarationError(f"optimize.weights.adapters names {component!r}, which has no weights")

@@ -11,13 +11,13 @@ from compound.space import Weights
 from compound.system import System
 
 
-def base_model(task: Task, trained: Sequence[str]) -> str:
-    """Return the model whose weights are trained: one base, frozen, for all of the components.
+def base_model(task: Task, trained: Sequence[str]) -> tuple[str, str]:
+    """Return the model whose weights are trained, and its number format: one frozen base for all components.
 
     Raises:
         DeclarationError: components have different models, or one that is behind an API.
     """
-    found: dict[str, str] = {}
+    found: dict[str, tuple[str, str]] = {}
     for component in trained:
         lm = values_of(task.system.components[component], task.system).get("lm")
         if not isinstance(lm, str):
@@ -31,9 +31,9 @@ def base_model(task: Task, trained: Sequence[str]) -> str:
                 f"the weights of {component!r} cannot be trained: {engine.name} does not serve adapters",
                 hint="use a model in this process, such as smollm2, or a vLLM engine",
             )
-        found[component] = model
+        found[component] = model, getattr(engine, "dtype", "auto")
     if len(set(found.values())) > 1:
-        listed = ", ".join(f"{component}: {model}" for component, model in found.items())
+        listed = ", ".join(f"{component}: {' in '.join(base)}" for component, base in found.items())
         raise DeclarationError(
             f"components that are trained together need one base model, but have {listed}",
             hint="give them one lm, or freeze some with weights: null",

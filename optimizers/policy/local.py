@@ -74,7 +74,7 @@ class LocalDraws(Recipe):
             for number in range(work.settings.runs)
         ]
         answered = await run_alone(work.task.bench, work.task.system, jobs)
-        work.sampler.refuse_lost([call.failure for call in answered])
+        work.sampler.count([call.failure for call in answered])
         made = [(job, call) for job, call in zip(jobs, answered, strict=True) if not is_lost(call.failure)]
         rewards = await compute(self._rewards, component, [call for _, call in made])
         samples = [

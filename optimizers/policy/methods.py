@@ -80,8 +80,18 @@ def refuse_imitation(name: str, settings: OptimizeSettings) -> None:
         )
 
 
-def _method(name: str, settings: OptimizeSettings, recipe: Recipe, jobs: Sequence[Job]) -> Method:
-    trained = tuple(dict.fromkeys(component_of(key) for job in jobs for key in job.keys))
+def refuse_alone(name: str, settings: OptimizeSettings) -> None:
+    """Raise where a method that compares the runs of an example would have nothing to compare."""
+    if settings.weights.runs < 2 and settings.weights.scale != "none":
+        raise DeclarationError(
+            f"method {name!r} compares the runs of an example, but optimize.weights.runs is "
+            f"{settings.weights.runs}",
+            hint="8 are a good start; or take ppo, or scale: none, which compares nothing",
+        )
+
+
+def refuse_unknown(trained: Sequence[str], settings: OptimizeSettings) -> None:
+    """Raise where a setting names a component that is not trained, or nothing may be forked."""
     for setting in ("penalties", "forks"):
         for component in getattr(settings.weights, setting):
             if component not in trained:
@@ -89,9 +99,20 @@ def _method(name: str, settings: OptimizeSettings, recipe: Recipe, jobs: Sequenc
                     f"optimize.weights.{setting} names {component!r}, which is not trained",
                     hint=nearest(component, trained),
                 )
+    if not sum(settings.weights.forks.get(component, 1.0) for component in trained):
+        raise DeclarationError(
+            "optimize.weights.forks is 0 for every component", hint="give one a share above 0"
+        )
+
+
+def _method(name: str, settings: OptimizeSettings, recipe: Recipe, jobs: Sequence[Job]) -> Method:
+    trained = tuple(dict.fromkeys(component_of(key) for job in jobs for key in job.keys))
+    refuse_unknown(trained, settings)
     partition(trained, settings.weights.adapters)
     if not recipe.likelihood:
         refuse_imitation(name, settings)
+    if recipe.compares:
+        refuse_alone(name, settings)
     optimizers: Mapping[str, Optimizer] = {name: WeightTraining(recipe, settings.weights)}
     return Method(name, optimizers, jobs, InOrder(), least=LONG, decisions=1, jobs_each=len(jobs))
 

@@ -9,6 +9,7 @@ G·(n-k+1), forks at the first n·G, and a fork at agent k costs (k-1) + G·(n-k
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from compound.optimizers.policy.advantages import advantages
 from compound.optimizers.policy.propagated import earned
 from compound.optimizers.policy.recipe import Credited, Recipe, Work, scores_of
 from compound.optimizers.policy.regrouping import regroup
-from compound.optimizers.policy.rollouts import Fork, Rollout, calls_of
+from compound.optimizers.policy.rollouts import Fork, Rollout, beforehand, calls_of
 from compound.optimizers.policy.samples import Group, Sample
 from compound.rewards.propagation import Credit
 from compound.settings import WeightSettings
@@ -51,7 +52,7 @@ class MHGPO(Recipe):
         if self.kind == "is":
             samples = [sample for sample in samples if sample.address == sample.group[-1]]
         elif self.kind == "rr":
-            size = work.settings.group or work.settings.runs
+            size = work.settings.group or max(2, work.settings.runs)
             samples, more = _regrouped(samples, rollouts, size, work.seed)
             facts |= more
         trained, groups = advantages(samples, work.settings.scale)
@@ -60,7 +61,8 @@ class MHGPO(Recipe):
 
 async def _first(work: Work, examples: Sequence[Example]) -> list[Rollout]:
     """Fork at the first agent: what comes before it is the same in every run."""
-    runs = await work.sampler.runs(examples, range(work.settings.runs))
+    shared = beforehand(work.sampler.system, work.trained)
+    runs = await work.sampler.runs(examples, range(work.settings.runs), shared=shared)
     return [_at_entry(work, rollout) for rollout in runs]
 
 
@@ -97,7 +99,8 @@ def _at_entry(work: Work, rollout: Rollout) -> Rollout:
 def _agent(work: Work, rollout: Rollout) -> str:
     """Return the address of the agent to fork at, ``""`` where a run called none."""
     calls = calls_of(rollout.trace, work.trained)
-    weights = [work.settings.forks.get(call.component, 1.0) for call in calls]
+    times = Counter(call.component for call in calls)
+    weights = [work.settings.forks.get(call.component, 1.0) / times[call.component] for call in calls]
     if not sum(weights):
         return ""
     rng = generator(work.seed, "fork", rollout.example.id)

@@ -77,7 +77,7 @@ async def _taught(work: Work, examples: Sequence[Example]) -> list[Rollout]:
     found: list[Rollout] = []
     number = _own(work.settings)
     for path, count in work.settings.teachers.items():
-        teacher = work.sampler.system.bind(load(path))
+        teacher = work.sampler.system.bind(load(work.folder / path))
         _refuse_another_model(work, teacher, path)
         found += await work.sampler.runs(examples, range(number, number + count), teacher, teacher=path)
         number += count

@@ -6,6 +6,7 @@ Everything else is shared: sampling, the trainer, checkpoints, budgets
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from compound.contracts import Example
+from compound.errors import DeclarationError, OutputTypeError, ParseError
 from compound.optimization import Task
 from compound.optimizers.policy.rollouts import Rollout, Sampler
 from compound.optimizers.policy.samples import Sample
@@ -37,6 +39,7 @@ class Work:
         trainer: knows the value head.
         task: the job, for recipes that need more of it.
         kept: JSON that the recipe keeps from step to step; it may change it in place.
+        folder: where code and files that the settings name are looked for.
     """
 
     sampler: Sampler
@@ -46,6 +49,7 @@ class Work:
     trainer: Trainer
     task: Task
     kept: dict[str, Any] = field(default_factory=dict)
+    folder: Path = Path()
 
     @property
     def fallback(self) -> float:
@@ -55,7 +59,7 @@ class Work:
     def penalties(self) -> dict[str, Penalty]:
         """Return what is added to the rewards of trained components, by what a call read and returned."""
         wanted = self.settings.penalties.items()
-        return {name: _of_call(find_code(path, Path())) for name, path in wanted if name in self.trained}
+        return {name: of_call(find_code(path, self.folder)) for name, path in wanted if name in self.trained}
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,11 @@ class Recipe(ABC):
         return False
 
     @property
+    def compares(self) -> bool:
+        """Whether samples are compared with each other, so that one alone says nothing."""
+        return not self.critic and not self.likelihood
+
+    @property
     def local(self) -> bool:
         """Whether rewards are a component's own, and not those of runs."""
         return False
@@ -103,9 +112,32 @@ class Recipe(ABC):
         """Make rollouts of some examples and turn them into samples with advantages."""
 
 
-def _of_call(function: Callable[[Mapping[str, Any], Mapping[str, Any]], float]) -> Penalty:
-    """Return a penalty of calls; one that returned nothing has none."""
-    return lambda call: float(function(call.inputs, call.outputs)) if call.outputs else 0.0
+def of_call(function: Callable[[Mapping[str, Any], Mapping[str, Any]], float]) -> Penalty:
+    """Return a penalty of calls from one of what they read and returned.
+
+    A call whose reply could not be read pays the function's own ``malformed``, where it has such a number;
+    one that failed otherwise pays nothing.
+
+    Raises:
+        DeclarationError: when called: the function raised something, or returned no finite number.
+    """
+
+    def penalty(call: Call) -> float:
+        if call.failure is not None:
+            unread = call.failure.kind in (ParseError.kind, OutputTypeError.kind)
+            return float(getattr(function, "malformed", 0.0)) if unread else 0.0
+        try:
+            found = float(function(call.inputs, call.outputs))
+        except Exception as error:
+            raise DeclarationError(
+                f"the penalty of {call.component!r} failed: {type(error).__name__}: {error}",
+                hint="it takes a call's inputs and outputs by name, and returns a number",
+            ) from error
+        if not math.isfinite(found):
+            raise DeclarationError(f"the penalty of {call.component!r} must be finite, but is {found}")
+        return found
+
+    return penalty
 
 
 def learnable(rollouts: Sequence[Rollout]) -> list[Rollout]:

@@ -2,16 +2,18 @@
 
 A run that fails by what was said in it is a rollout like any other: its trace holds what was done before, its
 score is the failure score. One that was lost to a server or a time limit says nothing of the weights: nobody
-learns from it, and where too many are lost there is an error.
+learns from it. Where too many are lost, or the metric fails on too many, there is an error.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
+from compound.component import Component, Composite
 from compound.contracts import Example, Metric
 from compound.errors import TransientError
 from compound.evaluation import Rules, refuse_broken, score
@@ -21,6 +23,8 @@ from compound.system import System
 from compound.trace import Call, Failure, Trace
 
 FIRST, STEP = 3_000_000, 10_000  # sample indices of rollouts begin there; each step has so many
+SEVERAL = 4  # rollouts from which on a step may end before all of them are made
+BROKEN = (TransientError.kind, "metric")  # failures that are not of what was said
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,8 @@ class Sampler:
         metric: the global reward.
         rules: how many run at once, what a failed one scores, and what trained components run with.
         step: names the sample indices: no other step draws the same.
-        lost: how many rollouts were lost so far.
+        made: how many rollouts, or answers, were made so far.
+        failures: of these, by kind and message.
     """
 
     executor: Executor
@@ -80,7 +85,16 @@ class Sampler:
     metric: Metric
     rules: Rules
     step: int
-    lost: int = 0
+    made: int = 0
+    failures: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """How many were lost, and how many failed otherwise, with the most frequent reason; as JSON."""
+        failed = Counter({which: n for which, n in self.failures.items() if which[0] != TransientError.kind})
+        lost = self.failures.total() - failed.total()
+        reason = ": ".join(failed.most_common(1)[0][0]) if failed else ""
+        return {"lost": lost, "failed": failed.total(), "failure": reason}
 
     def index(self, number: int) -> int:
         """Return the sample index of an example's rollout."""
@@ -92,27 +106,38 @@ class Sampler:
         numbers: Sequence[int],
         system: System | None = None,
         teacher: str = "",
+        *,
+        shared: Collection[str] = (),
     ) -> list[Rollout]:
         """Run every example once for each number, all in flight together; results by example, then number.
 
+        What components draw that are ``shared`` is the same in all runs of an example.
+
         Raises:
-            TooManyFailures: a larger share than ``rules.max_failed`` was lost.
+            TooManyFailures: see `refuse_broken`.
         """
-        return await self.attempts([(e, n) for e in examples for n in numbers], system, teacher)
+        wanted = [(example, number) for example in examples for number in numbers]
+        return await self.attempts(wanted, system, teacher, shared=shared)
 
     async def attempts(
-        self, wanted: Sequence[tuple[Example, int]], system: System | None = None, teacher: str = ""
+        self,
+        wanted: Sequence[tuple[Example, int]],
+        system: System | None = None,
+        teacher: str = "",
+        *,
+        shared: Collection[str] = (),
     ) -> list[Rollout]:
         """Run examples as the rollouts of theirs that are named, all in flight together; results in order.
 
         Raises:
-            TooManyFailures: a larger share than ``rules.max_failed`` was lost.
+            TooManyFailures: see `refuse_broken`.
         """
+        first = dict.fromkeys(shared, self.index(0))
 
         async def one(example: Example, number: int) -> Rollout:
             trace = await self.executor.run(
                 system or self.system, example.inputs, example=example.id, sample=self.index(number),
-                cache=self.rules.cache, settings=self.rules.settings,
+                cache=self.rules.cache, settings=self.rules.settings, samples=first,
             )  # fmt: skip
             return Rollout(example, trace, number, teacher=teacher)
 
@@ -122,7 +147,7 @@ class Sampler:
         """Make forks, all in flight together; what follows the forked call is drawn anew, too.
 
         Raises:
-            TooManyFailures: a larger share than ``rules.max_failed`` was lost.
+            TooManyFailures: see `refuse_broken`.
         """
 
         async def one(fork: Fork) -> Rollout:
@@ -154,24 +179,47 @@ class Sampler:
             lambda _, rollout: self.executor.settle(rollout.trace),
             self.rules.concurrency,
         )
-        self.refuse_lost([rollout.trace.failure for rollout in rollouts])
+        self.count([rollout.trace.failure for rollout in rollouts])
         return rollouts
 
-    def refuse_lost(self, failures: Sequence[Failure | None]) -> None:
-        """Count those that were lost.
+    def count(self, failures: Sequence[Failure | None]) -> None:
+        """Count what was made, and what became of it.
 
         Raises:
-            TooManyFailures: a larger share than ``rules.max_failed`` was.
+            TooManyFailures: see `refuse_broken`; not before several were made.
         """
-        lost = Counter(failure.message for failure in failures if failure and is_lost(failure))
-        if lost.total() > self.rules.max_failed * len(failures):
-            refuse_broken(lost.most_common(), len(failures), self.rules)
-        self.lost += lost.total()
+        self.made += len(failures)
+        self.failures.update((failure.kind, failure.message) for failure in failures if failure)
+        if self.made >= SEVERAL:
+            self.refuse_broken()
+
+    def refuse_broken(self) -> None:
+        """Raise where the step says too little of the weights; call it when all of its rollouts are made.
+
+        Raises:
+            TooManyFailures: a larger share than ``rules.max_failed`` was lost, or failed in the metric.
+        """
+        broken = Counter({message: n for (kind, message), n in self.failures.items() if kind in BROKEN})
+        if broken.total() > self.rules.max_failed * self.made:
+            refuse_broken(broken.most_common(), self.made, self.rules)
 
 
 def is_lost(failure: Failure | None) -> bool:
     """Return whether an error that may pass ended a run or a call: that says nothing of the weights."""
     return failure is not None and failure.kind == TransientError.kind
+
+
+def beforehand(system: System, trained: Collection[str]) -> set[str]:
+    """Return the components that run before the trained ones, or beside them: they read nothing of theirs."""
+    held = {name: _components(node.component) for name, node in system.nodes.items()}
+    first = [name for name, components in held.items() if not components.isdisjoint(trained)]
+    after = {*first}.union(*(system.descendants(name) for name in first))
+    return set(system.components).difference(*(held[name] for name in after))
+
+
+def _components(component: Component) -> set[str]:
+    """Return a component's name, and those in its body."""
+    return {component.name, *(component.body.components if isinstance(component, Composite) else ())}
 
 
 def calls_of(trace: Trace, components: Sequence[str]) -> list[Call]:

@@ -71,7 +71,10 @@ def raise_threshold(
         raise DeclarationError("the threshold is raised by the rewards of a batch, but there are none")
     for reward in (*first_pass, *([previous] if rule != "printed" else [])):
         if not reward <= supremum or not math.isfinite(reward):
-            raise DeclarationError(f"rewards and thresholds are at most {supremum}, but one is {reward}")
+            raise DeclarationError(
+                f"rewards and thresholds are at most {supremum}, but one is {reward}",
+                hint="set optimize.weights.best to the highest score that the metric gives",
+            )
     return chosen.raised(previous, math.fsum(first_pass) / len(first_pass), supremum)
 
 

@@ -26,7 +26,8 @@ from compound.optimizers.policy.values import value_head, values
 from compound.settings import WeightSettings
 
 LIKELIHOOD = "sft"
-VALUE, HEAD = "|value", "|head:"  # no adapter can have these names
+OPTIMIZERS = "optimizers"  # how folders of their states are named
+VALUE, HEAD = "|value", "|head:"  # no adapter can have these names: they are no identifiers
 
 
 class StaleSamples(CompoundError):
@@ -246,7 +247,7 @@ class Trainer:
             if isinstance(error, MemoryError) or "memory" in str(error):
                 raise CompoundError(
                     f"memory does not suffice for a training step: {error}",
-                    hint="lower optimize.weights.micro_tokens, then optimize.weights.max_length or .runs",
+                    hint="go on with a lower optimize.weights.micro_tokens, or else .max_length",
                 ) from error
             raise
 
@@ -260,7 +261,7 @@ class Trainer:
                 self.versions[name] = [*self.versions[name], now][-2 - self.settings.stale :]
         return {
             "adapters": adapters,
-            "optimizers": put(self._write, folder, "optimizers"),
+            "optimizers": put(self._write, folder, OPTIMIZERS),
             "versions": {name: list(some) for name, some in self.versions.items()},
         }
 

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import shutil
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from compound.artifacts import is_reference, put, verified
+from compound.artifacts import discard, is_reference, put, verified
 from compound.components.engines import loading
 from compound.components.engines.prefilled import Prefilled
 from compound.computing import compute
@@ -34,7 +34,7 @@ from compound.optimizers.policy.bases import base_model, spaces
 from compound.optimizers.policy.drawn import Drawn
 from compound.optimizers.policy.recipe import Recipe, Work
 from compound.optimizers.policy.rollouts import Sampler, rolling, warm
-from compound.optimizers.policy.trainer import Trainer
+from compound.optimizers.policy.trainer import OPTIMIZERS, Trainer
 from compound.plan import values_of
 from compound.settings import WeightSettings
 from compound.streams import generator, stream
@@ -103,9 +103,8 @@ class Job:
     def open(self, state: Mapping[str, Any]) -> None:
         """Load the base, and go on from where the job was."""
         system = self.task.system
-        adapters = Adapters(
-            base_model(self.task, self.trained), spaces(system, self._groups), seed=self.task.seed
-        )
+        model, dtype = base_model(self.task, self.trained)
+        adapters = Adapters(model, spaces(system, self._groups), seed=self.task.seed, dtype=dtype)
         self.trainer = Trainer(
             adapters, self._adapter_of, self.settings,
             seed=self.task.seed, steps=self.settings.steps, longest=self._longest(),
@@ -125,8 +124,18 @@ class Job:
             self.trainer.versions[name] = [adapters.version(name)]
 
     def _longest(self) -> int:
-        """Return the most tokens that an answer may have."""
+        """Return the most tokens that an answer may have.
+
+        Raises:
+            DeclarationError: a wire says how many, and the loss divides by it.
+        """
         system = self.task.system
+        wired = [n.component.name for n in system.all_nodes() if "max_tokens" in n.wires]
+        if self.settings.loss == "dr_grpo" and not set(wired).isdisjoint(self.trained):
+            raise DeclarationError(
+                f"the loss dr_grpo divides by max_tokens, which is wired in {', '.join(wired)}",
+                hint="set it in the component, or take another loss",
+            )
         return max(int(values_of(system.components[c], system)["max_tokens"]) for c in self.trained)
 
     def close(self) -> None:
@@ -166,7 +175,9 @@ class Job:
         except BaseExceptionGroup as errors:
             raise first_of(errors) from None
         saved = training.result()
-        brief = {"reward": drawn.credited.reward, "samples": len(drawn.credited.samples)}
+        brief: dict[str, Any] = {"reward": drawn.credited.reward, "samples": len(drawn.credited.samples)}
+        if not drawn.credited.samples:
+            brief["why"] = why_nothing(self.recipe, drawn)
         curve = [*state["curve"], brief]
         found = {"step": number + 1, "saved": saved, "ahead": ahead, "kept": kept, "curve": curve}
         return {**found, "dearest": dearest}
@@ -193,9 +204,10 @@ class Job:
         work, before, runs = self._work(state, number, kept), self._prefilled(), meter.system_runs
         with meter.capped(self.task.scorer.left):
             credited = await self.recipe.collect(work, self.examples(number))
+        work.sampler.refuse_broken()
         read, seconds = self._prefilled() - before, time.perf_counter() - begun
         facts = {
-            "prompt_tokens": read.tokens, "prompt_tokens_cached": read.cached, "lost": work.sampler.lost,
+            "prompt_tokens": read.tokens, "prompt_tokens_cached": read.cached, **work.sampler.facts,
             "runs": meter.system_runs - runs, "sample_seconds": seconds,
         }  # fmt: skip
         return Drawn(credited, facts)
@@ -223,7 +235,7 @@ class Job:
         system = task.system.bind({**task.system.configuration, **self.values(state)})
         sampler = Sampler(task.bench.executor, system, task.bench.metric, rules, self._index(number))
         seed = stream(task.seed, "step", number)
-        return Work(sampler, self.trained, settings, seed, self.trainer, task, kept)
+        return Work(sampler, self.trained, settings, seed, self.trainer, task, kept, task.bench.folder)
 
     def _index(self, number: int) -> int:
         """Return a number for the step that no step of another job has."""
@@ -246,17 +258,18 @@ class Job:
         return {"kind": RECORD, "step": number, **found, "memory": peak()}
 
     def forget(self, state: Mapping[str, Any]) -> None:
-        """Delete optimizer states and adapters of this job that neither this state nor the one before needs.
+        """Delete optimizer states and adapters that neither this state nor the one before needs.
 
-        The one before is still in the checkpoint until this one's is written.
+        The one before is still in the checkpoint until this one's is written. Of other jobs, which are over,
+        only the optimizer states are deleted.
         """
         saved = state["saved"]
         needed = [saved["optimizers"], state["ahead"], *saved["adapters"].values()]
         present = {reference["path"] for reference in needed if reference} | self._given(state)
         kept = state["kept"].get("folders", [])
-        for path in state["kept"].get("folders_before", []):
-            if path not in present and path not in kept:
-                shutil.rmtree(self.folder / path, ignore_errors=True)
+        over = [path.name for path in self.folder.glob(f"{OPTIMIZERS}-*")]
+        for name in {*state["kept"].get("folders_before", []), *over}.difference(present, kept):
+            discard(name, self.folder)
         state["kept"].update(folders_before=kept, folders=sorted(present))
 
     def _given(self, state: Mapping[str, Any]) -> set[str]:
@@ -270,7 +283,9 @@ class Job:
         curve = [point["reward"] for point in state["curve"] if point["reward"] is not None]
         facts = {"steps": state["step"], "samples": sum(point["samples"] for point in state["curve"])}
         if not curve or not facts["samples"]:
-            return Proposal({}, note="nothing to learn from: " + self._why(state), facts=facts)
+            whys = Counter(point["why"] for point in state["curve"] if "why" in point)
+            why = whys.most_common(1)[0][0] if whys else "the budget does not hold a step"
+            return Proposal({}, note=f"nothing to learn from: {why}", facts=facts)
         few = max(1, round(WINDOW * len(curve)))
         before, after = fmean(curve[:few]), fmean(curve[-few:])
         if self.recipe.local:  # no score of the system
@@ -279,11 +294,17 @@ class Job:
         note = f"{state['step']} steps: mean reward of rollouts {before:.3f} -> {after:.3f}"
         return Proposal(self.values(state), before, after, state["step"], note, facts)
 
-    @staticmethod
-    def _why(state: Mapping[str, Any]) -> str:
-        if not state["step"]:
-            return "the budget does not hold a step"
-        return "the rewards of every group were all equal"
+
+def why_nothing(recipe: Recipe, drawn: Drawn) -> str:
+    """Return why a step has no samples."""
+    facts = drawn.facts
+    if facts["failed"] and facts["failed"] >= len(drawn.credited.scores):
+        return f"every run failed, most often by {facts['failure']}"
+    if recipe.likelihood:
+        return f"no attempt earned the threshold {drawn.credited.facts['threshold']:.3g}"
+    if not drawn.credited.facts.get("groups"):
+        return "no run called a component that is trained"
+    return "the rewards of every group were all equal"
 
 
 def peak() -> float:

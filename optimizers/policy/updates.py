@@ -74,7 +74,7 @@ class Updater:
             self._adam.zero_grad()
             raise CompoundError(
                 f"the gradient of {self.whose} is not finite",
-                hint="lower optimize.weights.lr; the weights are as they were before this step",
+                hint="the weights are as they were; begin a new run (--new) with a lower optimize.weights.lr",
             )
         for group in self._adam.param_groups:
             group["lr"] = self.rate.at(step)
