@@ -230,13 +230,13 @@ def test_what_a_file_names_is_looked_for_beside_it_and_belongs_to_the_run(
     monkeypatch.chdir(elsewhere)
     file = folder / "atlas.yaml"
     file.write_text(ATLAS.read_text(encoding="utf-8"), encoding="utf-8")
+    (folder / "data").symlink_to(ATLAS.parent / "data")
 
     def told(price: float, prompt: str) -> dict[str, Any]:
         (folder / "rules.py").write_text(f"def dear(inputs, outputs):\n    return {price}\n")
         sys.modules.pop("rules", None)
         load(ATLAS).system.configuration.replace({"namer.prompt": prompt}).save(folder / "best.json")
-        data = ("data.path", str(ATLAS.parent / "data" / "atlas"))
-        program = load(file, overrides=[*BESIDE.items(), ("optimize.method", "mhgpo_fof"), data])
+        program = load(file, overrides=[*BESIDE.items(), ("optimize.method", "mhgpo_fof")])
         assert program.data
         assert program.metric
         problem = make_problem(
