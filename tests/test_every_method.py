@@ -255,7 +255,7 @@ def test_what_a_file_names_is_looked_for_beside_it_and_belongs_to_the_run(
     assert first["penalties"] != told(-2.0, "Name it.")["penalties"]
     assert first["teachers"] != told(-1.0, "Say its name.")["teachers"]
     (folder / "best.json").unlink()
-    with pytest.raises(SpecError, match=r"atlas\.yaml.*weights\.teachers.*best\.json"):
+    with pytest.raises(SpecError, match=r"weights\.teachers\.best\.json: .* does not exist"):
         load(file, overrides=[*BESIDE.items()])
 
 
