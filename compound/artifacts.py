@@ -89,11 +89,28 @@ def put(write: Callable[[Path], object], folder: Path, name: str) -> dict[str, s
         made = Path(temporary) / "made"
         made.mkdir()
         write(made)
+        _open_to_others(made)
         digest = folder_digest(made)
         target = folder / f"{name}-{digest[:SHOWN]}"
         if not target.exists():
             os.replace(made, target)
     return {"path": target.name, "sha256": digest}
+
+
+def _open_to_others(folder: Path) -> None:
+    """Give files the usual permissions: a server may be somebody else, and libraries write for one alone."""
+    for path in (folder, *folder.rglob("*")):
+        os.chmod(path, (0o777 if path.is_dir() else 0o666) & ~UMASK)
+
+
+def _umask() -> int:
+    """Return the process's mask, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+UMASK = _umask()
 
 
 def discard(name: str, folder: Path) -> None:
@@ -115,7 +132,7 @@ def kept(value: Any, folder: Path) -> Any:
     """
     if not is_reference(value):
         return value
-    source, here = verified(value).absolute(), folder.absolute()
+    source, here = verified(value).resolve(), folder.resolve()
     if source.is_relative_to(here):
         return {**value, "path": source.relative_to(here).as_posix()}
     name = source.name.removesuffix(f"-{value['sha256'][:SHOWN]}")

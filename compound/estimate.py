@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from compound.component import Component, Composite
 from compound.data import Dataset
 from compound.loop import make_plan, stochastic
+from compound.optimization import Job
 from compound.optimizing import make_problem
 from compound.space import Choice, Int
 from compound.system import System
@@ -37,6 +39,7 @@ def estimate(program: Any) -> dict[str, Any]:
         "jobs": [f"{job.optimizer}: {', '.join(job.keys)}" for job in problem.method.jobs],
         "plan": {"decisions": plan.decisions, "level": plan.level, "runs_per_decision": plan.cost},
         "methods": [settings.method, *settings.baselines],
+        "steps": _steps(problem.method.jobs, left - plan.decisions * plan.cost),
         "at_most": {
             "system_runs": runs,
             "llm_calls": None if runs is None else int(runs * per_run),
@@ -45,6 +48,21 @@ def estimate(program: Any) -> dict[str, Any]:
         },
         "optimize": settings.model_dump(mode="json"),
     }
+
+
+def _steps(jobs: Sequence[Job], free: float) -> list[dict[str, Any]]:
+    """Return how many steps of each job the budget holds, of jobs that go by steps."""
+    share = free / max(1, len(jobs))
+    return [
+        {
+            "job": ", ".join(job.keys),
+            "runs_per_step": job.step,
+            "steps": job.steps,
+            "budget_holds": int(min(job.steps, max(0.0, share) // job.step)),
+        }
+        for job in jobs
+        if job.step
+    ]
 
 
 def _sizes(data: Dataset, problem: Any) -> dict[str, Any]:

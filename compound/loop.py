@@ -181,17 +181,34 @@ class Loop:
         something: what is left then would serve nobody.
         """
         state, plan = self.state, Plan(**self.state["plan"])
-        least = 2 * self.problem.settings.minibatch  # runs below which a job can compare nothing
+        minibatch, jobs = self.problem.settings.minibatch, self._jobs()
+        least = min(job.least(minibatch) for job in jobs.values())
         while not state["stopped"]:
             if state["job"] == plan.jobs:
                 if not (more := self._more_jobs(plan)):
                     return
                 state["job"] = plan.jobs - more
             if state["current"] is None and self._free(plan) < least:
-                state["stopped"] = "the rest of the budget is too small for another job"
+                state["stopped"] = self._too_small(plan, least)
                 return
             job = self._job(plan)
-            await self._work(job, state["share"] if state["share"] >= least else 0.0)
+            needed = jobs[job.optimizer, job.keys].least(minibatch)
+            await self._work(job, state["share"] if state["share"] >= needed else 0.0)
+
+    def _jobs(self) -> dict[tuple[str, tuple[str, ...]], Job]:
+        """Return the method's jobs, by who does what."""
+        method = self.problem.method
+        jobs = [*([method.opening] if method.opening else []), *method.jobs]
+        return {(job.optimizer, job.keys): job for job in jobs}
+
+    def _too_small(self, plan: Plan, least: float) -> str:
+        told = "the rest of the budget is too small for another job"
+        if self.state["history"]:
+            return told
+        return (
+            f"{told}: the first needs {least:g} system runs, {self._free(plan):g} are free, and "
+            f"{plan.cost:g} are set aside for its decision; raise optimize.budget.system_runs"
+        )
 
     def _more_jobs(self, plan: Plan) -> int:
         """Return how many jobs go on before the last decision: there are `iterations` rounds at most."""

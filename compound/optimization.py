@@ -17,6 +17,8 @@ from compound.executor import Executor
 from compound.system import System
 from compound.trace import Trace
 
+ROLLOUTS = "of_rollouts"  # the fact by which a proposal says that its scores compare nothing
+
 
 @dataclass(frozen=True)
 class Job:
@@ -27,12 +29,20 @@ class Job:
         keys: the parameters it may change.
         reason: the numbers the choice was made from, for the record.
         weight: its part of a sweep's budget, against the other jobs'.
+        step: system runs of one step of it, where it goes by steps: with fewer there is no point in it.
+        steps: how many it would take.
     """
 
     optimizer: str
     keys: tuple[str, ...]
     reason: Mapping[str, float] = field(default_factory=dict)
     weight: float = 1.0
+    step: float | None = None
+    steps: int = 0
+
+    def least(self, minibatch: int) -> float:
+        """Return the system runs below which it can do nothing: compare two minibatches, or make a step."""
+        return 2.0 * minibatch if self.step is None else self.step
 
 
 @dataclass(frozen=True)

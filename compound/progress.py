@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from compound.optimization import ROLLOUTS
 from compound.recorder import Listener
 
 STEP = re.compile(r"step (\d+) of (\d+)(?:: (.*))?")
@@ -52,8 +53,9 @@ def _job(event: Mapping[str, Any]) -> str:
         return f"{event['optimizer']} on {keys}: {event['note']}"
     changed = ", ".join(event["values"])
     before, after = event["train_before"], event["train_after"]
-    compared = "" if before is None or after is None else f"train {before:.3f} -> {after:.3f}, "
-    return f"{event['optimizer']} on {keys}: {compared}proposes {changed}"
+    compared = before is not None and after is not None and not event.get("facts", {}).get(ROLLOUTS)
+    told = f"train {before:.3f} -> {after:.3f}" if compared else event["note"]
+    return f"{event['optimizer']} on {keys}: {told}{', ' if told else ''}proposes {changed}"
 
 
 def _decision(event: Mapping[str, Any]) -> str:

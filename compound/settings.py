@@ -112,12 +112,13 @@ class WeightSettings(_Settings):
     examples: int = Field(default=4, ge=1)
     """Train examples of a step."""
     runs: int = Field(default=8, ge=1)
-    """Runs, or forks, of each of them."""
+    """Runs, or forks, of each of them (`mygo`: see `attempts`)."""
     group: int | None = Field(default=None, ge=2)
-    """Samples of a group, chosen for the variance of their rewards; all by default."""
+    """Samples of a group, chosen for the variance of their rewards (`mmgrpo`; `mhgpo_rr`: how many are
+    compared of what came before the forks); all by default."""
     padding: Literal["fill", "truncate", "none", "dspy_fill", "dspy_fill_random"] = "fill"
-    """What is done where not every run made as many calls: `fill` up short groups with copies of their own
-    samples, `truncate` to the calls that every run made, `none`, or DSPy's ways of lending a call."""
+    """What `mmgrpo` does where not every run made as many calls: `fill` up short groups with copies of their
+    own samples, `truncate` to the calls that every run made, `none`, or DSPy's ways of lending a call."""
     adapters: Literal["each", "shared"] | dict[str, tuple[str, ...]] = "each"
     """Which components share an adapter: `each` has its own, all have one, or names with their components."""
     loss: Literal[
@@ -127,7 +128,7 @@ class WeightSettings(_Settings):
     """The objective, by TRL's names; `reinforce` has no ratio. `mygo` imitates, by the mean over tokens
     (`sft`) or their sum in each answer (`sft_sum`), and knows no other."""
     scale: Literal["trl", "plain", "population", "center", "leave_one_out", "none"] = "trl"
-    """How rewards of a group become advantages."""
+    """How rewards of a group become advantages (not in `ppo`, `mappo`, `mygo`)."""
     lr: float = Field(default=1e-4, gt=0)
     """AdamW's learning rate."""
     warmup: int = Field(default=0, ge=0)
@@ -139,13 +140,13 @@ class WeightSettings(_Settings):
     parts: int = Field(default=1, ge=1)
     """Updates of a pass: the samples are cut into as many parts."""
     clip: float = Field(default=0.2, gt=0, lt=1)
-    """How far the probability ratio may fall, or rise, before it is clipped."""
+    """How far the probability ratio may fall, or rise, before it is clipped (not in `mygo`)."""
     clip_high: float | None = Field(default=None, gt=0)
     """How far it may rise, where that differs."""
     beta: float = Field(default=0.0, ge=0)
-    """The weight of the divergence from the base model."""
+    """The weight of the divergence from the base model (not in `mygo`)."""
     entropy: float = Field(default=0.0, ge=0)
-    """The weight of the entropy bonus."""
+    """The weight of the entropy bonus (not in `mygo`)."""
     max_norm: float = Field(default=1.0, gt=0)
     """Gradients of an adapter are clipped to this norm."""
     correction: float | None = Field(default=2.0, gt=0)
@@ -223,7 +224,8 @@ class OptimizeSettings(_Settings):
 
     method: str = "search"
     """`search` (all kinds together), `optimas` (local rewards, component by component), `coordinate` (the
-    same without local rewards), a baseline such as `random` or `mipro`, or `module:function` of your own."""
+    same without local rewards), one that trains weights such as `mmgrpo` or `mhgpo_rr`, `better_together`, a
+    baseline such as `random` or `mipro`, or `module:function` of your own."""
     seed: int = Field(default=0, ge=0)
     """Names every random stream of the run."""
     budget: BudgetSettings = BudgetSettings()

@@ -9,7 +9,7 @@ from typing import Any
 
 import compound
 from compound.cli import app
-from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings, RewardSettings
+from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings, RewardSettings, WeightSettings
 from compound.spec.file_model import POSSIBLE
 
 OUTPUT = Path(__file__).parent / "reference.md"
@@ -34,7 +34,7 @@ def page() -> str:
     for title, names in GROUPS.items():
         parts.append(f"## {title}")
         parts += [_entry(name) for name in names.split()]
-    settings = (OptimizeSettings, BudgetSettings, PromptSettings, RewardSettings)
+    settings = (OptimizeSettings, BudgetSettings, PromptSettings, RewardSettings, WeightSettings)
     parts += ["## `optimize:` in YAML", *map(_settings, settings)]
     engines = [_engine(kind, entry) for kind, entry in POSSIBLE["engine"].items()]
     parts += ["## `engines:` in YAML", "`engines: {NAME: {KIND: {…}}}`", *engines]
@@ -93,7 +93,8 @@ def _rows(model: Any) -> list[str]:
         default = field.get_default(call_default_factory=True)
         shown = "see below" if hasattr(default, "model_dump") else f"`{default!r}`"
         shown = "required" if field.is_required() else shown
-        rows.append(f"| `{name}` | {shown} | {field.description} |")
+        about = " ".join(str(field.description).split())
+        rows.append(f"| `{name}` | {shown} | {about} |")
     return rows
 
 

@@ -204,3 +204,14 @@ optimize: {method: "my_optimizer:method", budget: {system_runs: 300}}
     assert dict(result.best) == {"picker.mode": "b"}
     assert result.test_after is not None
     assert result.test_after.mean == 1.0
+
+
+def test_every_setting_that_is_said_to_stand_below_does() -> None:
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^\*\*(\w+)Settings\*\*", page, flags=re.MULTILINE)
+    below = re.findall(r"^\| `(\w+)` \| see below", page, flags=re.MULTILINE)
+    assert {table.lower().rstrip("s") for table in tables} == {
+        "optimize",
+        *(name.rstrip("s") for name in below),
+    }
+    assert not [line for line in page.splitlines() if line.startswith("| `") and not line.endswith(" |")]

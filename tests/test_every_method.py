@@ -7,6 +7,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,6 +20,7 @@ from compound.cache import MemoryCache  # noqa: E402
 from compound.configuration import readable  # noqa: E402
 from compound.contracts import Example, Score  # noqa: E402
 from compound.errors import DeclarationError, SpecError  # noqa: E402
+from compound.estimate import estimate  # noqa: E402
 from compound.executor import Executor  # noqa: E402
 from compound.loop import Problem  # noqa: E402
 from compound.metrics import custom  # noqa: E402
@@ -33,7 +35,7 @@ from compound.optimizers.policy.mygo import MyGO  # noqa: E402
 from compound.optimizers.policy.ppo import PPO  # noqa: E402
 from compound.optimizers.policy.recipe import Credited, Recipe  # noqa: E402
 from compound.optimizers.policy.training import why_nothing  # noqa: E402
-from compound.optimizing import describe, make_problem  # noqa: E402
+from compound.optimizing import describe, make_problem, optimize  # noqa: E402
 from compound.scoring import JobScorer  # noqa: E402
 from compound.settings import WeightSettings  # noqa: E402
 from compound.spec import load  # noqa: E402
@@ -271,3 +273,62 @@ def test_what_a_file_names_is_looked_for_beside_it_and_belongs_to_the_run(
 def test_why_a_step_has_nothing_to_learn_from(recipe: Recipe, facts: dict[str, Any], why: str) -> None:
     drawn = Drawn(Credited([], [0.0, 0.0], facts), {"failed": 0, "failure": "", **facts})
     assert why_nothing(recipe, drawn) == why
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "components"),
+    [("mmgrpo", 6.0, 2), ("mhgpo_is", 9.0, 2), ("ppo", 6.0, 1), ("mygo", 6.0, 2)],
+)
+def test_a_job_says_what_its_steps_take(name: str, step: float, components: int) -> None:
+    program = load(ATLAS, overrides=[("optimize.weights", json.dumps(SMALL)), ("optimize.method", name)])
+    made = method(name, program.system, program.optimize)
+    assert {(job.step, job.steps, len(job.keys)) for job in made.jobs} == {(step, 2, components)}
+    assert [job.least(8) for job in made.jobs] == [step] * len(made.jobs)
+    assert method("random", program.system, program.optimize).jobs[0].least(8) == 16.0
+    (first, *_) = estimate(replace(program, optimize=program.optimize))["steps"]
+    assert first["runs_per_step"] == step
+
+
+def test_a_dry_run_says_how_many_steps_the_budget_holds() -> None:
+    """Of 240 runs 40 are the baseline's and 40 the decision's; 160 hold six steps of 24."""
+    small = {"steps": 25, "examples": 3, "runs": 8}
+    overrides = [("optimize.weights", json.dumps(small)), ("optimize.method", "mmgrpo")]
+    program = load(ATLAS, overrides=[*overrides, ("optimize.budget.system_runs", "240")])
+    (found,) = estimate(program)["steps"]
+    assert (found["steps"], found["runs_per_step"], found["budget_holds"]) == (25, 24.0, 6)
+
+
+def test_a_budget_that_holds_a_step_is_used_and_one_that_holds_none_says_what_is_needed(
+    model: Path, tmp_path: Path
+) -> None:
+    """However many examples other methods would compare."""
+
+    def ran(runs: int) -> Any:
+        weights = {**SMALL, "examples": 1, "runs": 3, "steps": 3}
+        program = load(
+            ATLAS,
+            overrides=[
+                ("lm", str(model)),
+                ("optimize.weights", json.dumps(weights)),
+                ("optimize.method", "mmgrpo"),
+                ("optimize.valid_size", "5"),
+                ("optimize.test_size", "1"),
+                ("optimize.budget.system_runs", str(runs)),
+            ],
+        )
+        assert program.data
+        folder = tmp_path / str(runs)
+        optimize(
+            program.system, program.data, custom(letters, "letters"), program.optimize,
+            run_dir=folder, engines=program.find_engine,
+        )  # fmt: skip
+        events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+        state = json.loads((folder / "checkpoint.json").read_text())["state"]
+        return [event["note"] for event in events if event["event"] == "job"], state["stopped"]
+
+    notes, _ = ran(5 + 5 + 3)
+    assert notes
+    assert notes[0].startswith("1 of 3 steps, which is all that the budget holds")
+    notes, stopped = ran(5 + 5 + 2)
+    assert notes == []
+    assert "the first needs 3 system runs, 2 are free, and 5 are set aside" in stopped

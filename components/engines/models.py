@@ -42,6 +42,16 @@ def models_folder() -> Path:
     return cache_folder() / "models"
 
 
+def public_name(folder: str) -> str:
+    """Return what others know a model by that lies in a folder: its hub id, or else the folder's name.
+
+    >>> public_name("models/smollm2-0.1.2"), public_name("models/mine")
+    ('HuggingFaceTB/SmolLM2-135M-Instruct', 'mine')
+    """
+    name = Path(folder).name
+    return HUB_ID if name == f"{NAME}-{VERSION}" else name
+
+
 def resolve(name: str) -> Path:
     """Return a folder that transformers can load, converting or downloading once if need be.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from compound.evaluation import Evaluation
+from compound.optimization import ROLLOUTS
 from compound.report.record import Facts, Record, compared, plain, summary
 from compound.report.traces import read_traces
 from compound.report.words import headline
@@ -127,7 +128,12 @@ def decision(event: Mapping[str, Any]) -> Facts:
 def job(event: Mapping[str, Any]) -> Facts:
     """Return the facts of one optimizer's job."""
     wanted = ("job", "optimizer", "keys", "tried", "train_before", "train_after", "runs", "note", "values")
-    return {**{name: event.get(name) for name in wanted}, "at": _runs(event)}
+    unlike = dict.fromkeys(("train_before", "train_after")) if _of_rollouts(event) else {}
+    return {**{name: event.get(name) for name in wanted}, **unlike, "at": _runs(event)}
+
+
+def _of_rollouts(event: Mapping[str, Any]) -> bool:
+    return bool(event.get("facts", {}).get(ROLLOUTS))
 
 
 def _runs(event: Mapping[str, Any]) -> float:
@@ -145,7 +151,7 @@ def curve(record: Record) -> Facts:
             "proposed": bool(e["values"]),
         }
         for e in record.all("job")
-        if e["train_before"] is not None and e["train_after"] is not None
+        if e["train_before"] is not None and e["train_after"] is not None and not _of_rollouts(e)
     ]
     decided = [
         {"at": _runs(e), "accepted": e["accepted"], "before": e["before"], "after": e["after"],

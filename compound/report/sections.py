@@ -130,7 +130,8 @@ def _use(facts: Mapping[str, Any]) -> list[Block]:
         Code("sh", f"compound run FILE --config best.json {words}".rstrip()),
         Code("python", "import compound as cp\n\nbest = cp.load(\"best.json\")\n"
              f"trace = cp.run(system.bind(best), {{{inputs}}})"),
-        "best.json lies beside this report and is all another process needs, besides the system itself.",
+        "best.json lies beside this report. Besides the system, another process needs it and the folders it "
+        "refers to, if any: `cp.load(\"best.json\").save(\"elsewhere/best.json\")` takes those along.",
     ]  # fmt: skip
 
 

@@ -125,7 +125,7 @@ class Adapters:
         config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
-            "base_model_name_or_path": Path(self.base.name_or_path).name,
+            "base_model_name_or_path": models.public_name(self.base.name_or_path),
             "r": space.rank,
             "lora_alpha": space.alpha,
             "lora_dropout": 0.0,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from compound.configuration import component_of
+from compound.configuration import component_of, components_of
 from compound.errors import DeclarationError, nearest
 from compound.optimization import Job, Method, Optimizer
 from compound.optimizers.policy.adapters import partition
@@ -18,7 +18,7 @@ from compound.optimizers.policy.ppo import PPO
 from compound.optimizers.policy.prompt_r1 import PromptR1
 from compound.optimizers.policy.recipe import Recipe
 from compound.optimizers.policy.training import WeightTraining
-from compound.settings import OptimizeSettings
+from compound.settings import OptimizeSettings, WeightSettings
 from compound.space import Weights
 from compound.system import System
 
@@ -114,7 +114,14 @@ def _method(name: str, settings: OptimizeSettings, recipe: Recipe, jobs: Sequenc
     if recipe.compares:
         refuse_alone(name, settings)
     optimizers: Mapping[str, Optimizer] = {name: WeightTraining(recipe, settings.weights)}
-    return Method(name, optimizers, jobs, InOrder(), least=LONG, decisions=1, jobs_each=len(jobs))
+    timed = [_timed(job, settings.weights, recipe) for job in jobs]
+    return Method(name, optimizers, timed, InOrder(), least=LONG, decisions=1, jobs_each=len(jobs))
+
+
+def _timed(job: Job, settings: WeightSettings, recipe: Recipe) -> Job:
+    """Return a job that knows what its steps take."""
+    step = recipe.cost(settings.examples, len(components_of(job.keys)), settings)
+    return replace(job, step=step, steps=settings.steps)
 
 
 def ppo(system: System, settings: OptimizeSettings) -> Method:

@@ -28,7 +28,7 @@ from compound.computing import compute
 from compound.configuration import components_of
 from compound.contracts import Example
 from compound.errors import BudgetExhausted, DeclarationError, first_of
-from compound.optimization import Progress, Proposal, Task
+from compound.optimization import ROLLOUTS, Progress, Proposal, Task
 from compound.optimizers.policy.adapters import Adapters, partition
 from compound.optimizers.policy.bases import base_model, spaces
 from compound.optimizers.policy.drawn import Drawn
@@ -175,8 +175,10 @@ class Job:
         except BaseExceptionGroup as errors:
             raise first_of(errors) from None
         saved = training.result()
-        brief: dict[str, Any] = {"reward": drawn.credited.reward, "samples": len(drawn.credited.samples)}
-        if not drawn.credited.samples:
+        credited = drawn.credited
+        made = credited.facts.get("samples", len(credited.samples))  # of all groups
+        brief = {"reward": credited.reward, "samples": len(credited.samples), "made": made}
+        if not credited.samples:
             brief["why"] = why_nothing(self.recipe, drawn)
         curve = [*state["curve"], brief]
         found = {"step": number + 1, "saved": saved, "ahead": ahead, "kept": kept, "curve": curve}
@@ -278,8 +280,18 @@ class Job:
         values = [value for some in held if isinstance(some, Mapping) for value in some.values()]
         return {Path(value["path"]).name for value in values if is_reference(value)}
 
+    def _done(self, state: Mapping[str, Any]) -> str:
+        """Return how many steps were made, and why not more."""
+        if state["step"] == self.settings.steps:
+            return f"{state['step']} steps"
+        return f"{state['step']} of {self.settings.steps} steps, which is all that the budget holds"
+
     def proposal(self, state: Mapping[str, Any]) -> Proposal:
-        """Return the weights of the last step, with the mean rewards of rollouts at either end."""
+        """Return the weights of the last step, and what rollouts earned at either end.
+
+        That is no comparison of the system before and after: examples differ, and the temperature is that of
+        rollouts. Schedulers take it for want of a better one; reports and people are told what it is.
+        """
         curve = [point["reward"] for point in state["curve"] if point["reward"] is not None]
         facts = {"steps": state["step"], "samples": sum(point["samples"] for point in state["curve"])}
         if not curve or not facts["samples"]:
@@ -289,10 +301,23 @@ class Job:
         few = max(1, round(WINDOW * len(curve)))
         before, after = fmean(curve[:few]), fmean(curve[-few:])
         if self.recipe.local:  # no score of the system
-            note = f"{state['step']} steps: mean local reward of answers {before:.3f} -> {after:.3f}"
+            note = f"{self._done(state)}: mean local reward of answers {before:.3f} -> {after:.3f}"
             return Proposal(self.values(state), tried=state["step"], note=note, facts=facts)
-        note = f"{state['step']} steps: mean reward of rollouts {before:.3f} -> {after:.3f}"
-        return Proposal(self.values(state), before, after, state["step"], note, facts)
+        note = f"{self._done(state)}: mean reward of rollouts {before:.3f} -> {after:.3f}"
+        return Proposal(self.values(state), before, after, state["step"], note, {**facts, ROLLOUTS: True})
+
+
+def told(curve: Sequence[Mapping[str, Any]], steps: int) -> str:
+    """Return a step's line for people.
+
+    >>> told([{"reward": 0.25, "samples": 24, "made": 32}], 25)
+    'step 1 of 25: mean reward 0.250, 24 of 32 samples teach something'
+    """
+    last = curve[-1]
+    reward = "no rollouts" if last["reward"] is None else f"mean reward {last['reward']:.3f}"
+    samples, made = last["samples"], last.get("made", last["samples"])
+    several = f"{samples} samples" if samples == made else f"{samples} of {made} samples teach something"
+    return f"step {len(curve)} of {steps}: {reward}, {several}"
 
 
 def why_nothing(recipe: Recipe, drawn: Drawn) -> str:
@@ -314,14 +339,3 @@ def peak() -> float:
     if torch.cuda.is_available():
         return float(torch.cuda.max_memory_allocated()) / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def told(curve: Sequence[Mapping[str, Any]], steps: int) -> str:
-    """Return a step's line for people.
-
-    >>> told([{"reward": 0.25, "samples": 24}], 25)
-    'step 1 of 25: mean reward 0.250, 24 samples'
-    """
-    last = curve[-1]
-    reward = "no rollouts" if last["reward"] is None else f"mean reward {last['reward']:.3f}"
-    return f"step {len(curve)} of {steps}: {reward}, {last['samples']} samples"
