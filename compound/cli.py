@@ -68,7 +68,8 @@ def show(value: Any) -> None:
 
 @app.command(
     epilog="Examples: compound optimize system.yaml · compound optimize system.yaml --run second "
-    "--set optimize.seed=1 · compound optimize system.yaml --dry-run"
+    "--set optimize.seed=1 · compound optimize system.yaml --config runs/first/best.json · compound optimize "
+    "system.yaml --dry-run"
 )
 def optimize(
     file: File,
@@ -76,6 +77,7 @@ def optimize(
     run_dir: Annotated[Optional[Path], typer.Option(help="The run's folder, wherever it is.")] = None,  # noqa: UP045
     new: Annotated[bool, typer.Option("--new", help="Start a fresh run beside an existing one.")] = False,
     sets: Sets = None,
+    config: Config = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check, resolve and estimate; run nothing.")
     ] = False,
@@ -87,7 +89,7 @@ def optimize(
     from compound.optimizing import optimize as run_optimization
     from compound.progress import watching
 
-    program = _measurable(load_program(file, sets, no_import), "optimize")
+    program = _measurable(load_program(file, sets, no_import, config), "optimize")
     path = _run_path(program.system.name, run, run_dir, new)
     if dry_run:
         show(_estimate(program, path))
@@ -229,14 +231,24 @@ def run(
 
 @app.command(epilog="Examples: compound check system.yaml · compound check system.yaml --no-import")
 def check(file: File, sets: Sets = None, no_import: NoImport = False, as_json: AsJson = False) -> None:
-    """Check a file: syntax, names, types, wiring, settings. Loads no model and no data."""
+    """Check a file: syntax, names, types, wiring, settings, and its method. Loads no model and no data."""
     program = load_program(file, sets, no_import)
     system = program.system
+    if "method" in program.optimize.model_fields_set:
+        _check_method(program)
     facts = {"system": system.name, "nodes": list(system.nodes), "parameters": list(system.parameters)}
     if as_json:
         show(facts)
     else:
         print(f"{file}: ok: {len(system.nodes)} nodes, {len(system.parameters)} parameters to tune")
+
+
+def _check_method(program: Program) -> None:
+    """Refuse what the method of a file cannot do with its system."""
+    from compound.optimizers.methods import method, refuse_untrainable
+
+    made = method(program.optimize.method, program.system, program.optimize, program.folder)
+    refuse_untrainable(made, program.system, program.find_engine)
 
 
 @app.command(

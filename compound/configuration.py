@@ -179,11 +179,13 @@ class Configuration(Mapping[str, Any]):
         """Write a file that `load` reads: the values, their digest, and where they come from.
 
         Folders that values refer to are copied beside it, unless they are there: all of it moves together.
+        The file's own folder is made where it is missing.
 
         Raises:
             ConfigurationError: such a folder is missing, or was changed.
         """
         target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
         values = {key: kept(value, target.parent) for key, value in self.to_json().items()}
         document = {"format": FORMAT, "digest": self.digest, "values": values, **provenance}
         temporary = target.with_name(target.name + ".tmp")

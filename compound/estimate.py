@@ -39,6 +39,7 @@ def estimate(program: Any) -> dict[str, Any]:
         "jobs": [f"{job.optimizer}: {', '.join(job.keys)}" for job in problem.method.jobs],
         "plan": {"decisions": plan.decisions, "level": plan.level, "runs_per_decision": plan.cost},
         "methods": [settings.method, *settings.baselines],
+        "notes": list(problem.method.notes),
         "steps": _steps(problem.method.jobs, left - plan.decisions * plan.cost),
         "at_most": {
             "system_runs": runs,

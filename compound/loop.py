@@ -162,6 +162,8 @@ class Loop:
 
     async def _baseline(self) -> None:
         """Measure the starting configuration on the validation split."""
+        for note in self.problem.method.notes:
+            self.recorder.event("note", note=note)
         start = self.problem.system
         evaluation = await self._evaluate(start, self.problem.valid, self._samples(0))
         method = self.problem.method

@@ -288,6 +288,18 @@ def custom(function: Callable[[Mapping[str, Any], Example], Any], name: str = ""
     return Custom(function, name or getattr(function, "__name__", type(function).__name__))
 
 
+Scoring = Callable[[Mapping[str, Any], Example], Any]
+
+
+def as_metric(metric: Metric | Scoring) -> Metric:
+    """Return a metric as it is, and a function as one.
+
+    >>> as_metric(lambda outputs, example: 1.0).score({}, None).value
+    1.0
+    """
+    return metric if isinstance(metric, Metric) else custom(metric)
+
+
 METRICS: Mapping[str, Callable[..., Metric]] = {
     "exact_match": exact_match,
     "token_f1": token_f1,

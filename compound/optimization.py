@@ -204,7 +204,7 @@ class Method:
     ``opening`` is a job done once, before the scheduler is first asked; its weight is its part of all jobs'
     budget. ``least`` is how many minibatches' runs a job should at least be given. ``decisions`` is the most
     there are, whatever the budget. ``jobs_each`` is how many jobs precede each decision; where it is given,
-    there are no others, and a job that proposes nothing uses its decision up.
+    there are no others, and a job that proposes nothing uses its decision up. ``notes`` are told first.
     """
 
     name: str
@@ -215,3 +215,4 @@ class Method:
     least: float = 6.0
     decisions: int | None = None
     jobs_each: int | None = None
+    notes: Sequence[str] = ()

@@ -19,6 +19,7 @@ from compound.data import Dataset, Split
 from compound.engines import find_engine
 from compound.errors import DataError, RunDirectoryError
 from compound.evaluation import Evaluation
+from compound.executor import Executor
 from compound.loop import Loop, Problem, final_configuration
 from compound.recorder import MEMORY_FOLDER, Listener, Recorder
 from compound.settings import OptimizeSettings, WeightSettings
@@ -220,6 +221,7 @@ def make_problem(
             )
     methods = import_module(METHODS)
     method = methods.method(settings.method, system, settings, folder)
+    methods.refuse_untrainable(method, system, Executor(engines).engine)
     for name in settings.baselines:  # a name that does not exist is refused before anything is spent
         methods.method(name, system, settings, folder)
     _decidable(len(splits["valid"]), settings.alpha)

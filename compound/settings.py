@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
 
 from compound.budget import Budget
+from compound.errors import DeclarationError, nearest
 
 Proposer = Literal["demos", "edits", "opro"]
 
@@ -260,3 +271,31 @@ class OptimizeSettings(_Settings):
     """What a failed run scores; failures are counted and shown besides."""
     max_failed: float = Field(default=0.5, gt=0, le=1)
     """The run ends when a larger share of an evaluation fails."""
+
+
+def make_settings(values: Mapping[str, Any]) -> OptimizeSettings:
+    """Return settings from what was given of them.
+
+    Raises:
+        DeclarationError: a setting does not exist, or has a value that it cannot have; all are named.
+
+    >>> make_settings({"weights": {"lrr": 1}})
+    Traceback (most recent call last):
+    compound.errors.DeclarationError: there is no setting weights.lrr; did you mean 'lr'?
+    """
+    try:
+        return OptimizeSettings.model_validate(values)
+    except ValidationError as error:
+        raise DeclarationError("\n".join(map(_told, error.errors()))) from None
+
+
+def _told(error: ErrorDetails) -> str:
+    """Return what is wrong with a setting."""
+    *parents, name = error["loc"] or ("settings",)
+    where = ".".join(map(str, error["loc"]))
+    if error["type"] != "extra_forbidden":
+        return f"{where or name}: {error['msg']}"
+    model: Any = OptimizeSettings
+    for parent in parents:
+        model = model.model_fields[parent].annotation
+    return f"there is no setting {where}; {nearest(str(name), model.model_fields)}"

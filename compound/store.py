@@ -62,7 +62,8 @@ class RunDirectory:
         folder.mkdir(parents=True, exist_ok=True)
         run = cls(folder)
         try:
-            run.write("system.yaml", text)
+            if text:  # a system declared in Python has none
+                run.write("system.yaml", text)
             run.write_json("config.json", config)
         except BaseException:
             run.close()

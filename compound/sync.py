@@ -20,12 +20,13 @@ from compound.errors import DataError, DeclarationError, RunDirectoryError, near
 from compound.evaluation import Evaluation, OnTrace, Rules
 from compound.evaluation import evaluate as evaluate_async
 from compound.executor import Executor
+from compound.metrics import Scoring, as_metric
 from compound.optimizing import Result, read_result
 from compound.optimizing import optimize as run_optimization
 from compound.paths import cache_folder
 from compound.ports import convert, spell
 from compound.progress import watching
-from compound.settings import OptimizeSettings
+from compound.settings import OptimizeSettings, make_settings
 from compound.store import read_json
 from compound.system import System
 from compound.trace import Trace
@@ -58,7 +59,7 @@ def run(
 def evaluate(
     system: System,
     data: Dataset,
-    metric: Metric,
+    metric: Metric | Scoring,
     split: Split = "valid",
     *,
     limit: int | None = None,
@@ -88,7 +89,13 @@ def evaluate(
         executor = Executor(engines or find_engine, cache=store, seed=settings.seed)
         try:
             return await evaluate_async(
-                executor, system, examples, metric, samples=range(repeats), rules=rules, on_trace=on_trace
+                executor,
+                system,
+                examples,
+                as_metric(metric),
+                samples=range(repeats),
+                rules=rules,
+                on_trace=on_trace,
             )
         finally:
             await executor.aclose()
@@ -101,7 +108,7 @@ def evaluate(
 def optimize(
     system: System,
     data: Dataset,
-    metric: Metric,
+    metric: Metric | Scoring,
     *,
     budget: Budget | None = None,
     settings: OptimizeSettings | None = None,
@@ -115,7 +122,7 @@ def optimize(
     Args:
         system: what to optimize, bound to the configuration to start from.
         data: train, validation and test examples.
-        metric: the number to raise.
+        metric: the number to raise, or a function of outputs and example that returns it.
         budget: hard limits; replaces ``settings.budget``.
         settings: everything else; see `OptimizeSettings`.
         run_dir: where the run is recorded; ``runs/<system name>`` by default.
@@ -126,13 +133,13 @@ def optimize(
     Raises:
         RunDirectoryError: the directory holds a finished run, or one of another configuration.
     """
-    base = (settings or OptimizeSettings()).model_dump()
+    base = (settings or OptimizeSettings()).model_dump(exclude_unset=True)
     if budget is not None:
         base["budget"] = asdict(budget)
-    resolved = OptimizeSettings.model_validate({**base, **changes})
+    resolved = make_settings({**base, **changes})
     with watching(resolved.budget.model_dump(), quiet=not progress) as listener:
         return run_optimization(
-            system, data, metric, resolved, run_dir=run_dir, engines=engines, listener=listener
+            system, data, as_metric(metric), resolved, run_dir=run_dir, engines=engines, listener=listener
         )
 
 

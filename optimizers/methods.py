@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from compound.configuration import component_of
+from compound.configuration import component_of, components_of
+from compound.contracts import Engine
 from compound.errors import DeclarationError, nearest
 from compound.optimization import Job, Method, Optimizer, Scheduler
 from compound.optimizers.baselines import RandomSearch
@@ -18,6 +19,7 @@ from compound.optimizers.llm_selector import LLMSelector
 from compound.optimizers.local import LocalSearch
 from compound.optimizers.mipro import Mipro
 from compound.optimizers.offline import OfflineRewards
+from compound.optimizers.policy.bases import base_model
 from compound.optimizers.policy.local import LocalTraining
 from compound.optimizers.policy.methods import (
     POLICY_METHODS,
@@ -240,6 +242,17 @@ def maker(name: str, folder: Path = Path()) -> MakeMethod:
         raise DeclarationError(f"no method {name!r}", hint=f"{nearest(name, METHODS)}, or module:function")
     found: MakeMethod = find_code(name, folder)
     return found
+
+
+def refuse_untrainable(made: Method, system: System, engine_of: Callable[[str], Engine]) -> None:
+    """Raise where weights are to be trained of a model that cannot be; nothing is loaded or started.
+
+    Raises:
+        DeclarationError: a model is behind an API, or a job trains components of different models.
+    """
+    for job in made.jobs:
+        if weights := [key for key in job.keys if isinstance(system.parameters[key], Weights)]:
+            base_model(system, components_of(weights), engine_of)
 
 
 def method(name: str, system: System, settings: OptimizeSettings, folder: Path = Path()) -> Method:

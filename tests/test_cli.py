@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from compound import cli as module
-from compound.configuration import load
+from compound.configuration import Configuration, load
 
 ROOT = Path(__file__).parents[1]
 GAME = Path(__file__).parent / "cli"
@@ -313,3 +313,18 @@ def test_a_defect_is_told_in_one_line_and_debug_shows_it(
     monkeypatch.setattr(sys, "argv", ["compound", "--debug", "graph", "game.yaml"])
     with pytest.raises(ZeroDivisionError):
         module.main()
+
+
+def test_check_refuses_what_the_method_of_the_file_cannot_do(game: Path, cli: Any) -> None:
+    assert cli("check", "game.yaml").code == 0
+    found = cli("check", "game.yaml", "--set", "optimize.method=mmgrpo")
+    assert found.code != 0
+    assert "trains weights, but no component of system 'game' has any" in found.err
+    assert cli("check", "game.yaml", "--set", "optimize.method=random").code == 0
+
+
+def test_an_optimization_starts_from_a_configuration(game: Path, cli: Any) -> None:
+    Configuration({"guesser.aim": 1.75, "guesser.mode": "far"}).save(game / "start.json")
+    small = ("--set", "optimize.budget.system_runs=45", "--set", "optimize.valid_size=20", "--quiet")
+    assert cli("optimize", "game.yaml", "--config", "start.json", "--run", "warm", *small).code == 0
+    assert json.loads((game / "runs" / "warm" / "config.json").read_text())["start"]["guesser.aim"] == 1.75

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ from compound.optimizers.methods import method  # noqa: E402
 from compound.optimizers.policy.drawn import Drawn  # noqa: E402
 from compound.optimizers.policy.local import LocalDraws  # noqa: E402
 from compound.optimizers.policy.losses import VARIANTS  # noqa: E402
+from compound.optimizers.policy.methods import NOT_READ  # noqa: E402
 from compound.optimizers.policy.mhgpo import MHGPO  # noqa: E402
 from compound.optimizers.policy.mmgrpo import MMGRPO  # noqa: E402
 from compound.optimizers.policy.mygo import MyGO  # noqa: E402
@@ -152,6 +154,26 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_run(
         declared()
 
 
+@pytest.mark.parametrize("name", ["mmgrpo", "ppo", "optimas", "better_together"])
+def test_a_model_that_cannot_be_trained_is_refused_before_anything_is_run(name: str) -> None:
+    program = load(ATLAS, overrides=[("lm", "openai/gpt-4o-mini"), ("optimize.method", name)])
+    with pytest.raises(DeclarationError, match=r"cannot be trained: litellm.* does not serve adapters"):
+        estimate(program)
+
+
+def test_what_a_method_does_not_read_is_said() -> None:
+    weights = {"penalties": {"namer": "math:hypot"}, "group": 2, "gamma": 0.5, "runs": 8}
+    program = load(ATLAS, overrides=[("optimize.weights", json.dumps(weights))])
+    notes = {name: method(name, program.system, program.optimize).notes for name in METHODS}
+    told = {name: {note.rpartition(".")[2] for note in some} for name, some in notes.items()}
+    assert told["mmgrpo"] == {"penalties", "gamma"}
+    assert told["mappo"] == {"group"}
+    assert told["mhgpo_rr"] == {"gamma"}
+    assert told["mygo"] == {"penalties", "group", "gamma", "runs"}
+    assert set(NOT_READ) <= set(WeightSettings.model_fields)
+    assert set().union(*NOT_READ.values()) == set(METHODS)
+
+
 def test_every_loss_can_be_named() -> None:
     assert set(get_args(WeightSettings.model_fields["loss"].annotation)) == set(VARIANTS)
 
@@ -199,6 +221,26 @@ def test_optimas_trains_weights_by_local_rewards_beside_prompts_and_numbers(
         (own,) = record["components"].values()
         assert record["rollouts"] == own["samples"]
         assert record["reward"] == pytest.approx(own["reward"], abs=1e-6)
+
+
+def test_records_show_what_there_was_to_learn_from(model: Path, tmp_path: Path) -> None:
+    _, records = asyncio.run(trained(model, "mappo", tmp_path))
+    for record in records:
+        if record["kind"] == "training":
+            assert set(record["answers"]) == {"namer", "answerer"}
+            for most, least in record["answers"].values():
+                assert most["reward"] >= least["reward"]
+                assert isinstance(most["text"], str)
+            assert record["explained"] <= 1.0
+
+
+def test_a_stored_adapter_is_one_that_others_can_use(model: Path, tmp_path: Path) -> None:
+    values, _ = asyncio.run(trained(model, "mmgrpo", tmp_path))
+    folder = tmp_path / values["namer.weights"]["path"]
+    assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == model.name
+    mask = os.umask(0o022)
+    os.umask(mask)
+    assert {oct(path.stat().st_mode & 0o777) for path in folder.iterdir()} == {oct(0o666 & ~mask)}
 
 
 def test_d6_training_goes_on_from_the_present_adapter(model: Path, tmp_path: Path) -> None:

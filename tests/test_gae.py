@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compound.errors import DeclarationError
-from compound.optimizers.policy.gae import gae, whiten
+from compound.optimizers.policy.gae import explained_variance, gae, whiten
 
 NUMBERS = st.floats(-5, 5)
 
@@ -22,6 +22,15 @@ def test_three_tokens_by_hand() -> None:
     found, targets = gae([0.5, 0.4, 0.8], 1.0, gamma=0.9, lam=0.5)
     assert found == pytest.approx([0.0445, 0.41, 0.2])
     assert targets == pytest.approx([0.5445, 0.81, 1.0])
+
+
+def test_how_much_was_expected_by_hand() -> None:
+    # returns 0, 1, 2 of variance 2/3; errors -1, 0, 1 halved have variance 1/6: 1 - (1/6) / (2/3) = 3/4
+    assert explained_variance([[0.5, 1.0], [1.5]], [[0.0, 1.0], [2.0]]) == pytest.approx(0.75)
+    assert explained_variance([[9.0, 9.0]], [[0.0, 1.0]]) == pytest.approx(0.0)  # a constant expects nothing
+    assert explained_variance([[1.0, 0.0]], [[0.0, 1.0]]) == pytest.approx(-3.0)
+    assert explained_variance([[0.5]], [[1.0]]) is None
+    assert explained_variance([], []) is None
 
 
 def test_three_tokens_with_a_kl_penalty_by_hand() -> None:

@@ -155,7 +155,7 @@ def test_a_system_bound_to_other_values_is_written_with_them() -> None:
             "c.prompt": "Two.\nLines.",
             "c.max_tokens": 32,
             "c.demos": [{"inputs": {"question": "1 + 1"}, "outputs": {"output": "2"}}],
-            "c.weights": {"path": "adapter", "sha256": "ab"},
+            "c.weights": {"path": "/stored/adapter", "sha256": "ab"},
         }
     )
     assert again(bound).configuration["c.prompt"] == "Two.\nLines."

@@ -226,6 +226,31 @@ class TestFacts:
         assert (found["totals"]["sampling_speed"], found["totals"]["training_speed"]) == (20.0, 32.0)
         assert found["jobs"][0]["reward"] == [0.75, 0.75]
 
+    def test_what_a_value_head_expected_what_penalties_cost_and_what_was_said_is_shown(
+        self, tmp_path: Path
+    ) -> None:
+        said: list[dict[str, Any]] = [
+            {"answers": {"first": [{"example": "e", "reward": float(i), "text": f"answer {i}"}]}}
+            for i in range(4)
+        ]
+        steps = [
+            record(i, explained=i / 4, penalties={"first": -1.0 if i < 2 else 0.0}, **(said[i] if i else {}))
+            for i in range(4)
+        ]
+        (job,) = jobs_of(tmp_path, steps)
+        assert job["explained"] == [0.0, 0.75]
+        assert job["components"]["first"]["penalty"] == [-1.0, 0.0]
+        assert job["components"]["second"]["penalty"] == [None, None]
+        assert [(place, some[0]["text"]) for place, some in job["answers"]["first"]] == [
+            (1, "answer 1"),
+            (3, "answer 3"),
+        ]
+        blocks = training_blocks(training_facts(tmp_path / "run") or {})
+        shown = str(blocks)
+        for text in ("explained by values", "penalty", "answer 1", "answer 3"):
+            assert text in shown
+        assert "answer 2" not in shown
+
     def test_jobs_have_the_numbers_of_the_table_of_jobs(self, tmp_path: Path) -> None:
         events = [{"event": "job", "spent": {}} for _ in range(4)]
         path = run(tmp_path / "run", [record(0, 1), record(0, 3), record(0, 4), record(1, 4)], events)

@@ -22,7 +22,7 @@ from compound.streams import stream
 KIND = "training"
 ABOUT = ("kind", "seed", "step", "recipe", "keys")  # of a record: whose it is; everything else was measured
 END = 0.2  # of a job's steps, at either end, that are compared
-FACTS = ("reward", "entropy", "length", "similarity")  # of a component, that are compared
+FACTS = ("reward", "penalty", "entropy", "length", "similarity")  # of a component, that are compared
 
 
 def records(run: str | Path) -> list[dict[str, Any]]:
@@ -159,16 +159,23 @@ def _job(number: int, found: Sequence[Mapping[str, Any]], drawn: Sequence[int]) 
         "recipe": str(found[0].get("recipe", "")),
         "steps": steps,
         **_sums(steps),
-        **{name: ends([step.get(name) for step in steps]) for name in ("reward", "skipped", "kept")},
+        **{
+            name: ends([step.get(name) for step in steps])
+            for name in ("reward", "skipped", "kept", "explained")
+        },
+        "answers": {name: said for name in names if (said := _answers(found, name))},
         "components": {name: _component([s["components"].get(name, {}) for s in steps]) for name in names},
     }
 
 
 def _step(record: Mapping[str, Any]) -> Facts:
     """Return the numbers of a step; ``skipped`` and ``kept`` become shares of its groups and attempts."""
-    parts = record.get("components")
+    parts, penalties = record.get("components"), record.get("penalties")
+    paid = penalties if isinstance(penalties, Mapping) else {}
     components = {
-        name: {fact: value for fact, value in facts.items() if _is_number(value)}
+        name: {
+            fact: value for fact, value in {**facts, "penalty": paid.get(name)}.items() if _is_number(value)
+        }
         for name, facts in (parts.items() if isinstance(parts, Mapping) else ())
     }
     numbers = {name: value for name, value in record.items() if name not in ABOUT and _is_number(value)}
@@ -178,6 +185,13 @@ def _step(record: Mapping[str, Any]) -> Facts:
     }
     tokens = [facts["tokens"] for facts in components.values() if "tokens" in facts]
     return {**numbers, **shares, "tokens": sum(tokens), "components": components}
+
+
+def _answers(found: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, list[Facts]]]:
+    """Return the numbers of the first and the last step that show answers of a component, with these."""
+    answers = [(place, record.get("answers")) for place, record in enumerate(found)]
+    said = [(place, some[name]) for place, some in answers if isinstance(some, Mapping) and some.get(name)]
+    return said if len(said) < 2 else [said[0], said[-1]]
 
 
 def _sums(steps: Sequence[Facts]) -> Facts:

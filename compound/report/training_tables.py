@@ -8,7 +8,7 @@ from typing import Any
 from compound.errors import MissingExtra
 from compound.report.blocks import Block, Figure
 from compound.report.tables import Table, table
-from compound.report.text import count, number, plural, seconds
+from compound.report.text import count, line, number, plural, seconds
 from compound.report.training_figures import caption, shown, training_svg
 
 HOW = (
@@ -16,6 +16,10 @@ HOW = (
     "reward is the global one, of its rollouts; a component's is that of the samples it was trained on, and "
     "so are its entropy, length and similarity (how much of their tokens an answer and the next one share). "
     "Groups of equal rewards give no gradient and are skipped; samples too long or empty are left out."
+)
+SAID = (
+    "What was said in the first and in the last step that taught a component something: the answers that "
+    "earned most and least."
 )
 
 
@@ -30,6 +34,8 @@ def training_blocks(facts: Mapping[str, Any]) -> list[Block]:
         if shown(method["jobs"]):
             blocks.append(_figure(method, f"training{place or ''}"))
         blocks += [jobs(method), speeds(method), components(method)]
+        if any(job["answers"] for job in method["jobs"]):
+            blocks += [SAID, answers(method)]
     return [*blocks, HOW]
 
 
@@ -46,34 +52,57 @@ def jobs(method: Mapping[str, Any]) -> Table:
     """Return how each job went; columns that no job has anything for are left out."""
     headings = (
         "#job", "recipe", "#steps", "#reward", "#groups skipped", "#attempts kept", "#samples left out",
-        "#rollouts lost", "#failed", "#prompt tokens", "#read before", "#tokens sampled", "#tokens trained",
-        "#sampling", "#training", "#peak memory",
+        "#explained by values", "#rollouts lost", "#failed", "#prompt tokens", "#read before",
+        "#tokens sampled", "#tokens trained", "#sampling", "#training", "#peak memory",
     )  # fmt: skip
     rows = [
         (
             str(job["number"]), job["recipe"] or "–", count(len(job["steps"])), course(job["reward"]),
             course(job["skipped"], percent), course(job["kept"], percent), count(job["left_out"]),
+            course(job["explained"], percent),
             count(job["lost"] or None), count(job["failed"] or None), count(job["prompt_tokens"]),
             percent(job["prompts_saved"]), count(job["sampled"]), count(job["tokens"]),
             seconds(job["sample_seconds"]), seconds(job["train_seconds"]), mebibytes(job["memory"]),
         )
         for job in method["jobs"]
     ]  # fmt: skip
+    return _said(headings, rows)
+
+
+def _said(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table without the columns that no row has anything for."""
     said = [i for i in range(len(headings)) if any(row[i] != "–" for row in rows)]
     return table([headings[i] for i in said], [[row[i] for i in said] for row in rows])
 
 
 def components(method: Mapping[str, Any]) -> Table:
     """Return what became of each component in each job."""
-    headings = ("#job", "component", "#samples", "#tokens", "#reward", "#entropy", "#length", "#similarity")
+    headings = (
+        "#job", "component", "#samples", "#tokens", "#reward", "#penalty", "#entropy", "#length",
+        "#similarity",
+    )  # fmt: skip
     rows = [
         (
             str(job["number"]), name, count(own["samples"]), count(own["tokens"]), course(own["reward"]),
-            course(own["entropy"]), course(own["length"], count), course(own["similarity"]),
+            course(own["penalty"]), course(own["entropy"]), course(own["length"], count),
+            course(own["similarity"]),
         )
         for job in method["jobs"]
         for name, own in job["components"].items()
     ]  # fmt: skip
+    return _said(headings, rows)
+
+
+def answers(method: Mapping[str, Any]) -> Table:
+    """Return what components said in the first and the last step that taught them something."""
+    headings = ("#job", "component", "#step", "#reward", "answer")
+    rows = [
+        (str(job["number"]), name, str(step + 1), number(said["reward"]), line(said["text"]) or "(nothing)")
+        for job in method["jobs"]
+        for name, steps in job["answers"].items()
+        for step, some in steps
+        for said in some
+    ]
     return table(headings, rows)
 
 

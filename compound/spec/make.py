@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from compound.artifacts import located
@@ -18,7 +19,7 @@ from compound.components.retriever import Retriever
 from compound.components.selector import Selector
 from compound.errors import DeclarationError, nearest
 from compound.ports import Port, spell
-from compound.space import Choice
+from compound.space import Choice, Weights
 from compound.spec.context import Context
 from compound.spec.document import Address
 from compound.spec.file_components import (
@@ -67,6 +68,8 @@ def _llm(context: Context, name: str, entry: LLMEntry, address: Address, _: Make
     lm = given.get("lm")
     if lm is not None:
         context.check_models(lm.options if isinstance(lm, Choice) else [lm], (*inside, "lm"))
+    if isinstance(weights := given.get("weights"), Weights):
+        given["weights"] = replace(weights, value=located(weights.value, context.folder))
     given |= {"stop": tuple(entry.llm.stop), "output": entry.out}
     component: LLM | None = context.attempt(inside, lambda: LLM(name, **given))
     return component

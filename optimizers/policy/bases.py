@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from compound.contracts import Engine
 from compound.errors import DeclarationError
-from compound.optimization import Task
 from compound.plan import values_of
 from compound.space import Weights
 from compound.system import System
 
 
-def base_model(task: Task, trained: Sequence[str]) -> tuple[str, str]:
+def base_model(system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]) -> tuple[str, str]:
     """Return the model whose weights are trained, and its number format: one frozen base for all components.
 
     Raises:
@@ -19,12 +19,12 @@ def base_model(task: Task, trained: Sequence[str]) -> tuple[str, str]:
     """
     found: dict[str, tuple[str, str]] = {}
     for component in trained:
-        lm = values_of(task.system.components[component], task.system).get("lm")
+        lm = values_of(system.components[component], system).get("lm")
         if not isinstance(lm, str):
             raise DeclarationError(
                 f"{component!r} has weights, but no model", hint="give it or the system lm"
             )
-        engine = task.bench.executor.engine(lm)
+        engine = engine_of(lm)
         model = getattr(engine, "trainable", None)
         if model is None:
             raise DeclarationError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import pvariance
 
 from compound.errors import DeclarationError
 
@@ -62,6 +63,22 @@ def gae(
         after = found[t] = delta + gamma * lam * after
         following, earned = values[t], 0.0
     return found, [advantage + value for advantage, value in zip(found, values, strict=True)]
+
+
+def explained_variance(values: Sequence[Sequence[float]], returns: Sequence[Sequence[float]]) -> float | None:
+    """Return how much of what tokens returned was expected: 1 all of it, 0 or less nothing.
+
+    1 - Var(returns - values) / Var(returns), over the tokens of all samples; ``None`` where that is 0 / 0.
+
+    Example:
+        >>> returns = [[0.0, 1.0], [0.5]]
+        >>> explained_variance(returns, returns), explained_variance([[0.0, 0.0], [0.0]], returns)
+        (1.0, 0.0)
+    """
+    said = [value for sample in values for value in sample]
+    came = [value for sample in returns for value in sample]
+    spread = pvariance(came) if came else 0.0
+    return 1.0 - pvariance([c - s for s, c in zip(said, came, strict=True)]) / spread if spread else None
 
 
 def whiten(batch: Sequence[Sequence[float]], *, center: bool = True) -> list[list[float]]:

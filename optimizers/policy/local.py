@@ -85,7 +85,8 @@ class LocalDraws(Recipe):
             )
         ]
         if self.kind == "ppo":
-            return Credited(await estimated(work, samples), rewards)
+            valued, expected = await estimated(work, samples)
+            return Credited(valued, rewards, expected)
         trained, facts = advantages(samples, work.settings.scale)
         return Credited(trained, rewards, asdict(facts))
 

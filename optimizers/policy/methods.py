@@ -105,6 +105,36 @@ def refuse_unknown(trained: Sequence[str], settings: OptimizeSettings) -> None:
         )
 
 
+NOT_READ: Mapping[str, Sequence[str]] = {
+    "group": ("ppo", "mappo", "mhgpo_is", "mhgpo_fof", "prompt_r1", "mygo"),
+    "padding": ("ppo", "mappo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo"),
+    "penalties": ("mmgrpo", "prompt_r1", "mygo"),
+    "forks": ("ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "prompt_r1", "mygo"),
+    "teachers": ("ppo", "mappo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo"),
+    "scale": ("ppo", "mappo", "mygo"),
+    **dict.fromkeys(("runs", "failure", "clip", "clip_high", "beta", "entropy", "stale"), ("mygo",)),
+    **dict.fromkeys(
+        ("gamma", "lam", "value_lr", "value_clip"),
+        ("mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo"),
+    ),
+    **dict.fromkeys(
+        ("attempts", "keep", "threshold", "best", "rule", "pace", "online", "warm_up"),
+        ("ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1"),
+    ),
+}  # by setting, the methods that it says nothing to
+
+
+def unread(name: str, settings: WeightSettings) -> list[str]:
+    """Return the settings that were given and that a method does not read.
+
+    >>> unread("mmgrpo", WeightSettings(runs=4, penalties={"writer": "rules:dear"}))
+    ['penalties']
+    """
+    return [
+        setting for setting in NOT_READ if setting in settings.model_fields_set and name in NOT_READ[setting]
+    ]
+
+
 def _method(name: str, settings: OptimizeSettings, recipe: Recipe, jobs: Sequence[Job]) -> Method:
     trained = tuple(dict.fromkeys(component_of(key) for job in jobs for key in job.keys))
     refuse_unknown(trained, settings)
@@ -115,7 +145,10 @@ def _method(name: str, settings: OptimizeSettings, recipe: Recipe, jobs: Sequenc
         refuse_alone(name, settings)
     optimizers: Mapping[str, Optimizer] = {name: WeightTraining(recipe, settings.weights)}
     timed = [_timed(job, settings.weights, recipe) for job in jobs]
-    return Method(name, optimizers, timed, InOrder(), least=LONG, decisions=1, jobs_each=len(jobs))
+    notes = [f"{name} does not read optimize.weights.{setting}" for setting in unread(name, settings.weights)]
+    return Method(
+        name, optimizers, timed, InOrder(), least=LONG, decisions=1, jobs_each=len(jobs), notes=notes
+    )
 
 
 def _timed(job: Job, settings: WeightSettings, recipe: Recipe) -> Job:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from compound.computing import compute
 from compound.contracts import Example
 from compound.optimizers.policy.advantages import check_rewards
-from compound.optimizers.policy.gae import gae, whiten
+from compound.optimizers.policy.gae import explained_variance, gae, whiten
 from compound.optimizers.policy.propagated import earned
 from compound.optimizers.policy.recipe import Credited, Recipe, Work, scores_of
 from compound.optimizers.policy.samples import Sample
@@ -31,11 +32,15 @@ class PPO(Recipe):
         """Run every example several times; estimate advantages token by token."""
         rollouts = await work.sampler.runs(examples, range(work.settings.runs))
         found = earned(work, rollouts, lambda rollout, credit: ())
-        return Credited(await estimated(work, found.samples), scores_of(rollouts), found.facts)
+        samples, facts = await estimated(work, found.samples)
+        return Credited(samples, scores_of(rollouts), {**found.facts, **facts})
 
 
-async def estimated(work: Work, samples: Sequence[Sample]) -> list[Sample]:
-    """Return samples with advantages by generalized advantage estimation, whitened over the step."""
+async def estimated(work: Work, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, Any]]:
+    """Return samples with advantages by generalized advantage estimation, whitened over the step.
+
+    Besides, as JSON: how much of the returns the value head expected, where that can be said.
+    """
     check_rewards(samples)
     valued = await compute(work.trainer.values, samples)
     settings = work.settings
@@ -47,4 +52,7 @@ async def estimated(work: Work, samples: Sequence[Sample]) -> list[Sample]:
         gains, returns = gae(sample.values, sample.reward, gamma=settings.gamma, lam=settings.lam)
         found.append(replace(sample, advantages=tuple(gains), returns=tuple(returns)))
     white = whiten([sample.advantages for sample in found])
-    return [replace(s, advantages=tuple(row)) for s, row in zip(found, white, strict=True)]
+    known = [s for s in found if s.returns]
+    explained = explained_variance([s.values for s in known], [s.returns for s in known])
+    facts = {} if explained is None else {"explained": explained}
+    return [replace(s, advantages=tuple(row)) for s, row in zip(found, white, strict=True)], facts

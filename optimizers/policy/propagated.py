@@ -50,5 +50,5 @@ def earned(work: Work, rollouts: Sequence[Rollout], group: GroupOf) -> Earned:
                 credit.call, example, credit.reward,
                 rollout=first.number, group=group(first, credit),
             )  # fmt: skip
-    means = {name: sum(some) / len(some) for name, some in penalties.items() if any(some)}
+    means = {name: sum(some) / len(some) for name, some in penalties.items() if name in rules}
     return Earned(samples, {"unreached": unreached, **({"penalties": means} if means else {})})

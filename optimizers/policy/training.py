@@ -34,12 +34,14 @@ from compound.optimizers.policy.bases import base_model, spaces
 from compound.optimizers.policy.drawn import Drawn
 from compound.optimizers.policy.recipe import Recipe, Work
 from compound.optimizers.policy.rollouts import Sampler, rolling, warm
+from compound.optimizers.policy.samples import Sample
 from compound.optimizers.policy.trainer import OPTIMIZERS, Trainer
 from compound.plan import values_of
 from compound.settings import WeightSettings
 from compound.streams import generator, stream
 
 RECORD = "training"  # the kind of a memory record
+LETTERS = 300  # of an answer that a record shows
 WINDOW = 0.2  # of the steps, at either end, that a proposal's rewards are the mean of
 START: Mapping[str, Any] = {"step": 0, "saved": None, "ahead": None, "kept": {}, "curve": [], "dearest": 0.0}
 
@@ -103,7 +105,7 @@ class Job:
     def open(self, state: Mapping[str, Any]) -> None:
         """Load the base, and go on from where the job was."""
         system = self.task.system
-        model, dtype = base_model(self.task, self.trained)
+        model, dtype = base_model(system, self.trained, self.task.bench.executor.engine)
         adapters = Adapters(model, spaces(system, self._groups), seed=self.task.seed, dtype=dtype)
         self.trainer = Trainer(
             adapters, self._adapter_of, self.settings,
@@ -257,7 +259,8 @@ class Job:
         scores = {"reward": credited.reward, "rollouts": len(credited.scores)}
         job = {"seed": self.task.seed, "recipe": type(self.recipe).__name__, "keys": list(self.task.keys)}
         found = {**job, **scores, **credited.facts, **trained, **drawn.facts}
-        return {"kind": RECORD, "step": number, **found, "memory": peak()}
+        answers = examples_of(credited.samples, self.trainer.adapters.tokenizer)
+        return {"kind": RECORD, "step": number, **found, "answers": answers, "memory": peak()}
 
     def forget(self, state: Mapping[str, Any]) -> None:
         """Delete optimizer states and adapters that neither this state nor the one before needs.
@@ -318,6 +321,28 @@ def told(curve: Sequence[Mapping[str, Any]], steps: int) -> str:
     samples, made = last["samples"], last.get("made", last["samples"])
     several = f"{samples} samples" if samples == made else f"{samples} of {made} samples teach something"
     return f"step {len(curve)} of {steps}: {reward}, {several}"
+
+
+def examples_of(samples: Sequence[Sample], tokenizer: Any) -> dict[str, list[dict[str, Any]]]:
+    """Return, by component, the answers that earned most and least, as JSON: what there was to learn from."""
+    found: dict[str, list[Sample]] = {}
+    for sample in samples:
+        found.setdefault(sample.component, []).append(sample)
+    return {
+        name: [
+            {
+                "example": sample.example,
+                "reward": sample.reward,
+                "text": tokenizer.decode(sample.tokens.sampled, skip_special_tokens=True)[:LETTERS],
+            }
+            for sample in {id(s): s for s in (max(own, key=_reward), min(own, key=_reward))}.values()
+        ]
+        for name, own in found.items()
+    }
+
+
+def _reward(sample: Sample) -> float:
+    return sample.reward
 
 
 def why_nothing(recipe: Recipe, drawn: Drawn) -> str:
