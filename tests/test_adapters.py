@@ -790,3 +790,31 @@ def test_a_configuration_whose_adapter_was_changed_ends_the_run(base: Path, own:
 
     with pytest.raises(ConfigurationError, match="was changed"):
         asyncio.run(work())
+
+
+@pytest.mark.parametrize(("off", "fits"), [(0.0, True), (0.1, True), (0.5, False)])
+def test_an_adapter_of_another_base_of_the_same_shape_is_refused(
+    off: float, fits: bool, base: Path, many: list[Adapter], tmp_path: Path
+) -> None:
+    """Its probe says what it said when it was trained; number formats explain a tenth of a nat, no more."""
+    model = peft.PeftModel.from_pretrained(
+        transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), many[0].path
+    )
+    tokens = [3, 5, 8, 13, 21, 34]
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
+    logprobs = [float(row[token]) - off for row, token in zip(logits, tokens[1:], strict=True)]
+    folder = shutil.copytree(many[0].path, tmp_path / "own")
+    (folder / "probe.json").write_text(
+        json.dumps({"tokens": tokens, "logprobs": logprobs, "before": logprobs})
+    )
+    held = engine(base)
+    plain, found, again = together(held, [ask(), ask(adapter=version(folder)), ask(adapter=version(folder))])
+    assert not isinstance(plain, Exception)
+    if fits:
+        (wanted,) = run(engine(base), ask(adapter=many[0]))
+        assert [one.text for one in (found, again) if isinstance(one, Completion)] == [wanted.text] * 2
+    else:
+        for error in (found, again):
+            assert isinstance(error, ConfigurationError)
+            assert "was trained on another base model: its log-probabilities are 0.5 nats" in str(error)

@@ -9,9 +9,10 @@ knows none for `PackedLinear`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,9 @@ import torch
 from compound.artifacts import verified
 from compound.components.engines.adapter_files import Addition, read_adapter
 from compound.components.engines.packing import PackedLinear
+from compound.components.engines.probe import judge, read_probe
 from compound.contracts import Adapter
+from compound.errors import AdapterNotServed, ConfigurationError
 
 
 class Adapters:
@@ -32,6 +35,7 @@ class Adapters:
     """
 
     def __init__(self, model: Any, keep: int, dropped: Callable[[str], None]) -> None:
+        self._model = model
         kinds = (torch.nn.Linear, PackedLinear)
         self._layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, kinds)}
         self._dtype, self._device = model.dtype, model.device
@@ -45,11 +49,28 @@ class Adapters:
         Raises:
             ConfigurationError: the folder is missing or was changed, or holds no adapter of this model.
         """
+        new = adapter is not None and adapter.sha256 not in self._kept
         additions = self._find(adapter) if adapter else {}
         with ExitStack() as stack:
             for name, (a, b) in additions.items():
                 stack.callback(self._layers[name].register_forward_hook(_adding(a.T, b.T)).remove)
+            if adapter and new:
+                self._refuse_another_base(adapter)
             yield adapter.sha256 if adapter else ""
+
+    def _refuse_another_base(self, adapter: Adapter) -> None:
+        """Raise where an adapter fits the layers, but says something else than when it was trained."""
+        probe = read_probe(Path(adapter.path))
+        if probe is None:
+            return
+        try:
+            judge(probe, _logprobs(self._model, probe.tokens))
+        except (AdapterNotServed, IndexError) as error:
+            del self._kept[adapter.sha256]
+            raise ConfigurationError(
+                f"the adapter {adapter.path} was trained on another base model: {error}",
+                hint="sample with that one",
+            ) from error
 
     def _find(self, adapter: Adapter) -> dict[str, Addition]:
         """Return an adapter's additions by layer; its folder is read once as long as they are kept."""
@@ -67,6 +88,19 @@ class Adapters:
             name: (a.to(self._device, self._dtype), b.to(self._device, self._dtype))
             for name, (a, b) in found.items()
         }
+
+
+def _logprobs(model: Any, tokens: Sequence[int]) -> list[float]:
+    """Return the log-probability of each token but the first, given those before it.
+
+    Raises:
+        IndexError: the model has no such token.
+    """
+    said = model(input_ids=torch.tensor([tokens], device=model.device)).logits[0, :-1].float().log_softmax(-1)
+    found: list[float] = said.gather(-1, torch.tensor(tokens[1:], device=model.device)[:, None])[
+        :, 0
+    ].tolist()
+    return found
 
 
 def _adding(a: torch.Tensor, b: torch.Tensor) -> Callable[..., None]:
