@@ -26,6 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Declare a compound AI system as a graph, and let data improve it.",
+    epilog="With --debug, any command shows the traceback of an error.",
 )
 
 File = Annotated[Path, typer.Argument(help="The system's YAML file.", show_default=False)]
@@ -95,6 +96,8 @@ def optimize(
         show(_estimate(program, path))
         return
     print(f"run directory: {path}", file=sys.stderr)
+    if (path / "checkpoint.json").exists():
+        print("going on from where that run was", file=sys.stderr)
     with watching(program.optimize.budget.model_dump(), quiet=quiet) as listener:
         result = run_optimization(
             program.system, program.data, program.metric, program.optimize,
@@ -328,8 +331,8 @@ def models_list(as_json: AsJson = False) -> None:
     if as_json:
         show(found)
     else:
-        for line in found:
-            print(line)
+        for model in found:
+            print(f"{model.name:<12} {model.state:<9} {model.where}")
 
 
 def _listed(text: str) -> list[str]:
@@ -412,7 +415,9 @@ def main() -> NoReturn:
         if debug:
             raise
         sys.exit(_explain(error))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as ended:  # typer turns the one into the other
+        if isinstance(ended, SystemExit) and ended.code != 130:
+            raise
         print("interrupted; run the same command to go on", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:

@@ -328,3 +328,13 @@ def test_an_optimization_starts_from_a_configuration(game: Path, cli: Any) -> No
     small = ("--set", "optimize.budget.system_runs=45", "--set", "optimize.valid_size=20", "--quiet")
     assert cli("optimize", "game.yaml", "--config", "start.json", "--run", "warm", *small).code == 0
     assert json.loads((game / "runs" / "warm" / "config.json").read_text())["start"]["guesser.aim"] == 1.75
+
+
+def test_a_second_interrupt_says_how_to_go_on(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(arguments: list[str]) -> None:
+        raise SystemExit(130)
+
+    monkeypatch.setattr("compound.cli.app", interrupted)
+    found = cli("optimize", "game.yaml")
+    assert found.code == 130
+    assert "interrupted; run the same command to go on" in found.err

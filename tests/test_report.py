@@ -25,6 +25,7 @@ from compound.metrics import exact_match
 from compound.optimizing import optimize
 from compound.recorder import Interrupted, Listener, Recorder
 from compound.report import closing, summarize, write
+from compound.report.sections import _chosen
 from compound.report.text import line_diff, visible, word_diff
 from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings
 from compound.testing import ScriptedLM
@@ -456,3 +457,10 @@ def test_unlike_texts_are_shown_one_after_the_other() -> None:
 
 def test_what_cannot_be_seen_is_shown_by_its_code() -> None:
     assert visible("a\u202eb\x07c\ud800d\te\n") == "a\\u202eb\\u0007c\\ud800d\te\n"
+
+
+def test_provenance_names_the_settings_that_are_not_the_default() -> None:
+    settings = OptimizeSettings.model_validate(
+        {"valid_size": 20, "weights": {"lr": 0.5}, "budget": {"calls": 9}}
+    )
+    assert dict(_chosen(settings.model_dump(mode="json"))) == {"valid_size": 20, "weights.lr": 0.5}

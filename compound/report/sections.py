@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from compound.report.figures import graph_svg
 from compound.report.rewards import reward_blocks
 from compound.report.text import count, money, p_value, plural, seconds, shown
 from compound.report.training_tables import training_blocks
+from compound.settings import OptimizeSettings
 
 
 def sections(facts: Mapping[str, Any]) -> list[Section]:
@@ -138,17 +139,28 @@ def _use(facts: Mapping[str, Any]) -> list[Block]:
 def _provenance(facts: Mapping[str, Any]) -> list[Block]:
     found, settings = facts["provenance"], facts["provenance"]["settings"]
     limits = {name: value for name, value in settings["budget"].items() if value is not None}
-    others = {name: value for name, value in settings.items() if name not in ("budget", "method", "seed")}
+    others = {name: value for name, value in _chosen(settings) if name not in ("method", "seed")}
     pairs = [
         ("system", facts["system"]), ("signature", found["signature"]), ("metric", facts["metric"]),
         ("method", facts["method"]), ("seed", str(facts["seed"])), ("budget", _spelled(limits)),
-        ("settings", _spelled(others)), ("defaults", _spelled(found["defaults"])),
+        ("settings that are not the default", _spelled(others)), ("defaults", _spelled(found["defaults"])),
         ("configuration at the start", found["start"]), ("best configuration", found["best"]),
         ("began", _moment(found["began"])), ("last recorded", _moment(found["ended"])),
         ("spent", spending(facts["spent"])),
         ("versions", ", ".join(f"{name} {version}" for name, version in found["versions"].items())),
     ]  # fmt: skip
     return [Pairs([(name, value) for name, value in pairs if value]), tables.data(facts)]
+
+
+def _chosen(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the settings that are not as they are by default, the budget's apart."""
+    usual = OptimizeSettings().model_dump(mode="json")
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and name != "budget":
+            inner = usual.get(name, {})
+            yield from ((f"{name}.{key}", part) for key, part in value.items() if part != inner.get(key))
+        elif name != "budget" and value != usual.get(name):
+            yield name, value
 
 
 def spending(spent: Mapping[str, Any]) -> str:
