@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -164,7 +165,13 @@ def trained(name: str, file: str = "") -> str:
     sweeps = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     rows = [row for sweep in sweeps for row in sweep["rows"]]
     first = next(row for row in rows if row["method"] == "unoptimized")
-    facts = {"rows": [first, *(row for row in rows if row["method"] != "unoptimized")]}
+    others = [row for row in rows if row["method"] != "unoptimized"]
+    times = Counter(row["method"] for row in others)
+    named = [
+        {**row, "method": f"{row['method']}, seed {row['seeds'][0]}"} if times[row["method"]] > 1 else row
+        for row in others
+    ]
+    facts = {"rows": [first, *named]}
     return "\n\n".join(written(made(facts, file or name)) for made in (methods, trainings))
 
 

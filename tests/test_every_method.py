@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
 from compound.cache import MemoryCache  # noqa: E402
+from compound.components.engines.lm_transformers import TransformersEngine  # noqa: E402
 from compound.configuration import readable  # noqa: E402
 from compound.contracts import Example, Score  # noqa: E402
 from compound.errors import DeclarationError, SpecError  # noqa: E402
@@ -27,6 +28,7 @@ from compound.loop import Problem  # noqa: E402
 from compound.metrics import custom  # noqa: E402
 from compound.optimization import Bench, Proposal, Task  # noqa: E402
 from compound.optimizers.methods import method  # noqa: E402
+from compound.optimizers.policy.bases import base_model  # noqa: E402
 from compound.optimizers.policy.drawn import Drawn  # noqa: E402
 from compound.optimizers.policy.local import LocalDraws  # noqa: E402
 from compound.optimizers.policy.losses import VARIANTS  # noqa: E402
@@ -374,3 +376,20 @@ def test_a_budget_that_holds_a_step_is_used_and_one_that_holds_none_says_what_is
     notes, stopped = ran(5 + 5 + 2)
     assert notes == []
     assert "the first needs 3 system runs, 2 are free, and 5 are set aside" in stopped
+
+
+def test_the_trainer_computes_in_the_format_of_the_engine(model: Path, tmp_path: Path) -> None:
+    system = load(ATLAS, overrides=[("lm", str(model))]).system
+    engines = [
+        TransformersEngine(str(model), dtype="float32"),
+        TransformersEngine(str(model), dtype="bfloat16"),
+    ]
+    for engine in engines:
+        found = base_model(system, ["namer"], {str(model): engine}.__getitem__)
+        assert found == (str(model), engine.dtype)
+    assert [engine.dtype for engine in engines] == ["float32", "bfloat16"]
+    both = iter(engines)
+    with pytest.raises(
+        DeclarationError, match=r"need one base model, but have namer: .* in float32, answerer:"
+    ):
+        base_model(system, ["namer", "answerer"], lambda _: next(both))
