@@ -35,7 +35,7 @@ from compound.optimizers.scheduler import Uniform
 from compound.optimizing import Result, make_problem, optimize
 from compound.recorder import Interrupted, Recorder
 from compound.report import write as write_report
-from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings
+from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings, WeightSettings
 from compound.space import Choice, Demos, Float, Int, Text
 from compound.statistics import paired_test
 from compound.store import RunDirectory, read_json
@@ -706,6 +706,7 @@ class TestGoingOn:
                 "budget": BudgetSettings(system_runs=500),
                 "concurrency": 3,
                 "baselines": ("random",),
+                "weights": WeightSettings(micro_tokens=1024, max_length=64),  # as an error about memory says
             }
         )
         result = run(tmp_path / "run", changed)
