@@ -130,9 +130,10 @@ def _use(facts: Mapping[str, Any]) -> list[Block]:
     return [
         Code("sh", f"compound run FILE --config best.json {words}".rstrip()),
         Code("python", "import compound as cp\n\nbest = cp.load(\"best.json\")\n"
-             f"trace = cp.run(system.bind(best), {{{inputs}}})"),
+             f"trace = cp.run(system.bind(best), {{{inputs}}})\n"
+             "best.save(\"elsewhere/best.json\")  # takes the folders along that it refers to"),
         "best.json lies beside this report. Besides the system, another process needs it and the folders it "
-        "refers to, if any: `cp.load(\"best.json\").save(\"elsewhere/best.json\")` takes those along.",
+        "refers to, if any.",
     ]  # fmt: skip
 
 
