@@ -96,7 +96,7 @@ def optimize(
         show(_estimate(program, path))
         return
     print(f"run directory: {path}", file=sys.stderr)
-    if (path / "checkpoint.json").exists():
+    if (path / "checkpoint.json").exists() and not (path / "best.json").exists():
         print("going on from where that run was", file=sys.stderr)
     with watching(program.optimize.budget.model_dump(), quiet=quiet) as listener:
         result = run_optimization(

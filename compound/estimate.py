@@ -10,6 +10,7 @@ from compound.data import Dataset
 from compound.loop import make_plan, stochastic
 from compound.optimization import Job
 from compound.optimizing import make_problem
+from compound.settings import BudgetSettings
 from compound.space import Choice, Int
 from compound.system import System
 
@@ -40,7 +41,7 @@ def estimate(program: Any) -> dict[str, Any]:
         "plan": {"decisions": plan.decisions, "level": plan.level, "runs_per_decision": plan.cost},
         "methods": [settings.method, *settings.baselines],
         "notes": list(problem.method.notes),
-        "steps": _steps(problem.method.jobs, left - plan.decisions * plan.cost),
+        "steps": _steps(problem.method.jobs, left - plan.decisions * plan.cost, _others(settings.budget)),
         "at_most": {
             "system_runs": runs,
             "llm_calls": None if runs is None else int(runs * per_run),
@@ -51,7 +52,12 @@ def estimate(program: Any) -> dict[str, Any]:
     }
 
 
-def _steps(jobs: Sequence[Job], free: float) -> list[dict[str, Any]]:
+def _others(budget: BudgetSettings) -> list[str]:
+    """Return the limits other than system runs: what a run takes of these is not known beforehand."""
+    return list(budget.model_dump(exclude={"test_share", "system_runs"}, exclude_none=True))
+
+
+def _steps(jobs: Sequence[Job], free: float, others: Sequence[str]) -> list[dict[str, Any]]:
     """Return how many steps of each job the budget holds, of jobs that go by steps."""
     share = free / max(1, len(jobs))
     return [
@@ -60,6 +66,7 @@ def _steps(jobs: Sequence[Job], free: float) -> list[dict[str, Any]]:
             "runs_per_step": job.step,
             "steps": job.steps,
             "budget_holds": int(min(job.steps, max(0.0, share) // job.step)),
+            **({"unless_ended_by": list(others)} if others else {}),
         }
         for job in jobs
         if job.step

@@ -203,13 +203,18 @@ class Loop:
         jobs = [*([method.opening] if method.opening else []), *method.jobs]
         return {(job.optimizer, job.keys): job for job in jobs}
 
+    def _limit(self) -> str:
+        """Return the name of the limit that system runs are bound by, where there is one alone."""
+        limits = self.problem.settings.budget.model_dump(exclude={"test_share"}, exclude_none=True)
+        return f"optimize.budget.{next(iter(limits))}" if len(limits) == 1 else "optimize.budget"
+
     def _too_small(self, plan: Plan, least: float) -> str:
         told = "the rest of the budget is too small for another job"
         if self.state["history"]:
             return told
         return (
             f"{told}: the first needs {least:g} system runs, {self._free(plan):g} are free, and "
-            f"{plan.cost:g} are set aside for its decision; raise optimize.budget.system_runs"
+            f"{plan.cost:g} are set aside for its decision; raise {self._limit()}"
         )
 
     def _more_jobs(self, plan: Plan) -> int:

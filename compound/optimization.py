@@ -7,7 +7,7 @@ checkpointed, and last one `Proposal`. Given the state back, it goes on from the
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ class Job:
         weight: its part of a sweep's budget, against the other jobs'.
         step: system runs of one step of it, where it goes by steps: with fewer there is no point in it.
         steps: how many it would take.
+        examples: how many train examples a step works on, where there are so many.
     """
 
     optimizer: str
@@ -39,6 +40,13 @@ class Job:
     weight: float = 1.0
     step: float | None = None
     steps: int = 0
+    examples: int = 1
+
+    def within(self, train: int) -> Job:
+        """Return the job with so many train examples: a step works on no more."""
+        if self.step is None or train >= self.examples:
+            return self
+        return replace(self, step=self.step * train / self.examples, examples=train)
 
     def least(self, minibatch: int) -> float:
         """Return the system runs below which it can do nothing: compare two minibatches, or make a step."""

@@ -29,10 +29,8 @@ from compound.store import RunDirectory, read_json, room
 from compound.system import System
 
 METHODS = "compound.optimizers.methods"
-MAY_CHANGE = (
-    "optimize.budget.", "optimize.concurrency", "optimize.baselines", "versions.",
-    "optimize.weights.micro_tokens", "optimize.weights.max_length",  # as an error about memory says
-)  # fmt: skip
+FOR_MEMORY = ("optimize.weights.micro_tokens", "optimize.weights.max_length")  # what its error says to lower
+MAY_CHANGE = ("optimize.budget.", "optimize.concurrency", "optimize.baselines", "versions.", *FOR_MEMORY)
 VERSIONS = ("compound-ai", "torch", "transformers", "litellm", "optuna", "gepa", "bm25s", "numpy", "pydantic")
 
 
@@ -221,9 +219,10 @@ def make_problem(
             )
     methods = import_module(METHODS)
     method = methods.method(settings.method, system, settings, folder)
-    methods.refuse_untrainable(method, system, Executor(engines).engine)
-    for name in settings.baselines:  # a name that does not exist is refused before anything is spent
-        methods.method(name, system, settings, folder)
+    others = [methods.method(name, system, settings, folder) for name in settings.baselines]
+    for each in (method, *others):  # what cannot be done is refused before anything is spent
+        methods.refuse_untrainable(each, system, Executor(engines).engine)
+    method = replace(method, jobs=[job.within(len(splits["train"])) for job in method.jobs])
     _decidable(len(splits["valid"]), settings.alpha)
     return Problem(
         system, splits["train"], splits["valid"], splits["test"], metric, settings, method, engines, folder
@@ -265,7 +264,9 @@ def describe(problem: Problem) -> dict[str, Any]:
 def _named(weights: WeightSettings, folder: Path) -> dict[str, Any]:
     """Return what the code and the files that training needs say, where it needs any."""
     penalties = {name: described(find_code(spec, folder)) for name, spec in weights.penalties.items()}
-    teachers = {path: load(folder / path).digest for path in weights.teachers}
+    teachers = {
+        path: load(folder / path).digest if (folder / path).exists() else None for path in weights.teachers
+    }
     found = {"penalties": penalties, "teachers": teachers}
     return {key: named for key, named in found.items() if named}
 
@@ -313,8 +314,14 @@ def changed(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...] = M
     return sorted(
         key
         for key in {*stored, *wanted}
-        if stored.get(key) != wanted.get(key) and not key.startswith(ignoring)
+        if stored.get(key) != wanted.get(key) and not key.startswith(ignoring) and not _is_place(key, wanted)
     )
+
+
+def _is_place(key: str, config: Mapping[str, Any]) -> bool:
+    """Return whether a key says where a stored folder is: what it holds is what counts."""
+    holder, _, last = key.rpartition(".")
+    return last == "path" and f"{holder}.sha256" in config
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -166,7 +166,7 @@ class WeightSettings(_Settings):
     """How many updates older than the trainer a sample's adapter may be; from 1 on, the next step's samples
     are drawn while a step is trained."""
     temperature: float = Field(default=1.0, gt=0)
-    """Of the trained components, in rollouts."""
+    """Of the trained components, in rollouts; log-probabilities are those at this temperature."""
     max_length: int = Field(default=8192, ge=8)
     """Tokens of prompt and answer; longer samples are left out, and counted."""
     micro_tokens: int = Field(default=4096, ge=64)

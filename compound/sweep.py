@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compound.errors import CompoundError, DeclarationError, RunDirectoryError
-from compound.optimizing import METHODS, changed, describe, make_problem, optimize
+from compound.optimizing import FOR_MEMORY, METHODS, changed, describe, make_problem, optimize
 from compound.recorder import Interrupted, Listener, Recorder
 from compound.settings import OptimizeSettings
 from compound.store import read_json, write_atomically
@@ -24,7 +24,7 @@ from compound.store import read_json, write_atomically
 if TYPE_CHECKING:
     from compound.spec import Program
 
-MAY_DIFFER = ("optimize.concurrency", "versions.")  # between the runs of one sweep
+MAY_DIFFER = ("optimize.concurrency", "versions.", *FOR_MEMORY)  # between the runs of one sweep
 Watch = Callable[[Mapping[str, Any]], AbstractContextManager[Listener]]
 Say = Callable[[str], None]
 
@@ -176,8 +176,8 @@ def _run(run: Planned, folder: Path, watch: Watch, stopper: Stopper) -> None:
 
         optimize(
             program.system, program.data, program.metric, settings,
-            run_dir=run.path, engines=program.find_engine, text=program.text, listener=listen,
-            on_start=stopper.attach,
+            run_dir=run.path, engines=program.find_engine, folder=program.folder, text=program.text,
+            listener=listen, on_start=stopper.attach,
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from compound.configuration import component_of, components_of
+from compound.configuration import component_of, components_of, load
 from compound.contracts import Engine
 from compound.errors import DeclarationError, nearest
 from compound.optimization import Job, Method, Optimizer, Scheduler
@@ -28,7 +28,9 @@ from compound.optimizers.policy.methods import (
     refuse_shared,
     refuse_unknown,
 )
+from compound.optimizers.policy.mmgrpo import MMGRPO
 from compound.optimizers.policy.staging import better_together
+from compound.optimizers.policy.training import WeightTraining
 from compound.optimizers.prompts import PromptSearch
 from compound.optimizers.sampling import NumberSearch
 from compound.optimizers.scheduler import UCB, Gaps, Thompson, Uniform
@@ -244,6 +246,12 @@ def maker(name: str, folder: Path = Path()) -> MakeMethod:
     return found
 
 
+def _has_teachers(optimizer: Optimizer) -> bool:
+    return isinstance(optimizer, LocalTraining) or (
+        isinstance(optimizer, WeightTraining) and isinstance(optimizer.recipe, MMGRPO)
+    )
+
+
 def refuse_untrainable(made: Method, system: System, engine_of: Callable[[str], Engine]) -> None:
     """Raise where weights are to be trained of a model that cannot be; nothing is loaded or started.
 
@@ -251,8 +259,10 @@ def refuse_untrainable(made: Method, system: System, engine_of: Callable[[str], 
         DeclarationError: a model is behind an API, or a job trains components of different models.
     """
     for job in made.jobs:
-        if weights := [key for key in job.keys if isinstance(system.parameters[key], Weights)]:
-            base_model(system, components_of(weights), engine_of)
+        weights = components_of(key for key in job.keys if isinstance(system.parameters[key], Weights))
+        fixed = [component for component in weights if f"{component}.lm" not in system.parameters]
+        if fixed:  # a model that is chosen may be another one when it is trained
+            base_model(system, fixed, engine_of)
 
 
 def method(name: str, system: System, settings: OptimizeSettings, folder: Path = Path()) -> Method:
@@ -266,8 +276,12 @@ def method(name: str, system: System, settings: OptimizeSettings, folder: Path =
 
     Raises:
         DeclarationError: there is no such method, or the system has nothing it could change.
+        ConfigurationError: a teacher's file is missing or broken.
     """
     chosen = maker(name, folder)(system, settings)
+    if any(map(_has_teachers, chosen.optimizers.values())):
+        for path in settings.weights.teachers:
+            load(folder / path)
     if not chosen.jobs:
         raise DeclarationError(
             f"system {system.name!r} has no parameter that method {name!r} can change",

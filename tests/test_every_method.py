@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -21,14 +21,14 @@ from compound.cache import MemoryCache  # noqa: E402
 from compound.components.engines.lm_transformers import TransformersEngine  # noqa: E402
 from compound.configuration import readable  # noqa: E402
 from compound.contracts import Example, Score  # noqa: E402
-from compound.errors import DeclarationError, SpecError  # noqa: E402
+from compound.errors import ConfigurationError, DeclarationError, SpecError  # noqa: E402
 from compound.estimate import estimate  # noqa: E402
 from compound.executor import Executor  # noqa: E402
 from compound.loop import Problem  # noqa: E402
 from compound.metrics import custom  # noqa: E402
-from compound.optimization import Bench, Proposal, Task  # noqa: E402
+from compound.optimization import Bench, Job, Proposal, Task  # noqa: E402
 from compound.optimizers.methods import method  # noqa: E402
-from compound.optimizers.policy.bases import base_model  # noqa: E402
+from compound.optimizers.policy.bases import base_format, base_model  # noqa: E402
 from compound.optimizers.policy.drawn import Drawn  # noqa: E402
 from compound.optimizers.policy.local import LocalDraws  # noqa: E402
 from compound.optimizers.policy.losses import VARIANTS  # noqa: E402
@@ -38,12 +38,13 @@ from compound.optimizers.policy.mmgrpo import MMGRPO  # noqa: E402
 from compound.optimizers.policy.mygo import MyGO  # noqa: E402
 from compound.optimizers.policy.ppo import PPO  # noqa: E402
 from compound.optimizers.policy.recipe import Credited, Recipe  # noqa: E402
+from compound.optimizers.policy.trainer import Trainer  # noqa: E402
 from compound.optimizers.policy.training import why_nothing  # noqa: E402
 from compound.optimizing import describe, make_problem, optimize  # noqa: E402
 from compound.scoring import JobScorer  # noqa: E402
 from compound.settings import WeightSettings  # noqa: E402
 from compound.spec import load  # noqa: E402
-from compound.testing import PlainMemory  # noqa: E402
+from compound.testing import PlainMemory, ScriptedLM  # noqa: E402
 
 ATLAS = Path(__file__).parents[1] / "benchmarks" / "atlas.yaml"
 SMALL = {
@@ -152,7 +153,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_run(
         program = load(ATLAS, overrides=[("optimize.weights", json.dumps(weights))])
         method(name, program.system, program.optimize)
 
-    with pytest.raises((DeclarationError, SpecError), match=told):
+    with pytest.raises((ConfigurationError, DeclarationError, SpecError), match=told):
         declared()
 
 
@@ -172,6 +173,8 @@ def test_what_a_method_does_not_read_is_said() -> None:
     assert told["mappo"] == {"group"}
     assert told["mhgpo_rr"] == {"gamma"}
     assert told["mygo"] == {"penalties", "group", "gamma", "runs"}
+    staged = method("better_together", program.system, program.optimize).notes
+    assert staged == notes["mmgrpo"]
     assert set(NOT_READ) <= set(WeightSettings.model_fields)
     assert set().union(*NOT_READ.values()) == set(METHODS)
 
@@ -301,8 +304,11 @@ def test_what_a_file_names_is_looked_for_beside_it_and_belongs_to_the_run(
     assert first["penalties"] != told(-2.0, "Name it.")["penalties"]
     assert first["teachers"] != told(-1.0, "Say its name.")["teachers"]
     (folder / "best.json").unlink()
-    with pytest.raises(SpecError, match=r"weights\.teachers\.best\.json: .* does not exist"):
-        load(file, overrides=[*BESIDE.items()])
+    program = load(file, overrides=[*BESIDE.items()])
+    assert method("mappo", program.system, program.optimize, folder).jobs  # has none, and needs none
+    for name in ("mmgrpo", "optimas"):
+        with pytest.raises(ConfigurationError, match=r"best\.json does not exist"):
+            method(name, program.system, program.optimize, folder)
 
 
 @pytest.mark.parametrize(
@@ -333,6 +339,12 @@ def test_a_job_says_what_its_steps_take(name: str, step: float, components: int)
     assert first["runs_per_step"] == step
 
 
+def test_a_step_works_on_no_more_examples_than_there_are() -> None:
+    job = Job("mmgrpo", ("a.weights",), step=32.0, steps=5, examples=4)
+    assert [job.within(train).step for train in (9, 4, 2, 1)] == [32.0, 32.0, 16.0, 8.0]
+    assert Job("random", ("a.k",)).within(1).step is None
+
+
 def test_a_dry_run_says_how_many_steps_the_budget_holds() -> None:
     """Of 240 runs 40 are the baseline's and 40 the decision's; 160 hold six steps of 24."""
     small = {"steps": 25, "examples": 3, "runs": 8}
@@ -340,6 +352,11 @@ def test_a_dry_run_says_how_many_steps_the_budget_holds() -> None:
     program = load(ATLAS, overrides=[*overrides, ("optimize.budget.system_runs", "240")])
     (found,) = estimate(program)["steps"]
     assert (found["steps"], found["runs_per_step"], found["budget_holds"]) == (25, 24.0, 6)
+    few = load(
+        ATLAS, overrides=[*overrides, ("optimize.budget", "{calls: 100}"), ("optimize.train_size", "2")]
+    )
+    (found,) = estimate(few)["steps"]
+    assert (found["runs_per_step"], found["unless_ended_by"]) == (16.0, ["calls"])
 
 
 def test_a_budget_that_holds_a_step_is_used_and_one_that_holds_none_says_what_is_needed(
@@ -385,11 +402,35 @@ def test_the_trainer_computes_in_the_format_of_the_engine(model: Path, tmp_path:
         TransformersEngine(str(model), dtype="bfloat16"),
     ]
     for engine in engines:
-        found = base_model(system, ["namer"], {str(model): engine}.__getitem__)
-        assert found == (str(model), engine.dtype)
+        held = {str(model): engine}.__getitem__
+        assert base_model(system, ["namer"], held) == str(model)
+        assert base_format(system, ["namer"], held) == engine.dtype
     assert [engine.dtype for engine in engines] == ["float32", "bfloat16"]
     both = iter(engines)
     with pytest.raises(
-        DeclarationError, match=r"need one base model, but have namer: .* in float32, answerer:"
+        DeclarationError, match=r"one number format, but have namer: float32, answerer: bfloat16"
     ):
-        base_model(system, ["namer", "answerer"], lambda _: next(both))
+        base_format(system, ["namer", "answerer"], lambda _: next(both))
+    unsaid: Iterator[Any] = iter([engines[0], ScriptedLM("a")])
+    assert base_format(system, ["namer", "answerer"], lambda _: next(unsaid)) == "float32"
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
+def test_the_trainer_says_what_the_sampler_said_at_any_temperature(
+    temperature: float, model: Path, tmp_path: Path
+) -> None:
+    """Otherwise every sample would count as another policy's."""
+    sampled: list[Any] = []
+    step = Trainer.step
+
+    def kept(self: Trainer, samples: Any, number: int, **how: Any) -> Any:
+        ours = self._logps(samples, base=False)
+        sampled.extend((sample, ours[id(sample)][: sample.length].tolist()) for sample in samples)
+        return step(self, samples, number, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "step", kept)
+        asyncio.run(trained(model, "mappo", tmp_path, temperature=temperature, steps=1))
+    assert sampled
+    for sample, ours in sampled:
+        assert ours == pytest.approx(sample.tokens.logprobs, abs=0.2)  # in half precision

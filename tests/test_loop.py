@@ -32,7 +32,7 @@ from compound.loop import Loop, Plan, Problem, make_plan, stochastic
 from compound.metrics import custom, exact_match
 from compound.optimization import Job, Method, Progress, Proposal, Task
 from compound.optimizers.scheduler import Uniform
-from compound.optimizing import Result, make_problem, optimize
+from compound.optimizing import Result, changed, make_problem, optimize
 from compound.recorder import Interrupted, Recorder
 from compound.report import write as write_report
 from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings, WeightSettings
@@ -698,6 +698,14 @@ class TestGoingOn:
             run(tmp_path / "run", system=demo(lm="other"))
         with pytest.raises(RunDirectoryError, match="changed: metric;"):
             optimize(demo(), data(), exact_match("answer", "question"), SMALL, run_dir=tmp_path / "run")
+
+    def test_where_a_stored_folder_lies_may_change_but_not_what_it_holds(self, tmp_path: Path) -> None:
+        start = {"a.weights": {"path": "/here/adapter", "sha256": "9f"}, "b.path": "x"}
+        (tmp_path / "config.json").write_text(json.dumps({"start": start}))
+        moved = {**start, "a.weights": {"path": "/there/adapter", "sha256": "9f"}}
+        assert changed(tmp_path, {"start": moved}) == []
+        other = {**start, "a.weights": {"path": "/here/adapter", "sha256": "a0"}, "b.path": "y"}
+        assert changed(tmp_path, {"start": other}) == ["start.a.weights.sha256", "start.b.path"]
 
     def test_budget_concurrency_and_baselines_may_change(self, tmp_path: Path) -> None:
         interrupted(tmp_path / "run", 2)

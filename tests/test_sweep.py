@@ -338,3 +338,17 @@ def test_a_stopped_sweep_exits_130(game: Path, cli: Any) -> None:
     assert code == 130
     assert "run the same command to go on" in err
     assert cli("sweep", "game.yaml", "--methods", "random", *SMALL)[0] == 0
+
+
+def test_a_method_of_ones_own_lies_beside_the_file(
+    tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the command is given."""
+    folder = tmp_path / "folder"
+    shutil.copytree(GAME, folder)
+    rows = [{"id": str(i), "x": i % 9, "target": 2.0 * (i % 9)} for i in range(120)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "ways.py").write_text("from compound.optimizers.methods import random as mine\n")
+    monkeypatch.chdir(tmp_path)
+    found = cli("sweep", "folder/game.yaml", "--methods", "ways:mine", "--run", "table", *SMALL)
+    assert found.code == 0, found.err

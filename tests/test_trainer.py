@@ -146,17 +146,20 @@ def padded(rows: Sequence[Sequence[int]], *, left: bool) -> tuple[Any, Any]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("loss", ["grpo", "bnpo", "dr_grpo", "dapo"])
+@pytest.mark.parametrize(
+    ("loss", "temperature"), [("grpo", 1.0), ("grpo", 0.6), ("bnpo", 1.0), ("dr_grpo", 1.0), ("dapo", 1.5)]
+)
 def test_one_component_with_one_call_is_trls_grpo(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, temperature: float
 ) -> None:
     trl = pytest.importorskip("trl")
     datasets = pytest.importorskip("datasets")
     adapters, samples = made(folder, "x"), some()
-    ours = gradients(monkeypatch, adapters, PLAIN.model_copy(update={"loss": loss}), samples)
+    settings = PLAIN.model_copy(update={"loss": loss, "temperature": temperature})
+    ours = gradients(monkeypatch, adapters, settings, samples)
     arguments = trl.GRPOConfig(
         output_dir=str(tmp_path), per_device_train_batch_size=8, num_generations=4, max_completion_length=8,
-        loss_type=loss, beta=0.0, report_to=[], use_cpu=True, bf16=False,
+        loss_type=loss, beta=0.0, report_to=[], use_cpu=True, bf16=False, temperature=temperature,
     )  # fmt: skip
     theirs = trl.GRPOTrainer(
         model=adapters.model, reward_funcs=lambda **_: [0.0], args=arguments,
@@ -186,7 +189,8 @@ def test_imitation_is_trls_sft_on_the_same_samples(
     trl = pytest.importorskip("trl")
     datasets = pytest.importorskip("datasets")
     adapters, samples = made(folder, "x"), some()
-    ours = gradients(monkeypatch, adapters, PLAIN, samples, likelihood=True)
+    settings = PLAIN.model_copy(update={"temperature": 0.5})  # of attempts, and no part of what is imitated
+    ours = gradients(monkeypatch, adapters, settings, samples, likelihood=True)
     rows = [
         {
             "input_ids": [*s.tokens.prompt, *s.tokens.sampled],
@@ -408,7 +412,7 @@ class TestAdapters:
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         whole = Output.of
-        monkeypatch.setattr(Output, "of", lambda model: replace(whole(model), times=30.0))
+        monkeypatch.setattr(Output, "of", lambda model, _: replace(whole(model), times=30.0))
         with pytest.raises(CompoundError, match="makes its logits in a way that is not known"):
             made(folder, "x")
 

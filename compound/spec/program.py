@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compound.configuration import load as load_configuration
 from compound.contracts import Engine, Metric
 from compound.data import EXTENSIONS, Dataset
 from compound.engines import find_engine, open_engine
@@ -196,9 +195,6 @@ def _optimize(context: Context) -> OptimizeSettings:
         _check_method(context, name, (*address, "baselines", i))
     for component, name in settings.weights.penalties.items():
         context.function(name, (*address, "weights", "penalties", component))
-    for path in settings.weights.teachers:
-        read_it = functools.partial(load_configuration, context.folder / path)
-        context.attempt((*address, "weights", "teachers", path), read_it)
     for i, name in enumerate(settings.weights.stages):
         _check_method(context, name, (*address, "weights", "stages", i))
     return settings

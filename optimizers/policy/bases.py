@@ -11,32 +11,54 @@ from compound.space import Weights
 from compound.system import System
 
 
-def base_model(system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]) -> tuple[str, str]:
-    """Return the model whose weights are trained, and its number format: one frozen base for all components.
+def base_model(system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]) -> str:
+    """Return the model whose weights are trained: one base, frozen, for all of the components.
 
     Raises:
         DeclarationError: components have different models, or one that is behind an API.
     """
-    found: dict[str, tuple[str, str]] = {}
-    for component in trained:
-        lm = values_of(system.components[component], system).get("lm")
-        if not isinstance(lm, str):
-            raise DeclarationError(
-                f"{component!r} has weights, but no model", hint="give it or the system lm"
-            )
-        engine = engine_of(lm)
+    found: dict[str, str] = {}
+    for component, engine in _engines(system, trained, engine_of).items():
         model = getattr(engine, "trainable", None)
         if model is None:
             raise DeclarationError(
                 f"the weights of {component!r} cannot be trained: {engine.name} does not serve adapters",
                 hint="use a model in this process, such as smollm2, or a vLLM engine",
             )
-        found[component] = model, getattr(engine, "dtype", "auto")
+        found[component] = model
+    return _one(found, "base model", "give them one lm, or freeze some with weights: null")
+
+
+def base_format(system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]) -> str:
+    """Return the number format that the components sample in, ``auto`` where their engines do not say.
+
+    Raises:
+        DeclarationError: they sample in different ones.
+    """
+    engines = _engines(system, trained, engine_of)
+    found = {component: getattr(engine, "dtype", "auto") for component, engine in engines.items()}
+    known = {component: dtype for component, dtype in found.items() if dtype != "auto"}
+    return _one(known, "number format", "give their engines one dtype") if known else "auto"
+
+
+def _engines(system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]) -> dict[str, Engine]:
+    found = {}
+    for component in trained:
+        lm = values_of(system.components[component], system).get("lm")
+        if not isinstance(lm, str):
+            raise DeclarationError(
+                f"{component!r} has weights, but no model", hint="give it or the system lm"
+            )
+        found[component] = engine_of(lm)
+    return found
+
+
+def _one(found: Mapping[str, str], what: str, hint: str) -> str:
+    """Return what all components have."""
     if len(set(found.values())) > 1:
-        listed = ", ".join(f"{component}: {' in '.join(base)}" for component, base in found.items())
+        listed = ", ".join(f"{component}: {value}" for component, value in found.items())
         raise DeclarationError(
-            f"components that are trained together need one base model, but have {listed}",
-            hint="give them one lm, or freeze some with weights: null",
+            f"components that are trained together need one {what}, but have {listed}", hint=hint
         )
     return next(iter(found.values()))
 

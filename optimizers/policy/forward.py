@@ -30,7 +30,12 @@ class Pass:
 
 
 def forward(
-    model: Any, samples: Sequence[Sample], *, shared: bool | None = None, bonus: bool = False
+    model: Any,
+    samples: Sequence[Sample],
+    *,
+    shared: bool | None = None,
+    bonus: bool = False,
+    temperature: float = 1.0,
 ) -> Pass:
     """Run a causal language model over samples.
 
@@ -39,6 +44,7 @@ def forward(
         samples: at least one, each with at least one prompt token and one sampled token.
         shared: whether prompts that are equal are read once; by default, where that saves enough.
         bonus: whether entropies have a gradient.
+        temperature: that the samples were drawn at: log-probabilities are of the distribution sampled from.
     """
     import torch
 
@@ -50,7 +56,7 @@ def forward(
     logps = torch.zeros(mask.shape, dtype=torch.float32, device=states.device)
     entropies = torch.zeros_like(logps)
     picked = mask.bool()
-    found = token_logps(states[picked], Output.of(model), targets[picked], bonus)
+    found = token_logps(states[picked], Output.of(model, temperature), targets[picked], bonus)
     return Pass(
         logps.masked_scatter(picked, found[0]), entropies.masked_scatter(picked, found[1]), states, mask
     )

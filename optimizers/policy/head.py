@@ -24,6 +24,7 @@ class Output:
         divided: what logits are divided by (Granite's ``logits_scaling``).
         times: what they are multiplied by (Cohere's ``logit_scale``).
         softcap: the bound they are pressed into by a tanh (Gemma's ``final_logit_softcapping``).
+        temperature: what was sampled at: logits are divided by it.
     """
 
     layer: Callable[[Any], Any]
@@ -31,9 +32,10 @@ class Output:
     divided: float = 1.0
     times: float = 1.0
     softcap: float | None = None
+    temperature: float = 1.0
 
     @classmethod
-    def of(cls, model: Any) -> Output:
+    def of(cls, model: Any, temperature: float = 1.0) -> Output:
         """Return that of a causal language model."""
         config, layer = model.config, model.get_output_embeddings()
         return cls(
@@ -42,6 +44,7 @@ class Output:
             getattr(config, "logits_scaling", None) or 1.0,
             getattr(config, "logit_scale", None) or 1.0,
             getattr(config, "final_logit_softcapping", None),
+            temperature,
         )
 
     def __call__(self, states: Any) -> Any:
@@ -49,7 +52,9 @@ class Output:
         logits = self.layer(states).float()
         if (scale := self.times / self.divided) != 1.0:
             logits = logits * scale
-        return logits if self.softcap is None else (logits / self.softcap).tanh() * self.softcap
+        if self.softcap is not None:
+            logits = (logits / self.softcap).tanh() * self.softcap
+        return logits if self.temperature == 1.0 else logits / self.temperature
 
 
 def token_logps(hidden: Any, output: Output, targets: Any, bonus: bool = False) -> tuple[Any, Any]:

@@ -112,7 +112,7 @@ NOT_READ: Mapping[str, Sequence[str]] = {
     "forks": ("ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "prompt_r1", "mygo"),
     "teachers": ("ppo", "mappo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo"),
     "scale": ("ppo", "mappo", "mygo"),
-    **dict.fromkeys(("runs", "failure", "clip", "clip_high", "beta", "entropy", "stale"), ("mygo",)),
+    **dict.fromkeys(("runs", "clip", "clip_high", "beta", "entropy"), ("mygo",)),
     **dict.fromkeys(
         ("gamma", "lam", "value_lr", "value_clip"),
         ("mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo"),
@@ -154,7 +154,7 @@ def _method(name: str, settings: OptimizeSettings, recipe: Recipe, jobs: Sequenc
 def _timed(job: Job, settings: WeightSettings, recipe: Recipe) -> Job:
     """Return a job that knows what its steps take."""
     step = recipe.cost(settings.examples, len(components_of(job.keys)), settings)
-    return replace(job, step=step, steps=settings.steps)
+    return replace(job, step=step, steps=settings.steps, examples=settings.examples)
 
 
 def ppo(system: System, settings: OptimizeSettings) -> Method:

@@ -124,7 +124,7 @@ def of_call(function: Callable[[Mapping[str, Any], Mapping[str, Any]], float]) -
 
     def penalty(call: Call) -> float:
         if call.failure is not None:
-            unread = call.failure.kind in (ParseError.kind, OutputTypeError.kind)
+            unread = call.tokens and call.failure.kind in (ParseError.kind, OutputTypeError.kind)
             return float(getattr(function, "malformed", 0.0)) if unread else 0.0
         try:
             found = float(function(call.inputs, call.outputs))

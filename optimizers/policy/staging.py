@@ -38,6 +38,7 @@ def better_together(system: System, settings: OptimizeSettings, make: Make) -> M
         )
     optimizers: dict[str, Optimizer] = {}
     jobs: list[Job] = []
+    notes: dict[str, None] = {}
     least = 0.0
     for number, stage in enumerate(settings.weights.stages, 1):
         made = make(stage, system, settings)
@@ -46,4 +47,7 @@ def better_together(system: System, settings: OptimizeSettings, make: Make) -> M
         opening = [replace(made.opening, weight=made.opening.weight * len(made.jobs))] if made.opening else []
         jobs += [replace(job, optimizer=f"{label}/{job.optimizer}") for job in (*opening, *made.jobs)]
         least = max(least, made.least)
-    return Method(NAME, optimizers, jobs, InOrder(), least=least, decisions=len(jobs), jobs_each=1)
+        notes |= dict.fromkeys(made.notes)
+    return Method(
+        NAME, optimizers, jobs, InOrder(), least=least, decisions=len(jobs), jobs_each=1, notes=list(notes)
+    )

@@ -26,7 +26,7 @@ from compound.optimizers.policy.values import value_head, values
 from compound.settings import WeightSettings
 
 LIKELIHOOD = "sft"
-OPTIMIZERS = "optimizers"  # how folders of their states are named
+OPTIMIZERS = "optimizer-states"  # how their folders are named: like no adapter, whose name is an identifier
 VALUE, HEAD = "|value", "|head:"  # no adapter can have these names: they are no identifiers
 
 
@@ -148,8 +148,9 @@ class Trainer:
         """Return a micro-batch's part of the update's loss."""
         import torch
 
-        ran = forward(model, batch, bonus=self.settings.entropy > 0)
         settings, likelihood = self.settings, losses.variant_of(variant).likelihood
+        temperature = 1.0 if likelihood else settings.temperature  # what is imitated is to be said at any
+        ran = forward(model, batch, bonus=settings.entropy > 0, temperature=temperature)
         weight = torch.tensor([weight_of[id(s)] for s in batch], device=ran.mask.device)[:, None]
         old = ran.logps.detach() if not known.old else _rows(known.old, batch, ran.mask)
         advantages = _padded([s.advantages for s in batch], ran.mask) if not likelihood else ran.mask
@@ -219,7 +220,7 @@ class Trainer:
         for name, own in by_adapter(samples, self.adapter_of).items():
             with self.adapters.using(None if base else name) as model:
                 for batch in micro_batches(own, self.settings.micro_tokens):
-                    yield batch, forward(model, batch)
+                    yield batch, forward(model, batch, temperature=self.settings.temperature)
 
     def _refuse_stale(self, samples: Sequence[Sample]) -> None:
         """Raise where a sample's weights are not those of now, or of the few updates before that may pass."""

@@ -30,7 +30,7 @@ from compound.contracts import Example
 from compound.errors import BudgetExhausted, DeclarationError, first_of
 from compound.optimization import ROLLOUTS, Progress, Proposal, Task
 from compound.optimizers.policy.adapters import Adapters, partition
-from compound.optimizers.policy.bases import base_model, spaces
+from compound.optimizers.policy.bases import base_format, base_model, spaces
 from compound.optimizers.policy.drawn import Drawn
 from compound.optimizers.policy.recipe import Recipe, Work
 from compound.optimizers.policy.rollouts import Sampler, rolling, warm
@@ -105,7 +105,9 @@ class Job:
     def open(self, state: Mapping[str, Any]) -> None:
         """Load the base, and go on from where the job was."""
         system = self.task.system
-        model, dtype = base_model(system, self.trained, self.task.bench.executor.engine)
+        engine_of = self.task.bench.executor.engine
+        model = base_model(system, self.trained, engine_of)
+        dtype = base_format(system, self.trained, engine_of)
         adapters = Adapters(model, spaces(system, self._groups), seed=self.task.seed, dtype=dtype)
         self.trainer = Trainer(
             adapters, self._adapter_of, self.settings,
