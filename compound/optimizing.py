@@ -147,7 +147,8 @@ def _run(
             on_start(recorder)
         if recorder.state.get("done"):
             raise RunDirectoryError(
-                f"{recorder.run.path} holds a finished run", hint="pass --new, or choose another --run"
+                f"{recorder.run.path} holds a finished run",
+                hint="pass --new, or choose another --run (run_dir in Python)",
             )
         blocking(Loop(problem, recorder).run())
         save_best(problem, recorder)
@@ -303,7 +304,7 @@ def open_run(path: Path, text: str, config: Mapping[str, Any]) -> RunDirectory:
     if keys:
         raise RunDirectoryError(
             f"{path} belongs to another configuration; changed: {', '.join(keys)}",
-            hint="pass --new for a fresh run, or choose another --run",
+            hint="pass --new for a fresh run, or choose another --run (run_dir in Python)",
         )
     return RunDirectory.open(path)
 
