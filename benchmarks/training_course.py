@@ -3,7 +3,8 @@
     python -m compound.benchmarks.training_course NAME=RUN ... --output FILE
 
 Reads run directories. Of each it keeps, for every agent and every stretch of steps, the means of its
-penalties, of the entropy (nats) of its tokens, and of the similarity of its replies (1: always the same).
+penalties, of the entropy (nats) of its tokens, and of the similarity of its replies (1: always the same); and
+of all together, as ``rollouts``, the mean reward and the share of groups that were skipped.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from compound.report.training import records
 
 STRETCHES = ((0, 5), (5, 10), (10, 25))  # of steps; the ends are not part of them
 FACTS = ("entropy", "similarity")
+ROLLOUTS = "rollouts"
 
 
 def course(run: Path) -> dict[str, Any]:
@@ -26,9 +28,18 @@ def course(run: Path) -> dict[str, Any]:
     steps = records(run)
     names = sorted({name for step in steps for name in step["components"]})
     return {
-        f"{first + 1} to {end}": {name: _means(steps[first:end], name) for name in names}
+        f"{first + 1} to {end}": {
+            **{name: _means(steps[first:end], name) for name in names},
+            ROLLOUTS: _rollouts(steps[first:end]),
+        }
         for first, end in STRETCHES
     }
+
+
+def _rollouts(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    rewards = [step["reward"] for step in steps if step["reward"] is not None]
+    groups = sum(step["groups"] for step in steps)
+    return {"reward": fmean(rewards), "skipped": sum(step["skipped"] for step in steps) / groups}
 
 
 def _means(steps: Sequence[Mapping[str, Any]], name: str) -> dict[str, float | None]:

@@ -208,6 +208,17 @@ def course(name: str, *agents: str) -> str:
     return markdown(["method", "agent", *COURSE], rows)
 
 
+def rollouts(name: str) -> str:
+    """What rollouts earned in each stretch of a training, and how many groups taught nothing."""
+    found = json.loads((DATA / f"weights_{name}_course.json").read_text(encoding="utf-8"))
+    rows = []
+    for run, parts in found.items():
+        means = [part["rollouts"] for part in parts.values()]
+        earned = " → ".join(f"{mean['reward']:.3f}" for mean in means)
+        rows.append([run, earned, " → ".join(f"{mean['skipped']:.0%}" for mean in means)])
+    return markdown(["method", "reward of rollouts", "groups of equal rewards"], rows)
+
+
 def speed() -> str:
     """A training step against TRL's, and sampling through a graph against the engine alone."""
     found = json.loads((DATA / "weights_speed.json").read_text(encoding="utf-8"))
@@ -288,7 +299,7 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 MADE: tuple[Callable[..., str], ...] = (
     search, accuracy, lora, interaction, misaligned, regret, same, sweep, rewards, judged,
-    trained, course, learned, speed, several, batches, prefill, sampling,
+    trained, course, rollouts, learned, speed, several, batches, prefill, sampling,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {made.__name__: made for made in MADE}
 

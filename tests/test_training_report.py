@@ -652,3 +652,6 @@ def test_the_course_of_a_training_is_its_means_by_stretch(tmp_path: Path) -> Non
     found = json.loads((tmp_path / "course.json").read_text())["x"]
     assert [found[stretch]["a"]["entropy"] for stretch in found] == [2.0, 5.5, None]
     assert found["6 to 10"]["a"]["penalty"] == pytest.approx(-0.04)  # by step, trained on or not
+    assert [found[stretch]["rollouts"] for stretch in found] == [
+        {"reward": 0.5, "skipped": 0.25}
+    ] * 3  # 1 of 4

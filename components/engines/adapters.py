@@ -96,10 +96,9 @@ def _logprobs(model: Any, tokens: Sequence[int]) -> list[float]:
     Raises:
         IndexError: the model has no such token.
     """
-    said = model(input_ids=torch.tensor([tokens], device=model.device)).logits[0, :-1].float().log_softmax(-1)
-    found: list[float] = said.gather(-1, torch.tensor(tokens[1:], device=model.device)[:, None])[
-        :, 0
-    ].tolist()
+    read = torch.tensor([tokens], device=model.device)
+    said = model(input_ids=read).logits[0, :-1].float().log_softmax(-1)
+    found: list[float] = said.gather(-1, read[0, 1:, None]).flatten().tolist()
     return found
 
 
