@@ -5,12 +5,13 @@ VENV ?= .venv
 VLLM ?= .venv-vllm
 CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
+SOURCES := compound components rewards optimizers benchmarks
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 export PIP_NO_WARN_SCRIPT_LOCATION = 1
 export LITELLM_LOCAL_MODEL_COST_MAP = True
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vllm check format docs bench clean
+.PHONY: help demo test test-vllm chaos check audit format docs bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -24,18 +25,27 @@ test: $(VENV)/dev.stamp ## Set up and run the tests
 test-vllm: $(VENV)/dev.stamp $(VLLM)/vllm.stamp ## Set up a real vLLM on the CPU (3.5 GB) and run the tests with it
 	HF_HUB_OFFLINE=1 REAL_VLLM=$(abspath $(VLLM))/bin/vllm $(BIN)/python -m pytest tests/real_vllm
 
-check: $(VENV)/dev.stamp ## Lint, types, import rules
+chaos: $(VENV)/dev.stamp ## Kill runs, misbehave as a server, damage files, fill the disk; write benchmarks/data/chaos.json
+	PYTHONPATH=tests $(BIN)/python -m chaos --out benchmarks/data/chaos.json
+
+check: $(VENV)/dev.stamp ## Lint, types, import rules, security
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/bandit --quiet --configfile pyproject.toml --severity-level medium --recursive $(SOURCES)
+	$(BIN)/python .ci/audit.py
+
+audit: $(VENV)/dev.stamp ## Known vulnerabilities of the installed packages; fails where it cannot look
+	$(BIN)/python .ci/audit.py --require
 
 format: $(VENV)/dev.stamp ## Format the code
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/dev.stamp ## Write the reference from the docstrings, and the tables from what was measured
+docs: $(VENV)/dev.stamp ## Write the references from docstrings and models, and the tables from what was measured
 	$(BIN)/python docs/make_reference.py
+	$(BIN)/python docs/make_yaml_reference.py
 	$(BIN)/python docs/make_tables.py
 
 bench: $(VENV)/dev.stamp ## Measure overheads and the embedded engine; results go to benchmarks/data

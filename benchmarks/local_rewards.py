@@ -29,6 +29,7 @@ from compound.benchmarks.simulated_search import Outcome, search, world
 from compound.optimization import Job
 from compound.optimizers.scheduler import UCB, Gaps, Thompson, Uniform
 from compound.settings import BudgetSettings, OptimizeSettings, RewardSettings
+from compound.statistics import UNIT, Bounds, interval_of_means
 from compound.streams import generator
 
 OUTPUT = Path(__file__).parent / "data" / "local_rewards.json"
@@ -138,26 +139,22 @@ def _regret(scheduler: Any, jobs: Sequence[Job], order: Any, seed: int) -> float
 
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+DIFFERENCE: Bounds = (-1.0, 1.0)
 
 
-def mean_interval(values: Sequence[float]) -> dict[str, float]:
-    """Return mean, 95 % limits (Student) and the least value."""
-    found = np.asarray(values, float)
-    half = float(stats.t.ppf(0.975, len(found) - 1) * found.std(ddof=1) / np.sqrt(len(found)))
-    mean = float(found.mean())
-    return {
-        "mean": mean,
-        "low": mean - half,
-        "high": mean + half,
-        "least": float(found.min()),
-        "n": len(found),
-    }
+def summary(values: Sequence[float], bounds: Bounds | None = UNIT) -> dict[str, Any]:
+    """Return mean, 95 % limits, the least value and how many there are; each is a mean over many examples."""
+    found = interval_of_means(values, bounds=bounds)
+    return {**found.to_json(), "least": min(values)}
 
 
 def _by_shape(rows: Rows, *path: str, less: Sequence[str] = ()) -> dict[str, Any]:
     """Return the intervals of a number of each row, less another one, by shape."""
     return {
-        shape: mean_interval([_at(row, path) - (_at(row, less) if less else 0.0) for row in found])
+        shape: summary(
+            [_at(row, path) - (_at(row, less) if less else 0.0) for row in found],
+            DIFFERENCE if less else UNIT,
+        )
         for shape, found in rows.items()
     }
 
@@ -217,7 +214,7 @@ def sum_regret(rows: Rows) -> dict[str, Any]:
         values = np.array([row[name] for row in found])
         less = values - np.array([row["uniform"] for row in found])
         p = 1.0 if name == "uniform" else float(stats.wilcoxon(less, alternative="less").pvalue)
-        result[name] = {**mean_interval(values.tolist()), "p_less_than_uniform": p}
+        result[name] = {**summary(values.tolist(), None), "p_less_than_uniform": p}
     return result
 
 

@@ -33,7 +33,7 @@ from compound.contracts import Example, Metric, Score
 from compound.errors import DeclarationError, nearest
 from compound.metrics import custom, token_f1
 from compound.rewards.gated import Gate, Turn
-from compound.space import LoRA
+from compound.space import ATTENTION, LoRA
 from compound.streams import generator
 from compound.system import System
 
@@ -96,7 +96,7 @@ def place_of(word: str) -> str:
 
 
 def _agent(name: str, words: int) -> LLM:
-    return LLM(name, output={"say": str}, max_tokens=words, weights=LoRA(rank=8))
+    return LLM(name, output={"say": str}, max_tokens=words, weights=LoRA(rank=8, targets=ATTENTION))
 
 
 # --- a chain: three agents in a row --------------------------------------------------------------------

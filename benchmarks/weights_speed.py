@@ -6,8 +6,10 @@ Parts: ``step`` (TRL's GRPOTrainer and ours on the same 32 sequences of 192 + 32
 of ten times the answer, read once for each group or for every sample), ``adapters`` (the memory that 1, 2, 4
 and 8 adapters take), ``batches`` (time and memory by ``micro_tokens``), ``sampling`` (64 examples through a
 graph, against the engine alone), ``prefill`` (prompt tokens of a step's rollouts, and how many of them had
-been read before). Each measurement is a process of its own; ratios are of one run. Results go to
-``benchmarks/data/weights_speed.json``.
+been read before). Each measurement is a process of its own. What is compared with TRL takes turns: ``TURNS``
+times TRL and then ours, every other turn the other way round, so that whatever else the machine does slows
+both. A ratio is of one turn; of all turns, the median is given with the least and the largest. Results go to
+``benchmarks/data/weights_speed.json``, with the load of the machine as it began.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import resource
 import subprocess
@@ -27,6 +30,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from compound.components.engines.model_folder import load_causal
 from compound.components.engines.models import resolve
 from compound.contracts import TokenRecord
 from compound.optimizers.policy.adapters import Adapters
@@ -35,13 +39,14 @@ from compound.optimizers.policy.samples import Sample
 from compound.optimizers.policy.trainer import Trainer
 from compound.optimizing import optimize
 from compound.settings import WeightSettings
-from compound.space import LoRA
+from compound.space import ATTENTION, LoRA
 from compound.spec import load
 from compound.store import read_records
 
 ATLAS = Path(__file__).parent / "atlas.yaml"
 OUTPUT = Path(__file__).parent / "data" / "weights_speed.json"
 REPEATS = 3
+TURNS = 5
 SETTINGS = WeightSettings(correction=None)
 
 
@@ -65,11 +70,11 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def timed(step: Callable[[], object]) -> list[float]:
+def timed(step: Callable[[], object], repeats: int) -> list[float]:
     """Return the seconds of some steps, after one to warm up."""
     step()
     seconds = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         begun = time.perf_counter()
         step()
         seconds.append(time.perf_counter() - begun)
@@ -79,16 +84,22 @@ def timed(step: Callable[[], object]) -> list[float]:
 # -- measurements: each runs in a process of its own -------------------------------------------------------
 
 
-def ours(prompt: int, answer: int, shared: bool | None, most: int = SETTINGS.micro_tokens) -> dict[str, Any]:
-    """Measure our step on 32 sequences in 8 groups, with so many tokens at once."""
+def ours(
+    prompt: int,
+    answer: int,
+    shared: bool | None,
+    most: int = SETTINGS.micro_tokens,
+    repeats: int = REPEATS,
+) -> dict[str, Any]:
+    """Measure our step on 32 sequences in 8 groups, with at most so many tokens at once."""
     from compound.optimizers.policy import forward
 
     if shared is not None:
         forward.WORTH = 1.0 if shared else -1.0
-    adapters = Adapters("smollm2", {"x": LoRA(rank=16)})
+    adapters = Adapters("smollm2", {"x": LoRA(rank=16, targets=ATTENTION)})
     trainer = Trainer(adapters, {"x": "x"}, SETTINGS.model_copy(update={"micro_tokens": most}))
     before, rows = peak(), samples(prompt, answer, 8, 4)
-    seconds = timed(lambda: trainer.step(list(rows), 0))
+    seconds = timed(lambda: trainer.step(list(rows), 0), repeats)
     return {
         "seconds": median(seconds),
         "spread": [min(seconds), max(seconds)],
@@ -97,12 +108,12 @@ def ours(prompt: int, answer: int, shared: bool | None, most: int = SETTINGS.mic
     }
 
 
-def trls(prompt: int, answer: int, turns: int) -> dict[str, Any]:
-    """Measure TRL's own trainer, its loop and its defaults, on these sequences, in so many micro-batches."""
+def trls(prompt: int, answer: int, batches: int, repeats: int = REPEATS) -> dict[str, Any]:
+    """Measure TRL's own trainer, its loop and its defaults, on these sequences in some micro-batches."""
     import torch
     from datasets import Dataset
     from peft import LoraConfig
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     from compound.components.engines.loading import fastest_dtype
@@ -127,22 +138,22 @@ def trls(prompt: int, answer: int, turns: int) -> dict[str, Any]:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             seconds[-1] += time.perf_counter()
 
-    folder = resolve("smollm2")
-    dtype = getattr(torch, fastest_dtype())
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    model, tokenizer = load_causal(resolve("smollm2"), fastest_dtype())
     with tempfile.TemporaryDirectory() as out:
         arguments = GRPOConfig(
-            output_dir=out, per_device_train_batch_size=32 // turns, gradient_accumulation_steps=turns,
+            output_dir=out, per_device_train_batch_size=32 // batches, gradient_accumulation_steps=batches,
             num_generations=4, max_completion_length=answer,
-            max_steps=REPEATS + 1, beta=0.0, report_to=[], use_cpu=not torch.cuda.is_available(), bf16=False,
+            max_steps=repeats + 1, beta=0.0, report_to=[], use_cpu=not torch.cuda.is_available(), bf16=False,
             save_strategy="no", gradient_checkpointing=False, loss_type="grpo", logging_strategy="no",
             disable_tqdm=True,
         )  # fmt: skip
         trainer = Fed(
             model=model, reward_funcs=lambda **_: [0.0], args=arguments, callbacks=[Clock()],
             train_dataset=Dataset.from_list([{"prompt": "go"}] * 32),
-            processing_class=AutoTokenizer.from_pretrained(folder),
-            peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=list(LoRA().targets)),
+            processing_class=tokenizer,
+            peft_config=LoraConfig(
+                r=16, lora_alpha=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]
+            ),
         )  # fmt: skip
         before = peak()
         trainer.train()
@@ -153,7 +164,7 @@ def trls(prompt: int, answer: int, turns: int) -> dict[str, Any]:
 def several(count: int) -> dict[str, Any]:
     """Measure the memory of training so many adapters on one base."""
     names = [f"x{number}" for number in range(count)]
-    adapters = Adapters("smollm2", {name: LoRA(rank=16) for name in names})
+    adapters = Adapters("smollm2", {name: LoRA(rank=16, targets=ATTENTION) for name in names})
     trainer = Trainer(adapters, {name: name for name in names}, SETTINGS)
     rows = [row for name in names for row in samples(96, 16, 2, 4, name)]
     for number in range(2):
@@ -185,7 +196,11 @@ def sampled() -> dict[str, Any]:
             return await engine.generate(request)
 
     component = LLM(
-        "writer", prompt="Write a sentence about the topic.", max_tokens=32, weights=LoRA(), temperature=1.0
+        "writer",
+        prompt="Write a sentence about the topic.",
+        max_tokens=32,
+        weights=LoRA(targets=ATTENTION),
+        temperature=1.0,
     )
     system = System("one", outputs={"text": component(topic=Input("topic"))}, lm="lm")
     topics = [f"the number {number} and what people say of it" for number in range(64)]
@@ -269,26 +284,64 @@ def alone(measure: str, *arguments: Any) -> dict[str, Any]:
 # -- parts -------------------------------------------------------------------------------------------------
 
 
+Measurement = tuple[str, *tuple[Any, ...]]
+
+
+def interleaved(
+    measurements: Mapping[str, Measurement], run: Callable[..., dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """Make measurements in turns, one step in each; every other turn backwards.
+
+    Returns:
+        Each one's seconds (median, spread, and one by one), and its largest peak, by name; and the load of
+        the machine before the first.
+
+    >>> one = {"seconds": 1.0, "peak": 2.0, "idle": 1.0}
+    >>> found = interleaved({"a": ("x",), "b": ("y",)}, lambda kind: one)
+    >>> found["a"]["each"], found["b"]["spread"]
+    ([1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0])
+    """
+    run, load = run or alone, os.getloadavg()[0]
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in measurements}
+    for turn in range(TURNS):
+        names = list(measurements)
+        for name in names if turn % 2 == 0 else names[::-1]:
+            rows[name].append(run(*measurements[name]))
+    found: dict[str, Any] = {"load": load}
+    for name, some in rows.items():
+        each = [row["seconds"] for row in some]
+        found[name] = {
+            "seconds": median(each),
+            "spread": [min(each), max(each)],
+            "each": each,
+            "peak": max(row["peak"] for row in some),
+            "idle": max(row["idle"] for row in some),
+        }
+    return found
+
+
 def step() -> dict[str, Any]:
     """Compare a step with TRL's."""
-    theirs, own = alone("trls", 192, 32, 1), alone("ours", 192, 32, False)
-    together = alone("ours", 192, 32, None)
-    return {
-        "trl": theirs, "ours": own, "ours with shared prompts": together,
-        "time": own["seconds"] / theirs["seconds"], "memory": own["peak"] / theirs["peak"],
-        "time with shared prompts": together["seconds"] / theirs["seconds"],
-    }  # fmt: skip
+    most = SETTINGS.micro_tokens
+    return interleaved(
+        {
+            "trl": ("trls", 192, 32, 1, 1),
+            "ours": ("ours", 192, 32, False, most, 1),
+            "ours with shared prompts": ("ours", 192, 32, None, most, 1),
+        }
+    )
 
 
 def shared() -> dict[str, Any]:
     """Compare reading prompts once with reading them for every sample, and with TRL."""
-    theirs = alone("trls", 320, 32, 2)  # all at once would not fit into 24 GB
-    every, once = alone("ours", 320, 32, False), alone("ours", 320, 32, True)
-    return {
-        "trl": theirs, "every": every, "once": once,
-        "time": once["seconds"] / theirs["seconds"], "memory": once["peak"] / theirs["peak"],
-        "time of every": once["seconds"] / every["seconds"],
-    }  # fmt: skip
+    most = SETTINGS.micro_tokens
+    return interleaved(
+        {
+            "trl": ("trls", 320, 32, 2, 1),  # all at once would not fit into 24 GB
+            "every": ("ours", 320, 32, False, most, 1),
+            "once": ("ours", 320, 32, True, most, 1),
+        }
+    )
 
 
 def adapters() -> dict[str, Any]:

@@ -112,13 +112,74 @@ def show_outputs(outputs: Mapping[str, Any], layout: Layout) -> str:
     """Return outputs the way the model is asked to write them."""
     if layout == "json":
         return canonical(dict(outputs))
+    if layout == "text":
+        return "\n".join(f"{label(name)}: {_answer(value)}" for name, value in outputs.items())
     written = {n: value if isinstance(value, str) else canonical(value) for n, value in outputs.items()}
-    return "\n".join(f"{label(n) if layout == 'text' else n}: {text}" for n, text in written.items())
+    return "\n".join(f"{name}: {text}" for name, text in written.items())
+
+
+def _answer(value: Any) -> str:
+    """Return a single output as its `type_note` asks for it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value if isinstance(value, str) else canonical(value)
+
+
+def type_note(outputs: Mapping[str, Port], layout: Layout) -> str:
+    """Return what a model is told of the type of a single output, or ``""`` where any text will do.
+
+    It is a part of a component's version: a text output needs no note, so its version never changes.
+
+    >>> type_note({"verdict": Port(Literal["yes", "no"])}, "text")
+    'The verdict must be one of: yes, no'
+    """
+    if layout != "text":
+        return ""
+    name, port = next(iter(outputs.items()))
+    told = _in_words(port.type)
+    return f"The {label(name).lower()} must be {told}" if told else ""
+
+
+WORDS: Mapping[Any, str] = {int: "a whole number", float: "a number", bool: "yes or no"}
+ITEMS: Mapping[Any, str] = {int: " of whole numbers", float: " of numbers"}
+
+
+def _in_words(kind: Any) -> str:
+    """Return a type in plain words, or ``""`` where any text belongs to it."""
+    if accepts(kind, "any text"):
+        return ""
+    origin, arguments = get_origin(kind), get_args(kind)
+    optional = type(None) in arguments and origin in (Union, types.UnionType)
+    if optional and len(arguments) == 2:
+        inner = next(argument for argument in arguments if argument is not type(None))
+        if get_origin(inner) is Literal:
+            return f"one of: {_choices([*get_args(inner), None])}"
+        if inner in WORDS:
+            return f"{WORDS[inner]} or none."
+    if origin is Literal:
+        return f"one of: {_choices(arguments)}"
+    if kind in WORDS:
+        return f"{WORDS[kind]}."
+    if origin is list or kind is list:
+        one = (arguments or (Any,))[0]
+        item = "one" if one in ITEMS else "one item"
+        return f"a list{ITEMS.get(one, '')}: {item} in each line, or a JSON array."
+    fields = getattr(kind, "model_fields", None)
+    if fields is not None:
+        shape = ", ".join(f'"{name}": {spell(field.annotation)}' for name, field in fields.items())
+        return f"JSON: {{{shape}}}"
+    return f"JSON: {spell(kind)}"
+
+
+def _choices(options: Sequence[Any]) -> str:
+    texts = ["none" if option is None else str(option) for option in options]
+    quoted = any("," in text or text != text.strip() or not text for text in texts)
+    return ", ".join(map(canonical, texts) if quoted else texts)
 
 
 def _format_note(outputs: Mapping[str, Port], layout: Layout) -> str:
     if layout == "text":
-        return ""
+        return type_note(outputs, layout)
     if layout == "json":
         shape = ", ".join(f'"{name}": {spell(port.type)}' for name, port in outputs.items())
         return f"Reply with one JSON object: {{{shape}}}"
@@ -260,10 +321,13 @@ def _bool(raw: str) -> bool:
 
 
 def _number(raw: str, kind: Any) -> Any:
-    match = NUMBER.search(raw.replace("\N{MINUS SIGN}", "-"))
-    if not match:
+    matches = list(NUMBER.finditer(raw.replace("\N{MINUS SIGN}", "-")))
+    if not matches:
         raise ValueError(f"{raw!r:.100} holds no number")
-    text = match.group().replace(",", "")
+    text = matches[0].group().replace(",", "")
+    leads = not any(character.isalnum() for character in raw[: matches[0].start()])
+    if not leads and len({match.group().replace(",", "") for match in matches}) > 1:
+        raise ValueError(f"{raw!r:.100} holds several numbers, and begins with none of them")
     if kind is int and text.lstrip("+-").isdigit():
         return int(text)
     value = float(text)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from compound.bounds import Extent, of_setting
 from compound.component import Composite, RunBody, Value, joined
 from compound.errors import CallError, DeclarationError, nearest
 from compound.ports import Port, fits, spell
@@ -89,6 +90,18 @@ class Loop(Composite):
     def version(self) -> str:  # noqa: D102
         return f"loop:{self.body.signature}:{sorted(self.carry.items())}:{self.until}"
 
+    def most_turns(self, given: Mapping[str, Extent]) -> float:  # noqa: D102
+        return given.get("max_turns", of_setting(self.max_turns)).largest
+
+    def next_inputs(  # noqa: D102
+        self, inputs: Mapping[str, Extent], outputs: Mapping[str, Extent]
+    ) -> dict[str, Extent]:
+        carried = {target: inputs[target].joined(outputs[source]) for source, target in self.carry.items()}
+        return {**inputs, **carried}
+
+    def all_outputs(self, outputs: Mapping[str, Extent], turns: float) -> dict[str, Extent]:  # noqa: D102
+        return dict(outputs)
+
     async def drive(  # noqa: D102
         self, inputs: Mapping[str, Value], values: Mapping[str, Any], body: RunBody
     ) -> Mapping[str, Value] | None:
@@ -159,6 +172,9 @@ class Map(Composite):
     @property
     def version(self) -> str:  # noqa: D102
         return f"map:{self.body.signature}:{self.over}"
+
+    def most_turns(self, given: Mapping[str, Extent]) -> float:  # noqa: D102
+        return given[self.over].items
 
     async def drive(  # noqa: D102
         self, inputs: Mapping[str, Value], values: Mapping[str, Any], body: RunBody

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from compound.bounds import Extent, Limits, Reach
 from compound.code import code_digest
 from compound.component import CallContext, Operation
 from compound.errors import DeclarationError
@@ -82,6 +84,9 @@ class Function(Operation):
     @property
     def version(self) -> str:  # noqa: D102
         return self._version
+
+    def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
+        return Reach(self.longest_outputs(), ())
 
     def deterministic(self, values: Mapping[str, Any]) -> bool:  # noqa: D102
         return not self.stochastic
@@ -159,6 +164,9 @@ class FirstOf(Operation):
     @property
     def version(self) -> str:  # noqa: D102
         return f"first_of:{self._ports}"
+
+    def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
+        return Reach({"output": functools.reduce(Extent.joined, given.values())}, ())
 
     async def run(  # noqa: D102
         self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext

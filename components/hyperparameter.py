@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from compound.bounds import Extent, Limits, Reach, of_setting
 from compound.component import CallContext, Operation
 from compound.ports import Port
 from compound.space import Space
@@ -41,6 +42,9 @@ class Hyperparameter(Operation):
     @property
     def version(self) -> str:  # noqa: D102
         return "hyperparameter:1"
+
+    def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
+        return Reach({"value": given.get("value", of_setting(self.space))}, ())
 
     async def run(  # noqa: D102
         self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext

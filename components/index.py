@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import os
 import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from pathlib import Path
@@ -23,9 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compound.components.engines.models import quiet
+from compound.components.engines import model_folder, models
 from compound.data import file_digest, read_rows
 from compound.errors import CallError, DataError, MissingExtra, ModelNotFound, nearest
+from compound.paths import cache_folder
+from compound.untrusted import UntrustedFolder, named
 
 Passage = dict[str, Any]
 Scores = NDArray[np.float32]
@@ -152,6 +154,14 @@ class _Declared(ABC):
     def _settings(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("corpus", "device")}
 
+    def longest_passage(self) -> int:
+        """Return the bytes of the longest passage, its title included; reads the corpus, builds no index."""
+        columns = _Columns(self.text, self.title, self.id)
+        rows = ((columns.passage(row, n, f"{self.corpus}:{n}")) for n, row in read_rows(Path(self.corpus)))
+        return max(
+            (len(f"{p['id']}{p['title']}{p['text']}".encode(errors="replace")) for p in rows), default=0
+        )
+
     def _passages(self) -> list[Passage]:
         columns = _Columns(self.text, self.title, self.id)
         lines: dict[str, int] = {}
@@ -192,7 +202,8 @@ class BM25(_Declared):
             _bm25(passages, self.k1, self.b).save(folder, show_progress=False)
 
         folder = _stored(self.digest, build)
-        return LexicalIndex(passages, _bm25s().BM25.load(folder, mmap=True, show_progress=False))
+        with _usable(folder):
+            return LexicalIndex(passages, _bm25s().BM25.load(folder, mmap=True, show_progress=False))
 
 
 @dataclass(frozen=True)
@@ -221,7 +232,9 @@ class Dense(_Declared):
         def build(folder: Path) -> None:
             np.save(folder / "vectors.npy", encode(_texts(passages)), allow_pickle=False)
 
-        vectors = np.load(_stored(self.digest, build) / "vectors.npy", mmap_mode="r", allow_pickle=False)
+        folder = _stored(self.digest, build)
+        with _usable(folder):
+            vectors = np.load(folder / "vectors.npy", mmap_mode="r", allow_pickle=False)
         return DenseIndex(passages, vectors, encode)
 
 
@@ -291,21 +304,43 @@ def best(scores: Scores, k: int) -> list[int]:
 
 def _stored(digest: str, build: Callable[[Path], None]) -> Path:
     """Return the folder of an index; build it aside and move it in place if it is not there yet."""
-    root = os.environ.get("COMPOUND_CACHE") or Path.home() / ".cache" / "compound"
-    folder = Path(root) / "indexes" / digest
-    if folder.is_dir():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="building-") as aside:
+    indexes = UntrustedFolder(cache_folder(), ("indexes",), error=DataError)
+    place, found = indexes.path / digest, indexes.below(digest)
+    if indexes.kind(digest) == "folder":
+        found.check()
+        return place
+    indexes.make()
+    with (
+        named(indexes, DataError),
+        tempfile.TemporaryDirectory(dir=indexes.path, prefix="building-") as aside,
+    ):
         made = Path(aside) / "index"
         made.mkdir()
         build(made)
         try:
-            made.rename(folder)
+            made.rename(place)
         except OSError:
-            if not folder.is_dir():  # Else another process was faster, with the same result.
+            if indexes.kind(digest) != "folder":  # Else another process was faster, with the same result.
                 raise
-    return folder
+    return place
+
+
+@contextmanager
+def _usable(folder: Path) -> Iterator[None]:
+    """Name a stored index that cannot be loaded.
+
+    Raises:
+        DataError: the block could not read what it found.
+    """
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"the stored index {folder} is damaged: {type(error).__name__}: {error}",
+            hint="delete that folder: the index is then built again",
+        ) from error
 
 
 def _bm25s() -> Any:
@@ -352,21 +387,17 @@ def _digest(*parts: Any) -> str:
 def _encoder(model: str, revision: str | None, device: str | None) -> Encoder:
     """Load an embedding model and return its function from texts to unit vectors."""
     try:
-        from sentence_transformers import SentenceTransformer
+        import sentence_transformers  # noqa: F401 - only to say here that it is missing
     except ImportError as error:
         raise MissingExtra("a dense index", "sentence-transformers", "dense") from error
+    folder = models.resolve(weights_folder(model), revision)
     try:
-        with quiet():
-            # Safetensors only: other weight files are pickles.
-            loaded = SentenceTransformer(
-                weights_folder(model),
-                revision=revision,
-                device=device,
-                model_kwargs={"use_safetensors": True},
-            )
+        with models.quiet():
+            loaded = model_folder.load_embedder(folder, device)
     except (OSError, ValueError) as error:
         raise ModelNotFound(
-            f"no embedding model {model!r}: {error}", hint="give a sentence-transformers folder or hub id"
+            f"no embedding model {model!r}: {model_folder.explain(error)}",
+            hint="give a sentence-transformers folder or hub id",
         ) from error
     lock = threading.Lock()  # Fast tokenizers refuse to be used by two threads at once.
 

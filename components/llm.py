@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from compound.bounds import CallBound, Extent, Limits, Reach, of_setting, of_type
 from compound.component import CallContext, Operation, check_name
-from compound.components.fields import Layout, cue, parse, render
+from compound.components.fields import Layout, cue, label, parse, render, type_note
 from compound.configuration import digest
 from compound.contracts import Adapter, Message, Request
 from compound.errors import DeclarationError, ParseError
@@ -15,9 +16,12 @@ from compound.ports import Port, spell
 from compound.space import Choice, Demos, Float, Int, Text, Weights
 
 RENDERING = 2  # raised whenever the same settings give another prompt
+NUMBERED = 8  # bytes of the number and the line break before an item of a list
+JOIN = 16  # bytes of the blank lines around a block of a prompt
+LONGEST_DEMO = 2_000  # characters of a demonstration in a prompt; a search takes none of above 1,500 as JSON
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LLM(Operation):
     """A call to a language model.
 
@@ -27,7 +31,8 @@ class LLM(Operation):
     Attributes:
         name: the component's name.
         prompt: the instruction.
-        output: one type (field ``output``), or types by field name.
+        output: one type (field ``output``), or types by field name. The model is told of every type but
+            that of a single text, and its answer is read as that type or fails.
         demos: worked examples shown before the inputs.
         lm: the model's name; ``None`` takes the system's.
         temperature: 0 is greedy, and makes the component deterministic.
@@ -105,10 +110,47 @@ class LLM(Operation):
     def version(self) -> str:  # noqa: D102
         fields = {name: spell(port.type) for name, port in self.outputs.items()}
         trained = self.weights is not None  # its outcomes hold token records
-        return "llm:" + digest([RENDERING, fields, self.layout, self.stop, self.system, trained])
+        parts = [RENDERING, fields, self.layout, self.stop, self.system, trained]
+        note = type_note(self.outputs, self.layout)
+        return "llm:" + digest([*parts, note] if note else parts)
 
     def deterministic(self, values: Mapping[str, Any]) -> bool:  # noqa: D102
         return not values["temperature"]
+
+    def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
+        longest = given.get("max_tokens", of_setting(self.max_tokens)).largest
+        models = given.get("lm", of_setting(self.lm) if self.lm else Extent()).values
+        outputs = {name: _written(port.type, longest) for name, port in self.outputs.items()}
+        prompt = self._longest_prompt(given, outputs, limits)
+        lms = tuple(str(model) for model in models) or limits.lms
+        request = CallBound(self.name, 1, prompt, longest, lms, messages=2 if self.system else 1)
+        return Reach(outputs, (request,))
+
+    def _longest_prompt(
+        self, given: Mapping[str, Extent], outputs: Mapping[str, Extent], limits: Limits
+    ) -> Extent:
+        """Return the longest text of a request: what `messages` and the cue make of the longest values."""
+        if "prompt" in given:
+            text = given["prompt"]
+        elif isinstance(self.prompt, Text):
+            text = limits.text(f"{self.name}.prompt", self.prompt)
+        else:
+            text = Extent(len((self.prompt or "").encode()))
+        shown = {name: extent for name, extent in given.items() if name not in self.settings}
+        note = render("", (), {}, self.outputs, self.layout) + self.system + cue(self.outputs, self.layout)
+        fixed = Extent(len(note.encode()) + JOIN)
+        inputs = labelled(shown)
+        demos = Extent()
+        if isinstance(self.demos, Demos):
+            answers = {name: extent.joined(limits.gold) for name, extent in outputs.items()}
+            one = (inputs + labelled(answers) + Extent(JOIN)).cut(LONGEST_DEMO)
+            demos = one.times(self.demos.max)
+        declared = self.demos.value if isinstance(self.demos, Demos) else self.demos
+        start_demos = limits.value(f"{self.name}.demos", declared)
+        if start_demos:
+            own = len(render("", start_demos, {}, self.outputs, self.layout).encode())
+            demos = demos.joined(Extent(own))
+        return fixed + text + demos + inputs
 
     def messages(self, inputs: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[Message, ...]:
         """Return what the model is shown for these inputs and values."""
@@ -146,3 +188,19 @@ class LLM(Operation):
                     outputs=error.outputs,
                 ) from None
             raise
+
+
+def labelled(values: Mapping[str, Extent]) -> Extent:
+    """Return the longest text of labelled values, one below the other."""
+    labels = sum(len(label(name).encode()) + len(": \n\n") for name in values)
+    return sum(values.values(), Extent(labels))
+
+
+def _written(kind: Any, tokens: float) -> Extent:
+    """Return the longest value of a type that a model writes with so many tokens."""
+    fixed = of_type(kind, "")
+    if fixed.finite:
+        return fixed
+    if kind is str:
+        return Extent(0, tokens)
+    return Extent(NUMBERED * tokens, tokens, items=tokens)  # a list is shown with numbers before its items

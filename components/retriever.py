@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from compound.bounds import Extent, Limits, Reach, of_setting
 from compound.component import CallContext, Operation, check_name
 from compound.components.index import PassageIndex
 from compound.contracts import Retrieving
 from compound.errors import CallError, DataError, DeclarationError
 from compound.ports import Port
 from compound.space import Choice, Int
+
+RANKED = 80  # bytes that an id, a score and field names add to a passage
 
 
 class IndexDeclaration(Protocol):
@@ -28,7 +32,7 @@ class IndexDeclaration(Protocol):
         ...
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Retriever(Operation):
     """Searches an index over a corpus, or ranks the passages that each example carries.
 
@@ -75,6 +79,16 @@ class Retriever(Operation):
     @property
     def version(self) -> str:  # noqa: D102
         return f"retriever:{self.index.digest}"
+
+    def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
+        k = given.get("k", of_setting(self.k)).largest
+        if isinstance(self.index, PassageIndex):
+            found = given["passages"] + Extent(RANKED).times(min(k, given["passages"].items))
+        elif limits.read_corpora and hasattr(self.index, "longest_passage"):
+            found = Extent(self.index.longest_passage() + RANKED).times(k)
+        else:
+            found = Extent(math.inf, why=f"passages of {self.name!r} can have any length")
+        return Reach({"passages": replace(found, items=k)}, ())
 
     async def run(  # noqa: D102
         self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext

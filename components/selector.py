@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from compound.bounds import Extent, Limits, Reach, of_setting
 from compound.component import CallContext, Operation
 from compound.ports import Port
 from compound.space import Choice, PerInput, Scalar
@@ -57,6 +58,9 @@ class Selector(Operation):
     @property
     def version(self) -> str:  # noqa: D102
         return "selector:1"
+
+    def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
+        return Reach({"choice": given.get("choice", of_setting(self.space))}, ())
 
     async def run(  # noqa: D102
         self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext

@@ -38,12 +38,17 @@ _HOME = {
     "evaluate": "compound.sync",
     "exact_match": "compound.metrics",
     "load": "compound.configuration",
+    "load_result": "compound.sync",
     "load_system": "compound.sync",
     "mrr": "compound.metrics",
     "optimize": "compound.sync",
     "recall_at_k": "compound.metrics",
     "run": "compound.sync",
     "token_f1": "compound.metrics",
+    "RunFailed": "compound.errors",
+    "LiteLLM": "compound.components.engines.lm_litellm:LiteLLMEngine",
+    "Transformers": "compound.components.engines.lm_transformers:TransformersEngine",
+    "VLLM": "compound.components.engines.lm_vllm:VLLMEngine",
     "BM25": "compound.components.index",
     "Dense": "compound.components.index",
     "FirstOf": "compound.components.function",
@@ -63,7 +68,12 @@ __all__ = sorted(_HOME)  # noqa: PLE0605 - the names are loaded lazily
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'compound' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
+    module, _, attribute = _HOME[name].partition(":")
+    try:
+        value = getattr(importlib.import_module(module), attribute or name)
+    except ImportError as error:
+        importlib.import_module("compound.extras").raise_missing_extra(error, f"compound.{name}")
+        raise
     globals()[name] = value
     return value
 

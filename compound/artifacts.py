@@ -6,16 +6,16 @@ are equal wherever their folders lie. A stored folder is never changed, and is n
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from compound.errors import ConfigurationError
+from compound.untrusted import UntrustedFolder, named
 
 Reference = Mapping[str, str]
 SHOWN = 16  # digits of a digest that name a folder
@@ -49,50 +49,87 @@ def located(value: Any, folder: Path) -> Any:
     return {**value, "path": str(folder.absolute() / value["path"])} if is_reference(value) else value
 
 
+def leads_outside(path: str) -> bool:
+    """Return whether a path is absolute, or may lead above the folder it starts from.
+
+    >>> leads_outside("adapters/one"), leads_outside("../one"), leads_outside("/one")
+    (False, True, True)
+    """
+    pure = PurePosixPath(path)
+    return pure.is_absolute() or ".." in pure.parts or "\0" in path or not pure.parts
+
+
 def folder_digest(folder: Path) -> str:
-    """Return the SHA-256 of the names and contents of all files in a folder."""
-    hashed = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        name = path.relative_to(folder).as_posix().encode()
-        hashed.update(hashlib.sha256(name).digest() + hashlib.sha256(path.read_bytes()).digest())
-    return hashed.hexdigest()
+    """Return the SHA-256 of the names and contents of all files in a folder.
+
+    Raises:
+        ConfigurationError: something in it is not a regular file, such as a link, or cannot be read.
+    """
+    return UntrustedFolder(folder, error=ConfigurationError).digest()
 
 
 def verified(reference: Reference, folder: Path | None = None) -> Path:
     """Return the folder of a reference, whose path is relative to ``folder``, after reading all of it.
 
     Raises:
-        ConfigurationError: it is not there, or holds something else.
+        ConfigurationError: it is not there, holds something else, or lies above ``folder``.
     """
-    path = (folder or Path()) / reference["path"]
-    if not path.is_dir():
+    given = reference["path"]
+    path = (folder or Path()) / given
+    if folder is None or PurePosixPath(given).is_absolute():
+        found = UntrustedFolder(path.parent, error=ConfigurationError)
+        name = path.name
+    else:
+        refuse_outside("a reference", given)
+        found = UntrustedFolder(folder, error=ConfigurationError)
+        name = PurePosixPath(given).as_posix()
+    if found.kind(name) != "folder":
         raise ConfigurationError(
             f"the configuration needs the folder {path}, which does not exist",
             hint="it belongs to the configuration's file: keep the two together, or restore it from its run",
         )
-    found = folder_digest(path)
-    if found != reference["sha256"]:
+    digest = found.below(name).digest()
+    if digest != reference["sha256"]:
         raise ConfigurationError(
-            f"{path} was changed: its files have the digest {found[:SHOWN]}…, but the configuration says "
+            f"{path} was changed: its files have the digest {digest[:SHOWN]}…, but the configuration says "
             f"{reference['sha256'][:SHOWN]}…",
             hint="restore the folder from its run",
         )
     return path
 
 
+def refuse_outside(entry: str, path: str) -> None:
+    """Refuse a path in somebody's file that leads outside of the file's folder.
+
+    Raises:
+        ConfigurationError: it does; the message names the entry.
+    """
+    if leads_outside(path):
+        raise ConfigurationError(
+            f"{entry} refers to the folder {path!r}, which is outside of the file's own folder",
+            hint="only folders beside the file are read: copy it there, and give its relative path",
+        )
+
+
 def put(write: Callable[[Path], object], folder: Path, name: str) -> dict[str, str]:
     """Store what ``write`` puts into an empty folder; return its reference, relative to ``folder``.
 
     The same content is stored once. A crash leaves the whole of it or nothing.
+
+    Raises:
+        RunDirectoryError: the folder cannot be written.
     """
-    with tempfile.TemporaryDirectory(prefix=".artifact-", dir=folder) as temporary:
+    with (
+        named(folder),
+        tempfile.TemporaryDirectory(prefix=".artifact-", dir=folder) as temporary,
+    ):
         made = Path(temporary) / "made"
         made.mkdir()
         write(made)
         _open_to_others(made)
         digest = folder_digest(made)
         target = folder / f"{name}-{digest[:SHOWN]}"
-        if not target.exists():
+        if UntrustedFolder(folder, error=ConfigurationError).kind(target.name) is None:
             os.replace(made, target)
     return {"path": target.name, "sha256": digest}
 

@@ -1,17 +1,37 @@
-"""Waiting for async code from ordinary code, in a notebook too, where an event loop is running already."""
+"""Wait for async code from ordinary code, also where an event loop is running already, as in a notebook.
+
+An interrupt (Ctrl-C, or a notebook's stop button) cancels the work, which then closes its files; a second one
+does not wait for that.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+import contextlib
+import contextvars
+import signal
+import sys
+import threading
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future, wait
+from typing import Any, Generic, TypeVar
+
+from compound.extras import raise_missing_extra
 
 Result = TypeVar("Result")
 
 
-def blocking(coroutine: Coroutine[Any, Any, Result]) -> Result:
+def blocking(coroutine: Coroutine[Any, Any, Result], *, interrupted: str = "") -> Result:
     """Run a coroutine to its end and return its result.
+
+    Args:
+        coroutine: what to run: on an event loop of its own, which is in another thread where this one has a
+            running loop.
+        interrupted: what a `KeyboardInterrupt` says, such as where the state is and how to continue.
+
+    Raises:
+        KeyboardInterrupt: the user interrupted it; the coroutine has been cancelled.
+        MissingExtra: an optional library that it needs is not installed.
 
     >>> async def answer() -> int:
     ...     return 42
@@ -19,8 +39,88 @@ def blocking(coroutine: Coroutine[Any, Any, Result]) -> Result:
     42
     """
     try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    with ThreadPoolExecutor(1, "compound-blocking") as thread:
-        return thread.submit(asyncio.run, coroutine).result()
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(coroutine)
+        found: Result = _Elsewhere(coroutine).result()
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(interrupted or "interrupted") from None
+    except ImportError as error:
+        raise_missing_extra(error)
+        raise
+    return found
+
+
+class _Elsewhere(Generic[Result]):
+    """Runs a coroutine on an event loop in a thread of its own."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Result]) -> None:
+        self._coroutine = coroutine
+        self._loop = asyncio.new_event_loop()
+        self._task: asyncio.Task[Any] | None = None
+        self._asked = False
+        self._waiting = False
+        self._early = False  # whether an interrupt came before the thread ran
+        self._outcome: Future[Result] = Future()
+
+    def result(self) -> Result:
+        """Run the coroutine and return its result; an interrupt of the waiting thread cancels it."""
+        run = contextvars.copy_context().run  # a notebook routes what is printed by the context
+        # A daemon, so that work which cannot be cancelled does not keep the process from ending.
+        thread = threading.Thread(target=run, args=(self._work,), name="compound-blocking", daemon=True)
+        with self._handled():
+            thread.start()
+            try:
+                self._waiting = True
+                if self._early:
+                    signal.raise_signal(signal.SIGINT)
+                return self._outcome.result()
+            except KeyboardInterrupt:
+                if not self._outcome.done():
+                    print("stopping; interrupt again to stop at once", file=sys.stderr, flush=True)
+                    self._cancel()
+                    wait([self._outcome])
+                raise
+
+    @contextlib.contextmanager
+    def _handled(self) -> Iterator[None]:
+        """Let Ctrl-C raise here: the running loop's own handler would wait for the code that blocks it."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, self._on_interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _on_interrupt(self, _signal: int, _frame: Any) -> None:
+        if self._waiting:
+            raise KeyboardInterrupt
+        self._early = True
+
+    def _cancel(self) -> None:
+        self._asked = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the work has just ended
+            self._loop.call_soon_threadsafe(self._cancel_task)
+
+    def _cancel_task(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _main(self) -> Result:
+        self._task = asyncio.current_task()
+        if self._asked:
+            self._coroutine.close()
+            raise asyncio.CancelledError
+        return await self._coroutine
+
+    def _work(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            try:
+                value = runner.run(self._main())
+            except BaseException as error:  # noqa: BLE001 - it is raised again by whoever waits
+                self._outcome.set_exception(error)  # at once: closing the loop waits for its threads
+                return
+        self._outcome.set_result(value)

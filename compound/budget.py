@@ -7,7 +7,9 @@ in flight to settle, and only then the budget counts as exhausted.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, fields
@@ -62,6 +64,10 @@ class Budget:
 class Meter:
     """Counts what is spent and reserved against a `Budget`.
 
+    Attributes:
+        incidents: how often something went wrong at a server: ``rate_limited`` and ``lost`` requests,
+            ``usage_corrected`` answers, and the ``milliseconds_waited`` for rate limits.
+
     >>> meter = Meter(Budget(system_runs=10))
     >>> meter.charge_runs(0.25)
     >>> meter.remaining_runs()
@@ -73,6 +79,7 @@ class Meter:
         self.usage = NO_USAGE
         self.system_runs = 0.0
         self.runs = 0
+        self.incidents: Counter[str] = Counter()
         self._reserved = NO_USAGE
         self._runs_held = 0.0
         self._cap = float("inf")
@@ -94,6 +101,32 @@ class Meter:
         """Let the clock go on after a `pause`."""
         if self._started is None:
             self._started = self._clock()
+
+    def seconds_left(self) -> float | None:
+        """Return how many seconds the limit of minutes leaves; ``None`` without such a limit."""
+        return None if self.budget.minutes is None else self.budget.minutes * 60 - self.seconds
+
+    @asynccontextmanager
+    async def deadline(self) -> AsyncIterator[None]:
+        """End whatever is awaited in a block when the minutes are used.
+
+        Raises:
+            BudgetExhausted: they are.
+        """
+        left = self.seconds_left()
+        if left is None:
+            yield
+            return
+        try:
+            async with asyncio.timeout(left) as timer:
+                yield
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            minutes = self.budget.minutes
+            raise BudgetExhausted(
+                f"budget: {minutes:g} of {minutes:g} minutes are used; calls in flight were ended", hint=HINT
+            ) from None
 
     def remaining_runs(self) -> float:
         """Return how many system runs are left (infinity without a limit).
@@ -167,7 +200,7 @@ class Meter:
     async def reserve(self, worst: Usage) -> AsyncIterator[list[Usage]]:
         """Hold ``worst`` while a request is in flight; put what it really used into the list given.
 
-        A request whose usage is not reported (it failed on the way) is counted as one call.
+        A request whose usage is not reported (it failed on the way) is charged its worst case.
 
         Raises:
             BudgetExhausted: the worst case does not fit, even when everything in flight has settled.
@@ -182,7 +215,7 @@ class Meter:
             yield used
         finally:
             self._reserved = _minus(self._reserved, worst)
-            for item in used or [Usage(calls=1)]:
+            for item in used or [worst]:
                 self.usage += item
             self._wake()
 
@@ -223,16 +256,40 @@ class Meter:
             "system_runs": self.system_runs,
             "runs": self.runs,
             "seconds": self.seconds,
+            **({"incidents": dict(self.incidents)} if self.incidents.total() else {}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a `snapshot`."""
-        self.usage = Usage(*state["usage"])
+        self.usage = Usage.from_json(state["usage"])
         self.system_runs = state["system_runs"]
         self.runs = state["runs"]
         self._earlier_seconds = state["seconds"]
+        self.incidents = Counter(state.get("incidents", {}))
         if self._started is not None:
             self._started = self._clock()
+
+
+def bounded(usage: Usage, worst: Usage) -> tuple[Usage, str]:
+    """Return usage between nothing and the worst case, and what was wrong with it.
+
+    Numbers that are not whole, where they must be, count with the worst case.
+
+    >>> bounded(Usage(1, -5, 20), Usage(1, 100, 50))
+    (Usage(calls=1, prompt_tokens=100, completion_tokens=20, cost=0.0, unpriced=0), 'prompt_tokens -5')
+    """
+    found, wrong = [], []
+    for name in ("calls", "prompt_tokens", "completion_tokens", "cost"):
+        value, most = getattr(usage, name), getattr(worst, name)
+        fits = isinstance(value, float | int) if name == "cost" else type(value) is int
+        slack = 1e-12 + 1e-9 * most if name == "cost" else 0
+        if fits and math.isfinite(value) and 0 <= value <= most + slack:
+            found.append(value)
+        else:
+            found.append(most)
+            wrong.append(f"{name} {str(value)[:40]}")
+    calls, prompt, completion, cost = found
+    return Usage(calls, prompt, completion, cost, worst.unpriced if calls else 0), ", ".join(wrong)
 
 
 def _minus(a: Usage, b: Usage) -> Usage:
@@ -241,5 +298,6 @@ def _minus(a: Usage, b: Usage) -> Usage:
         a.prompt_tokens - b.prompt_tokens,
         a.completion_tokens - b.completion_tokens,
         a.cost - b.cost,
+        a.unpriced - b.unpriced,
     )
     return NO_USAGE if rest.calls == 0 and rest.tokens == 0 else rest

@@ -1,4 +1,4 @@
-"""Making one call: cache, single flight, retries, timeouts, type checks, engines within the budget.
+"""Making one call: cache, single flight, retries, timeouts, type checks.
 
 A failure of the component is data (`Failure`); a mistake of the user (a missing library or model, a wrong
 file) and an exhausted budget are errors and end the run.
@@ -23,24 +23,18 @@ from compound.cache import Cache
 from compound.component import Component, Operation
 from compound.configuration import digest
 from compound.contracts import NO_USAGE, CallValues, Completion, Engine, Request, TokenRecord, Usage
-from compound.errors import (
-    CallError,
-    CompoundError,
-    DeclarationError,
-    OutputTypeError,
-    TransientError,
-    nearest,
-)
+from compound.errors import CallError, CompoundError, OutputTypeError, TransientError
+from compound.exchange import Exchange, exchanged
+from compound.extras import raise_missing_extra
 from compound.outcomes import Outcome, from_row, read_outputs, to_row
 from compound.policies import score
 from compound.ports import accepts, spell
+from compound.sanitize import storable
+from compound.sending import Engines, Notify, Sender
+from compound.throttle import FIRST_WAIT, LONGEST_WAIT
 from compound.trace import Call, Failure
 
 ASK_RETRIES, ASK_SECONDS = 3, 120.0  # of requests that are no node's calls
-UNREPORTED = Usage(calls=1)  # what a request counts that failed on the way
-FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds between tries
-
-Engines = Mapping[str, Engine] | Callable[[str], Engine]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +47,7 @@ class Attempt:
     values: Mapping[str, Any]
     seed: int
     bypass: bool
+    exchanges: list[Exchange] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -64,6 +59,7 @@ class Context:
     caller: Caller
     usage: Usage = NO_USAGE
     tokens: list[TokenRecord] = field(default_factory=list)
+    exchanges: list[Exchange] = field(default_factory=list)
     timer: asyncio.Timeout | None = None
     _rng: np.random.Generator | None = None
     _queued: int = 0
@@ -81,6 +77,7 @@ class Context:
         completion = await self.caller.generate(lm, request, self)
         if completion.tokens is not None:
             self.tokens.append(completion.tokens)
+        self.exchanges += exchanged(lm, request, completion)
         return completion
 
     async def scores(self, reward: Reference, component: str, calls: Sequence[CallValues]) -> Sequence[float]:
@@ -121,14 +118,13 @@ class Caller:
         meter: Meter,
         sleep: Callable[[float], Awaitable[None]],
         folder: Path | None = None,
+        notify: Notify | None = None,
     ) -> None:
         self.folder = folder
-        self._find = _finder(engines)
         self._cache = cache
         self._meter = meter
         self._sleep = sleep
-        self._engines: dict[str, Engine] = {}
-        self._limits: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Semaphore]] = {}
+        self._sender = Sender(engines, sleep, notify)
         self._in_flight: dict[str, asyncio.Future[Outcome]] = {}
         self._unsettled: Counter[str] = Counter()  # executions that no trace has been counted for
         self._batch = _Batch()
@@ -156,48 +152,21 @@ class Caller:
 
     def engine(self, lm: str) -> Engine:
         """Return the engine of a model, opening it once."""
-        if lm not in self._engines:
-            self._engines[lm] = self._find(lm)
-        return self._engines[lm]
+        return self._sender.engine(lm)
 
     async def generate(self, lm: str, request: Request, context: Context | None = None) -> Completion:
-        """Ask an engine, within its concurrency and the budget; ``context`` is told what it took."""
-        context = context or Context("", 0, self)
-        engine = self.engine(lm)
+        """Ask an engine, at the rate it admits and within the budget; ``context`` is charged for it."""
         if request.adapter is not None and self.folder is not None:
             located = str(self.folder.absolute() / request.adapter.path)
             request = replace(request, adapter=replace(request.adapter, path=located))
-        if self._meter.budget.cost is not None and not engine.priced:
-            raise DeclarationError(
-                f"budget.cost is set, but the price of {lm!r} is not known",
-                hint="give the model a price under engines: price: [dollars per million prompt tokens, "
-                "dollars per million completion tokens]; [0, 0] for a server of your own",
-            )
-        context.wait()
-        async with self._limit(engine), self._meter.reserve(engine.worst_case(request)) as used:
-            if engine.remote:
-                context.go()
-            try:
-                completion = await engine.generate(request)
-            except BaseException:
-                late = context.timer is not None and context.timer.expired()
-                lost = engine.worst_case(request) if late else UNREPORTED  # it may well have been answered
-                context.usage += lost
-                used.append(lost)
-                raise
-            finally:
-                if not engine.remote:
-                    context.go()
-            context.usage += completion.usage
-            used.append(completion.usage)
-            return completion
+        return await self._sender.send(lm, request, self._meter, context or Context("", 0, self))
 
     async def ask(self, lm: str, request: Request) -> Completion:
         """Ask an engine for something that is no node's call; the answer is kept like a call's."""
         key = digest(["ask", self.engine(lm).name, asdict(request)])
         row = self._cache.get(key) if self._cache is not None else None
         if row is not None:
-            usage = Usage(*row["usage"])
+            usage = Usage.from_json(row["usage"])
             if self._cache is not None and self._cache.take_pending(key):
                 await self._meter.count(usage)
             return Completion(row["text"], usage)
@@ -211,37 +180,29 @@ class Caller:
     async def _asked(self, lm: str, request: Request) -> Completion:
         """Ask until it works, or the retries are used up; the usage is that of all tries."""
         usage, tries = NO_USAGE, 0
-        while True:
-            tries += 1
-            context = Context("", 0, self)
-            try:
-                async with asyncio.timeout(ASK_SECONDS) as context.timer:
-                    completion = await self.generate(lm, request, context)
-                return replace(completion, usage=usage + context.usage)
-            except (TransientError, TimeoutError) as error:
-                usage += context.usage
-                if tries > ASK_RETRIES:
-                    raise TransientError(f"{lm} gave no answer in {tries} tries: {error}") from error
-                passing = error if isinstance(error, TransientError) else TransientError(str(error))
-                await self._sleep(_wait(passing, tries, request.seed))
-
-    def _limit(self, engine: Engine) -> asyncio.Semaphore:
-        """Return the turnstile of an engine: one in each event loop, whatever names it goes by."""
-        loop = asyncio.get_running_loop()
-        owner, limit = self._limits.get(id(engine), (None, None))
-        if limit is None or owner is not loop:
-            limit = asyncio.Semaphore(engine.concurrency)
-            self._limits[id(engine)] = (loop, limit)
-        return limit
+        async with self._meter.deadline():
+            while True:
+                tries += 1
+                context = Context("", 0, self)
+                try:
+                    async with asyncio.timeout(ASK_SECONDS) as context.timer:
+                        completion = await self.generate(lm, request, context)
+                    return replace(completion, usage=usage + context.usage)
+                except (TransientError, TimeoutError) as error:
+                    usage += context.usage
+                    if tries > ASK_RETRIES:
+                        raise TransientError(f"{lm} gave no answer in {tries} tries: {error}") from error
+                    passing = error if isinstance(error, TransientError) else TransientError(str(error))
+                    await self._sleep(_wait(passing, tries, request.seed))
 
     async def call(self, attempt: Attempt) -> Outcome:
         """Make a call, or take its outcome from the cache or from an equal call in flight."""
         if self._cache is None or attempt.bypass or not attempt.component.cacheable:
-            return await self._execute(attempt, "")
+            return await self._recorded(attempt, "")
         try:
             key = self._key(attempt)
         except (TypeError, ValueError):  # inputs that JSON cannot hold have no address
-            return await self._execute(attempt, "")
+            return await self._recorded(attempt, "")
         while (flying := self._in_flight.get(key)) is not None:
             await asyncio.wait([flying])
             if not flying.cancelled():
@@ -258,7 +219,7 @@ class Caller:
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._in_flight[key] = future
         try:
-            outcome = await self._execute(attempt, key)
+            outcome = await self._recorded(attempt, key)
             self._unsettled[key] += 1
             if outcome.failure is None or outcome.failure.kind in ("parse", "type"):
                 self._store(key, attempt.component, outcome)
@@ -315,13 +276,23 @@ class Caller:
             ]
         )
 
+    async def _recorded(self, attempt: Attempt, key: str) -> Outcome:
+        """Make a call, and keep what was sent to models and what they answered."""
+        outcome = await self._execute(attempt, key)
+        return replace(outcome, exchanges=tuple(attempt.exchanges))
+
     async def _execute(self, attempt: Attempt, key: str) -> Outcome:
+        """Make a call; it ends with the minutes of the run."""
+        async with self._meter.deadline():
+            return await self._try(attempt, key)
+
+    async def _try(self, attempt: Attempt, key: str) -> Outcome:
         """Try until it works, fails for good, or the retries are used up."""
         component = attempt.component
         usage, tries = NO_USAGE, 0
         while True:
             tries += 1
-            context = Context(attempt.address, attempt.seed, self)
+            context = Context(attempt.address, attempt.seed, self, exchanges=attempt.exchanges)
             try:
                 outputs = await self._once(attempt, context)
             except TransientError as error:
@@ -337,6 +308,7 @@ class Caller:
             except CompoundError:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a component raises is its failed call
+                raise_missing_extra(error, attempt.address)
                 failure = Failure("error", f"{type(error).__name__}: {error}")
                 return Outcome({}, failure, usage + context.usage, tuple(context.tokens), tries, key=key)
             return Outcome(outputs, None, usage + context.usage, tuple(context.tokens), tries, key=key)
@@ -360,27 +332,12 @@ class Caller:
                 raise TransientError(f"{attempt.address} took longer than {component.timeout:g} s") from None
             raise TransientError(f"{type(error).__name__}: {error}") from error
         _check_outputs(component, attempt.address, outputs)
-        return outputs
+        kept: Mapping[str, Any] = storable(outputs)
+        return kept
 
     async def aclose(self) -> None:
         """Close every engine opened here."""
-        for engine in self._engines.values():
-            await engine.aclose()
-        self._engines.clear()
-        self._limits.clear()
-
-
-def _finder(engines: Engines | None) -> Callable[[str], Engine]:
-    if callable(engines):
-        return engines
-    known = dict(engines or {})
-
-    def find(lm: str) -> Engine:
-        if lm not in known:
-            raise DeclarationError(f"no engine for the model {lm!r}", hint=nearest(lm, known))
-        return known[lm]
-
-    return find
+        await self._sender.aclose()
 
 
 def _wait(error: TransientError, tries: int, seed: int) -> float:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Optional
 
 import typer
 
 from compound.errors import BudgetExhausted, CompoundError, SpecError, TooManyFailures
+from compound.sanitize import safe_output
 
 if TYPE_CHECKING:
     from compound.recorder import Recorder
@@ -21,7 +24,6 @@ if TYPE_CHECKING:
     from compound.sweep import Stopper
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -34,16 +36,33 @@ Sets = Annotated[
     Optional[list[str]],  # noqa: UP045 - typer reads this at run time
     typer.Option("--set", metavar="KEY=VALUE", help="Override one entry of the file, e.g. optimize.seed=1."),
 ]
-NoImport = Annotated[bool, typer.Option("--no-import", help="Refuse files that name code or programs.")]
+NoImport = Annotated[
+    bool, typer.Option("--no-import", help="Refuse files that name code, programs, servers or keys.")
+]
+TrustOption = Annotated[
+    Optional[list[str]],  # noqa: UP045 - typer reads this at run time
+    typer.Option(
+        "--trust",
+        metavar="[NAME@]HOST",
+        help="Let the file send prompts to a server, and the environment variable NAME as the key.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Config = Annotated[
     Optional[Path],  # noqa: UP045 - typer reads this at run time
     typer.Option("--config", help="A configuration to bind, such as best.json."),
 ]
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse examples that are in several splits.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 
-def load_program(file: Path, sets: list[str] | None, no_import: bool, config: Path | None = None) -> Program:
+def load_program(
+    file: Path,
+    sets: list[str] | None,
+    no_import: bool,
+    config: Path | None = None,
+    trust: list[str] | None = None,
+) -> Program:
     """Read a YAML file with its overrides, and bind a configuration."""
     from dataclasses import replace
 
@@ -56,7 +75,7 @@ def load_program(file: Path, sets: list[str] | None, no_import: bool, config: Pa
         if not separator or not key:
             raise SpecError([f"--set {item}: must be KEY=VALUE, such as optimize.seed=1"])
         overrides.append((key, value))
-    program = load_spec(file, overrides=overrides, allow_import=not no_import)
+    program = load_spec(file, overrides=overrides, allow_import=not no_import, trust=trust or ())
     if config is None:
         return program
     return replace(program, system=program.system.bind(load(config)))
@@ -80,29 +99,42 @@ def optimize(
     sets: Sets = None,
     config: Config = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check, resolve and estimate; run nothing.")
+        bool,
+        typer.Option("--dry-run", help="Check, resolve, and bound what it can cost; run nothing."),
     ] = False,
+    strict: Strict = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     no_import: NoImport = False,
+    trust: TrustOption = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run the failed test rows of a finished run again.")
+    ] = False,
 ) -> None:
-    """Optimize a system; an interrupted run goes on where it was."""
+    """Optimize a system; an interrupted run continues where it was.
+
+    With --retry-failed, test rows of a finished run that failed for lack of an answer are run again, with the
+    same examples and random streams and within the test split's share of the budget. Decisions stay as they
+    were made; the report says what was run again.
+    """
     from compound.optimizing import optimize as run_optimization
     from compound.progress import watching
+    from compound.untrusted import UntrustedFolder
 
-    program = _measurable(load_program(file, sets, no_import, config), "optimize")
+    program = _measurable(load_program(file, sets, no_import, config, trust), "optimize")
     path = _run_path(program.system.name, run, run_dir, new)
     if dry_run:
-        show(_estimate(program, path))
+        _dry_run(program, path, as_json=as_json, strict=strict)
         return
     print(f"run directory: {path}", file=sys.stderr)
-    if (path / "checkpoint.json").exists() and not (path / "best.json").exists():
-        print("going on from where that run was", file=sys.stderr)
+    folder = UntrustedFolder(path)
+    if folder.kind("checkpoint.json") is not None and folder.kind("best.json") is None:
+        print("continuing the run from its last checkpoint", file=sys.stderr)
     with watching(program.optimize.budget.model_dump(), quiet=quiet) as listener:
         result = run_optimization(
             program.system, program.data, program.metric, program.optimize,
             run_dir=path, engines=program.find_engine, folder=program.folder, text=program.text,
-            listener=listener, on_start=_stop_on_interrupt,
+            listener=listener, on_start=_stop_on_interrupt, strict=strict, retry_failed=retry_failed,
         )  # fmt: skip
     if as_json:
         show(result.to_json())
@@ -125,6 +157,7 @@ def sweep(
     as_json: AsJson = False,
     quiet: Quiet = False,
     no_import: NoImport = False,
+    trust: TrustOption = None,
 ) -> None:
     """Compare methods on several files and seeds; the same command goes on where it was.
 
@@ -136,7 +169,7 @@ def sweep(
     from compound.sweep import Stopper, plan
     from compound.sweep import sweep as run_sweep
 
-    programs = [_measurable(load_program(file, sets, no_import), "sweep") for file in files]
+    programs = [_measurable(load_program(file, sets, no_import, trust=trust), "sweep") for file in files]
     planned = plan(programs, _listed(methods), _numbers(seeds), run)
     print(f"sweep directory: {run}", file=sys.stderr)
     stopper = Stopper()
@@ -171,11 +204,12 @@ def evaluate(
     as_json: AsJson = False,
     quiet: Quiet = False,
     no_import: NoImport = False,
+    trust: TrustOption = None,
 ) -> None:
     """Measure a system on a split: mean, 95 % interval, failures, cost."""
     from compound.sync import evaluate as run_evaluation
 
-    program = _measurable(load_program(file, sets, no_import, config), "evaluate")
+    program = _measurable(load_program(file, sets, no_import, config, trust), "evaluate")
     with _counting(quiet) as count:
         evaluation = run_evaluation(
             program.system, program.data, program.metric, _role(program, split),
@@ -186,13 +220,17 @@ def evaluate(
     if as_json:
         usage = evaluation.usage
         show({**summary, "failures": evaluation.failures(), "calls": usage.calls, "tokens": usage.tokens,
-              "cost": usage.cost, "rows": [[r.example, r.score] for r in evaluation.rows]})  # fmt: skip
+              "cost": usage.cost, "unpriced_calls": usage.unpriced,
+              "rows": [[r.example, r.score] for r in evaluation.rows]})  # fmt: skip
     else:
+        from compound.report.text import money
+
         usage = evaluation.usage
         limits = "" if summary["low"] is None else f" [{summary['low']:.4f}, {summary['high']:.4f}]"
         print(
             f"{split}: {summary['mean']:.4f}{limits} on "
             f"{summary['n']} examples, {summary['failed']} failed, {usage.calls} calls, {usage.tokens} tokens"
+            + (f", {money(usage.cost, usage.unpriced)}" if usage.cost or usage.unpriced else "")
         )
         for reason, times in evaluation.failures()[:5]:
             print(f"  {times} x {reason}")
@@ -202,56 +240,77 @@ def evaluate(
 
 @app.command(
     epilog="Examples: compound run system.yaml question='Who wrote Emma?' · "
-    "compound run system.yaml --config runs/demo/best.json question='…' --json"
+    "compound run system.yaml --config runs/demo/best.json question='…' --json · "
+    "compound run system.yaml question='…' --trace"
 )
 def run(
     file: File,
     inputs: Annotated[Optional[list[str]], typer.Argument(help="NAME=VALUE for each input.")] = None,  # noqa: UP045
     config: Config = None,
     sample: Annotated[int, typer.Option(help="Which sample of the stochastic parts to draw.")] = 0,
+    trace: Annotated[bool, typer.Option("--trace", help="Show every call and its messages, too.")] = False,
     sets: Sets = None,
     as_json: AsJson = False,
     no_import: NoImport = False,
+    trust: TrustOption = None,
 ) -> None:
-    """Run a system once and print its outputs, or the whole trace with --json."""
+    """Run a system once and print its outputs, with --trace every call, or all of it with --json."""
     from compound.sync import read_inputs
     from compound.sync import run as run_system
-    from compound.trace import to_json
+    from compound.trace import as_text, to_json
 
-    program = load_program(file, sets, no_import, config)
+    program = load_program(file, sets, no_import, config, trust)
     values = read_inputs(program.system, inputs or [])
-    trace = run_system(program.system, values, engines=program.find_engine, sample=sample)
+    made = run_system(program.system, values, engines=program.find_engine, sample=sample, check=False)
     if as_json:
-        show(to_json(trace))
+        show(to_json(made))
     else:
-        for name, value in trace.outputs.items():
-            print(value if len(trace.outputs) == 1 and isinstance(value, str) else f"{name}: {value}")
-    if trace.failure is not None:
-        where = next((f"{call.address}: " for call in trace.calls if call.failure is not None), "")
-        print(f"error: {where}{trace.failure.kind}: {trace.failure.message}", file=sys.stderr)
+        if trace:
+            print(as_text(made), end="\n\n")
+        for name, value in made.outputs.items():
+            print(value if len(made.outputs) == 1 and isinstance(value, str) else f"{name}: {value}")
+    if made.failure is not None:
+        where = next((f"{call.address}: " for call in made.calls if call.failure is not None), "")
+        print(f"error: {where}{made.failure.kind}: {made.failure.message}", file=sys.stderr)
         raise typer.Exit(1)
 
 
-@app.command(epilog="Examples: compound check system.yaml · compound check system.yaml --no-import")
-def check(file: File, sets: Sets = None, no_import: NoImport = False, as_json: AsJson = False) -> None:
-    """Check a file: syntax, names, types, wiring, settings, and its method. Loads no model and no data."""
-    program = load_program(file, sets, no_import)
-    system = program.system
-    if "method" in program.optimize.model_fields_set:
-        _check_method(program)
-    facts = {"system": system.name, "nodes": list(system.nodes), "parameters": list(system.parameters)}
-    if as_json:
-        show(facts)
-    else:
-        print(f"{file}: ok: {len(system.nodes)} nodes, {len(system.parameters)} parameters to tune")
+@app.command(
+    epilog="Examples: compound check system.yaml · compound check *.yaml · compound check a.yaml --no-import"
+)
+def check(
+    files: Annotated[list[Path], typer.Argument(help="YAML files of systems.", show_default=False)],
+    sets: Sets = None,
+    strict: Strict = False,
+    no_import: NoImport = False,
+    as_json: AsJson = False,
+    trust: TrustOption = None,
+) -> None:
+    """Check files: syntax, names, types, wiring, settings, the method, and the data that is on this machine.
 
+    Loads no model and downloads nothing; what is not there is listed as not checked. With --json, several
+    files give a list. Exit code 2 when a file is wrong.
+    """
+    from compound.checking import Checked, check_program
 
-def _check_method(program: Program) -> None:
-    """Refuse what the method of a file cannot do with its system."""
-    from compound.optimizers.methods import method, refuse_untrainable
-
-    made = method(program.optimize.method, program.system, program.optimize, program.folder)
-    refuse_untrainable(made, program.system, program.find_engine)
+    found: list[Checked] = []
+    codes = []
+    for file in files:
+        try:
+            found.append(check_program(load_program(file, sets, no_import, trust=trust), strict=strict))
+        except CompoundError as error:
+            if len(files) > 1 and not isinstance(error, SpecError):
+                print(f"{file}:", file=sys.stderr)
+            codes.append(_explain(error))
+            continue
+        for warning in found[-1].warnings:
+            print(f"{file}: warning: {warning}", file=sys.stderr)
+        if not as_json:
+            print(found[-1])
+    if as_json and (found or len(files) > 1):
+        show([one.to_json() for one in found] if len(files) > 1 else found[0].to_json())
+    if codes:
+        raise typer.Exit(max(codes))
 
 
 @app.command(
@@ -263,11 +322,12 @@ def graph(
     form: Annotated[str, typer.Option("--format", help="text, mermaid or svg.")] = "text",
     sets: Sets = None,
     no_import: NoImport = False,
+    trust: TrustOption = None,
 ) -> None:
     """Draw the graph of a system."""
     from compound.drawing import draw
 
-    print(draw(load_program(file, sets, no_import).system, form))
+    print(draw(load_program(file, sets, no_import, trust=trust).system, form))
 
 
 @app.command(epilog="Examples: compound report runs/demo · compound report runs/demo --json")
@@ -284,14 +344,29 @@ def report(
     print(closing(run))
 
 
-@app.command(epilog="Examples: compound runs · compound runs --dir results")
+@app.command(
+    epilog="Examples: compound runs · compound runs --dir results · compound runs --verify · "
+    "compound runs runs/demo --verify"
+)
 def runs(
+    paths: Annotated[
+        Optional[list[Path]],  # noqa: UP045 - typer reads this at run time
+        typer.Argument(metavar="[RUN]...", help="Run directories to verify; all by default."),
+    ] = None,
     folder: Annotated[Path, typer.Option("--dir", help="Where to look.")] = Path("runs"),
+    check_files: Annotated[
+        bool, typer.Option("--verify", help="Check every file for damage; exit code 1 if there is any.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List run directories with their results."""
+    """List run directories with their results, or check whether their files are as they were written."""
     from compound.sync import list_runs
 
+    if check_files:
+        _verify(paths or [], folder, as_json)
+        return
+    if paths:
+        raise SpecError([f"{paths[0]}: run directories are given together with --verify; to list, use --dir"])
     rows = list_runs(folder)
     if as_json:
         show(rows)
@@ -300,6 +375,25 @@ def runs(
         print(f"no runs in {folder}")
     for row in rows:
         print(f"{row['run']:<32} {row['status']:<12} {row['result']}")
+
+
+def _verify(paths: list[Path], folder: Path, as_json: bool) -> None:
+    """Print what is wrong with run directories, and exit with 1 if anything is."""
+    from compound.sync import run_directories
+    from compound.verifying import verify
+
+    found = {str(path): verify(path) for path in paths or run_directories(folder)}
+    if as_json:
+        show(found)
+    else:
+        if not found:
+            print(f"no runs in {folder}")
+        for run, problems in found.items():
+            print(f"{run}: {'ok' if not problems else f'{len(problems)} damaged'}")
+            for problem in problems:
+                print(f"  {problem}")
+    if any(found.values()):
+        raise typer.Exit(1)
 
 
 @app.command(epilog="Example: compound schema > system.schema.json")
@@ -364,21 +458,22 @@ def _role(program: Any, split: str) -> Any:
 
 
 def _run_path(system: str, run: str, run_dir: Path | None, new: bool) -> Path:
+    from compound.paths import unused
+
     path = run_dir if run_dir is not None else Path("runs") / (run or system)
-    if not new:
-        return path
-    number = 2
-    fresh = path
-    while fresh.exists():
-        fresh = path.with_name(f"{path.name}-{number}")
-        number += 1
-    return fresh
+    return unused(path) if new else path
 
 
-def _estimate(program: Any, path: Path) -> dict[str, Any]:
+def _dry_run(program: Any, path: Path, *, as_json: bool, strict: bool) -> None:
+    """Print what a run can cost at most and what it can find."""
     from compound.estimate import estimate
+    from compound.report.forecast import forecast
 
-    return {"run": str(path), **estimate(program)}
+    facts = {"run": str(path), **estimate(program, strict=strict)}
+    if as_json:
+        show(facts)
+    else:
+        print(forecast(facts))
 
 
 def _stop_on_interrupt(running: Recorder | Stopper) -> None:
@@ -409,8 +504,14 @@ def main() -> NoReturn:
 
         print(f"compound {__version__}")
         sys.exit(0)
+    with safe_output():
+        _answer(arguments, debug)
+
+
+def _answer(arguments: list[str], debug: bool) -> NoReturn:
     try:
-        app(arguments)
+        with _explained_imports():
+            app(arguments, prog_name="compound")
     except CompoundError as error:
         if debug:
             raise
@@ -426,10 +527,47 @@ def main() -> NoReturn:
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, OSError) and _explain_system(error):
+            sys.exit(2)
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
         print("hint: this is a defect of compound; run again with --debug for the traceback", file=sys.stderr)
         sys.exit(1)
     sys.exit(0)
+
+
+def _explain_system(error: OSError) -> bool:
+    """Print what the operating system refused, and what to do; False where it named no place."""
+    from compound.untrusted import advice, reason
+
+    place = error.filename or _unnamed(error)
+    if place is None:
+        return False
+    print(f"error: {reason(error, place)}", file=sys.stderr)
+    if hint := advice(error):
+        print(f"hint: {hint}", file=sys.stderr)
+    return True
+
+
+def _unnamed(error: OSError) -> str | None:
+    """Return what an error without a file name is about, as far as it can be known."""
+    try:
+        os.getcwd()
+    except OSError:
+        return "the current folder"
+    lost = isinstance(error, ConnectionError | TimeoutError)  # of a component, or of a model's server
+    return None if lost or error.errno is None else "a file or the output"
+
+
+@contextmanager
+def _explained_imports() -> Iterator[None]:
+    """Name the extra that installs an optional library."""
+    try:
+        yield
+    except ImportError as error:
+        from compound.extras import raise_missing_extra
+
+        raise_missing_extra(error, "this command")
+        raise
 
 
 def _explain(error: CompoundError) -> int:

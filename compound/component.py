@@ -7,18 +7,21 @@ are immutable; what is tuned lives in a `Configuration`.
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
 from compound.artifacts import Reference
+from compound.bounds import Extent, Limits, Reach, of_type
 from compound.contracts import CallValues, Completion, Request
 from compound.errors import DeclarationError, WiringError, nearest
 from compound.ports import Port, fits, listing, spell
+from compound.shortened import MOST_NAMES, listed, short, shown
 from compound.space import Space
 
 if TYPE_CHECKING:
@@ -59,7 +62,7 @@ class Input:
         return Condition(self, value)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Output:
     """One output field of a node; hand it to another component to make an edge."""
 
@@ -77,6 +80,9 @@ class Output:
         single = len(self.node.component.outputs) == 1
         return f"${self.node.name}" if single else f"${self.node.name}.{self.field}"
 
+    def __repr__(self) -> str:
+        return f"Output({self.label}: {spell(self.type)})"
+
     def equals(self, value: Any) -> Condition:
         """Return the condition that this output equals ``value``."""
         return Condition(self, value)
@@ -85,12 +91,15 @@ class Output:
 Source = Input | Output
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Condition:
     """When a node runs: its source must equal ``value``. This is how E(x) depends on the input."""
 
     source: Source
     value: Any = True
+
+    def __repr__(self) -> str:
+        return f"Condition({self.source.label} == {short(self.value)})"
 
 
 class Outputs:
@@ -113,8 +122,11 @@ class Outputs:
     def __iter__(self) -> Iterator[Output]:
         return (Output(self._node, name) for name in self._node.component.outputs)
 
+    def __repr__(self) -> str:
+        return f"Outputs({self._node.name}: {', '.join(self._node.component.outputs)})"
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Node:
     """One use of a component. ``wires`` says which source feeds each input port or setting."""
 
@@ -129,6 +141,13 @@ class Node:
         """Everything this node waits for: its wires, then its condition's source."""
         guard = (self.when.source,) if self.when else ()
         return (*self.wires.values(), *guard)
+
+    def __repr__(self) -> str:
+        wires = {port: source.label for port, source in [*self.wires.items()][:MOST_NAMES]}
+        more = {"more": str(len(self.wires) - MOST_NAMES)} if len(self.wires) > MOST_NAMES else {}
+        guard = {"when": repr(self.when)} if self.when else {}
+        kind = f"{type(self.component).__name__} {self.component.name!r}"
+        return shown("Node", repr(self.name), kind, **wires, **more, **guard)
 
 
 class CallContext(Protocol):
@@ -199,14 +218,44 @@ class Component(ABC):
         """Return whether equal inputs and ``values`` give equal outputs, whatever the seed."""
         return True
 
+    def __repr__(self) -> str:
+        parameters = listed(self.parameters) if self.parameters else ""
+        outputs = listed(self.outputs)
+        return shown(type(self).__name__, repr(self.name), outputs=outputs, parameters=parameters)
+
+    def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:
+        """Return the most that one call can return and ask of models, for `compound.estimate`.
+
+        By default outputs are as long as their types allow, and requests are not declared, so that an
+        estimate calls them not bounded. Return ``Reach(outputs, ())`` when a component asks no model.
+
+        Args:
+            given: the longest value on each wire.
+            limits: the longest values of settings.
+        """
+        return Reach(self.longest_outputs())
+
+    def longest_outputs(self) -> dict[str, Extent]:
+        """Return the longest outputs that the types allow."""
+        why = f"{self.kind} {self.name!r} can return a value of any length"
+        return {name: of_type(port.type, why) for name, port in self.outputs.items()}
+
     def __call__(
-        self, *, name: str | None = None, when: Source | Condition | None = None, **wires: Source
+        self,
+        *sources: Source,
+        name: str | None = None,
+        when: Source | Condition | None = None,
+        **wires: Source,
     ) -> Any:
         """Use the component in a graph: make a node whose inputs are ``wires``.
 
+        A source without a port's name feeds the only port; where any port may be connected, an `Input` feeds
+        the port of its own name.
+
         Returns the node's `Output`, or an `Outputs` when it has several.
         """
-        node = connect(self, name or self.name, wires, when)
+        named = {**_by_position(self, name or self.name, sources, wires), **wires} if sources else wires
+        node = connect(self, name or self.name, named, when)
         if len(self.outputs) == 1:
             return Output(node, next(iter(self.outputs)))
         return Outputs(node)
@@ -247,6 +296,22 @@ class Composite(Component):
 
     body: System
 
+    def most_turns(self, given: Mapping[str, Extent]) -> float:
+        """Return how often the body runs at most; infinite when that is not known."""
+        return math.inf
+
+    def first_inputs(self, given: Mapping[str, Extent]) -> dict[str, Extent]:
+        """Return the longest inputs of the body in the first turn."""
+        return {name: given[name] for name in self.body.inputs}
+
+    def next_inputs(self, inputs: Mapping[str, Extent], outputs: Mapping[str, Extent]) -> dict[str, Extent]:
+        """Return the longest inputs of the body in this turn and the next one."""
+        return dict(inputs)
+
+    def all_outputs(self, outputs: Mapping[str, Extent], turns: float) -> dict[str, Extent]:
+        """Return the longest outputs, from those of one turn."""
+        return {name: replace(extent.times(turns), items=turns) for name, extent in outputs.items()}
+
     @abstractmethod
     async def drive(
         self, inputs: Mapping[str, Value], values: Mapping[str, Any], body: RunBody
@@ -283,6 +348,30 @@ def connect(
     _check_condition(name, condition)
     ordered = {port: wires[port] for port in ports if port in wires}
     return Node(name, component, ordered, condition, ports)
+
+
+def _by_position(
+    component: Component, name: str, sources: Sequence[Source], wires: Mapping[str, Source]
+) -> dict[str, Source]:
+    """Return the sources that were given without a port, by the port they must mean."""
+    declared = component.inputs
+    if declared is not None:
+        free = [port for port in declared if port not in wires]
+        if len(sources) == len(free) == 1:
+            return {free[0]: sources[0]}
+        ports = listing(declared)
+        raise WiringError(f"{name} must be told which input is which", hint=f"{name} takes {ports}")
+    found: dict[str, Source] = {}
+    for source in sources:
+        if not isinstance(source, Input):
+            label = getattr(source, "label", repr(source))
+            raise WiringError(
+                f"{name} takes inputs of any name, so {label} needs one", hint=f"{name}(some_name=…)"
+            )
+        if source.name in found or source.name in wires:
+            raise WiringError(f"{name}.{source.name} is connected twice")
+        found[source.name] = source
+    return found
 
 
 def _ports(component: Component, name: str, wires: Mapping[str, Source]) -> dict[str, Port]:

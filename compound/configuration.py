@@ -13,8 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compound.artifacts import addressed, is_reference, kept, located, verified
+from compound.artifacts import addressed, is_reference, kept, located, refuse_outside, verified
 from compound.errors import ConfigurationError
+from compound.records import Damaged, parse, written
+from compound.sanitize import storable
+from compound.shortened import MOST_NAMES, short
+from compound.untrusted import UntrustedFolder
 
 FORMAT = 1
 
@@ -56,13 +60,13 @@ def readable(value: Any) -> Any:
     {'f': '<object object>', 'x': 'inf'}
     """
     try:
-        return plain(value)
+        return storable(plain(value))
     except (TypeError, ValueError):
         if isinstance(value, Mapping):
             return {str(key): readable(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [readable(item) for item in value]
-        return re.sub(r" at 0x[0-9a-f]+", "", repr(value))  # addresses change by process
+        return re.sub(r" at 0x[0-9a-f]+", "", storable(repr(value)))  # addresses change by process
 
 
 def _plain(value: Any) -> Any:
@@ -78,7 +82,7 @@ def _plain(value: Any) -> Any:
 
 def digest(value: Any) -> str:
     """Return the SHA-256 of the canonical JSON, in hex."""
-    return hashlib.sha256(canonical(value).encode()).hexdigest()
+    return hashlib.sha256(canonical(value).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def frozen(value: Any) -> Any:
@@ -145,7 +149,10 @@ class Configuration(Mapping[str, Any]):
         return isinstance(other, Configuration) and self.digest == other.digest
 
     def __repr__(self) -> str:
-        return f"Configuration({self._values!r})"
+        items = [*self._values.items()][:MOST_NAMES]
+        more = len(self._values) - len(items)
+        shown = [f"{key!r}: {short(value)}" for key, value in items] + [f"… {more} more"] * bool(more)
+        return f"Configuration({{{', '.join(shown)}}})"
 
     @property
     def digest(self) -> str:
@@ -182,15 +189,13 @@ class Configuration(Mapping[str, Any]):
         The file's own folder is made where it is missing.
 
         Raises:
-            ConfigurationError: such a folder is missing, or was changed.
+            ConfigurationError: such a folder is missing, or was changed; or the file cannot be written.
         """
         target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = UntrustedFolder(target.parent, error=ConfigurationError).make()
         values = {key: kept(value, target.parent) for key, value in self.to_json().items()}
         document = {"format": FORMAT, "digest": self.digest, "values": values, **provenance}
-        temporary = target.with_name(target.name + ".tmp")
-        temporary.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        temporary.replace(target)
+        folder.write(target.name, written(document, indent=2) + "\n")
 
 
 def _no_constant(name: str) -> Any:
@@ -202,15 +207,15 @@ def load(path: str | Path) -> Configuration:
 
     Raises:
         ConfigurationError: the file is missing, is not such a file, or was changed by hand since; or a folder
-            that it refers to is missing or was changed.
+            that it refers to is missing, was changed, or is not below the file's own folder.
     """
+    target = Path(path)
+    folder = UntrustedFolder(target.parent, error=ConfigurationError)
+    if not target.name or folder.kind(target.name) is None:
+        raise ConfigurationError(f"{path} does not exist", hint="`compound optimize` writes best.json")
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_no_constant)
-    except FileNotFoundError:
-        raise ConfigurationError(
-            f"{path} does not exist", hint="`compound optimize` writes best.json"
-        ) from None
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        document = parse(folder.read(target.name), parse_constant=_no_constant)
+    except Damaged as error:
         raise ConfigurationError(f"{path} cannot be read: {error}") from None
     if not isinstance(document, dict) or not isinstance(document.get("values"), dict):
         raise ConfigurationError(
@@ -226,8 +231,8 @@ def load(path: str | Path) -> Configuration:
             f"{path} was changed: its values do not match its digest",
             hint="remove the digest line to accept the values as they are",
         )
-    found = configuration.located(Path(path).parent)
-    for value in found.values():
+    for key, value in configuration.items():
         if is_reference(value):
-            verified(value)
-    return found
+            refuse_outside(f"{key} in {path}", value["path"])
+            verified(value, target.parent)
+    return configuration.located(target.parent)

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from compound.shortened import short
+
 Role = Literal["system", "user", "assistant"]
 FinishReason = Literal["stop", "length"]
 CallValues = tuple[Mapping[str, Any], Mapping[str, Any]]  # what a call read and what it returned
@@ -18,23 +20,39 @@ CallValues = tuple[Mapping[str, Any], Mapping[str, Any]]  # what a call read and
 class Usage:
     """What a call cost: engine calls, tokens, and money in US dollars.
 
+    ``unpriced`` counts the calls whose price is not known; they add nothing to ``cost``.
+
     >>> Usage(calls=1, prompt_tokens=10) + Usage(calls=1, completion_tokens=4)
-    Usage(calls=2, prompt_tokens=10, completion_tokens=4, cost=0.0)
+    Usage(calls=2, prompt_tokens=10, completion_tokens=4, cost=0.0, unpriced=0)
     """
 
     calls: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float = 0.0
+    unpriced: int = 0
 
     @property
     def tokens(self) -> int:
         """Prompt and completion tokens together."""
         return self.prompt_tokens + self.completion_tokens
 
-    def to_json(self) -> list[float]:
-        """Return the four numbers; ``Usage(*numbers)`` reads them."""
-        return [self.calls, self.prompt_tokens, self.completion_tokens, self.cost]
+    def to_json(self) -> dict[str, float]:
+        """Return the numbers by name.
+
+        >>> Usage(calls=1, cost=0.5).to_json()
+        {'calls': 1, 'prompt_tokens': 0, 'completion_tokens': 0, 'cost': 0.5, 'unpriced': 0}
+        """
+        return {name: getattr(self, name) for name in USAGE_FIELDS}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any] | Sequence[Any]) -> Usage:
+        """Read what `to_json` wrote, or the bare list of numbers that earlier versions wrote.
+
+        >>> Usage.from_json([1, 10, 4, 0.0]) == Usage(1, 10, 4)
+        True
+        """
+        return Usage(**data) if isinstance(data, Mapping) else Usage(*data)
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -42,9 +60,11 @@ class Usage:
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
             self.cost + other.cost,
+            self.unpriced + other.unpriced,
         )
 
 
+USAGE_FIELDS = ("calls", "prompt_tokens", "completion_tokens", "cost", "unpriced")
 NO_USAGE = Usage()
 
 
@@ -56,7 +76,7 @@ class Message:
     content: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class TokenRecord:
     """What was sampled, token by token, captured at sampling time and never re-tokenized.
 
@@ -70,6 +90,10 @@ class TokenRecord:
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     adapter: str = ""
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.prompt)} prompt tokens, {len(self.sampled)} sampled"
+        return f"TokenRecord({sizes}, finish_reason={self.finish_reason!r}, adapter={self.adapter!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +199,16 @@ class Score:
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Example:
     """One row of data: what the system reads (``inputs``) and what the metric compares with (``gold``)."""
 
     id: str
     inputs: Mapping[str, Any]
     gold: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Example({self.id!r}, inputs={short(self.inputs)}, gold={short(self.gold)})"
 
 
 @runtime_checkable

@@ -10,6 +10,7 @@ import csv
 import gzip
 import hashlib
 import json
+import math
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,11 @@ import numpy as np
 
 from compound.contracts import Example
 from compound.errors import DataError, DeclarationError, MissingExtra, nearest
+from compound.limits import DATA, LINE
+from compound.records import Damaged, parse
+from compound.sanitize import storable
 from compound.streams import generator
+from compound.untrusted import named
 
 Split = Literal["train", "valid", "test"]
 Row = Mapping[str, Any]
@@ -118,11 +123,16 @@ class Dataset:
             raise DeclarationError(f"limit >= 1 must hold, got {limit}")
         if not self.has(role):
             raise DataError(f"{self.path} has no {role} split", hint=f"give {role}= its name, or its rows")
+        found = list(self.stream(role, inputs))
+        return [found[i] for i in _sample(len(found), limit, seed, role)]
+
+    def stream(self, role: Split, inputs: Sequence[str]) -> Iterator[Example]:
+        """Yield all examples of a role, in file order, without holding them; raises like `examples`."""
         source, rows = self._read(role)
         wanted = role if isinstance(self.split_by, Mapping) else getattr(self, role)
         lines: dict[str, int] = {}
         splits: set[str] = set()
-        found = []
+        found = False
         for line, row in rows:
             place = f"{source}:{line}"
             identity = self._identity(row, wanted, place, line)
@@ -134,10 +144,10 @@ class Dataset:
             lines[identity] = line
             splits.add(split := self._split(row, identity, wanted, place))
             if split == wanted:
-                found.append(self._example(identity, row, inputs, place))
+                found = True
+                yield self._example(identity, row, inputs, place)
         if not found:
             raise DataError(f"{source}: no rows of split {wanted!r}", hint=nearest(wanted, splits))
-        return [found[i] for i in _sample(len(found), limit, seed, role)]
 
     def digest(self, role: Split) -> str:
         """Return the sha256 of the bytes a role is read from (of its rows as JSON, if it is no file)."""
@@ -159,9 +169,11 @@ class Dataset:
         if self.rows is not None:
             return self.rows.get(role, ())
         path, split = Path(self.path), getattr(self, role)
-        if path.is_dir():
+        with named(path, DataError):
+            is_folder, exists = path.is_dir(), path.exists()
+        if is_folder:
             return _file_of_split(path, split)
-        if not path.exists():
+        if not exists:
             return _hub_rows(str(self.path), self.subset, split)
         if self.split_by is None:
             raise DataError(
@@ -200,10 +212,13 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     Rows of JSON lines are objects; cells of CSV files are text. Blank lines are skipped.
 
     Raises:
-        DataError: The file is missing or damaged, or a row cannot be read; ``file:line`` says where.
+        DataError: The file is missing or damaged, a row cannot be read, or a limit of `compound.limits` is
+            exceeded; ``file:line`` says where.
     """
     name = path.name.removesuffix(".gz")
-    if not path.is_file():
+    with named(path, DataError):
+        is_file = path.is_file()
+    if not is_file:
         raise DataError(f"no file {str(path)!r}")
     if not name.endswith((".jsonl", ".csv")):
         raise DataError(f"{path}: a data file must end in one of {', '.join(EXTENSIONS)}")
@@ -212,16 +227,24 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def file_digest(path: Path) -> str:
     """Return the sha256 of a file's bytes."""
-    with path.open("rb") as file:
+    with named(path, DataError), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield decoded lines with their numbers; decoding line by line is what lets errors say where."""
-    number = 0
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+    number, total, longest = 0, 0, LINE.bytes
+    packed = path.suffix == ".gz"
+    most = DATA.bytes if packed else math.inf
+    with named(path, DataError), gzip.open(path, "rb") if packed else path.open("rb") as file:
         try:
-            for number, line in enumerate(file, 1):
+            while line := file.readline(longest + 1):
+                number += 1
+                total += len(line)
+                if len(line) > longest:
+                    raise DataError(f"{path}:{number}: the line is longer than {LINE}", hint=LINE.hint)
+                if total > most:
+                    raise DataError(f"{path}:{number}: decompresses to more than {DATA}", hint=DATA.hint)
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise DataError(
@@ -236,14 +259,14 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            row = parse(line)
+        except Damaged as error:
             raise DataError(
-                f"{path}:{number}: not JSON ({error})", hint="each line must be one object"
-            ) from error
+                f"{path}:{number}: {str(error).removeprefix('it is ')}", hint="each line must be one object"
+            ) from None
         if not isinstance(row, dict):
             raise DataError(f"{path}:{number}: a row must be an object {{…}}, got {type(row).__name__}")
-        yield number, row
+        yield number, storable(row)
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -273,7 +296,8 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _file_of_split(folder: Path, split: str) -> Path:
-    present = sorted(p.name for p in folder.iterdir() if p.name.endswith(EXTENSIONS) and p.is_file())
+    with named(folder, DataError):
+        present = sorted(p.name for p in folder.iterdir() if p.name.endswith(EXTENSIONS) and p.is_file())
     fitting = [name for name in present if name in {split + extension for extension in EXTENSIONS}]
     if len(fitting) != 1:
         count = "several files" if fitting else "no file"

@@ -8,11 +8,16 @@ started for it; every other name goes to litellm (``openai/gpt-4o-mini``, ``host
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from compound.contracts import Engine
 from compound.errors import DeclarationError
+from compound.space import Weights
+from compound.system import System
+
+Engines = Mapping[str, Engine] | Callable[[str], Engine]
 
 EMBEDDED = ("smollm2",)
 KINDS = {
@@ -41,6 +46,20 @@ def find_engine(lm: str) -> Engine:
         hint="use 'smollm2', a folder, 'local/HUB-ID', 'vllm/HUB-ID', or 'provider/model' such as "
         "'openai/gpt-4o-mini'",
     )
+
+
+def for_system(engines: Engines, system: System) -> Engines:
+    """Return engines that know, before they start anything, what a system's adapters need of them."""
+    ranks = [space.rank for space in system.parameters.values() if isinstance(space, Weights)]
+
+    def prepared(engine: Engine) -> Engine:
+        if ranks and hasattr(engine, "prepare"):
+            engine.prepare(max(ranks))
+        return engine
+
+    if isinstance(engines, Mapping):
+        return {name: prepared(engine) for name, engine in engines.items()}
+    return lambda lm: prepared(engines(lm))
 
 
 def open_engine(kind: str, **settings: Any) -> Engine:

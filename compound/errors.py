@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from compound.contracts import Usage
 
 
 class CompoundError(Exception):
@@ -79,17 +83,46 @@ class TooManyFailures(CompoundError):
     """More runs failed than the stated share allows."""
 
 
+class RunFailed(CompoundError):
+    """A run of a system failed. ``trace`` holds what each component did, and where it failed."""
+
+    def __init__(self, message: str, *, trace: object, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.trace = trace
+
+
+class QuotaExhausted(CompoundError):
+    """The account at a provider has no credit left. It ends the run, which can be continued later."""
+
+
 class CallError(CompoundError):
     """One call failed. The executor records it; it ends a trace, never a run.
 
-    ``outputs`` keeps what was produced before the failure (the fields that did parse).
+    Args:
+        message: what happened, and where.
+        hint: how to fix it.
+        outputs: what was produced before the failure (the fields that did parse).
+        kind: the kind of the recorded failure; that of the class by default.
+        charged: what an engine's failed request is charged: `NO_USAGE` for one that was refused before it was
+            processed; ``None`` where nobody knows, which charges its worst case.
     """
 
     kind = "error"
 
-    def __init__(self, message: str, *, hint: str = "", outputs: dict[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        outputs: dict[str, object] | None = None,
+        kind: str = "",
+        charged: Usage | None = None,
+    ) -> None:
         super().__init__(message, hint=hint)
         self.outputs = outputs or {}
+        self.charged = charged
+        if kind:
+            self.kind = kind
 
 
 class ParseError(CallError):
@@ -105,16 +138,24 @@ class OutputTypeError(CallError):
 
 
 class TransientError(CallError):
-    """A failure that may pass: a rate limit, a dropped connection, an overloaded server, a timeout.
+    """A failure that may pass: a dropped connection, an overloaded server, a timeout.
 
-    ``retry_after`` is the server's own wish, in seconds.
+    ``retry_after`` is the wait that the server asks for, in seconds.
     """
 
     kind = "transient"
 
-    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, *, retry_after: float | None = None, charged: Usage | None = None, hint: str = ""
+    ) -> None:
+        super().__init__(message, hint=hint, charged=charged)
         self.retry_after = retry_after
+
+
+class RateLimited(TransientError):
+    """A server refused a request because of its rate limit. It is sent again after a wait, free of charge."""
+
+    kind = "rate_limit"
 
 
 def nearest(name: str, possible: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,8 +24,9 @@ from compound.errors import (
     first_of,
 )
 from compound.executor import Executor, Settings
-from compound.metrics import apply
-from compound.statistics import Interval, cluster_mean_interval
+from compound.metrics import apply, bounds_of
+from compound.shortened import shown
+from compound.statistics import Bounds, Interval, cluster_mean_interval, paired_interval
 from compound.system import System
 from compound.trace import Failure, Trace
 
@@ -41,19 +43,27 @@ class Row:
     failure: Failure | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
-    """Scores of one configuration on some examples, in input order, with what they cost."""
+    """Scores of one configuration on some examples, in input order, with what they cost.
+
+    ``bounds`` are the least and the greatest score possible, ``None`` if the metric does not state them.
+    """
 
     configuration: str
     rows: tuple[Row, ...]
     usage: Usage = NO_USAGE
     system_runs: float = 0.0
+    bounds: Bounds | None = None
 
     @functools.cached_property
     def scores(self) -> tuple[float, ...]:
         """One score for each example: the mean of its repeats."""
         return tuple(sum(group) / len(group) for group in self._groups().values())
+
+    def by_example(self) -> dict[str, float]:
+        """Return the score of each example, the mean of its repeats."""
+        return dict(zip(self._groups(), self.scores, strict=True))
 
     def _groups(self) -> dict[str, list[float]]:
         groups: dict[str, list[float]] = {}
@@ -64,7 +74,7 @@ class Evaluation:
     @property
     def interval(self) -> Interval:
         """The mean over examples with its 95 % interval."""
-        return cluster_mean_interval(list(self._groups().values()))
+        return cluster_mean_interval(list(self._groups().values()), bounds=self.bounds)
 
     @property
     def mean(self) -> float:
@@ -81,15 +91,23 @@ class Evaluation:
         return Counter(f"{r.failure.kind}: {r.failure.message}" for r in self.rows if r.failure).most_common()
 
     def summary(self) -> dict[str, Any]:
-        """Return ``mean, low, high, n, failed`` for reports; one example has no limits (``None``)."""
-        interval = self.interval
-        return {
-            "mean": interval.mean,
-            "low": interval.low if interval.n > 1 else None,
-            "high": interval.high if interval.n > 1 else None,
-            "n": interval.n,
-            "failed": self.failed,
-        }
+        """Return ``mean, low, high, n, failed`` for reports; limits that nothing is known of are ``None``."""
+        return {**self.interval.to_json(), "failed": self.failed}
+
+    def __repr__(self) -> str:
+        if not self.rows:
+            return "Evaluation(n=0)"
+        facts = self.summary()
+        limits = {} if facts["low"] is None else {"interval": f"[{facts['low']:.4g}, {facts['high']:.4g}]"}
+        return shown(
+            "Evaluation",
+            mean=f"{facts['mean']:.4g}",
+            **limits,
+            n=str(facts["n"]),
+            failed=str(facts["failed"]),
+            system_runs=f"{self.system_runs:g}",
+            calls=str(self.usage.calls),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as JSON types."""
@@ -102,13 +120,47 @@ class Evaluation:
             ],
             "usage": usage.to_json(),
             "system_runs": self.system_runs,
+            "bounds": self.bounds,
         }
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Evaluation:
-        """Read what `to_json` wrote."""
+        """Read what `to_json` wrote; bounds that its scores do not keep count as unknown."""
         rows = tuple(Row(e, s, v, Failure(*f) if f else None) for e, s, v, f in data["rows"])
-        return Evaluation(data["configuration"], rows, Usage(*data["usage"]), data["system_runs"])
+        low, high = data.get("bounds") or (math.inf, -math.inf)
+        bounds = (low, high) if all(low <= row.score <= high for row in rows) else None
+        return Evaluation(
+            data["configuration"], rows, Usage.from_json(data["usage"]), data["system_runs"], bounds
+        )
+
+
+def gain_interval(before: Evaluation, after: Evaluation) -> Interval:
+    """Return the mean gain over the examples that both evaluations hold, with its 95 % interval.
+
+    Raises:
+        ValueError: they share no example.
+    """
+    old, new = before.by_example(), after.by_example()
+    both = [example for example in old if example in new]
+    bounds = joint_bounds(before.bounds, after.bounds)
+    return paired_interval([old[e] for e in both], [new[e] for e in both], bounds=bounds)
+
+
+def joint_bounds(*bounds: Bounds | None) -> Bounds | None:
+    """Return bounds that hold scores of every kind given, ``None`` if one of them is unknown.
+
+    >>> joint_bounds((0.0, 1.0), (-1.0, 0.5)), joint_bounds((0.0, 1.0), None)
+    ((-1.0, 1.0), None)
+    """
+    known = [pair for pair in bounds if pair is not None]
+    if not known or len(known) < len(bounds):
+        return None
+    return min(low for low, _ in known), max(high for _, high in known)
+
+
+def score_bounds(metric: Metric, rules: Rules) -> Bounds | None:
+    """Return the range of the scores of an evaluation: the metric's, and what a failed run scores."""
+    return joint_bounds(bounds_of(metric), (rules.failure_score, rules.failure_score))
 
 
 @dataclass(frozen=True)
@@ -173,6 +225,7 @@ async def evaluate_all(
     if not examples or not samples:
         raise DeclarationError("an evaluation needs at least one example and one sample index")
     rules = rules or Rules()
+    bounds = score_bounds(metric, rules)  # a metric that states impossible ones is refused before any run
     jobs = [(system, example, sample) for system in systems for example in examples for sample in samples]
     collectors = [_Collector(executor, rules, len(examples) * len(samples), on_trace) for _ in systems]
     in_order = _InOrder(collectors, WINDOW * rules.concurrency)
@@ -206,7 +259,7 @@ async def evaluate_all(
         executor.meter.release_runs()
         raise first_of(errors) from None
     return [
-        Evaluation(system.configuration.digest, tuple(c.rows), c.usage, c.system_runs)
+        Evaluation(system.configuration.digest, tuple(c.rows), c.usage, c.system_runs, bounds)
         for system, c in zip(systems, collectors, strict=True)
     ]
 

@@ -62,6 +62,8 @@ class Executor:
         seed: names the random streams of everything run here.
         on_call: called with each finished call, for live progress.
         folder: where relative paths of stored folders start; the working directory by default.
+        on_notice: receives what a user should know while it happens, such as a wait for a rate limit, as one
+            line of text; logged as a warning by default.
 
     Example:
         >>> from compound import Input, System
@@ -83,10 +85,11 @@ class Executor:
         on_call: Callable[[Call], None] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         folder: Path | None = None,
+        on_notice: Callable[[str], object] | None = None,
     ) -> None:
         self.seed = seed
         self.meter = meter or Meter()
-        self._caller = Caller(engines, cache, self.meter, sleep, folder)
+        self._caller = Caller(engines, cache, self.meter, sleep, folder, on_notice)
         self._on_call = on_call
         self._plans: weakref.WeakKeyDictionary[System, dict[int, Plan]] = weakref.WeakKeyDictionary()
 
@@ -195,6 +198,7 @@ class Executor:
             call,
             outputs=outcome.outputs, failure=outcome.failure, usage=outcome.usage, sample=sample,
             reused=outcome.reused, attempts=outcome.attempts, tokens=outcome.tokens, key=outcome.key,
+            exchanges=outcome.exchanges,
         )  # fmt: skip
 
     def settle_call(self, call: Call, trace: Trace) -> Call:
@@ -432,6 +436,7 @@ def _made(
         attempts=outcome.attempts,
         tokens=outcome.tokens,
         key=outcome.key,
+        exchanges=outcome.exchanges,
     )
 
 

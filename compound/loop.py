@@ -7,117 +7,34 @@ to ``alpha`` over all planned decisions. The test split is read once, at the end
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import functools
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from compound.allowance import Allowance, allowance, caps, dearest, requests_of, runs_left, within
+from compound.bounds import Amount
 from compound.budget import Meter
-from compound.calls import Engines
-from compound.component import Component
 from compound.configuration import Configuration
-from compound.contracts import Example, Metric
+from compound.contracts import Example
 from compound.errors import BudgetExhausted
-from compound.evaluation import Evaluation, Rules, evaluate
+from compound.evaluation import Evaluation, evaluate, gain_interval
 from compound.executor import Executor
-from compound.optimization import Bench, Job, Method, Progress, Proposal, Task, Tried
-from compound.plan import values_of
+from compound.optimization import Bench, Job, Progress, Proposal, Task, Tried
+from compound.planning import Plan, fewest_of, job_minibatch, make_plan, stochastic, usable
+from compound.problem import Problem
+from compound.proposals import Proposals, described, since
 from compound.recorder import MEMORY_FOLDER, Recorder
-from compound.scoring import JobScorer, free_repeats
-from compound.settings import OptimizeSettings
-from compound.space import Choice, Float, Int
-from compound.statistics import paired_interval, paired_test
+from compound.scoring import JobScorer
+from compound.statistics import paired_test
 from compound.streams import generator, stream
 from compound.system import System
 
+__all__ = ["Loop", "Problem", "final_configuration"]
+
 PATIENCE = 3  # sweeps without a proposal before the search ends
 TEST_SAMPLES = 1_000_000  # sample indices from here on belong to the test split alone
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What is to be optimized, on what, measured how; names in its settings are looked up from a folder."""
-
-    system: System
-    train: Sequence[Example]
-    valid: Sequence[Example]
-    test: Sequence[Example]
-    metric: Metric
-    settings: OptimizeSettings
-    method: Method
-    engines: Engines
-    folder: Path = Path()
-
-    @property
-    def rules(self) -> Rules:
-        """How evaluations treat concurrency and failures."""
-        s = self.settings
-        return Rules(s.concurrency, s.failure_score, s.max_failed)
-
-    def bind(self, values: Mapping[str, Any]) -> System:
-        """Return the system with a configuration."""
-        return self.system.bind(values)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How the budget is divided, worked out once before the first candidate is seen.
-
-    Attributes:
-        decisions: how often a configuration is put to the test on the validation split.
-        jobs: how many jobs precede each decision.
-        cost: system runs one decision needs.
-        level: the significance level of each decision; they sum to ``alpha``.
-    """
-
-    decisions: int
-    jobs: int
-    cost: float
-    level: float
-
-
-def make_plan(problem: Problem, left: float, jobs: int) -> Plan:
-    """Divide ``left`` system runs: a sweep of all jobs before each decision, at most half for decisions.
-
-    A deterministic incumbent whose runs are in the cache need not be run again: a decision then costs half
-    as much.
-    """
-    settings = problem.settings
-    repeats = settings.repeats if stochastic(problem.system) else 1
-    fresh = stochastic(problem.system) or not free_repeats(problem.system)
-    cost = len(problem.valid) * repeats * (2 if fresh else 1)
-    least = 2 * cost + jobs * problem.method.least * settings.minibatch
-    affordable = settings.iterations if left == float("inf") else int(left // least)
-    decidable = int(settings.alpha * 2.0 ** min(len(problem.valid), 60))  # no p-value is below 2 ** -n
-    most = settings.iterations if problem.method.decisions is None else problem.method.decisions
-    decisions = max(1, min(most, affordable, decidable))
-    return Plan(decisions, jobs, cost, settings.alpha / decisions)
-
-
-def stochastic(system: System) -> bool:
-    """Return whether two samples of one example can differ, under this configuration or another."""
-    return any(
-        not component.deterministic({**values, **change})
-        for component in system.components.values()
-        for values in [values_of(component, system)]
-        for change in [{}, *_extremes(component), *_wired(component, system)]
-    )
-
-
-def _extremes(component: Component) -> Iterator[dict[str, Any]]:
-    """Yield each parameter's extreme values: a temperature that starts at 0 need not stay there."""
-    for name, space in component.parameters.items():
-        if isinstance(space, Choice):
-            yield from ({name: option} for option in space.options)
-        elif isinstance(space, Int | Float):
-            yield from ({name: space.low}, {name: space.high})
-
-
-def _wired(component: Component, system: System) -> Iterator[dict[str, Any]]:
-    """Yield what a wire may bring to a setting: nobody knows, so that anything but 0 is tried."""
-    for node in system.all_nodes():
-        if node.component is component:
-            yield from ({name: 1} for name in node.wires if name in component.settings)
 
 
 class Loop:
@@ -137,9 +54,35 @@ class Loop:
             meter=self.meter,
             seed=problem.settings.seed,
             on_call=recorder.called,
+            on_notice=recorder.noticed,
             folder=recorder.run.path / MEMORY_FOLDER,
         )
         recorder.watch(self.meter, self.test_meter)
+        self.proposals = Proposals(self.meter, give_up=problem.settings.prompts.give_up)
+        if "proposals" in self.state:
+            self.proposals.restore(self.state["proposals"])
+
+    @functools.cached_property
+    def _allowance(self) -> Allowance:
+        """What the jobs of the run may ask for, by the plan."""
+        plan = Plan(**self.state["plan"])
+        free = math.inf if self.state["free"] is None else self.state["free"]
+        return allowance(self.problem, free, plan.decisions, lms=self._own_lm())
+
+    @functools.cached_property
+    def _each(self) -> Amount:
+        """The most that one request for a proposal takes; only a limit on calls, tokens or cost needs it."""
+        limited = caps(self.meter.budget, self.meter.usage, self.proposals.usage)
+        requests = [request for allowed in self._allowance.jobs for request in allowed.requests]
+        return dearest(requests, self.executor.engine, self._own_lm()) if limited else Amount(calls=1)
+
+    def _own_lm(self) -> tuple[str, ...]:
+        lm = self.problem.system.defaults.get("lm")
+        return (lm,) if lm else ()
+
+    def _runs_left(self) -> float:
+        """Return the system runs that the budget still holds, besides the requests for proposals to come."""
+        return runs_left(self.meter, self.proposals, self._each)
 
     async def run(self) -> None:
         """Baseline, sweeps and decisions, test."""
@@ -147,6 +90,8 @@ class Loop:
         try:
             if "before" not in state:
                 await self._baseline()
+            if self.proposals.news:  # of the job that was interrupted, or has just ended
+                self._tell_news(len(state["history"]) - (state["optimizer"] is None))
             while (
                 not state["stopped"] or state["job"] or state["working"]
             ):  # a job's change is owed a decision
@@ -162,19 +107,42 @@ class Loop:
 
     async def _baseline(self) -> None:
         """Measure the starting configuration on the validation split."""
-        for note in self.problem.method.notes:
-            self.recorder.event("note", note=note)
+        self._announce()
         start = self.problem.system
         evaluation = await self._evaluate(start, self.problem.valid, self._samples(0))
         method = self.problem.method
         jobs = len(method.jobs) if method.jobs_each is None else method.jobs_each
-        plan = make_plan(self.problem, self.meter.remaining_runs(), jobs)
+        plan = self._planned(jobs)
         self.state.update(
             best=start.configuration.to_json(), before=evaluation.to_json(), incumbent=evaluation.to_json(),
             plan=plan.__dict__, decision=0, idle=0, job=0, working={}, optimizer=None, current=None,
-            scored=[], spent=0.0, history=[], tried=[], stopped="",
+            scored=[], spent=0.0, history=[], tried=[], stopped="", proposals=self.proposals.to_json(),
         )  # fmt: skip
         self.recorder.event("baseline", split="valid", plan=plan.__dict__, **evaluation.summary())
+
+    def _announce(self) -> None:
+        """Record what is known before anything is run: each line once, in however many attempts."""
+        notes: list[tuple[str, Mapping[str, Any]]] = [
+            ("note", {"note": n}) for n in self.problem.method.notes
+        ]
+        notes += [("outlook", self.problem.outlook)] if self.problem.outlook else []
+        for number in range(self.state.get("announced", 0), len(notes)):
+            self.state["announced"] = number + 1
+            event, facts = notes[number]
+            self.recorder.event(event, **facts)
+
+    def _planned(self, jobs: int) -> Plan:
+        """Divide the budget between decisions, jobs, and the requests for proposals that jobs make."""
+        left = self.meter.remaining_runs()
+        for _ in range(2):  # how many requests there are depends on the runs, and the other way round
+            plan = make_plan(self.problem, left, jobs)
+            free = max(0.0, left - plan.decisions * plan.cost)
+            self.state.update(plan=plan.__dict__, free=free if math.isfinite(free) else None)
+            self.__dict__.pop("_allowance", None)
+            self.__dict__.pop("_each", None)
+            self.proposals.left = self._allowance.calls
+            left = self._runs_left()
+        return plan
 
     async def _sweep(self) -> None:
         """Run the jobs of one sweep; each may change the working configuration.
@@ -183,25 +151,27 @@ class Loop:
         something: what is left then would serve nobody.
         """
         state, plan = self.state, Plan(**self.state["plan"])
-        minibatch, jobs = self.problem.settings.minibatch, self._jobs()
-        least = min(job.least(minibatch) for job in jobs.values())
         while not state["stopped"]:
             if state["job"] == plan.jobs:
                 if not (more := self._more_jobs(plan)):
                     return
                 state["job"] = plan.jobs - more
+            least = self._least()
             if state["current"] is None and self._free(plan) < least:
                 state["stopped"] = self._too_small(plan, least)
                 return
-            job = self._job(plan)
-            needed = jobs[job.optimizer, job.keys].least(minibatch)
-            await self._work(job, state["share"] if state["share"] >= needed else 0.0)
+            await self._work(self._job(plan), state["share"])
 
     def _jobs(self) -> dict[tuple[str, tuple[str, ...]], Job]:
         """Return the method's jobs, by who does what."""
         method = self.problem.method
         jobs = [*([method.opening] if method.opening else []), *method.jobs]
         return {(job.optimizer, job.keys): job for job in jobs}
+
+    def _least(self) -> float:
+        """Return the system runs below which no job can do anything."""
+        minibatch, tried = self.problem.settings.minibatch, self._tried()
+        return min(fewest_of(job, minibatch, tried=tried) for job in self._jobs().values())
 
     def _limit(self) -> str:
         """Return the name of the limit that system runs are bound by, where there is one alone."""
@@ -237,13 +207,33 @@ class Loop:
             seed = stream(self.problem.settings.seed, "scheduler")
             opening = method.opening if not state["history"] else None
             job = opening or method.scheduler.choose(method.jobs, state["history"], seed)
+            limits = caps(self.meter.budget, self.meter.usage, self.proposals.usage)
             state.update(
-                current={"optimizer": job.optimizer, "keys": list(job.keys), "reason": dict(job.reason)},
+                current={
+                    "optimizer": job.optimizer,
+                    "keys": list(job.keys),
+                    "reason": dict(job.reason),
+                    "caps": limits,
+                    "proposals": self.proposals.to_json(),
+                },
                 spent=self.meter.system_runs,
-                share=self._share(plan, job) if opening is None else self._free(plan) * opening.weight,
+                share=self._runs_of(plan, job, opening),
             )
         current = state["current"]
         return Job(current["optimizer"], tuple(current["keys"]), current["reason"])
+
+    def _tried(self) -> bool:
+        """Return whether any job has compared anything yet."""
+        return any(record["runs"] for record in self.state["history"])
+
+    def _runs_of(self, plan: Plan, job: Job, opening: Job | None) -> float:
+        """Return the system runs that a job gets; 0 where they would be too few."""
+        declared = self._jobs()[job.optimizer, job.keys]
+        needed = declared.least(self.problem.settings.minibatch)
+        if opening is not None or declared.step is not None:
+            share = self._share(plan, job) if opening is None else self._free(plan) * opening.weight
+            return share if share >= needed else 0.0
+        return usable(self._share(plan, job), self._free(plan), needed, tried=self._tried())
 
     def _share(self, plan: Plan, job: Job) -> float:
         """Return the job's share by weight of what is left, less the decisions to come."""
@@ -259,13 +249,25 @@ class Loop:
     def _free(self, plan: Plan) -> float:
         """Return the system runs left for jobs: those that decisions will need are set aside."""
         decisions: int = plan.decisions - self.state["decision"]
-        return max(0.0, self.meter.remaining_runs() - decisions * plan.cost)
+        return max(0.0, self._runs_left() - decisions * plan.cost)
 
     async def _work(self, job: Job, share: float) -> None:
         """Let one optimizer propose, checkpointing its progress."""
         state = self.state
         number = len(state["history"])
-        scorer = JobScorer(self.problem, self.executor, self._working(), share, state["spent"])
+        if state["optimizer"] is None:
+            self.proposals.begin_job(requests_of(self.problem, job, share, self._allowance.outlook))
+        most = state["current"]["caps"]
+        self.proposals.limit(lambda usage: within(usage, most))
+        scorer = JobScorer(
+            self.problem,
+            self.executor,
+            self._working(),
+            share,
+            state["spent"],
+            self.proposals,
+            self._runs_left,
+        )
         scorer.restore(state["scored"])
         task = Task(
             system=self._working(),
@@ -274,7 +276,7 @@ class Loop:
             scorer=scorer,
             seed=stream(self.problem.settings.seed, "job", number),
             pool_seed=stream(self.problem.settings.seed, "pool"),
-            minibatch=self.problem.settings.minibatch,
+            minibatch=job_minibatch(self.problem.settings.minibatch, share),
             candidates=self.problem.settings.candidates,
             bench=Bench(
                 self.executor,
@@ -294,28 +296,48 @@ class Loop:
         try:
             async for event in self.problem.method.optimizers[job.optimizer].propose(task):
                 if isinstance(event, Progress):
-                    state.update(optimizer=dict(event.state), scored=scorer.snapshot())
-                    self.recorder.event("progress", job=number, note=event.note)
+                    state.update(
+                        optimizer=dict(event.state),
+                        scored=scorer.snapshot(),
+                        proposals=self.proposals.to_json(),
+                    )
+                    self.recorder.event("progress", job=number, note=event.note, **event.facts)
+                    self._tell_news(number)
                 else:
                     proposal = event
         except BudgetExhausted as error:
             state["stopped"] = error.message
         self._finish(job, number, proposal, scorer)
 
+    def _tell_news(self, number: int) -> None:
+        """Record each piece of news once: the checkpoint of its event no longer holds it."""
+        while self.proposals.news:
+            note = self.proposals.news.pop(0)
+            self.state["proposals"] = self.proposals.to_json()
+            self.recorder.event("proposals", job=number, note=note)
+
     def _finish(self, job: Job, number: int, proposal: Proposal, scorer: JobScorer) -> None:
         state = self.state
+        requests = since(self.proposals.to_json(), state["current"]["proposals"])
+        notes = [proposal.note] if proposal.note else []
+        if any(tally["failed"] or tally["unusable"] for tally in requests.values()):
+            notes.append(f"proposals: {described(requests)}")
         state["working"] = {**state["working"], **dict(proposal.values)}
         state["tried"] += [[t.values, t.score, t.n] for t in scorer.tried(job.keys)]
         record = {
             "job": number, "optimizer": job.optimizer, "keys": list(job.keys), "reason": dict(job.reason),
             "values": dict(proposal.values), "train_before": proposal.before, "train_after": proposal.after,
-            "tried": proposal.tried, "runs": self.meter.system_runs - state["spent"], "note": proposal.note,
-            "facts": dict(proposal.facts),
+            "tried": proposal.tried, "runs": self.meter.system_runs - state["spent"],
+            "note": "; ".join(notes), "facts": dict(proposal.facts), "proposals": requests,
         }  # fmt: skip
         opening = self.problem.method.opening is not None and not state["history"]
         state["history"].append(record)
-        state.update(job=state["job"] + (not opening), current=None, optimizer=None, scored=[])
+        state.update(
+            job=state["job"] + (not opening), current=None, optimizer=None, scored=[],
+            proposals=self.proposals.to_json(),
+        )  # fmt: skip
         self.recorder.event("job", **record)
+        self._tell_news(number)
 
     def _working(self) -> System:
         return self.problem.bind({**self.state["best"], **self.state["working"]})
@@ -368,13 +390,13 @@ class Loop:
         p = paired_test(
             before.scores, after.scores, rng=generator(self.problem.settings.seed, "decision", number)
         )
-        gain = paired_interval(before.scores, after.scores)
+        gain = gain_interval(before, after).to_json()
         accepted = p <= self.state["plan"]["level"]
         if accepted:
             self.state["incumbent"] = after.to_json()
         return {
             "accepted": accepted, "p": p, "before": before.summary(), "after": after.summary(),
-            "gain": {"mean": gain.mean, "low": gain.low, "high": gain.high},
+            "gain": {name: gain[name] for name in ("mean", "low", "high")},
         }  # fmt: skip
 
     def _samples(self, number: int) -> list[int]:

@@ -14,14 +14,15 @@ import re
 import string
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from compound.contracts import Example, Metric, Score
-from compound.errors import CallError, DataError, DeclarationError
+from compound.errors import CallError, DataError, DeclarationError, nearest
+from compound.statistics import ROUNDING, UNIT, Bounds
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -80,7 +81,10 @@ class Comparison(ABC):
         name: for messages and tables.
         output: the system output to read.
         gold: the field of `Example.gold` that holds the right answer, or several that are all right.
+        bounds: the least and the greatest score; ``None`` unless a subclass states them.
     """
+
+    bounds: ClassVar[Bounds | None] = None
 
     name: str
     output: str
@@ -93,6 +97,17 @@ class Comparison(ABC):
             raise DataError(f"{where}: no output {self.output!r}", hint=f"outputs: {_names(outputs)}")
         return self.compare(outputs[self.output], self.accepted(example), where)
 
+    def check(self, outputs: Collection[str], examples: Iterable[Example]) -> None:
+        """Refuse outputs and examples that cannot be compared, before anything is run.
+
+        Raises:
+            DataError: the output does not exist, or an example gives no right answer.
+        """
+        if self.output not in outputs:
+            raise DataError(f"{self.name}: no output {self.output!r}", hint=nearest(self.output, outputs))
+        for example in examples:
+            self.accepted(example)
+
     def accepted(self, example: Example) -> list[Any]:
         """Return the right answers of an example, in the order in which it gives them.
 
@@ -101,7 +116,9 @@ class Comparison(ABC):
         """
         where = f"{self.name}, example {example.id!r}"
         if self.gold not in example.gold:
-            raise DataError(f"{where}: no gold field {self.gold!r}", hint=f"fields: {_names(example.gold)}")
+            close = nearest(self.gold, map(str, example.gold))
+            hint = f"fields: {_names(example.gold)}" + (f"; {close}" if close.endswith("?") else "")
+            raise DataError(f"{where}: no gold field {self.gold!r}", hint=hint)
         gold = example.gold[self.gold]
         accepted = list(gold) if isinstance(gold, list | tuple) else [gold]
         if isinstance(gold, set | frozenset):
@@ -119,6 +136,8 @@ class Comparison(ABC):
 class ExactMatch(Comparison):
     """1 if the normalised texts are equal; a gold *number* is compared as a number."""
 
+    bounds: ClassVar[Bounds | None] = UNIT
+
     def compare(self, found: Any, accepted: list[Any], where: str) -> Score:
         """Return 1 or 0."""
         text = _text(found, where)
@@ -128,6 +147,8 @@ class ExactMatch(Comparison):
 @dataclass(frozen=True)
 class TokenF1(Comparison):
     """Harmonic mean of the precision and recall of the words; a gold *number* is right or wrong."""
+
+    bounds: ClassVar[Bounds | None] = UNIT
 
     def compare(self, found: Any, accepted: list[Any], where: str) -> Score:
         """Return the best F1, with its precision and recall as parts."""
@@ -141,19 +162,29 @@ class TokenF1(Comparison):
 class Accuracy(Comparison):
     """1 if the values are equal as they stand or, given ``choices``, if the text decides for the label."""
 
+    bounds: ClassVar[Bounds | None] = UNIT
+
     choices: tuple[str, ...] = ()
+
+    def accepted(self, example: Example) -> list[Any]:
+        """Return the right answers of an example, which must be among the choices."""
+        found = super().accepted(example)
+        known = {choice.lower() for choice in self.choices}
+        unknown = sorted(str(answer).strip().lower() for answer in found)
+        unknown = [label for label in unknown if label not in known] if known else []
+        if unknown:
+            raise DataError(
+                f"{self.name}, example {example.id!r}: gold label {_shown(unknown[0])} "
+                "is not one of the choices",
+                hint="choices: " + ", ".join(self.choices),
+            )
+        return found
 
     def compare(self, found: Any, accepted: list[Any], where: str) -> Score:
         """Return 1 or 0."""
         if not self.choices:
             return _verdict(any(found == a or _item(found) == _item(a) for a in accepted), accepted, found)
-        known = {choice.lower() for choice in self.choices}
         wanted = {str(answer).strip().lower() for answer in accepted}
-        if wanted - known:
-            raise DataError(
-                f"{where}: gold label {_shown(sorted(wanted - known)[0])} is not one of the choices",
-                hint="choices: " + ", ".join(self.choices),
-            )
         label = find_label(_text(found, where), self.choices)
         score = _verdict(label is not None and label.lower() in wanted, accepted, label)
         return score if label is not None else replace(score, feedback=f"no single label in {_shown(found)}")
@@ -162,6 +193,8 @@ class Accuracy(Comparison):
 @dataclass(frozen=True)
 class MRR(Comparison):
     """One over the rank of the first right item of a list; 0 if there is none (mean reciprocal rank)."""
+
+    bounds: ClassVar[Bounds | None] = UNIT
 
     key: str | None = None
 
@@ -177,6 +210,8 @@ class MRR(Comparison):
 @dataclass(frozen=True)
 class RecallAtK(Comparison):
     """The share of the gold items among the first ``k`` items of a list."""
+
+    bounds: ClassVar[Bounds | None] = UNIT
 
     k: int = 5
     key: str | None = None
@@ -194,6 +229,7 @@ class Custom:
 
     function: Callable[[Mapping[str, Any], Example], Any]
     name: str
+    bounds: Bounds | None = None
 
     def score(self, outputs: Mapping[str, Any], example: Example) -> Score | Awaitable[Score]:
         """Call the function; what it returns becomes a `Score`."""
@@ -279,13 +315,53 @@ def recall_at_k(output: str, gold: str | None = None, k: int = 5, key: str | Non
     return RecallAtK(f"recall_at_{k}", output, gold or output, k, key)
 
 
-def custom(function: Callable[[Mapping[str, Any], Example], Any], name: str = "") -> Custom:
+def custom(
+    function: Callable[[Mapping[str, Any], Example], Any], name: str = "", bounds: Bounds | None = None
+) -> Custom:
     """Make a metric of a function of (outputs, example) that returns a number or a `Score`, async or not.
 
-    >>> custom(lambda outputs, example: len(outputs["answer"]) < 5, "short").score({"answer": "yes"}, None)
+    Args:
+        function: What scores one run; may be async.
+        name: What reports call it; the function's name unless given.
+        bounds: The least and the greatest score that it can return, such as ``(0, 1)``. Confidence intervals
+            then stay within them, and a score outside them is a failure of the metric. Without, the range is
+            unknown.
+
+    Raises:
+        DeclarationError: The bounds are not two finite numbers in order.
+
+    >>> metric = custom(lambda outputs, example: len(outputs["answer"]) < 5, "short", bounds=(0, 1))
+    >>> metric.score({"answer": "yes"}, None)
     Score(value=1.0, feedback='', parts={})
     """
-    return Custom(function, name or getattr(function, "__name__", type(function).__name__))
+    chosen = name or getattr(function, "__name__", type(function).__name__)
+    return Custom(function, chosen, None if bounds is None else _bounds(bounds, chosen))
+
+
+def bounds_of(metric: Metric) -> Bounds | None:
+    """Return the least and the greatest score of a metric, or ``None`` where it does not state them.
+
+    A metric states them by an attribute ``bounds``, a pair of numbers.
+
+    Raises:
+        DeclarationError: What it states are not two finite numbers in order.
+
+    >>> bounds_of(token_f1("answer")), bounds_of(custom(lambda outputs, example: 1.0))
+    ((0.0, 1.0), None)
+    """
+    found = getattr(metric, "bounds", None)
+    return None if found is None else _bounds(found, metric.name)
+
+
+def _bounds(bounds: Any, name: str) -> Bounds:
+    if isinstance(bounds, list | tuple) and len(bounds) == 2:
+        low, high = bounds
+        if all(isinstance(b, numbers.Real) and math.isfinite(b) for b in bounds) and low < high:
+            return float(low), float(high)
+    raise DeclarationError(
+        f"metric {name!r}: bounds must be the least and the greatest score, but got {bounds!r}",
+        hint="for example bounds=(0, 1)",
+    )
 
 
 Scoring = Callable[[Mapping[str, Any], Example], Any]
@@ -309,14 +385,39 @@ METRICS: Mapping[str, Callable[..., Metric]] = {
 }
 
 
+def check_rows(metric: Metric, outputs: Collection[str], examples: Iterable[Example]) -> None:
+    """Refuse examples that a metric cannot score, before the first call; functions are not looked into.
+
+    Raises:
+        DataError: the metric reads an output that does not exist, or an example gives no right answer.
+    """
+    if isinstance(metric, Comparison):
+        metric.check(outputs, examples)
+
+
 async def apply(metric: Metric, outputs: Mapping[str, Any], example: Example) -> Score:
     """Score outputs with a metric, sync or async, and check what it says.
 
     Raises:
-        CallError: The value is not a finite real number.
+        CallError: The value is not a finite real number, or it lies outside the metric's bounds.
     """
     value = metric.score(outputs, example)
-    return as_score(await value if inspect.isawaitable(value) else value, metric.name)
+    score = as_score(await value if inspect.isawaitable(value) else value, metric.name)
+    return _within(score, bounds_of(metric), metric.name)
+
+
+def _within(score: Score, bounds: Bounds | None, name: str) -> Score:
+    """Return the score; what is beyond a bound by rounding alone is put on it."""
+    if bounds is None or bounds[0] <= score.value <= bounds[1]:
+        return score
+    low, high = bounds
+    nearest_bound = min(max(score.value, low), high)
+    if abs(score.value - nearest_bound) <= ROUNDING * (high - low):
+        return replace(score, value=nearest_bound)
+    raise CallError(
+        f"metric {name!r} gave {score.value:g}, outside its bounds [{low:g}, {high:g}]",
+        hint="correct the metric, or the bounds it states",
+    )
 
 
 def as_score(value: Any, name: str) -> Score:

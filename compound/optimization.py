@@ -6,6 +6,7 @@ checkpointed, and last one `Proposal`. Given the state back, it goes on from the
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 from compound.contracts import Completion, Example, Metric, Request
 from compound.evaluation import Evaluation, Rules
 from compound.executor import Executor
+from compound.proposals import Outcome
 from compound.system import System
 from compound.trace import Trace
 
@@ -32,6 +34,8 @@ class Job:
         step: system runs of one step of it, where it goes by steps: with fewer there is no point in it.
         steps: how many it would take.
         examples: how many train examples a step works on, where there are so many.
+        held_out: how many train examples its steps are compared on, a quarter of them at most.
+        every: after how many steps that is done.
     """
 
     optimizer: str
@@ -41,12 +45,35 @@ class Job:
     step: float | None = None
     steps: int = 0
     examples: int = 1
+    held_out: int = 0
+    every: int = 0
 
     def within(self, train: int) -> Job:
         """Return the job with so many train examples: a step works on no more."""
-        if self.step is None or train >= self.examples:
+        if self.step is None:
             return self
-        return replace(self, step=self.step * train / self.examples, examples=train)
+        held_out = min(self.held_out, train // 4)
+        left = train - held_out
+        if left >= self.examples:
+            return replace(self, held_out=held_out)
+        return replace(self, step=self.step * left / self.examples, examples=left, held_out=held_out)
+
+    def holds(self, runs: float) -> int:
+        """Return how many steps, with their evaluations, so many system runs hold.
+
+        >>> Job("mmgrpo", (), step=32.0, steps=25, held_out=16, every=5).holds(32 * 10 + 16 * 3)
+        10
+        """
+        assert self.step  # it goes by steps
+        if not self.held_out or runs < (self.every + 1) * self.step + 3 * self.held_out:
+            return int(min(self.steps, runs // self.step))  # too few steps to choose among
+        held = 0
+        while held < self.steps:
+            evaluations = 1 + math.ceil((held + 1) / self.every)
+            if (held + 1) * self.step + evaluations * self.held_out > runs:
+                break
+            held += 1
+        return held
 
     def least(self, minibatch: int) -> float:
         """Return the system runs below which it can do nothing: compare two minibatches, or make a step."""
@@ -57,11 +84,12 @@ class Job:
 class Progress:
     """A point an optimizer can go on from. ``state`` is JSON; ``note`` is for people.
 
-    A note that begins with ``step 3 of 40`` moves a bar on a terminal.
+    A note that begins with ``step 3 of 40`` moves a bar on a terminal. ``facts`` are recorded in the event.
     """
 
     state: Mapping[str, Any]
     note: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -117,7 +145,23 @@ class Scorer(Protocol):
         ...
 
     async def generate(self, request: Request, lm: str | None = None) -> Completion:
-        """Ask a model for something that is not part of the system, such as a new prompt."""
+        """Ask a model for something that is not part of the system, such as a new prompt.
+
+        Raises:
+            CallError: the call failed, or was not made since `may_ask` is false.
+        """
+        ...
+
+    def may_ask(self, lm: str | None = None) -> bool:
+        """Return whether `generate` would send another request to a model.
+
+        It does not when the model keeps failing, or when the job has made the requests that its optimizer
+        declared. End the job then, rather than spend system runs on nothing new.
+        """
+        ...
+
+    def judge(self, outcome: Outcome, lm: str | None = None) -> None:
+        """Count what the last answer of `generate` was worth, for the record of the run."""
         ...
 
 

@@ -4,37 +4,61 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
+from compound.artifacts import is_reference, leads_outside
 from compound.blocking import blocking
-from compound.calls import Engines
 from compound.code import described
 from compound.configuration import Configuration, digest, load, readable
 from compound.contracts import Example, Metric
 from compound.data import Dataset, Split
-from compound.engines import find_engine
-from compound.errors import DataError, RunDirectoryError
-from compound.evaluation import Evaluation
+from compound.duplicates import overlaps, refuse
+from compound.engines import find_engine, for_system
+from compound.errors import CompoundError, DataError, RunDirectoryError
+from compound.evaluation import Evaluation, gain_interval
 from compound.executor import Executor
 from compound.loop import Loop, Problem, final_configuration
+from compound.metrics import check_rows
+from compound.planning import refuse_too_small
+from compound.prospects import outlook
 from compound.recorder import MEMORY_FOLDER, Listener, Recorder
+from compound.sending import Engines
 from compound.settings import OptimizeSettings, WeightSettings
+from compound.shortened import shown
 from compound.spec.python_code import find_code
-from compound.statistics import Interval, paired_interval
-from compound.store import RunDirectory, read_json, room
+from compound.statistics import Interval
+from compound.store import (
+    UNREADABLE,
+    RunDirectory,
+    baselines,
+    load_checkpoint,
+    read_json,
+    read_records,
+    room,
+    understood,
+)
 from compound.system import System
+from compound.untrusted import UntrustedFolder
 
 METHODS = "compound.optimizers.methods"
 FOR_MEMORY = ("optimize.weights.micro_tokens", "optimize.weights.max_length")  # what its error says to lower
-MAY_CHANGE = ("optimize.budget.", "optimize.concurrency", "optimize.baselines", "versions.", *FOR_MEMORY)
+MAY_CHANGE = (
+    "optimize.budget.",
+    "optimize.concurrency",
+    "optimize.baselines",
+    "optimize.prompts.give_up",
+    "versions.",
+    *FOR_MEMORY,
+)
 VERSIONS = ("compound-ai", "torch", "transformers", "litellm", "optuna", "gepa", "bm25s", "numpy", "pydantic")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """What a run found.
 
@@ -61,15 +85,28 @@ class Result:
     @property
     def report(self) -> str:
         """The report as Markdown."""
-        return (self.path / "report.md").read_text(encoding="utf-8")
+        return UntrustedFolder(self.path).read("report.md").decode(errors="replace")
 
     @property
     def test_gain(self) -> Interval | None:
         """The mean gain on the test split with its 95 % interval, paired by example."""
         before, after = self.test_before, self.test_after
-        if before is None or after is None or len(before.scores) < 2:
-            return None
-        return paired_interval(before.scores, after.scores)
+        return None if before is None or after is None else gain_interval(before, after)
+
+    def __repr__(self) -> str:
+        def mean(of: Evaluation | None) -> str:
+            return "" if of is None else f"{of.mean:.4g}"
+
+        return shown(
+            "Result",
+            before=mean(self.before),
+            after=mean(self.after),
+            test_before=mean(self.test_before),
+            test_after=mean(self.test_after),
+            accepted=str(self.accepted),
+            system_runs=f"{self.spent.get('system_runs', 0.0):g}",
+            path=repr(str(self.path)),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the result for machines."""
@@ -79,12 +116,13 @@ class Result:
             "after": self.after.summary(),
             "test_before": self.test_before.summary() if self.test_before else None,
             "test_after": self.test_after.summary() if self.test_after else None,
-            "test_gain": asdict(self.test_gain) if self.test_gain else None,
+            "test_gain": self.test_gain.to_json() if self.test_gain else None,
             "system_runs": spent.get("system_runs", 0.0),
             "test_runs": spent.get("test_runs", 0.0),
             "calls": spent.get("calls", 0),
             "tokens": spent.get("prompt_tokens", 0) + spent.get("completion_tokens", 0),
             "cost": spent.get("cost", 0.0),
+            "unpriced_calls": spent.get("unpriced", 0),
             "seconds": spent.get("seconds", 0.0),
             "accepted": self.accepted,
             "configuration": self.best.to_json(),
@@ -105,6 +143,8 @@ def optimize(
     text: str = "",
     listener: Listener | None = None,
     on_start: Callable[[Recorder], None] | None = None,
+    strict: bool = False,
+    retry_failed: bool = False,
 ) -> Result:
     """Optimize a system, or go on with an interrupted run in the same directory.
 
@@ -119,19 +159,33 @@ def optimize(
         text: the file the system came from, kept in the run directory.
         listener: receives events while the run goes on.
         on_start: receives the recorder, whose `Recorder.stop` ends the run after the next step.
+        strict: whether to refuse examples that are in several splits; they are named in any case.
+        retry_failed: run the failed test rows of a finished run again (`compound.retrying`), rather than
+            refuse it.
 
     Raises:
+        DataError: with ``strict``, splits share examples.
+        DeclarationError: the budget of system runs holds nothing to try.
         RunDirectoryError: the directory holds a finished run, or one of another configuration, or its disk is
-            full.
+            full; or failed rows are to be run again, and the run is not finished.
+        KeyboardInterrupt: the user interrupted the run; the same call continues it.
     """
     settings = settings or OptimizeSettings()
     path = Path(run_dir) if run_dir is not None else Path("runs") / system.name
     problem = make_problem(system, data, metric, settings, engines or find_engine, folder)
+    splits = {"train": problem.train, "valid": problem.valid, "test": problem.test}
+    equal = overlaps(splits, data.id)
+    if strict:
+        refuse(equal)
+    problem = replace(problem, outlook={**outlook(problem), "duplicates": [str(item) for item in equal]})
     described = describe(problem)
     with room(path):
         run = open_run(path, text, described)
-        _run(problem, Recorder(run, listener=listener), listener, on_start)
-        import_module("compound.report").write(path)
+        recorder = Recorder(run, listener=listener)
+        if retry_failed:
+            _retry(problem, recorder, listener)
+        else:
+            _run(problem, recorder, listener, on_start)
     return read_result(path)
 
 
@@ -141,23 +195,97 @@ def _run(
     listener: Listener | None,
     on_start: Callable[[Recorder], None] | None,
 ) -> None:
-    """Search, then do the same for each baseline; close the recorder whatever happens."""
+    """Search, then do the same for each baseline, and report; close the recorder whatever happens."""
     try:
         if on_start is not None:
             on_start(recorder)
-        if recorder.state.get("done"):
+        if is_reported(recorder):
             raise RunDirectoryError(
                 f"{recorder.run.path} holds a finished run",
                 hint="pass --new, or choose another --run (run_dir in Python)",
             )
-        blocking(Loop(problem, recorder).run())
-        save_best(problem, recorder)
-        for name in problem.settings.baselines:
-            _baseline(name, problem, recorder, listener, on_start)
-        recorder.state["done"] = True
-        recorder.event("done")
+        if not recorder.state.get("done"):
+            _search(problem, recorder, recorder)
+            for name in problem.settings.baselines:
+                _baseline(name, problem, recorder, listener, on_start)
+            recorder.state.update(done=True, reported=False)
+            recorder.event("done")
+        report(recorder)
     finally:
         recorder.close()
+
+
+def _search(problem: Problem, recorder: Recorder, main: Recorder) -> None:
+    """Run the loop from wherever the state says to the end, and write ``best.json``.
+
+    ``main`` records the run that a user continues: for a baseline, the one that it belongs to.
+    """
+    path = str(main.run.path)
+    stopped = f"stopped; everything so far is saved in {path}; optimize with run_dir={path!r} to continue"
+    refuse_foreign_folders(problem, recorder)
+    with continued(recorder):
+        blocking(Loop(problem, recorder).run(), interrupted=stopped)
+    save_best(problem, recorder)
+
+
+@contextmanager
+def continued(recorder: Recorder) -> Iterator[None]:
+    """Name the checkpoint where a run cannot continue from it.
+
+    What a method keeps in its own state has no form that is known here.
+
+    Raises:
+        RunDirectoryError: the block failed before anything was recorded.
+    """
+    step = recorder.run.step
+    try:
+        yield
+    except CompoundError:
+        raise
+    except UNREADABLE as error:
+        if not recorder.resumed or recorder.run.step != step:
+            raise
+        raise RunDirectoryError(
+            f"{recorder.run.path}/checkpoint.json holds a state that the run cannot continue from: "
+            f"{type(error).__name__}: {error}",
+            hint="it was damaged, or written by another version: pass --new for a fresh run; --debug shows "
+            "where it failed",
+        ) from error
+
+
+def refuse_foreign_folders(problem: Problem, recorder: Recorder) -> None:
+    """Refuse a state that refers to a folder outside of the run which the system did not start from.
+
+    Raises:
+        RunDirectoryError: it does; the message names the entry.
+    """
+    started = [value["sha256"] for value in problem.system.configuration.values() if is_reference(value)]
+    for part in ("best", "working"):
+        for key, value in recorder.state.get(part, {}).items():
+            outside = is_reference(value) and leads_outside(value["path"])
+            if outside and value["sha256"] not in started:
+                raise RunDirectoryError(
+                    f"state.{part}.{key} in {recorder.run.path}/checkpoint.json refers to {value['path']!r}, "
+                    "which is outside of the run",
+                    hint="the run was changed, or moved without that folder: pass --new for a fresh run",
+                )
+
+
+def report(recorder: Recorder) -> None:
+    """Write the report of a finished run, and note that it is there."""
+    import_module("compound.report").write(recorder.run.path)
+    recorder.state["reported"] = True
+    recorder.save()
+
+
+def is_reported(recorder: Recorder) -> bool:
+    """Return whether a run is finished and has its report; a kill may come between the two.
+
+    Earlier versions did not note it.
+    """
+    state, folder = recorder.state, recorder.run.folder
+    written = all(folder.kind(name) is not None for name in ("report.md", "report.html"))
+    return bool(state.get("done")) and bool(state.get("reported", written))
 
 
 def _baseline(
@@ -168,19 +296,47 @@ def _baseline(
     on_start: Callable[[Recorder], None] | None,
 ) -> None:
     """Run another method with the same budget; equal calls are shared but paid for."""
-    settings = problem.settings.model_copy(update={"method": name, "baselines": ()})
-    method = import_module(METHODS).method(name, problem.system, settings, problem.folder)
-    other = replace(problem, settings=settings, method=method)
-    run = open_run(parent.run.path / "baselines" / name, "", describe(other))
-    recorder = Recorder(run, parent=parent, listener=_labelled(listener, name))
+    other, recorder = _beside(name, problem, parent, listener)
     if on_start is not None:
         on_start(recorder)
     try:
         if not recorder.state.get("done"):
-            blocking(Loop(other, recorder).run())
-            save_best(other, recorder)
+            _search(other, recorder, parent)
             recorder.state["done"] = True
             recorder.event("done")
+    finally:
+        recorder.close()
+
+
+def _beside(
+    name: str, problem: Problem, parent: Recorder, listener: Listener | None
+) -> tuple[Problem, Recorder]:
+    """Return the problem of a baseline, and the recorder of its run."""
+    settings = problem.settings.model_copy(update={"method": name, "baselines": ()})
+    method = import_module(METHODS).method(name, problem.system, settings, problem.folder)
+    other = replace(problem, settings=settings, method=method)
+    run = open_run(parent.run.path / "baselines" / name, "", describe(other))
+    return other, Recorder(run, parent=parent, listener=_labelled(listener, name))
+
+
+def _retry(problem: Problem, recorder: Recorder, listener: Listener | None) -> None:
+    """Run the failed test rows of a finished run and its baselines again, and write the report anew."""
+    again = import_module("compound.retrying").retry_failed
+    try:
+        if not recorder.state.get("done"):
+            raise RunDirectoryError(
+                f"{recorder.run.path} is not finished: there are no rows to run again",
+                hint="continue it first: give the same command without --retry-failed",
+            )
+        with continued(recorder):
+            blocking(again(problem, recorder))
+        for name in problem.settings.baselines:
+            other, beside = _beside(name, problem, recorder, listener)
+            try:
+                blocking(again(other, beside))
+            finally:
+                beside.close()
+        report(recorder)
     finally:
         recorder.close()
 
@@ -202,7 +358,9 @@ def make_problem(
     """Read the data and resolve the method.
 
     Raises:
-        DataError: the train or the validation split is empty.
+        DataError: the train or the validation split is empty, or an example holds nothing that the metric
+            can compare with.
+        DeclarationError: the budget of system runs holds nothing to try.
     """
     inputs = list(system.inputs)
     sizes: Mapping[Split, int | None] = {
@@ -218,16 +376,21 @@ def make_problem(
             raise DataError(
                 f"the {role} split is empty", hint="an optimization needs train and valid examples"
             )
+    for rows in splits.values():
+        check_rows(metric, system.outputs, rows)
     methods = import_module(METHODS)
     method = methods.method(settings.method, system, settings, folder)
     others = [methods.method(name, system, settings, folder) for name in settings.baselines]
     for each in (method, *others):  # what cannot be done is refused before anything is spent
         methods.refuse_untrainable(each, system, Executor(engines).engine)
+    engines = for_system(engines, system)
     method = replace(method, jobs=[job.within(len(splits["train"])) for job in method.jobs])
     _decidable(len(splits["valid"]), settings.alpha)
-    return Problem(
+    problem = Problem(
         system, splits["train"], splits["valid"], splits["test"], metric, settings, method, engines, folder
     )
+    refuse_too_small(problem)
+    return problem
 
 
 def _decidable(n: int, alpha: float) -> None:
@@ -298,7 +461,7 @@ def open_run(path: Path, text: str, config: Mapping[str, Any]) -> RunDirectory:
     Raises:
         RunDirectoryError: the directory belongs to another configuration; the message names the keys.
     """
-    if not (path / "config.json").exists():
+    if UntrustedFolder(path).kind("config.json") is None:
         return RunDirectory.create(path, text, config)
     keys = changed(path, config)
     if keys:
@@ -339,28 +502,36 @@ def save_best(problem: Problem, recorder: Recorder) -> None:
     )
 
 
-def read_result(path: Path) -> Result:
-    """Read the result of a run from its directory."""
-    state = read_json(path, "checkpoint.json").get("state", {})
+def read_result(path: str | Path) -> Result:
+    """Read the result of a run from its directory.
+
+    Raises:
+        RunDirectoryError: it is no run directory, has no result yet, or one of its files is damaged.
+    """
+    return _read_result(UntrustedFolder(path))
+
+
+def _read_result(folder: UntrustedFolder) -> Result:
+    stored = load_checkpoint(folder)
+    state = stored.state if stored else read_json(folder, "checkpoint.json")
     if "before" not in state:
         raise RunDirectoryError(
-            f"{path} has no result yet", hint="continue it with the command that began it"
+            f"{folder} has no result yet", hint="continue it with the command that began it"
         )
-    events = [e for e in RunDirectory.read_only(path, "events.jsonl") if "spent" in e]
-    folder = path / "baselines"
-    baselines = sorted(folder.iterdir()) if folder.is_dir() else []
+    with understood(folder):
+        events = [e for e in read_records(folder, "events.jsonl") if "spent" in e]
+        return Result(
+            best=final_configuration(state, folder.path / MEMORY_FOLDER),
+            before=Evaluation.from_json(state["before"]),
+            after=Evaluation.from_json(state["incumbent"]),
+            test_before=_evaluation(state, "test_before"),
+            test_after=_evaluation(state, "test_after"),
+            accepted=sum(bool(e.get("accepted")) for e in events if e["event"] == "decision"),
+            spent=events[-1]["spent"],
+            path=folder.path,
+            baselines={b.path.name: _read_result(b) for b in baselines(folder) if load_checkpoint(b)},
+        )
 
-    def evaluation(name: str) -> Evaluation | None:
-        return Evaluation.from_json(state[name]) if state.get(name) else None
 
-    return Result(
-        best=final_configuration(state, path / MEMORY_FOLDER),
-        before=Evaluation.from_json(state["before"]),
-        after=Evaluation.from_json(state["incumbent"]),
-        test_before=evaluation("test_before"),
-        test_after=evaluation("test_after"),
-        accepted=sum(bool(e.get("accepted")) for e in events if e["event"] == "decision"),
-        spent=events[-1]["spent"],
-        path=path,
-        baselines={b.name: read_result(b) for b in baselines if (b / "checkpoint.json").exists()},
-    )
+def _evaluation(state: Mapping[str, Any], name: str) -> Evaluation | None:
+    return Evaluation.from_json(state[name]) if state.get(name) else None

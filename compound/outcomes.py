@@ -9,6 +9,7 @@ from typing import Any
 
 from compound.component import Component
 from compound.contracts import NO_USAGE, TokenRecord, Usage
+from compound.exchange import Exchange
 from compound.ports import convert
 from compound.trace import Failure
 
@@ -24,6 +25,7 @@ class Outcome:
     attempts: int = 1
     reused: bool = False
     key: str = ""
+    exchanges: tuple[Exchange, ...] = ()
 
     def again(self) -> Outcome:
         """Return the outcome as an equal call has it: reused, and not made."""
@@ -49,6 +51,7 @@ def to_row(outcome: Outcome) -> dict[str, Any] | None:
         "usage": usage.to_json(),
         "tokens": [[t.prompt, t.sampled, t.logprobs, t.finish_reason, t.adapter] for t in outcome.tokens],
         "attempts": outcome.attempts,
+        "exchanges": [exchange.to_json() for exchange in outcome.exchanges],
     }
 
 
@@ -68,8 +71,9 @@ def from_row(row: Mapping[str, Any], key: str, component: Component) -> Outcome:
     return Outcome(
         outputs=read_outputs(row, component),
         failure=Failure(*row["failure"]) if row["failure"] else None,
-        usage=Usage(*row["usage"]),
+        usage=Usage.from_json(row["usage"]),
         tokens=tuple(TokenRecord(tuple(p), tuple(s), tuple(lp), f, a) for p, s, lp, f, a in row["tokens"]),
         attempts=row["attempts"],
         key=key,
+        exchanges=tuple(map(Exchange.from_json, row.get("exchanges", ()))),
     )

@@ -1,4 +1,4 @@
-"""Where things are kept that belong to the user rather than to a run."""
+"""Places of files: the user's cache folder, and a free folder for another run."""
 
 from __future__ import annotations
 
@@ -10,3 +10,16 @@ def cache_folder() -> Path:
     """Return ``$COMPOUND_CACHE``, or ``~/.cache/compound``."""
     chosen = os.environ.get("COMPOUND_CACHE")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "compound"
+
+
+def unused(path: Path) -> Path:
+    """Return the path, or the first of ``path-2``, ``path-3`` … that does not exist.
+
+    >>> unused(Path("no/such/folder"))
+    PosixPath('no/such/folder')
+    """
+    number, free = 2, path
+    while os.path.lexists(free):  # a broken link is not free either
+        free = path.with_name(f"{path.name}-{number}")
+        number += 1
+    return free

@@ -8,16 +8,18 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from compound.optimization import ROLLOUTS
 from compound.recorder import Listener
+from compound.sanitize import printable, raw
 
 STEP = re.compile(r"step (\d+) of (\d+)(?:: (.*))?")
 BAR = 28  # letters wide
+QUIET = 10.0  # seconds between two lines about waiting, where lines cannot be replaced
 
 
 def describe(event: Mapping[str, Any]) -> str:
@@ -32,11 +34,12 @@ def describe(event: Mapping[str, Any]) -> str:
         "baseline": lambda: f"valid {_score(event)}",
         "progress": lambda: str(event["note"]),
         "job": lambda: _job(event),
+        "outlook": lambda: "\n".join([*event["duplicates"], *event["told"]]),
         "decision": lambda: _decision(event),
         "test_before": lambda: f"test, before {_score(event)}",
         "test_after": lambda: f"test, after {_score(event)}",
     }.get(kind, lambda: str(event.get("note") or event.get("reason") or ""))()
-    return f"{prefix}{kind:<9} {text}".rstrip()
+    return printable(f"{prefix}{kind:<9} {text}".rstrip())
 
 
 def _score(event: Mapping[str, Any]) -> str:
@@ -54,7 +57,8 @@ def _job(event: Mapping[str, Any]) -> str:
     changed = ", ".join(event["values"])
     before, after = event["train_before"], event["train_after"]
     compared = before is not None and after is not None and not event.get("facts", {}).get(ROLLOUTS)
-    told = f"train {before:.3f} -> {after:.3f}" if compared else event["note"]
+    chosen = event.get("facts", {}).get("best_step") is not None  # whose note says more
+    told = f"train {before:.3f} -> {after:.3f}" if compared and not chosen else event["note"]
     return f"{event['optimizer']} on {keys}: {told}{', ' if told else ''}proposes {changed}"
 
 
@@ -75,6 +79,7 @@ def status(event: Mapping[str, Any], started: float, limits: Mapping[str, Any]) 
     runs = f"{spent.get('system_runs', 0):.0f}" + (f" of {limit:g}" if limit else "")
     tokens = spent.get("prompt_tokens", 0) + spent.get("completion_tokens", 0)
     money = f" · ${spent['cost']:.4f}" if spent.get("cost") else ""
+    money += " · price not known" if spent.get("unpriced") else ""
     return (
         f"{runs} system runs (+{spent.get('test_runs', 0):.0f} test) · {spent.get('calls', 0)} calls · "
         f"{tokens:,} tokens{money} · {clock(time.monotonic() - started)}"
@@ -141,14 +146,32 @@ def watching(
     if quiet:
         yield lambda event: None
     elif plain if plain is not None else not sys.stderr.isatty():
-        yield _print
+        yield Lines().listen
     else:
         with _live(limits, started) as listener:
             yield listener
 
 
-def _print(event: Mapping[str, Any]) -> None:
-    if event["event"] != "call":
+class Lines:
+    """Prints one line for each event; of notices, such as waits for a rate limit, one in a while.
+
+    Args:
+        clock: in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._noticed = float("-inf")
+
+    def listen(self, event: Mapping[str, Any]) -> None:
+        """Show an event."""
+        if event["event"] == "call":
+            return
+        if event["event"] == "notice":
+            now = self._clock()
+            if now - self._noticed < QUIET:
+                return
+            self._noticed = now
         print(describe(event), file=sys.stderr, flush=True)
 
 
@@ -158,7 +181,7 @@ def _live(limits: Mapping[str, Any], started: float) -> Iterator[Listener]:
     from rich.live import Live
     from rich.text import Text
 
-    console = Console(stderr=True)
+    console = Console(file=raw(sys.stderr))
     with Live(Text("starting", style="dim"), console=console, refresh_per_second=4, transient=True) as live:
         yield Screen(live, limits, started).listen
 
@@ -178,13 +201,15 @@ class Screen:
         self._steps: Steps | None = None
         self._left: float | None = None
         self._first: tuple[Steps, float] | None = None  # of the job, that was seen here, and when
+        self._notice = ""
 
     def listen(self, event: Mapping[str, Any]) -> None:
         """Show an event; a step of a long job only moves the bar, or it would push all else away."""
         from rich.text import Text
 
-        called = event["event"] == "call"
-        if not called:
+        called, noticed = event["event"] == "call", event["event"] == "notice"
+        self._notice = printable(str(event["note"])) if noticed else ""
+        if not called and not noticed:
             self._follow(Steps.of(event))
             if self._steps is None:
                 style = {"decision": "bold green" if event.get("accepted") else "yellow"}.get(
@@ -212,7 +237,8 @@ class Screen:
         from rich.table import Table
         from rich.text import Text
 
-        spent = Text(status(event, self._started, self._limits), style="dim")
+        line = status(event, self._started, self._limits)
+        spent = Text(f"{line} · {self._notice}" if self._notice else line, style="dim")
         steps = self._steps
         if steps is None:
             return spent
@@ -222,7 +248,7 @@ class Screen:
         row.add_row(
             Text(f"{method}step {steps.done} of {steps.total}"),
             ProgressBar(total=steps.total, completed=steps.done, width=BAR),
-            Text(f"{steps.said}{ahead}"),
+            Text(printable(f"{steps.said}{ahead}")),
         )
         return Group(row, spent)
 

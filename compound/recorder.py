@@ -16,7 +16,7 @@ from compound.store import RunDirectory
 from compound.trace import Call, Trace, to_json
 
 Listener = Callable[[Mapping[str, Any]], None]
-MEMORY, MEMORY_FOLDER = "memory.jsonl", "memory"
+MEMORY, MEMORY_FOLDER, CACHE, STOP = "memory.jsonl", "memory", "cache.sqlite", "STOP"
 
 
 class Interrupted(CompoundError):
@@ -34,6 +34,9 @@ class Recorder:
         run: where to write; closed again when it cannot be restored.
         parent: the run this one belongs to: its cache is read but paid for, and stopping either stops both.
         listener: receives each event, and call counts in between.
+
+    Attributes:
+        resumed: whether the state comes from a checkpoint.
     """
 
     def __init__(
@@ -42,7 +45,7 @@ class Recorder:
         self.run = run
         try:
             stored = run.restore()
-            own = DiskCache(run.path / "cache.sqlite", step=run.step)
+            own = DiskCache(run.path / CACHE, step=run.step, recorded=run.cached)
         except BaseException:
             run.close()
             raise
@@ -52,6 +55,8 @@ class Recorder:
         self._disk = own
         self._listener = listener
         self._stop = False
+        self._reported_problems = 0
+        self.resumed = stored is not None
         self._meters: tuple[Meter, ...] = ()
         self._calls = 0
 
@@ -68,8 +73,13 @@ class Recorder:
             self._parent.stop()
 
     def event(self, event: str, **facts: Any) -> None:
-        """Record what happened, and checkpoint."""
+        """Record what happened, and checkpoint; what was found damaged in the cache is noted before."""
         spent = self._spent()
+        for problem in self._disk.problems[self._reported_problems :]:
+            self.run.append(
+                "events.jsonl", {"event": "note", "note": problem, "spent": spent, "at": time.time()}
+            )
+        self._reported_problems = len(self._disk.problems)
         self.run.append("events.jsonl", {"event": event, **facts, "spent": spent, "at": time.time()})
         self.save()
         if self._listener is not None:
@@ -79,7 +89,7 @@ class Recorder:
     def save(self) -> None:
         """Checkpoint the state as it is."""
         self.state["meters"] = [meter.snapshot() for meter in self._meters]
-        self.run.checkpoint(self.state)
+        self.run.checkpoint(self.state, self._disk.count)
         self._disk.step = self.run.step
 
     def _end_if_asked(self) -> None:
@@ -93,10 +103,10 @@ class Recorder:
 
     def _asked(self) -> bool:
         above = self._parent is not None and self._parent._asked()
-        return self._stop or (self.run.path / "STOP").exists() or above
+        return self._stop or self.run.folder.kind(STOP) is not None or above
 
     def _forget_stop_files(self) -> None:
-        (self.run.path / "STOP").unlink(missing_ok=True)
+        self.run.folder.remove(STOP)
         if self._parent is not None:
             self._parent._forget_stop_files()
 
@@ -105,11 +115,12 @@ class Recorder:
         """What the method keeps from job to job."""
         return RunMemory(self)
 
-    def trace(self, split: str) -> OnTrace:
-        """Return a function that records traces of one split."""
+    def trace(self, split: str, *, again: bool = False) -> OnTrace:
+        """Return a function that records traces of one split; ``again`` marks those of repeated runs."""
+        kind = {"split": split, "again": True} if again else {"split": split}
 
         def record(example: Example, trace: Trace) -> None:
-            self.run.append("traces.jsonl", {"split": split, "gold": _gold(example), **to_json(trace)})
+            self.run.append("traces.jsonl", {**kind, "gold": _gold(example), **to_json(trace)})
 
         return record
 
@@ -118,6 +129,11 @@ class Recorder:
         self._calls += 1
         if self._listener is not None:
             self._listener({"event": "call", "component": call.component, "spent": self._spent()})
+
+    def noticed(self, note: str) -> None:
+        """Tell the listener something that is no part of the record, such as a wait for a rate limit."""
+        if self._listener is not None:
+            self._listener({"event": "notice", "note": note, "spent": self._spent()})
 
     def _spent(self) -> dict[str, Any]:
         if not self._meters:
@@ -129,6 +145,7 @@ class Recorder:
             "calls": usage.calls,
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
+            "unpriced": usage.unpriced,
             "cost": round(usage.cost, 9),  # a sum in order of completion: its last digits mean nothing
             "seconds": round(sum(meter.seconds for meter in self._meters), 3),
         }
@@ -154,9 +171,7 @@ class RunMemory:
     @property
     def folder(self) -> Path:
         """Where files may be written."""
-        path = self._recorder.run.path / MEMORY_FOLDER
-        path.mkdir(exist_ok=True)
-        return path
+        return self._recorder.run.folder.below(MEMORY_FOLDER).make().path
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a record; it is kept from the next checkpoint on."""

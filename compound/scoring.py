@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,13 @@ from compound.errors import DeclarationError
 from compound.evaluation import Evaluation, evaluate_all, refuse_broken
 from compound.executor import Executor
 from compound.optimization import Tried
+from compound.proposals import Outcome, Proposals
 from compound.statistics import binomial_tail
 from compound.system import System
 from compound.trace import Trace
 
 if TYPE_CHECKING:
-    from compound.loop import Problem
+    from compound.problem import Problem
 
 
 TRAIN_SAMPLE = -1  # one sample index for all of the search: equal runs come from the cache
@@ -38,10 +39,19 @@ class JobScorer:
         incumbent: what candidates change.
         share: system runs the job may spend.
         spent: the meter's system runs when the job began.
+        proposals: counts and limits requests for proposals; a ledger without limits by default.
+        runs_left: system runs that the budget still holds; the meter's own expectation by default.
     """
 
     def __init__(
-        self, problem: Problem, executor: Executor, incumbent: System, share: float, spent: float
+        self,
+        problem: Problem,
+        executor: Executor,
+        incumbent: System,
+        share: float,
+        spent: float,
+        proposals: Proposals | None = None,
+        runs_left: Callable[[], float] | None = None,
     ) -> None:
         self._problem = problem
         self._executor = executor
@@ -49,12 +59,15 @@ class JobScorer:
         self._share = share
         self._spent = spent
         self._scores: dict[str, Tried] = {}
+        give_up = problem.settings.prompts.give_up
+        self._proposals = proposals or Proposals(executor.meter, give_up=give_up)
+        self._runs_left = runs_left or executor.meter.remaining_runs
 
     @property
     def left(self) -> float:
         """System runs this job may still spend."""
-        meter = self._executor.meter
-        return max(0.0, min(self._share - (meter.system_runs - self._spent), meter.remaining_runs()))
+        used = self._executor.meter.system_runs - self._spent
+        return max(0.0, min(self._share - used, self._runs_left()))
 
     @property
     def free_repeats(self) -> bool:
@@ -95,11 +108,29 @@ class JobScorer:
         return evaluations
 
     async def generate(self, request: Request, lm: str | None = None) -> Completion:
-        """Ask a model for something that is not part of the system."""
+        """Ask a model for something that is not part of the system.
+
+        Raises:
+            NotAsked: the model keeps failing, or the job has made all its requests.
+        """
+        chosen = self._writer(lm)
+        worst = self._executor.engine(chosen).worst_case(request)
+        async with self._proposals.request(chosen, worst):
+            return await self._executor.ask(chosen, request)
+
+    def may_ask(self, lm: str | None = None) -> bool:
+        """Return whether `generate` would send another request to a model."""
+        return self._proposals.may_ask(self._writer(lm))
+
+    def judge(self, outcome: Outcome, lm: str | None = None) -> None:
+        """Count what the last answer of a model was worth."""
+        self._proposals.judge(self._writer(lm), outcome)
+
+    def _writer(self, lm: str | None) -> str:
         chosen = lm or self._incumbent.defaults.get("lm")
         if not chosen:
             raise DeclarationError("no model to write prompts with", hint="set optimize.prompts.lm")
-        return await self._executor.ask(chosen, request)
+        return str(chosen)
 
     def snapshot(self) -> list[list[Any]]:
         """Return what was scored so far, for a checkpoint."""

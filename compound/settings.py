@@ -10,6 +10,7 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeFloat,
+    PositiveFloat,
     PositiveInt,
     ValidationError,
     model_validator,
@@ -26,17 +27,28 @@ class _Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
+COUNTS: Mapping[str, str] = {
+    "system_runs": "runs of the system on train and validation examples; cached and forked runs count in "
+    "part, runs on the test split and requests for proposals not at all",
+    "calls": "calls to models, requests for proposals and the test split included",
+    "tokens": "prompt and completion tokens, those of proposals and of the test split included",
+    "cost": "US dollars, proposals and the test split included",
+    "minutes": "wall-clock minutes over all attempts, the test split included",
+}  # what each limit of a budget counts
+
+
 class BudgetSettings(_Settings):
     """Hard limits of a run; what is left out has no limit."""
 
     system_runs: float | None = Field(default=None, ge=0)
-    """Runs of the system on train and validation examples; cached and forked runs count in part."""
+    """Runs of the system on train and validation examples; cached and forked runs count in part. Requests
+    for proposals, such as new prompts, are no system runs: calls, tokens and cost limit them."""
     calls: int | None = Field(default=None, ge=0)
-    """Engine calls, test split included."""
+    """Engine calls, requests for proposals and the test split included."""
     tokens: int | None = Field(default=None, ge=0)
-    """Prompt and completion tokens, test split included."""
+    """Prompt and completion tokens, those of proposals and of the test split included."""
     cost: float | None = Field(default=None, ge=0)
-    """US dollars, test split included."""
+    """US dollars, proposals and the test split included."""
     minutes: float | None = Field(default=None, gt=0)
     """Wall-clock minutes over all attempts, test split included."""
     test_share: float = Field(default=0.2, gt=0, lt=1)
@@ -65,6 +77,9 @@ class PromptSettings(_Settings):
     """The model that writes prompts, criticism or verdicts; the system's own by default."""
     edits_per_candidate: int = Field(default=2, ge=1)
     """The most edits between an incumbent and a candidate: a trust region."""
+    give_up: int = Field(default=5, ge=1)
+    """Failed calls in a row after which a job stops asking the model that writes; four times as many replies
+    that cannot be used have the same effect."""
 
 
 class RewardSettings(_Settings):
@@ -154,12 +169,30 @@ class WeightSettings(_Settings):
     """How far the probability ratio may fall, or rise, before it is clipped (not in `mygo`)."""
     clip_high: float | None = Field(default=None, gt=0)
     """How far it may rise, where that differs."""
+    clip_delta: float | None = Field(default=None, gt=1)
+    """Upper bound of the ratio for negative advantages (two-sided clipping, TRL's `delta`); above
+    1 + `clip_high`. `null` leaves it unbounded."""
+    cispo_cap: float = Field(default=5.0, gt=0)
+    """Upper bound of the ratio in `cispo` (TRL's `epsilon_high`)."""
+    sapo_positive: float = Field(default=1.0, gt=0)
+    """Gate temperature of `sapo` for positive advantages (TRL's `sapo_temperature_pos`)."""
+    sapo_negative: float = Field(default=1.05, gt=0)
+    """Gate temperature of `sapo` for other advantages (TRL's `sapo_temperature_neg`)."""
+    vespo_positive: tuple[NonNegativeFloat, PositiveFloat] = (2.0, 3.0)
+    """`vespo`'s exponent k and decay lambda for positive advantages (TRL's `vespo_k_pos` and
+    `vespo_lambda_pos`)."""
+    vespo_negative: tuple[NonNegativeFloat, PositiveFloat] = (3.0, 2.0)
+    """`vespo`'s exponent k and decay lambda for negative advantages (TRL's `vespo_k_neg` and
+    `vespo_lambda_neg`)."""
     beta: float = Field(default=0.0, ge=0)
     """The weight of the divergence from the base model (not in `mygo`)."""
     entropy: float = Field(default=0.0, ge=0)
     """The weight of the entropy bonus (not in `mygo`)."""
     max_norm: float = Field(default=1.0, gt=0)
     """Gradients of an adapter are clipped to this norm."""
+    max_skipped: int = Field(default=5, ge=1)
+    """Consecutive updates of an adapter with a non-finite gradient after which training stops. Each of them
+    is skipped and counted; weights and optimizer state stay as they are."""
     correction: float | None = Field(default=2.0, gt=0)
     """The cap of the weight that corrects what sampler and trainer compute differently; `null` for none."""
     stale: int = Field(default=0, ge=0)
@@ -169,6 +202,9 @@ class WeightSettings(_Settings):
     """Of the trained components, in rollouts; log-probabilities are those at this temperature."""
     max_length: int = Field(default=8192, ge=8)
     """Tokens of prompt and answer; longer samples are left out, and counted."""
+    mask_truncated: bool = False
+    """Exclude answers that were cut at `max_tokens` from the loss (DAPO's overlong filtering, TRL's
+    `mask_truncated_completions`). Their rewards still count in their group's statistics."""
     micro_tokens: int = Field(default=4096, ge=64)
     """Tokens that go through the model at once, padding included: lower it when memory does not suffice."""
     failure: float | None = None
@@ -180,6 +216,15 @@ class WeightSettings(_Settings):
     """By component, how likely `mhgpo_rr` forks there; equal by default."""
     teachers: dict[str, PositiveInt] = {}
     """By configuration file, how many of the runs are made with it instead (mmGRPO)."""
+    eval_every: int = Field(default=5, ge=0)
+    """Training steps between evaluations on held-out train examples. The best evaluated step is proposed,
+    the earliest of equals. A job too short for two evaluated steps, or 0, proposes its last step."""
+    eval_examples: int = Field(default=16, ge=1)
+    """Train examples held out for these evaluations, at most a quarter of the train examples. Each evaluation
+    takes one system run per example from the job's budget."""
+    kl_reward: float = Field(default=0.0, ge=0)
+    """Coefficient of the KL penalty in the per-token reward of PPO: the log-ratio of the policy to the base
+    model, adapter off (TRL's PPO used 0.05). `beta` adds a KL term to the loss instead."""
     gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount of later tokens' rewards (PPO)."""
     lam: float = Field(default=0.95, ge=0, le=1)
@@ -215,6 +260,13 @@ class WeightSettings(_Settings):
         """Refuse to take for the weights' own what others sampled."""
         if self.correction is None and (self.stale or self.teachers):
             raise ValueError("samples of other weights (stale, teachers) need a correction; it is null")
+        return self
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        """Refuse a two-sided bound inside the trust region."""
+        if self.clip_delta is not None and self.clip_delta <= 1 + self.highest:
+            raise ValueError(f"clip_delta must be above 1 + clip_high = {1 + self.highest:g}")
         return self
 
     @model_validator(mode="after")

@@ -9,16 +9,18 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from compound.artifacts import is_reference
-from compound.errors import DeclarationError
+from compound.errors import DeclarationError, nearest
 
 if TYPE_CHECKING:
     import numpy as np
 
 Scalar = str | int | float | bool
+ALL_LINEAR, ATTENTION = "all-linear", "attention"
+TARGETS = (ALL_LINEAR, ATTENTION)  # sets of layers that an adapter's targets may name
 
 
 class Space(ABC):
@@ -274,18 +276,32 @@ def _outside(space: Int | Float, value: float) -> str:
 class Weights(Space):
     """The weights of a component's model: a LoRA adapter on a frozen base.
 
-    A value is ``None`` (the base as it is) or ``{"path": folder, "sha256": digest}``.
+    A value is ``None`` (the base as it is) or ``{"path": folder, "sha256": digest}``. ``targets`` are the
+    linear layers that are adapted, as in `LoRA`.
     """
 
     value: Mapping[str, str] | None = None
     rank: int = 16
     alpha: int = 32
-    targets: tuple[str, ...] = field(default=("q_proj", "k_proj", "v_proj", "o_proj"))
+    targets: str | tuple[str, ...] = ALL_LINEAR
     kind: ClassVar[str] = "weights"
 
     def __post_init__(self) -> None:
         if self.rank < 1 or self.alpha < 1:
             raise DeclarationError(f"LoRA: rank and alpha must be >= 1, but got {self.rank}, {self.alpha}")
+        if isinstance(self.targets, str):
+            if self.targets not in TARGETS:
+                raise DeclarationError(
+                    f"LoRA: targets must be {' or '.join(map(repr, TARGETS))}, or a list of names of linear "
+                    f"layers, but got {self.targets!r}",
+                    hint=f"{nearest(self.targets, TARGETS)}; one layer is named in a list: [q_proj]",
+                )
+        else:
+            object.__setattr__(self, "targets", tuple(self.targets))
+            if not self.targets or not all(isinstance(name, str) and name for name in self.targets):
+                raise DeclarationError(
+                    f"LoRA: targets must name at least one linear layer, but got {self.targets!r}"
+                )
         self.check(self.value, "Weights")
 
     def problem(self, value: Any) -> str:  # noqa: D102
@@ -298,9 +314,31 @@ class Weights(Space):
         return dict[str, str] | None
 
     def to_json(self) -> dict[str, Any]:  # noqa: D102
-        return {"kind": self.kind, "rank": self.rank, "alpha": self.alpha, "targets": list(self.targets)}
+        targets = self.targets if isinstance(self.targets, str) else list(self.targets)
+        return {"kind": self.kind, "rank": self.rank, "alpha": self.alpha, "targets": targets}
 
 
-def LoRA(rank: int = 16, alpha: int | None = None) -> Weights:  # noqa: N802 - reads as a declaration
-    """Return the space of LoRA adapters of one rank; ``alpha`` defaults to twice the rank."""
-    return Weights(rank=rank, alpha=2 * rank if alpha is None else alpha)
+def LoRA(  # noqa: N802 - reads as a declaration
+    rank: int = 16, alpha: int | None = None, targets: str | Sequence[str] = ALL_LINEAR
+) -> Weights:
+    """Return the space of LoRA adapters of one shape.
+
+    Args:
+        rank: of the update.
+        alpha: its scale, twice the rank by default.
+        targets: the linear layers that are adapted: ``all-linear``, every one but the output layer;
+            ``attention``, those of attention alone; or the last parts of their names, such as
+            ``["q_proj", "v_proj"]``. Adapters on all layers learn more than those on attention alone, also
+            with as many parameters (Schulman et al. 2025, "LoRA Without Regret"), so they are the default.
+
+    Raises:
+        DeclarationError: the rank or alpha is below 1, or the targets are neither.
+
+    Example:
+        >>> LoRA(8).to_json()
+        {'kind': 'weights', 'rank': 8, 'alpha': 16, 'targets': 'all-linear'}
+        >>> LoRA(8, targets=["q_proj", "v_proj"]).targets
+        ('q_proj', 'v_proj')
+    """
+    chosen = targets if isinstance(targets, str) else tuple(targets)
+    return Weights(rank=rank, alpha=2 * rank if alpha is None else alpha, targets=chosen)

@@ -1,7 +1,9 @@
-"""Intervals and tests for scores: pure functions, and any chance in them is passed in by the caller.
+"""Confidence intervals and tests for scores.
 
-An improvement is accepted by `paired_test`, which is valid for any score (no normality). The loop divides
-``alpha`` over its planned decisions, so that a run errs with probability ``alpha`` at most.
+Intervals of scores whose range is known cannot leave it (`compound.bounded_mean`);
+benchmarks/interval_coverage.py measures how often they hold the true mean, beside the alternatives
+(docs/adr/0024). An improvement is accepted by `paired_test`, which is valid for any score (no normality).
+The loop divides ``alpha`` over its planned decisions, so that a run errs with probability ``alpha`` at most.
 """
 
 from __future__ import annotations
@@ -9,67 +11,77 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from compound.bounded_mean import lower_limit
+
 EXACT_UP_TO = 14
 FLIPS = 20_000
-RESAMPLES = 9_999
 _CHUNK = 1_000
 
 Values = Sequence[float] | NDArray[np.float64]
+Bounds = tuple[float, float]
+"""The least and the greatest value that a score can have."""
+
+UNIT: Bounds = (0.0, 1.0)
+ROUNDING = 1e-9  # of the range: what a sum of floats may be beyond it
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean, its confidence limits, and how many values it rests on."""
+    """A mean, its confidence limits (infinite where nothing bounds them), and how many values it rests on."""
 
     mean: float
     low: float
     high: float
     n: int
 
+    def to_json(self) -> dict[str, float | int | None]:
+        """Return the four numbers by name; limits that are infinite are ``None``."""
+        low, high = (limit if math.isfinite(limit) else None for limit in (self.low, self.high))
+        return {"mean": self.mean, "low": low, "high": high, "n": self.n}
 
-def mean_interval(
-    values: Values, level: float = 0.95, *, method: Literal["t", "bootstrap"] = "t", seed: int | None = None
-) -> Interval:
+
+def mean_interval(values: Values, level: float = 0.95, *, bounds: Bounds | None = None) -> Interval:
     """Return the mean of independent values with a two-sided confidence interval.
 
-    One value says nothing about spread: its limits are infinite. Values that are all equal give a width
-    of zero, which claims too much for scores of 0 and 1; `binomial_upper` is exact there.
+    With ``bounds`` the interval is Gaffke's: it lies within the bounds, contains the mean, makes no
+    assumption on the distribution, and is never of zero width. Without, it is Student's, which assumes means
+    that are close to normal and may leave a range that is not stated; its limits are infinite where it has
+    nothing to go by: for one value, and for values that are all equal.
 
     Args:
         values: The values, at least one, all finite.
         level: How often intervals made like this hold the true mean.
-        method: ``"t"`` for Student's t, or ``"bootstrap"`` for the bias-corrected and accelerated
-            bootstrap (Efron 1987), which suits skewed scores.
-        seed: The bootstrap's seed, which it needs.
+        bounds: The least and the greatest value possible, or ``None`` if they are not known.
 
+    Raises:
+        ValueError: There is no value, one is not finite, or one lies outside the bounds.
+
+    >>> interval = mean_interval([1.0, 1.0, 1.0], bounds=(0.0, 1.0))
+    >>> interval.mean, round(interval.low, 3), interval.high
+    (1.0, 0.292, 1.0)
     >>> interval = mean_interval([1.0, 2.0, 3.0])
     >>> interval.mean, round(interval.low, 3), round(interval.high, 3)
     (2.0, -0.484, 4.484)
     """
     numbers = _checked(values)
     _check_share(level=level)
-    if method not in ("t", "bootstrap"):
-        raise ValueError(f"method must be 't' or 'bootstrap', got {method!r}")
-    if method == "bootstrap" and seed is None:
-        raise ValueError("method='bootstrap' needs a seed")
+    if bounds is not None:
+        return _bounded(numbers, level, _checked_bounds(numbers, bounds))
     n, mean = len(numbers), float(numbers.mean())
-    if n == 1:
-        return Interval(mean, -math.inf, math.inf, 1)
     if np.ptp(numbers) == 0:
-        return Interval(float(numbers[0]), float(numbers[0]), float(numbers[0]), n)
-    if method == "bootstrap":
-        return Interval(mean, *_bootstrap(numbers, level, np.random.default_rng(seed)), n)
-    half = float(special.stdtrit(n - 1, (1 + level) / 2) * numbers.std(ddof=1) / math.sqrt(n))
+        return Interval(float(numbers[0]), -math.inf, math.inf, n)
+    half = _student(n, level) * float(numbers.std(ddof=1)) / math.sqrt(n)
     return Interval(mean, mean - half, mean + half, n)
 
 
-def cluster_mean_interval(clusters: Iterable[Values], level: float = 0.95) -> Interval:
+def cluster_mean_interval(
+    clusters: Iterable[Values], level: float = 0.95, *, bounds: Bounds | None = None
+) -> Interval:
     """Return the mean over examples of which each was run several times.
 
     Repeats of one example are not independent: each example's repeats are averaged first, every example
@@ -78,16 +90,52 @@ def cluster_mean_interval(clusters: Iterable[Values], level: float = 0.95) -> In
     >>> cluster_mean_interval([[1.0, 1.0, 1.0], [0.0]]).mean
     0.5
     """
-    return mean_interval([float(_checked(repeats).mean()) for repeats in clusters], level)
+    means = [float(_checked(repeats).mean()) for repeats in clusters]
+    return mean_interval(means, level, bounds=bounds)
 
 
-def paired_interval(before: Values, after: Values, level: float = 0.95) -> Interval:
+def paired_interval(
+    before: Values, after: Values, level: float = 0.95, *, bounds: Bounds | None = None
+) -> Interval:
     """Return the mean of ``after - before`` over the same examples, with its interval.
 
-    >>> paired_interval([0.0, 0.5, 1.0], [1.0, 1.0, 1.0]).mean
-    0.5
+    ``bounds`` are those of the scores; the difference of scores in [0, 1] lies in [-1, 1].
+
+    >>> interval = paired_interval([0.0, 0.5, 1.0], [1.0, 1.0, 1.0], bounds=(0.0, 1.0))
+    >>> interval.mean, round(interval.low, 3), round(interval.high, 3)
+    (0.5, -0.578, 0.933)
     """
-    return mean_interval(_differences(before, after), level)
+    widest = None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
+    return mean_interval(_differences(before, after), level, bounds=widest)
+
+
+def interval_of_means(values: Values, level: float = 0.95, *, bounds: Bounds | None = None) -> Interval:
+    """Return the mean of a few values that are means of many scores themselves, such as one for each seed.
+
+    Such values are close to normal, which `mean_interval` cannot know: of three values that may be anything
+    in [0, 1] it can say little. With ``bounds`` this is Wilson's score interval with Student's quantile and
+    the variance of the values in place of the binomial one; it equals Student's in the middle of the range
+    and cannot leave it. Its limits are infinite for a single value, and for values that are all equal.
+
+    >>> interval = interval_of_means([0.98, 0.99, 1.0], bounds=(0.0, 1.0))
+    >>> round(interval.mean, 3), round(interval.low, 3), round(interval.high, 3)
+    (0.99, 0.924, 0.999)
+    """
+    numbers = _checked(values)
+    _check_share(level=level)
+    n, mean = len(numbers), float(numbers.mean())
+    if np.ptp(numbers) == 0:
+        return Interval(float(numbers[0]), -math.inf, math.inf, n)
+    half = _student(n, level) * float(numbers.std(ddof=1)) / math.sqrt(n)
+    if bounds is None:
+        return Interval(mean, mean - half, mean + half, n)
+    low, high = _checked_bounds(numbers, bounds)
+    share, relative = min(max((mean - low) / (high - low), ROUNDING), 1 - ROUNDING), half / (high - low)
+    k = relative**2 / (share * (1 - share))
+    middle = (share + k / 2) / (1 + k)
+    reach = math.sqrt(k * share * (1 - share) + k**2 / 4) / (1 + k)
+    limits = [low + (high - low) * min(max(limit, 0.0), 1.0) for limit in (middle - reach, middle + reach)]
+    return Interval(mean, min(limits[0], mean), max(limits[1], mean), n)
 
 
 def paired_test(before: Values, after: Values, *, rng: np.random.Generator) -> float:
@@ -140,14 +188,28 @@ def binomial_tail(successes: int, n: int, share: float) -> float:
     return float(special.bdtrc(successes - 1, n, share)) if successes else 1.0
 
 
-def _bootstrap(numbers: NDArray[np.float64], level: float, rng: np.random.Generator) -> tuple[float, float]:
-    from scipy import stats
+def _bounded(numbers: NDArray[np.float64], level: float, bounds: Bounds) -> Interval:
+    low, high = bounds
+    mean = min(max(float(numbers.mean()), low), high)
+    shares = np.clip((numbers - low) / (high - low), 0.0, 1.0)  # of rounding only: all lie within the bounds
+    one_sided = (1 + level) / 2
+    least = low + (high - low) * lower_limit(shares, one_sided)
+    most = high - (high - low) * lower_limit(1 - shares, one_sided)
+    return Interval(mean, max(low, min(least, mean)), min(high, max(most, mean)), len(numbers))
 
-    # scipy before 1.15 knows the argument `rng` by this name only.
-    limits = stats.bootstrap(
-        (numbers,), np.mean, confidence_level=level, n_resamples=RESAMPLES, method="BCa", random_state=rng
-    ).confidence_interval
-    return float(limits.low), float(limits.high)
+
+def _student(n: int, level: float) -> float:
+    return float(special.stdtrit(n - 1, (1 + level) / 2))
+
+
+def _checked_bounds(numbers: NDArray[np.float64], bounds: Bounds) -> Bounds:
+    low, high = bounds
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ValueError(f"bounds must be finite numbers with low < high, got {bounds!r}")
+    slack = ROUNDING * (high - low)
+    if numbers.min() < low - slack or numbers.max() > high + slack:
+        raise ValueError(f"values must lie in {bounds!r}, got {numbers.min():g} to {numbers.max():g}")
+    return bounds
 
 
 def _differences(before: Values, after: Values) -> NDArray[np.float64]:

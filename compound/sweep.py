@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from compound.errors import CompoundError, DeclarationError, RunDirectoryError
 from compound.optimizing import FOR_MEMORY, METHODS, changed, describe, make_problem, optimize
-from compound.recorder import Interrupted, Listener, Recorder
+from compound.recorder import STOP, Interrupted, Listener, Recorder
 from compound.settings import OptimizeSettings
-from compound.store import read_json, write_atomically
+from compound.store import load_checkpoint, write_atomically
+from compound.untrusted import UntrustedFolder
 
 if TYPE_CHECKING:
     from compound.spec import Program
@@ -60,7 +61,8 @@ class Planned:
     def finished(self) -> bool:
         """Whether its directory holds a finished run; a broken one is not, and fails when it is tried."""
         try:
-            return bool(read_json(self.path, "checkpoint.json").get("state", {}).get("done"))
+            stored = load_checkpoint(self.path)
+            return stored is not None and bool(stored.state.get("done"))
         except RunDirectoryError:
             return False
 
@@ -97,7 +99,7 @@ def plan(
         DeclarationError: there is no such method, or two files have one name.
         RunDirectoryError: the folder holds runs that were made otherwise, or is itself a run.
     """
-    if (folder / "config.json").exists():
+    if UntrustedFolder(folder).kind("config.json") is not None:
         raise RunDirectoryError(f"{folder} is a run, not a sweep", hint="choose another --run")
     files = [program.path.stem for program in programs]
     for what, given in (("file name", files), ("method", methods), ("seed", seeds)):
@@ -140,7 +142,7 @@ def sweep(
     Raises:
         Interrupted: the sweep was asked to stop; the same call goes on.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    UntrustedFolder(folder).make()
     stopper = stopper or Stopper()
     failed: dict[Planned, str] = {}
     facts = _written(runs, folder, failed)
@@ -153,6 +155,9 @@ def sweep(
         say(place)
         try:
             _run(run, folder, watch or (lambda _: nullcontext(lambda event: None)), stopper)
+        except KeyboardInterrupt:
+            _written(runs, folder, failed)
+            raise
         except Interrupted:
             _written(runs, folder, failed)
             _end_if_asked(stopper, folder, always=True)
@@ -170,7 +175,7 @@ def _run(run: Planned, folder: Path, watch: Watch, stopper: Stopper) -> None:
     with watch(settings.budget.model_dump()) as listener:
 
         def listen(event: Mapping[str, Any]) -> None:
-            if event["event"] != "call" and (folder / "STOP").exists():
+            if event["event"] != "call" and UntrustedFolder(folder).kind(STOP) is not None:
                 stopper.stop()
             listener(event)
 
@@ -182,9 +187,9 @@ def _run(run: Planned, folder: Path, watch: Watch, stopper: Stopper) -> None:
 
 
 def _end_if_asked(stopper: Stopper, folder: Path, *, always: bool = False) -> None:
-    stop = folder / "STOP"
-    if always or stopper.asked or stop.exists():
-        stop.unlink(missing_ok=True)
+    place = UntrustedFolder(folder)
+    if always or stopper.asked or place.kind(STOP) is not None:
+        place.remove(STOP)
         raise Interrupted(
             f"stopped; everything so far is saved in {folder}", hint="run the same command to go on"
         )
@@ -238,7 +243,7 @@ def _inapplicable(program: Program, method: str) -> str:
 
 def _refuse_another(run: Planned) -> None:
     """Refuse a directory whose run was begun with other settings: the table would compare unlike things."""
-    if run.inapplicable or not (run.path / "config.json").exists():
+    if run.inapplicable or UntrustedFolder(run.path).kind("config.json") is None:
         return
     program = run.program
     assert program.data is not None

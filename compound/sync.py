@@ -4,68 +4,90 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from compound.arguments import (
+    GivenBudget,
+    GivenData,
+    GivenEngines,
+    GivenMetric,
+    as_data,
+    budget_settings,
+    engines_for,
+    inputs_for,
+    metric_for,
+)
 from compound.blocking import blocking
-from compound.budget import Budget
 from compound.cache import DiskCache
-from compound.calls import Engines
-from compound.contracts import Metric
-from compound.data import Dataset, Split
-from compound.engines import find_engine
+from compound.data import Split
+from compound.engines import for_system
 from compound.errors import DataError, DeclarationError, RunDirectoryError, nearest
 from compound.evaluation import Evaluation, OnTrace, Rules
 from compound.evaluation import evaluate as evaluate_async
 from compound.executor import Executor
-from compound.metrics import Scoring, as_metric
+from compound.metrics import check_rows
 from compound.optimizing import Result, read_result
 from compound.optimizing import optimize as run_optimization
-from compound.paths import cache_folder
+from compound.paths import cache_folder, unused
 from compound.ports import convert, spell
 from compound.progress import watching
 from compound.settings import OptimizeSettings, make_settings
-from compound.store import read_json
+from compound.store import load_checkpoint, read_json, understood
 from compound.system import System
 from compound.trace import Trace
+from compound.untrusted import UntrustedFolder
 
 
 def run(
     system: System,
     inputs: Mapping[str, Any],
     *,
-    engines: Engines | None = None,
+    engines: GivenEngines | None = None,
     seed: int = 0,
     sample: int = 0,
+    check: bool = True,
 ) -> Trace:
     """Run ``system`` on one set of inputs and return its trace; use `Executor` inside async code.
 
-    ``engines`` gives models by name; without it, names are resolved as in YAML (``smollm2``,
-    ``openai/gpt-4o-mini`` …).
+    Args:
+        system: what to run, with the configuration it is bound to.
+        inputs: a value for each input of the system.
+        engines: models by name, such as ``{"fast": cp.LiteLLM("openai/gpt-4o-mini")}``. Other names are those
+            of the system's file, or resolved as in YAML (``smollm2``, ``openai/gpt-4o-mini`` …).
+        seed: names the random streams.
+        sample: which sample of the stochastic parts to draw.
+        check: whether a failed run raises; with ``False`` it is returned like any other, without outputs.
+
+    Raises:
+        RunFailed: a component failed; the error's ``trace`` holds what was done.
+        DeclarationError: an input is missing, unknown or of another type, or a model has no engine.
     """
+    find = engines_for(system, engines)
+    values = inputs_for(system, inputs)
 
     async def once() -> Trace:
-        executor = Executor(engines or find_engine, seed=seed)
+        executor = Executor(for_system(find, system), seed=seed)
         try:
-            return await executor.run(system, inputs, sample=sample)
+            return await executor.run(system, values, sample=sample)
         finally:
             await executor.aclose()
 
-    return blocking(once())
+    trace = blocking(once(), interrupted=f"the run of {system.name!r} was interrupted")
+    return trace.check() if check else trace
 
 
 def evaluate(
     system: System,
-    data: Dataset,
-    metric: Metric | Scoring,
+    data: GivenData,
+    metric: GivenMetric,
     split: Split = "valid",
     *,
     limit: int | None = None,
     repeats: int = 1,
     settings: OptimizeSettings | None = None,
-    engines: Engines | None = None,
+    engines: GivenEngines | None = None,
     cache: bool = True,
     on_trace: OnTrace | None = None,
 ) -> Evaluation:
@@ -74,25 +96,40 @@ def evaluate(
     Outcomes of equal calls are kept in the user's cache folder and shared between evaluations, unless
     ``cache`` is false.
 
+    Args:
+        system: what to measure, with the configuration it is bound to.
+        data: a `Dataset` or its path, rows by split, or rows: a list of dictionaries or a data frame.
+        metric: a metric, a function of outputs and example, or the name of a metric of the only output.
+        split: which split to read; rows without splits are used whichever it is.
+        limit: read at most so many examples.
+        repeats: how often each example is run.
+        settings: seed, concurrency and the treatment of failures.
+        engines: models by name, as in `run`.
+        cache: whether outcomes of equal calls are reused and kept.
+        on_trace: receives each scored trace, in input order.
+
     Raises:
-        DataError: the split is empty.
+        DataError: the split is empty, or an example holds nothing that the metric can compare with.
         TooManyFailures: more runs failed than ``settings.max_failed`` allows.
     """
     settings = settings or OptimizeSettings()
+    find, scoring = engines_for(system, engines), metric_for(metric, system)
+    data = as_data(data, splits=False)
     examples = data.examples(split, list(system.inputs), limit=limit, seed=settings.seed)
     if not examples:
         raise DataError(f"the {split} split is empty")
+    check_rows(scoring, system.outputs, examples)
     rules = Rules(settings.concurrency, settings.failure_score, settings.max_failed, cache)
 
     async def all_of_them() -> Evaluation:
         store = DiskCache(cache_folder() / "evaluate.sqlite") if cache else None
-        executor = Executor(engines or find_engine, cache=store, seed=settings.seed)
+        executor = Executor(for_system(find, system), cache=store, seed=settings.seed)
         try:
             return await evaluate_async(
                 executor,
                 system,
                 examples,
-                as_metric(metric),
+                scoring,
                 samples=range(repeats),
                 rules=rules,
                 on_trace=on_trace,
@@ -102,50 +139,87 @@ def evaluate(
             if store is not None:
                 store.close()
 
-    return blocking(all_of_them())
+    kept = "; finished calls are kept: the same call continues" if cache else ""
+    return blocking(all_of_them(), interrupted=f"the evaluation was interrupted{kept}")
 
 
 def optimize(
     system: System,
-    data: Dataset,
-    metric: Metric | Scoring,
+    data: GivenData,
+    metric: GivenMetric,
     *,
-    budget: Budget | None = None,
+    budget: GivenBudget | None = None,
     settings: OptimizeSettings | None = None,
     run_dir: str | Path | None = None,
-    engines: Engines | None = None,
+    engines: GivenEngines | None = None,
     progress: bool = True,
+    new: bool = False,
     **changes: Any,
 ) -> Result:
     """Optimize a system, or go on with an interrupted run in the same directory.
 
     Args:
         system: what to optimize, bound to the configuration to start from.
-        data: train, validation and test examples.
-        metric: the number to raise, or a function of outputs and example that returns it.
-        budget: hard limits; replaces ``settings.budget``.
+        data: train, validation and test examples: a `Dataset` or its path, or rows by split, each a list of
+            dictionaries or a data frame.
+        metric: the number to raise, a function of outputs and example that returns it, or the name of a
+            metric of the only output.
+        budget: hard limits; replaces ``settings.budget``. A number is a number of system runs.
         settings: everything else; see `OptimizeSettings`.
         run_dir: where the run is recorded; ``runs/<system name>`` by default.
-        engines: models by name; resolved by convention when left out.
+        engines: models by name, as in `run`.
         progress: show progress on stderr.
+        new: start a fresh run beside an existing one, in ``<run_dir>-2`` or the next free number.
         **changes: single settings, such as ``method="search"`` or ``seed=1``.
 
     Raises:
         RunDirectoryError: the directory holds a finished run, or one of another configuration.
+        KeyboardInterrupt: the run was interrupted; the same call continues it.
     """
     base = (settings or OptimizeSettings()).model_dump(exclude_unset=True)
     if budget is not None:
-        base["budget"] = asdict(budget)
+        base["budget"] = budget_settings(budget)
     resolved = make_settings({**base, **changes})
+    find, scoring = engines_for(system, engines), metric_for(metric, system)
+    data = as_data(data, splits=True)
+    path = Path(run_dir) if run_dir is not None else Path("runs") / system.name
+    path = unused(path) if new else path
     with watching(resolved.budget.model_dump(), quiet=not progress) as listener:
         return run_optimization(
-            system, data, as_metric(metric), resolved, run_dir=run_dir, engines=engines, listener=listener
+            system, data, scoring, resolved, run_dir=path, engines=find, listener=listener
         )
 
 
-def load_system(path: str | Path, *, allow_import: bool = True) -> System:
-    """Read the system of a YAML file; ``allow_import=False`` refuses files that name Python code."""
-    program = importlib.import_module("compound.spec").load(Path(path), allow_import=allow_import)
+def load_result(path: str | Path) -> Result:
+    """Return the result of a finished run, equal to the one that `optimize` returned.
+
+    Only the run directory is read: it may be read-only, and neither data nor models are needed.
+
+    Args:
+        path: the run directory, such as ``runs/qa``.
+
+    Raises:
+        RunDirectoryError: it is no run directory, a file of it is damaged, or the run is not finished.
+    """
+    folder = UntrustedFolder(path)
+    read_json(folder, "config.json")
+    stored = load_checkpoint(folder)
+    if stored is None or not stored.state.get("done"):
+        raise RunDirectoryError(
+            f"{path} holds a run that is not finished",
+            hint="continue it with the command that began it; `compound report` shows what it found so far",
+        )
+    return read_result(path)
+
+
+def load_system(path: str | Path, *, allow_import: bool = True, trust: Collection[str] = ()) -> System:
+    """Read the system of a YAML file, with the engines that it names.
+
+    ``allow_import=False`` refuses files that name Python code. ``trust`` gives consent to the servers and
+    keys that the file names, such as ``["LLM_KEY@llm.example.com"]``.
+    """
+    load = importlib.import_module("compound.spec").load
+    program = load(Path(path), allow_import=allow_import, trust=trust)
     system: System = program.system
     return system
 
@@ -164,7 +238,7 @@ def read_inputs(system: System, arguments: Sequence[str]) -> dict[str, Any]:
                 f"{argument!r} must be NAME=VALUE", hint=f"inputs: {', '.join(system.inputs)}"
             )
         if name not in system.inputs:
-            raise DeclarationError(f"no input {name!r}", hint=nearest(name, system.inputs))
+            raise DeclarationError(f"no input {name!r}; {nearest(name, system.inputs)}")
         values[name] = _value(name, text, system.inputs[name])
     return values
 
@@ -183,25 +257,40 @@ def _value(name: str, text: str, kind: Any) -> Any:
 
 def list_runs(folder: Path) -> list[dict[str, Any]]:
     """Return the run directories in a folder: where, finished or not, and the result."""
+    return [_listed(path) for path in run_directories(folder)]
+
+
+def run_directories(folder: Path) -> list[Path]:
+    """Return the run directories in a folder, and what cannot be looked into.
+
+    Raises:
+        RunDirectoryError: the folder cannot be read.
+    """
     found = []
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if not (path / "config.json").exists():
-            continue
+    for name in UntrustedFolder(folder).names():
+        path = folder / name
         try:
-            config = read_json(path, "config.json")
-            done = read_json(path, "checkpoint.json")["state"].get("done", False)
-            result = read_result(path)
-        except (RunDirectoryError, KeyError):
-            found.append({"run": str(path), "system": "", "status": "begun", "result": ""})
-            continue
-        before, after = result.test_before or result.before, result.test_after or result.after
-        split = "test" if result.test_after else "valid"
-        found.append(
-            {
-                "run": str(path),
-                "system": config.get("system", ""),
-                "status": "finished" if done else "unfinished",
-                "result": f"{split} {before.mean:.3f} -> {after.mean:.3f}, {result.accepted} accepted",
-            }
-        )
+            if UntrustedFolder(path).kind("config.json") is not None:
+                found.append(path)
+        except RunDirectoryError:
+            found.append(path)
     return found
+
+
+def _listed(path: Path) -> dict[str, Any]:
+    """Return a run directory's row; one that cannot be read says why."""
+    row = {"run": str(path), "system": "", "status": "begun", "result": ""}
+    try:
+        with understood(path):
+            row["system"] = str(read_json(path, "config.json").get("system", ""))
+            stored = load_checkpoint(path)
+            if stored is None or "before" not in stored.state:
+                return row
+            result = read_result(path)
+            before, after = result.test_before or result.before, result.test_after or result.after
+            split = "test" if result.test_after else "valid"
+            row["result"] = f"{split} {before.mean:.3f} -> {after.mean:.3f}, {result.accepted} accepted"
+            row["status"] = "finished" if stored.state.get("done") else "unfinished"
+    except RunDirectoryError as error:
+        return {**row, "status": "damaged", "result": error.message}
+    return row

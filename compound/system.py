@@ -7,20 +7,32 @@ immutable: `bind` returns another one, so two threads can run two configurations
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import networkx as nx
 
-from compound.component import Component, Composite, Input, Node, Output, Outputs, Source, check_name
+from compound.component import (
+    Component,
+    Composite,
+    Condition,
+    Input,
+    Node,
+    Output,
+    Outputs,
+    Source,
+    check_name,
+)
 from compound.configuration import Configuration, canonical, digest, readable
+from compound.contracts import Engine
 from compound.errors import ConfigurationError, WiringError, nearest
-from compound.ports import names, spell
+from compound.ports import Port, names, spell
+from compound.shortened import listed, shown
 from compound.space import Space
 
 
-@dataclass(frozen=True, eq=False, init=False)
+@dataclass(frozen=True, eq=False, init=False, repr=False)
 class System:
     """A compound AI system.
 
@@ -30,6 +42,10 @@ class System:
         inputs: the declared inputs; each must be used. Left out, they are found as well.
         nodes: the declared nodes; each must lead to an output. Left out, they are found as well.
         lm: the model of every LLM component that names none.
+
+    Attributes:
+        engines: finds the engine of a model by its name, where the system came from a file that has
+            ``engines:``. It is no part of the system's identity.
 
     Example:
         >>> from compound.components.function import Function
@@ -47,6 +63,7 @@ class System:
     nodes: Mapping[str, Node]
     configuration: Configuration
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    engines: Callable[[str], Engine] | None = None
 
     def __init__(
         self,
@@ -69,6 +86,7 @@ class System:
         set_("outputs", dict(outputs))
         set_("nodes", _ordered(name, found_nodes))
         set_("defaults", {"lm": lm} if lm else {})
+        set_("engines", None)
         start = {key: space.value for key, space in self.parameters.items()}
         for node in self.all_nodes():
             if isinstance(node.component, Composite):  # a body that was bound keeps its values
@@ -168,6 +186,84 @@ class System:
         other = _copy(self, defaults={**self.defaults, "lm": lm})
         other.__dict__.pop("identity", None)
         return other
+
+    def with_engines(self, engines: Callable[[str], Engine] | None) -> System:
+        """Return this system with what finds the engines of its models; `run` and the like use it."""
+        return _copy(self, engines=engines)
+
+    def __repr__(self) -> str:
+        return shown(
+            "System",
+            repr(self.name),
+            inputs=listed(self.inputs),
+            nodes=listed(self.nodes),
+            outputs=listed(self.outputs),
+            parameters=listed(self.parameters) if self.parameters else "",
+            lm=repr(self.defaults["lm"]) if "lm" in self.defaults else "",
+        )
+
+    def __copy__(self) -> System:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> System:
+        """Return the system itself: nothing in it changes."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the nodes as a list: pickling the graph itself would recurse as deep as the graph is."""
+        nodes = [
+            (
+                node.name,
+                node.component,
+                {port: _reference(source) for port, source in node.wires.items()},
+                (_reference(node.when.source), node.when.value) if node.when else None,
+                dict(node.inputs),
+            )
+            for node in self.nodes.values()
+        ]
+        outputs = {key: _reference(source) for key, source in self.outputs.items()}
+        rest = (self.configuration, self.defaults, self.engines)
+        return _restored, (self.name, self.inputs, nodes, outputs, *rest)
+
+
+_Reference = Input | tuple[str, str]
+_FlatNode = tuple[str, Component, Mapping[str, _Reference], tuple[_Reference, Any] | None, Mapping[str, Port]]
+
+
+def _reference(source: Source) -> _Reference:
+    return source if isinstance(source, Input) else (source.node.name, source.field)
+
+
+def _restored(
+    name: str,
+    inputs: Mapping[str, Any],
+    flat: Sequence[_FlatNode],
+    outputs: Mapping[str, _Reference],
+    configuration: Configuration,
+    defaults: Mapping[str, Any],
+    engines: Callable[[str], Engine] | None,
+) -> System:
+    """Return a pickled system: its nodes come in an order in which each follows what it reads."""
+    nodes: dict[str, Node] = {}
+
+    def source(reference: _Reference) -> Source:
+        return reference if isinstance(reference, Input) else Output(nodes[reference[0]], reference[1])
+
+    for own, component, wires, when, ports in flat:
+        condition = Condition(source(when[0]), when[1]) if when else None
+        read = {port: source(reference) for port, reference in wires.items()}
+        nodes[own] = Node(own, component, read, condition, ports)
+    system = object.__new__(System)
+    system.__dict__.update(
+        name=name,
+        inputs=inputs,
+        outputs={key: source(reference) for key, reference in outputs.items()},
+        nodes=nodes,
+        configuration=configuration,
+        defaults=defaults,
+        engines=engines,
+    )
+    return system
 
 
 def replace_configuration(system: System, configuration: Configuration) -> System:

@@ -76,7 +76,9 @@ class ScriptedLM:
     def worst_case(self, request: Request) -> Usage:
         """Return the words of the prompt and ``max_tokens``, at this model's price per token."""
         words = _words(request)
-        return Usage(1, words, request.max_tokens, self._price * (words + request.max_tokens))
+        return Usage(
+            1, words, request.max_tokens, self._price * (words + request.max_tokens), int(not self.priced)
+        )
 
     async def generate(self, request: Request) -> Completion:
         """Answer from the script."""
@@ -109,7 +111,7 @@ class ScriptedLM:
         prompt = _words(request)
         return Completion(
             text,
-            Usage(1, prompt, used, self._price * (prompt + used)),
+            Usage(1, prompt, used, self._price * (prompt + used), int(not self.priced)),
             "length" if len(words) > used else "stop",
         )
 

@@ -12,17 +12,28 @@ from typing import Any
 
 from compound.configuration import readable
 from compound.contracts import NO_USAGE, TokenRecord, Usage
+from compound.errors import RunFailed
+from compound.exchange import Exchange
+from compound.sanitize import safe
+from compound.shortened import listed, short, shown
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a call failed: a kind (``parse``, ``type``, ``transient``, ``error``) and a message."""
+    """Why a call failed: a kind and a message, which is harmless to record and to print.
+
+    Kinds are ``parse`` and ``type`` (of an answer), ``empty`` and ``refusal`` (instead of one),
+    ``transient``, ``rate_limit``, ``skipped`` and ``error``.
+    """
 
     kind: str
     message: str
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", safe(self.message))
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, repr=False)
 class Call:
     """One execution of one node. Treat it as immutable; it is not frozen because it is made in hot code.
 
@@ -37,6 +48,7 @@ class Call:
         counted: whether the call counts towards the cost of a run (engines and indexes do).
         attempts: how many times it was tried.
         key: what identifies the outcome in the cache; ``""`` when it was never looked up.
+        exchanges: what models were sent and what they answered, word for word.
     """
 
     address: str
@@ -55,9 +67,13 @@ class Call:
     attempts: int = 1
     tokens: tuple[TokenRecord, ...] = ()
     key: str = ""
+    exchanges: tuple[Exchange, ...] = ()
+
+    def __repr__(self) -> str:
+        return shown("Call", repr(self.address), **_outcome(self.failure, self.outputs))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Trace:
     """Everything one run of a system did, calls in an order that does not depend on timing.
 
@@ -118,9 +134,56 @@ class Trace:
         """Return the calls of one component, by invocation."""
         return tuple(call for call in self.calls if call.component == component)
 
+    def check(self) -> Trace:
+        """Return this trace, or raise where its run failed.
+
+        Raises:
+            RunFailed: the run failed; the message says in which call, and why.
+        """
+        if self.failure is None:
+            return self
+        where = next((f" in {call.address!r}" for call in self.calls if call.failure is not None), "")
+        raise RunFailed(
+            f"the run failed{where}: {self.failure.kind}: {self.failure.message}",
+            trace=self,
+            hint="the error's `trace` holds every call; pass check=False to get it instead of the error",
+        )
+
     def scored(self, value: float, feedback: str = "", parts: Mapping[str, float] | None = None) -> Trace:
         """Return this trace with its score."""
         return replace(self, score=value, feedback=feedback, parts=parts or {})
+
+    def __repr__(self) -> str:
+        return shown(
+            "Trace",
+            example=repr(self.example) if self.example else "",
+            **_outcome(self.failure, self.outputs),
+            score="" if self.score is None else f"{self.score:g}",
+            calls=listed(call.address for call in self.calls),
+        )
+
+
+def _outcome(failure: Failure | None, outputs: Mapping[str, Any]) -> dict[str, str]:
+    if failure is None:
+        return {"outputs": short(outputs)}
+    return {"failure": short(f"{failure.kind}: {failure.message}")}
+
+
+def as_text(trace: Trace) -> str:
+    """Return a trace for people: each call with its inputs, messages, outputs and usage."""
+    return "\n\n".join(map(_call_as_text, trace.calls))
+
+
+def _call_as_text(call: Call) -> str:
+    usage = call.usage
+    facts = [f"{call.seconds:.2f} s", *([f"{usage.tokens} tokens"] if usage.tokens else [])]
+    lines = [f"== {call.address} ({', '.join([*facts, *['from the cache'] * call.reused])})"]
+    lines += [f"{name} <- {readable(value)}" for name, value in call.inputs.items()]
+    lines += [str(exchange) for exchange in call.exchanges]
+    lines += [f"{name} -> {readable(value)}" for name, value in call.outputs.items()]
+    if call.failure is not None:
+        lines.append(f"failed: {call.failure.kind}: {call.failure.message}")
+    return "\n".join(lines)
 
 
 def to_json(trace: Trace) -> dict[str, Any]:
@@ -164,6 +227,7 @@ def call_to_json(call: Call) -> dict[str, Any]:
             [list(t.prompt), list(t.sampled), list(t.logprobs), t.finish_reason, t.adapter]
             for t in call.tokens
         ],
+        "exchanges": [exchange.to_json() for exchange in call.exchanges],
     }
 
 
@@ -197,7 +261,7 @@ def call_from_json(data: Mapping[str, Any]) -> Call:
         inputs=data["inputs"],
         outputs=data["outputs"],
         failure=_failure_from_json(data["failure"]),
-        usage=Usage(*data["usage"]),
+        usage=Usage.from_json(data["usage"]),
         seconds=data["seconds"],
         sample=data["sample"],
         reused=data["reused"],
@@ -207,6 +271,7 @@ def call_from_json(data: Mapping[str, Any]) -> Call:
             TokenRecord(tuple(p), tuple(s), tuple(logprobs), reason, adapter)
             for p, s, logprobs, reason, adapter in data["tokens"]
         ),
+        exchanges=tuple(map(Exchange.from_json, data.get("exchanges", ()))),
     )
 
 

@@ -17,7 +17,7 @@ GROUPS = {
     "Declaring": "Input System LLM Retriever Selector Hyperparameter Function FirstOf Loop Map "
     "BM25 Dense PassageIndex",
     "Spaces": "Text Demos Choice Int Float LoRA",
-    "Running and optimizing": "run evaluate optimize load load_system Executor Result Budget",
+    "Running and optimizing": "run evaluate optimize load load_result load_system Executor Result Budget",
     "Data and metrics": "Dataset Example Score exact_match token_f1 accuracy mrr recall_at_k custom",
     "Values": "Configuration Trace Usage Component Operation CompoundError",
 }

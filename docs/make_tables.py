@@ -9,16 +9,27 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from compound.report.comparison import accuracies, methods, trainings
 from compound.report.markdown import written
 from compound.report.text import p_value
+from compound.settings import OptimizeSettings
+from compound.statistics import binomial_tail
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = tuple(ROOT / "docs" / "guides" / name for name in ("evidence.md", "weights_evidence.md"))
+PAGES = tuple(
+    ROOT / "docs" / name
+    for name in (
+        "guides/evidence.md",
+        "guides/weights_evidence.md",
+        "adr/0024-intervals-stay-in-the-range.md",
+        "guides/nothing_found.md",
+    )
+)
 DATA = ROOT / "benchmarks" / "data"
 PARTS = ("first", "second", "third", "asked", "found", "f1", "right")
 COURSE = ("penalty", "entropy", "similarity")
@@ -220,7 +231,7 @@ def rollouts(name: str) -> str:
 
 
 def speed() -> str:
-    """A training step against TRL's, and sampling through a graph against the engine alone."""
+    """A training step against TRL's: medians, and the range over the turns of one run."""
     found = json.loads((DATA / "weights_speed.json").read_text(encoding="utf-8"))
     step, shared = found["step"], found["shared"]
     rows = [
@@ -230,9 +241,42 @@ def speed() -> str:
     ]
     return markdown(
         ["a step on", "TRL, s", "ours, s", "time", "TRL, MiB", "ours, MiB", "memory"],
-        [[name, f"{a['seconds']:.1f}", f"{b['seconds']:.1f}", f"{b['seconds'] / a['seconds']:.2f}",
-          f"{a['peak']:,.0f}", f"{b['peak']:,.0f}", f"{b['peak'] / a['peak']:.2f}"] for name, a, b in rows],
+        [
+            [
+                name, in_range(a["seconds"], *a["spread"], digits=1),
+                in_range(b["seconds"], *b["spread"], digits=1), in_range(*ratios(b, a)),
+                f"{a['peak']:,.0f}", f"{b['peak']:,.0f}", f"{b['peak'] / a['peak']:.2f}",
+            ]
+            for name, a, b in rows
+        ],
     )  # fmt: skip
+
+
+def ratios(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Return the median of the ratios of one measurement's seconds to another's, the least, and the largest.
+
+    Where they took turns, ratios are of one turn each. Otherwise the ends are what the spreads allow.
+
+    >>> took_turns = {"each": [1.0, 2.0, 9.0]}, {"each": [2.0, 2.0, 10.0]}
+    >>> ratios(*took_turns)
+    (0.9, 0.5, 1.0)
+    >>> ratios({"seconds": 1.0, "spread": [1.0, 3.0]}, {"seconds": 4.0, "spread": [2.0, 5.0]})
+    (0.25, 0.2, 1.5)
+    """
+    if "each" in one and "each" in other:
+        found = [a / b for a, b in zip(one["each"], other["each"], strict=True)]
+        return median(found), min(found), max(found)
+    (low, high), (least, most) = one["spread"], other["spread"]
+    return one["seconds"] / other["seconds"], low / most, high / least
+
+
+def in_range(middle: float, low: float, high: float, *, digits: int = 2) -> str:
+    """Return a median with the least and the largest value.
+
+    >>> in_range(0.5, 0.25, 1.0)
+    '0.50 (0.25 to 1.00)'
+    """
+    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def sampling() -> str:
@@ -285,6 +329,54 @@ def batches() -> str:
     return markdown(["`micro_tokens`", "a step, s", "peak, MiB", "of it for the step, MiB"], rows)
 
 
+def coverage() -> str:
+    """How often intervals hold the true mean of bounded scores, and how wide they are."""
+    found = json.loads((DATA / "interval_coverage.json").read_text(encoding="utf-8"))
+    rows = [
+        [
+            name,
+            f"{row['least_coverage']:.1%} ({row['at']})",
+            f"{row['least_coverage_from_n_10']:.1%}",
+            f"{row['places_below_94_percent']} of {row['places']}",
+            f"{row['left_range']:.0%}",
+            f"{row['no_width']:.0%}",
+            f"{row['width_beside_gaffke_from_n_10']:.2f}",
+        ]
+        for name, row in found["worst"].items()
+    ]
+    headings = [
+        "interval", "least coverage (where)", "least, n ≥ 10", "below 94 %", "leaves the range, at most",
+        "no width, at most", "width, n ≥ 10, beside Gaffke's",
+    ]  # fmt: skip
+    return markdown(headings, rows)
+
+
+def of_seeds() -> str:
+    """How often intervals over seeds hold the true mean."""
+    found = json.loads((DATA / "interval_coverage.json").read_text(encoding="utf-8"))["seeds"]
+    names = list(next(iter(found.values())))
+
+    def cell(row: Mapping[str, Any]) -> str:
+        return f"{row['coverage']:.1%}, {row['width']:.3f}, {row['left_range']:.0%}"
+
+    rows = [[case, *(cell(row[name]) for name in names)] for case, row in found.items()]
+    return markdown(["means of 60 scores", *names], rows)
+
+
+def needed() -> str:
+    """How many right-or-wrong examples must improve for a change to be accepted, if some get worse."""
+    worse = (0, 1, 2, 3, 5, 10)
+    rows = []
+    for decisions in (1, 2, 3, 6):
+        level = OptimizeSettings().alpha / decisions
+        least = [
+            next(up for up in count(down) if binomial_tail(up, up + down, 0.5) <= level) for down in worse
+        ]
+        rows.append([str(decisions), f"{level:.4f}", *map(str, least)])
+    headings = ["none wrong" if down == 0 else f"{down} wrong" for down in worse]
+    return markdown(["planned decisions", "level", *headings], rows)
+
+
 def spread(found: Mapping[str, float], *, digits: int = 3, signed: bool = False) -> str:
     """Return a mean with its limits."""
     form = f"{'+' if signed else ''}.{digits}f"
@@ -300,6 +392,7 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 MADE: tuple[Callable[..., str], ...] = (
     search, accuracy, lora, interaction, misaligned, regret, same, sweep, rewards, judged,
     trained, course, rollouts, learned, speed, several, batches, prefill, sampling,
+    coverage, of_seeds, needed,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {made.__name__: made for made in MADE}
 

@@ -8,18 +8,25 @@ from typing import Any
 
 import numpy as np
 
+from compound.bounds import JobBound, Outlook
 from compound.configuration import canonical
 from compound.optimization import Progress, Proposal, Task
 from compound.optimizers.demos import draw
-from compound.optimizers.edits import edited
-from compound.optimizers.prompts import Pools, bootstrapped, contest, split
+from compound.optimizers.edits import GROWTH, bounded_edit
+from compound.optimizers.prompts import Pools, bootstrapped, contest, raced, split
 from compound.space import Choice, Demos, Float, Int, Text
 from compound.streams import generator
+
+EDITS = 2  # the most edits of a text
 
 
 @dataclass(frozen=True)
 class RandomSearch:
     """Draws whole configurations: every parameter changes with probability one half."""
+
+    def bound(self, outlook: Outlook) -> JobBound:
+        """Declare that no model is asked."""
+        return JobBound(growth=GROWTH, candidates=raced(outlook))
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Draw, race, propose the winner."""
@@ -54,5 +61,4 @@ def _drawn(task: Task, key: str, pools: Pools, rng: np.random.Generator) -> Any:
     if isinstance(space, Demos):
         return draw(pools[key], space.max, rng) if pools.get(key) else None
     assert isinstance(space, Text)  # the method gives no other kind to this optimizer
-    text = edited(task.system.configuration[key], rng, 2)
-    return None if space.problem(text) else text
+    return bounded_edit(task.system.configuration[key], rng, space, EDITS)

@@ -7,11 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from compound.bounds import CallBound, Extent, Outlook
 from compound.component import Component
+from compound.configuration import component_of
 from compound.contracts import Message, Request
 from compound.optimizers.opro import purpose
-from compound.optimizers.transcripts import calls, fields, result, verdict
+from compound.optimizers.transcripts import (
+    calls,
+    fields,
+    longest_calls,
+    longest_of,
+    longest_run,
+    result,
+    verdict,
+)
 from compound.trace import Trace
+
+WRITTEN = 400  # tokens of a criticism, and of a prompt
 
 
 def criticise(component: Component, prompt: str, traces: Sequence[Trace], seed: int) -> Request:
@@ -27,7 +39,29 @@ def criticise(component: Component, prompt: str, traces: Sequence[Trace], seed: 
         "What is wrong with the instruction, such that these runs did not score higher? Give criticism that "
         "holds beyond these runs, in a few sentences. Do not write a new instruction."
     )
-    return Request((Message("user", text),), max_tokens=400, temperature=1.0, seed=seed)
+    return Request((Message("user", text),), max_tokens=WRITTEN, temperature=1.0, seed=seed)
+
+
+def bounds(outlook: Outlook, steps: int, batch: int, lm: str | None) -> list[CallBound]:
+    """Return the bounds of requests for criticism and of those for rewriting, each ``steps`` times."""
+    keys = [key for key in outlook.keys if key in outlook.texts]
+    criticised, rewritten = Extent(), Extent()
+    inputs = longest_of(example.inputs for example in outlook.train)
+    for key in keys:
+        component = outlook.system.components[component_of(key)]
+        run = inputs + longest_calls(outlook.uses[component.name]) + longest_run(outlook) + Extent(200)
+        template = criticise(component, "", [], 0).messages[0].content
+        asked = Extent(len(template.encode())) + outlook.texts[key] + run.times(batch)
+        criticised = criticised.joined(asked)
+        template = rewrite(component, "", "", 0).messages[0].content
+        rewritten = rewritten.joined(
+            Extent(len(template.encode())) + outlook.texts[key] + Extent(tokens=WRITTEN)
+        )
+    lms = (lm,) if lm else ()
+    return [
+        CallBound("criticism", steps, criticised, WRITTEN, lms),
+        CallBound("rewriting", steps, rewritten, WRITTEN, lms),
+    ]
 
 
 def rewrite(component: Component, prompt: str, criticism: str, seed: int) -> Request:
@@ -39,4 +73,4 @@ def rewrite(component: Component, prompt: str, criticism: str, seed: int) -> Req
         "Rewrite the instruction so that it meets the criticism. "
         "Write it between <prompt> and </prompt>, and nothing else."
     )
-    return Request((Message("user", text),), max_tokens=400, temperature=1.0, seed=seed)
+    return Request((Message("user", text),), max_tokens=WRITTEN, temperature=1.0, seed=seed)

@@ -7,12 +7,22 @@ from __future__ import annotations
 
 import re
 
+from compound.bounds import CallBound, Extent, Outlook
 from compound.contracts import Example, Message, Request
-from compound.optimizers.transcripts import diagram, fields, result, steps
+from compound.optimizers.transcripts import (
+    diagram,
+    fields,
+    longest_of,
+    longest_run,
+    longest_steps,
+    result,
+    steps,
+)
 from compound.system import System
 from compound.trace import Trace
 
 UNDECIDED = 0.5
+WRITTEN = 300  # tokens of a verdict with its reasons, at most
 VERDICT = re.compile(r"\[\s*(?:final\s+answer\s*:\s*(yes|no)|correct\s+answer)\s*\]", re.IGNORECASE)
 
 
@@ -27,7 +37,23 @@ def ask(system: System, trace: Trace, example: Example, component: str) -> Reque
         "[correct answer] if the result is right, [final answer: Yes] if the step is responsible for a wrong "
         "result, or [final answer: No] if it is not."
     )
-    return Request((Message("user", text),), max_tokens=300)
+    return Request((Message("user", text),), max_tokens=WRITTEN)
+
+
+def verdicts(outlook: Outlook, calls: float, lm: str | None) -> CallBound:
+    """Return the bound of requests for verdicts."""
+    empty = Trace("", "", 0, 0, {}, ())
+    template = ask(outlook.system, empty, Example("", {}), "").messages[0].content
+    names = max(len(name.encode()) for name in outlook.system.components)
+    run = longest_of(example.inputs for example in outlook.train) + longest_steps(outlook)
+    expected = longest_of(example.gold for example in outlook.train)
+    prompt = Extent(len(template.encode()) + names) + run + longest_run(outlook) + expected
+    return CallBound("verdicts", calls, prompt, WRITTEN, (lm,) if lm else ())
+
+
+def judged(reply: str) -> bool:
+    """Return whether a reply holds a verdict."""
+    return VERDICT.search(reply) is not None
 
 
 def blame(reply: str) -> float:

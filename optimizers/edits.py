@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from compound.space import Text
+
 CLAUSES: Mapping[str, tuple[str, ...]] = {
     "length": (
         "Answer in a few words.",
@@ -40,6 +42,8 @@ CLAUSES: Mapping[str, tuple[str, ...]] = {
         "You answer trivia questions exactly.",
     ),
 }
+
+GROWTH = 300  # bytes by which edits may make a prompt longer than it was declared; all clauses take 200
 
 SHORTER: Mapping[str, str] = {
     r"\bplease\b\s*": "",
@@ -147,6 +151,20 @@ def rephrase(parts: list[str], rng: np.random.Generator) -> list[str]:
         return other[:1].upper() + other[1:] if match.group()[0].isupper() else other
 
     return [*parts[:i], re.sub(rf"\b{word}\b", keep_case, parts[i], count=1, flags=re.I), *parts[i + 1 :]]
+
+
+def bounded_edit(prompt: str, rng: np.random.Generator, space: Text, most: int = 2) -> str | None:
+    """Return an edited prompt, or ``None`` where the parameter cannot hold it or it got too long.
+
+    A prompt that was edited in many jobs could grow without end: edits make none longer than the declared one
+    by more than `GROWTH`.
+
+    >>> bounded_edit("Be brief.", np.random.default_rng(1), Text("Be brief."), most=1) is not None
+    True
+    """
+    text = edited(prompt, rng, most)
+    longest = max(len(space.value.encode()) + GROWTH, len(prompt.encode()))
+    return None if len(text.encode()) > longest or space.problem(text) else text
 
 
 Edit = Callable[[list[str], np.random.Generator], list[str]]

@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
+from compound.bounds import JobBound, Outlook
 from compound.errors import BudgetExhausted, MissingExtra
 from compound.optimization import Progress, Proposal, Task
 from compound.optimizers.evolution import PERFECT, Proceed, Question, search
 from compound.optimizers.prompts import split, text_keys
-from compound.optimizers.reflection import Answers
+from compound.optimizers.reflection import WRITTEN, Answers, bound
 from compound.questions import Questions
 from compound.streams import stream
 
+TRIES = 2  # reflections for each minibatch that a job's share holds
 COMPARED = 8  # candidates on the Pareto set that a job's share should hold
 
 
@@ -51,11 +53,31 @@ class GEPA:
     def __post_init__(self) -> None:
         _need_the_library()  # who lacks it should know before anything is spent
 
+    def bound(self, outlook: Outlook) -> JobBound:
+        """Declare one reflection for each iteration."""
+        calls = self.most_iterations(outlook.runs)
+        return JobBound([bound(outlook, calls, self.batch, self.lm)], written=WRITTEN)
+
+    def most_iterations(self, runs: float) -> int:
+        """Return how many iterations a job makes at most with so many system runs.
+
+        A reflection that gives a new text is followed by runs of it on a minibatch. A job makes `TRIES` times
+        as many reflections as its runs hold minibatches, since some give nothing new.
+
+        >>> GEPA().most_iterations(44), GEPA().most_iterations(math.inf)
+        (30, 100)
+        """
+        held = math.ceil(runs / self.batch) if math.isfinite(runs) else math.inf
+        return int(min(self.iterations, TRIES * held))
+
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Score the incumbent, answer what the search asks, propose the best by the Pareto set."""
         _, examples = split(task)
         start = {key: task.system.configuration[key] for key in text_keys(task)}
         state = dict(task.resume or {})
+        if not state and not task.scorer.may_ask(self.lm):
+            yield Proposal({}, note="the model that reflects is not asked")
+            return
         if not state:
             most = min(self.held_out, len(examples) // 2)
             size = pareto_size(most, task.minibatch, self.batch, task.scorer.left)
@@ -81,7 +103,8 @@ class GEPA:
                         best = {key: text for key, text in question.texts.items() if text != start[key]}
                         state = {"answers": [*answers.all], "best": best, "mean": question.mean}
                         yield Progress(state, _note(question))
-                    questions.answer(self._affords(question, task.scorer.left, size))
+                    going = self._affords(question, task.scorer.left, size)
+                    questions.answer(going and task.scorer.may_ask(self.lm))
         except BudgetExhausted:
             if not state["best"]:
                 raise

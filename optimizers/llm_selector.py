@@ -13,12 +13,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from compound.bounds import JobBound, Outlook
 from compound.configuration import canonical, component_of
 from compound.contracts import Example
-from compound.errors import CallError, TooManyFailures, first_of
+from compound.errors import TooManyFailures, first_of
 from compound.optimization import Progress, Proposal, Task
-from compound.optimizers.diagnoser import UNDECIDED, ask, blame
+from compound.optimizers.diagnoser import UNDECIDED, ask, blame, judged, verdicts
 from compound.optimizers.prompts import split
+from compound.optimizers.proposing import ask as send
 from compound.space import Choice
 from compound.trace import Trace
 
@@ -46,6 +48,19 @@ class LLMSelector:
     rows: int = 100
     rounds: int = 4
     lm: str | None = None
+
+    def bound(self, outlook: Outlook) -> JobBound:
+        """Declare a verdict on each run of each option in each round, where a model diagnoses."""
+        spaces = [outlook.system.parameters[key] for key in outlook.keys]
+        options = [len(space.options) + 1 for space in spaces if isinstance(space, Choice)]
+        if not self.alpha:
+            return JobBound()
+        rows = min(self.rows, len(outlook.train))
+        if math.isfinite(outlook.runs) and options:
+            held = outlook.runs // max(1, AFFORDED * sum(n - 2 for n in options))
+            rows = int(min(rows, max(held, outlook.minibatch)))
+        calls = self.rounds * sum(options) * rows
+        return JobBound([verdicts(outlook, calls, self.lm)])
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Go round the slots until a whole round changes nothing, or the share is spent."""
@@ -80,8 +95,9 @@ class LLMSelector:
         """Return how many examples vote: as many as two rounds can pay for, but a minibatch at least."""
         again = 1 if task.scorer.free_repeats else 0  # the option in place was run in the step before
         runs = again + AFFORDED * sum(len(options) - again for options in slots.values())
-        most = min(self.rows, examples)
-        return int(min(most, max(task.scorer.left // max(runs, 1), task.minibatch)))
+        first = max(map(len, slots.values()), default=1)  # options of one step
+        least = min(task.minibatch, task.scorer.left // first)
+        return int(min(self.rows, examples, max(task.scorer.left // max(runs, 1), least)))
 
     def _done(self, allocations: Sequence[Allocation], slots: int) -> bool:
         last = allocations[-slots - 1 :]
@@ -129,11 +145,9 @@ class LLMSelector:
         return sum(rewards) / len(rewards), scores
 
     async def _blame(self, task: Task, trace: Trace, example: Example, component: str) -> float:
-        try:
-            reply = await task.scorer.generate(ask(task.system, trace, example, component), self.lm)
-        except CallError:  # a verdict that was not given decides nothing
-            return UNDECIDED
-        return blame(reply.text)
+        request = ask(task.system, trace, example, component)
+        verdict = await send(task, request, self.lm, lambda reply: blame(reply) if judged(reply) else None)
+        return UNDECIDED if verdict is None else verdict
 
 
 def plurality(scores: Sequence[Sequence[float]], current: int) -> tuple[int, list[int]]:

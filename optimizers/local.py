@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from compound.bounds import JobBound, Outlook
 from compound.configuration import canonical, component_of, components_of
 from compound.contracts import Example
 from compound.optimization import Progress, Proposal, Task
@@ -45,6 +46,12 @@ class LocalSearch:
     prompts: PromptSearch
     verify: bool = False
     guide: Guide = field(default_factory=LearnedRewards)
+
+    def bound(self, outlook: Outlook) -> JobBound:
+        """Declare the candidates of each local round, or two rounds where the global reward steers."""
+        texts = [key for key in outlook.texts if key in outlook.system.parameters]
+        together = replace(outlook, keys=tuple(dict.fromkeys((*outlook.keys, *texts))))
+        return self.prompts.rounds_bound(together, max(2, self.settings.steps))
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Adapt the reward on fresh inputs, search locally, and put the best to the test."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Mapping
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from compound.configuration import component_of, components_of, load
 from compound.contracts import Engine
-from compound.errors import DeclarationError, nearest
+from compound.errors import CompoundError, DeclarationError, nearest
 from compound.optimization import Job, Method, Optimizer, Scheduler
 from compound.optimizers.baselines import RandomSearch
 from compound.optimizers.gepa import GEPA
@@ -19,10 +20,11 @@ from compound.optimizers.llm_selector import LLMSelector
 from compound.optimizers.local import LocalSearch
 from compound.optimizers.mipro import Mipro
 from compound.optimizers.offline import OfflineRewards
-from compound.optimizers.policy.bases import base_model
+from compound.optimizers.policy.bases import base_model, refuse_reshaped
 from compound.optimizers.policy.local import LocalTraining
 from compound.optimizers.policy.methods import (
     POLICY_METHODS,
+    NothingToTune,
     refuse_alone,
     refuse_imitation,
     refuse_shared,
@@ -205,7 +207,7 @@ def _text_jobs(optimizer: str, system: System) -> list[Job]:
 
 def staged(system: System, settings: OptimizeSettings, folder: Path = Path()) -> Method:
     """Methods one after the other, each from the best configuration so far."""
-    return better_together(system, settings, functools.partial(method, folder=folder))
+    return better_together(system, settings, functools.partial(_chosen, folder=folder))
 
 
 MakeMethod = Callable[[System, OptimizeSettings], Method]
@@ -256,13 +258,20 @@ def refuse_untrainable(made: Method, system: System, engine_of: Callable[[str], 
     """Raise where weights are to be trained of a model that cannot be; nothing is loaded or started.
 
     Raises:
-        DeclarationError: a model is behind an API, or a job trains components of different models.
+        DeclarationError: a model is behind an API, a job trains components of different models, or an engine
+            samples in a way that cannot be trained, or takes no adapters of their rank.
     """
     for job in made.jobs:
         weights = components_of(key for key in job.keys if isinstance(system.parameters[key], Weights))
         fixed = [component for component in weights if f"{component}.lm" not in system.parameters]
         if fixed:  # a model that is chosen may be another one when it is trained
             base_model(system, fixed, engine_of)
+            if not _imitates(made.optimizers[job.optimizer]):
+                refuse_reshaped(system, fixed, engine_of)
+
+
+def _imitates(optimizer: Optimizer) -> bool:
+    return isinstance(optimizer, WeightTraining) and optimizer.recipe.likelihood
 
 
 def method(name: str, system: System, settings: OptimizeSettings, folder: Path = Path()) -> Method:
@@ -275,15 +284,36 @@ def method(name: str, system: System, settings: OptimizeSettings, folder: Path =
         folder: where a method of your own is looked for first.
 
     Raises:
-        DeclarationError: there is no such method, or the system has nothing it could change.
+        DeclarationError: there is no such method.
+        NothingToTune: the system has nothing it could change; the hint names the methods that fit.
         ConfigurationError: a teacher's file is missing or broken.
     """
-    chosen = maker(name, folder)(system, settings)
+    try:
+        chosen = _chosen(name, system, settings, folder)
+    except NothingToTune as error:
+        fit = fitting(system, settings, folder)
+        hint = f"methods that fit this system: {', '.join(fit)}" if fit else error.hint
+        raise NothingToTune(error.message, hint=hint) from None
     if any(map(_has_teachers, chosen.optimizers.values())):
         for path in settings.weights.teachers:
             load(folder / path)
+    return chosen
+
+
+def fitting(system: System, settings: OptimizeSettings, folder: Path = Path()) -> list[str]:
+    """Return the names of the methods that have something to change in a system."""
+    found = []
+    for name in METHODS:
+        with contextlib.suppress(CompoundError):
+            _chosen(name, system, settings, folder)
+            found.append(name)
+    return found
+
+
+def _chosen(name: str, system: System, settings: OptimizeSettings, folder: Path) -> Method:
+    chosen = maker(name, folder)(system, settings)
     if not chosen.jobs:
-        raise DeclarationError(
+        raise NothingToTune(
             f"system {system.name!r} has no parameter that method {name!r} can change",
             hint='declare one, for example prompt: {tune: "…"} or k: {choice: [1, 5]}',
         )

@@ -11,15 +11,20 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from compound.bounds import JobBound, Outlook
 from compound.configuration import canonical
 from compound.optimization import Progress, Proposal, Task
+from compound.optimizers import opro
 from compound.optimizers.demos import Found, draw
-from compound.optimizers.edits import edited
+from compound.optimizers.edits import GROWTH, bounded_edit
 from compound.optimizers.opro import written
 from compound.optimizers.prompts import bootstrapped, split
 from compound.optimizers.trials import changes, rounds, sizes, trials_for
-from compound.space import Demos
+from compound.space import Demos, Text
 from compound.streams import generator
+
+ATTEMPTS = 4  # to make each value
+MINIBATCHES = 3  # that the smallest search runs
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,19 @@ class Mipro:
     lm: str | None = None
     values: int = 6
     minibatch: int = 35
+
+    def bound(self, outlook: Outlook) -> JobBound:
+        """Declare the requests of ``opro``, whose turn it is at some of the attempts at each text."""
+        keys = [key for key in outlook.keys if key in outlook.texts]
+        growth = GROWTH if keys and "edits" in self.proposers else 0
+        attempts = range(ATTEMPTS * self._wanted(outlook.candidates))
+        turns = sum(self.proposers[n % len(self.proposers)] == "opro" for n in attempts if self.proposers)
+        least = MINIBATCHES * outlook.minibatch  # the incumbent, a trial, and its final score
+        held = 0 if outlook.runs < least else None
+        if not keys or not turns:
+            return JobBound(growth=growth, candidates=held)
+        asked = [opro.bound(outlook, key, turns, self.lm) for key in keys]
+        return JobBound(asked, growth, opro.WRITTEN, held)
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Make values, try them together, propose the best by the larger set."""
@@ -62,17 +80,23 @@ class Mipro:
         """Return values for one parameter besides the incumbent's."""
         seen = {canonical(task.system.configuration[key])}
         found: list[Any] = []
-        wanted = max(1, min(self.values, task.candidates) - 1)
-        for attempt in range(4 * wanted):
+        wanted = self._wanted(task.candidates)
+        for attempt in range(ATTEMPTS * wanted):
             if len(found) == wanted:
                 break
-            value = await self._value(task, key, pool, attempt)
+            value = await self._value(task, key, pool, attempt, [v for v in found if isinstance(v, str)])
             if value and canonical(value) not in seen:
                 seen.add(canonical(value))
                 found.append(value)
         return found
 
-    async def _value(self, task: Task, key: str, pool: Sequence[Found], attempt: int) -> Any:
+    def _wanted(self, candidates: int) -> int:
+        """Return how many values of a parameter to make besides the incumbent's."""
+        return max(1, min(self.values, candidates) - 1)
+
+    async def _value(
+        self, task: Task, key: str, pool: Sequence[Found], attempt: int, known: Sequence[str]
+    ) -> Any:
         rng = generator(task.seed, "mipro", key, attempt)
         space = task.system.parameters[key]
         if isinstance(space, Demos):
@@ -80,9 +104,9 @@ class Mipro:
         if not self.proposers:
             return None
         if self.proposers[attempt % len(self.proposers)] == "opro":
-            return await written(task, key, attempt, self.lm)
-        text = edited(task.system.configuration[key], rng, self.most_edits)
-        return None if space.problem(text) else text
+            return await written(task, key, attempt, self.lm, known)
+        assert isinstance(space, Text)  # the method gives no other kind to this optimizer
+        return bounded_edit(task.system.configuration[key], rng, space, self.most_edits)
 
     def _sizes(self, task: Task, values: Mapping[str, Sequence[Any]], examples: int) -> dict[str, int]:
         trials = trials_for([len(some) + 1 for some in values.values()])

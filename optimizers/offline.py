@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from compound.bounds import JobBound, Outlook
+from compound.configuration import component_of
 from compound.contracts import Example
 from compound.optimization import Progress, Proposal, Task
 from compound.optimizers.guides import Guide, LearnedRewards
@@ -42,6 +44,14 @@ class OfflineRewards:
     settings: RewardSettings
     prompts: PromptSearch
     guide: Guide = field(default_factory=LearnedRewards)
+
+    def bound(self, outlook: Outlook) -> JobBound:
+        """Declare the candidates that outputs are drawn with; none of them is proposed."""
+        found = [
+            self.prompts.bound(replace(outlook, keys=(key,), candidates=2 * outlook.candidates))
+            for key in {component_of(key): key for key in outlook.keys if key in outlook.texts}.values()
+        ]
+        return JobBound([request for bound in found for request in bound.requests])
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Collect pairs of all components in one batch, then learn and judge their rewards."""

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from compound.bounds import CallBound, Extent, Outlook
 from compound.component import Component
 from compound.configuration import component_of
 from compound.contracts import Message, Request
-from compound.errors import CallError
 from compound.optimization import Task
+from compound.optimizers.proposing import ask as send
 from compound.streams import stream
 
+SHOWN = 10  # earlier prompts in a request
+WRITTEN = 400  # tokens of a new prompt, at most
 MARK = re.compile(r"<prompt>(.*?)(?:</prompt>|\Z)", re.DOTALL | re.IGNORECASE)
 
 
@@ -24,7 +27,7 @@ def ask(
     purpose: str,
     history: Sequence[tuple[str, float | None]],
     seed: int,
-    shown: int = 10,
+    shown: int = SHOWN,
 ) -> Request:
     """Return the request for one new prompt.
 
@@ -43,11 +46,20 @@ def ask(
         "Write one new instruction that is different from all of these and scores higher. "
         "Write it between <prompt> and </prompt>, and nothing else."
     )
-    return Request((Message("user", text),), max_tokens=400, temperature=1.0, seed=seed)
+    return Request((Message("user", text),), max_tokens=WRITTEN, temperature=1.0, seed=seed)
 
 
-async def written(task: Task, key: str, attempt: int, lm: str | None) -> str | None:
+async def written(
+    task: Task, key: str, attempt: int, lm: str | None, known: Collection[str] = ()
+) -> str | None:
     """Ask for a new prompt in place of one of the system's, shown with what earlier tasks tried.
+
+    Args:
+        task: the job.
+        key: names the prompt.
+        attempt: its number in the job, which names the request's random stream.
+        lm: the model; the system's own when ``None``.
+        known: prompts that count as duplicates, besides the present one and those tried before.
 
     Returns:
         The prompt; ``None`` when the model gave none that the parameter can hold, or did not answer.
@@ -58,11 +70,21 @@ async def written(task: Task, key: str, attempt: int, lm: str | None) -> str | N
         [(task.system.configuration[key], None), *history],
         stream(task.seed, "opro", attempt),
     )
-    try:
-        text = proposal((await task.scorer.generate(request, lm)).text)
-    except CallError:  # a prompt that the model did not write is a candidate less
-        return None
-    return None if text is None or task.system.parameters[key].problem(text) else text
+    space, before = task.system.parameters[key], {task.system.configuration[key], *(t for t, _ in history)}
+
+    def read(reply: str) -> str | None:
+        text = proposal(reply)
+        return None if text is None or space.problem(text) else text
+
+    return await send(task, request, lm, read, lambda text: text in before or text in known)
+
+
+def bound(outlook: Outlook, key: str, calls: float, lm: str | None) -> CallBound:
+    """Return the bound of requests for new prompts in place of one."""
+    template = ask(purpose(outlook.system.components[component_of(key)]), [], 0).messages[0].content
+    earlier = (outlook.texts[key] + Extent(len("<prompt></prompt> score -0.000\n") + 16)).times(SHOWN)
+    prompt = Extent(len(template.encode())) + earlier
+    return CallBound("new prompts", calls, prompt, WRITTEN, (lm,) if lm else ())
 
 
 def purpose(component: Component) -> str:

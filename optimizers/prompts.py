@@ -5,24 +5,28 @@ Examples that demonstrations are taken from are never used to score them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from compound.bounds import JobBound, Outlook
 from compound.configuration import canonical, component_of
 from compound.contracts import Example
 from compound.optimization import Progress, Proposal, Task
+from compound.optimizers import opro
 from compound.optimizers.demos import Found, bootstrap, corrected, draw
-from compound.optimizers.edits import edited
+from compound.optimizers.edits import GROWTH, bounded_edit
 from compound.optimizers.opro import written
-from compound.optimizers.racing import Standing, race
+from compound.optimizers.racing import Standing, race, rungs
 from compound.space import Demos, Text
 from compound.streams import generator
 from compound.trace import Trace
 
 LARGEST_POOL = 48  # examples
+ATTEMPTS = 6  # to make each candidate of a round; those equal to an earlier one are dropped
 POOL_SHARE = 0.4  # of a job's system runs, to find demonstrations
 
 
@@ -46,6 +50,21 @@ class PromptSearch:
     most_edits: int = 2
     lm: str | None = None
 
+    def bound(self, outlook: Outlook) -> JobBound:
+        """Declare the requests of one round of candidates; only ``opro`` makes any."""
+        return self.rounds_bound(outlook, 1)
+
+    def rounds_bound(self, outlook: Outlook, rounds: int) -> JobBound:
+        """Return the bound of several rounds, each of which starts from the best of the one before."""
+        keys = [key for key in outlook.keys if key in outlook.texts]
+        growth = GROWTH if keys and "edits" in self.proposers else 0
+        held = raced(outlook)
+        if not keys or "opro" not in self.proposers:
+            return JobBound(growth=growth, candidates=held)
+        longest = max(keys, key=lambda key: outlook.texts[key].bytes)
+        calls = rounds * ATTEMPTS * outlook.candidates
+        return JobBound([opro.bound(outlook, longest, calls, self.lm)], growth, opro.WRITTEN, held)
+
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Bootstrap demonstrations, make candidates, race them, propose the winner."""
         state = dict(task.resume or {})
@@ -66,14 +85,15 @@ class PromptSearch:
         seen = {canonical({k: task.system.configuration[k] for k in task.keys})}
         seen |= {canonical(dict(t.values)) for t in task.tried}
         found: list[dict[str, Any]] = []
-        for attempt in range(6 * task.candidates if active else 0):
-            if len(found) == task.candidates:
+        written: list[str] = []  # by a model, in this round
+        for attempt in range(ATTEMPTS * task.candidates if active else 0):
+            if len(found) == task.candidates or (active == ["opro"] and not task.scorer.may_ask(self.lm)):
                 break
             rng = generator(task.seed, "candidate", attempt)
-            made = await self._make(active[attempt % len(active)], task, pools, rng, attempt)
+            made = await self._make(active[attempt % len(active)], task, pools, rng, attempt, written)
             if made and len(active) > 1 and attempt >= task.candidates // 2 and rng.random() < 0.5:
                 other = active[(attempt + 1) % len(active)]
-                made = {**(await self._make(other, task, pools, rng, attempt)), **made}
+                made = {**(await self._make(other, task, pools, rng, attempt, written)), **made}
             full = {k: made.get(k, task.system.configuration[k]) for k in task.keys}
             if made and canonical(full) not in seen:
                 seen.add(canonical(full))
@@ -81,7 +101,13 @@ class PromptSearch:
         return found
 
     async def _make(
-        self, proposer: str, task: Task, pools: Pools, rng: np.random.Generator, attempt: int
+        self,
+        proposer: str,
+        task: Task,
+        pools: Pools,
+        rng: np.random.Generator,
+        attempt: int,
+        known: list[str],
     ) -> dict[str, Any]:
         if proposer == "demos":
             return {
@@ -93,9 +119,12 @@ class PromptSearch:
         key = keys[rng.integers(len(keys))]
         current = task.system.configuration[key]
         if proposer == "edits":
-            text = edited(current, rng, self.most_edits)
-            return {key: text} if text != current and not task.system.parameters[key].problem(text) else {}
-        new = await written(task, key, attempt, self.lm)
+            space = task.system.parameters[key]
+            assert isinstance(space, Text)  # of `text_keys`
+            text = bounded_edit(current, rng, space, self.most_edits)
+            return {} if text is None or text == current else {key: text}
+        new = await written(task, key, attempt, self.lm, known)
+        known += [] if new is None else [new]
         return {} if new is None else {key: new}
 
 
@@ -170,6 +199,19 @@ def demo_keys(task: Task) -> list[str]:
 def text_keys(task: Task) -> list[str]:
     """Return the keys that hold texts."""
     return [key for key in task.keys if isinstance(task.system.parameters[key], Text)]
+
+
+def raced(outlook: Outlook) -> int:
+    """Return how many candidates a race compares at first, after demonstrations are found."""
+    spaces = outlook.system.parameters
+    shown = any(isinstance(space, Demos) for space in spaces.values())
+    most = len(outlook.train) // 2 if shown else 0
+    own = any(isinstance(spaces[key], Demos) for key in outlook.keys)
+    runs, pool = outlook.runs, 0
+    if own and math.isfinite(runs):
+        pool = min(most, max(int(runs * POOL_SHARE), outlook.minibatch), LARGEST_POOL)
+    plan = rungs(outlook.candidates, outlook.minibatch, len(outlook.train) - most, runs - pool)
+    return plan[0][0] if plan else 0
 
 
 async def contest(

@@ -5,14 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from compound.bounds import CallBound, Extent, Outlook
 from compound.configuration import component_of
 from compound.contracts import Example, Message, Request
-from compound.errors import CallError, TooManyFailures
+from compound.errors import TooManyFailures
 from compound.optimization import Task
 from compound.optimizers.evolution import Evaluate, Record, Rewrite
-from compound.optimizers.transcripts import calls, fields, result, verdict
+from compound.optimizers.proposing import ask
+from compound.optimizers.transcripts import (
+    calls,
+    fields,
+    longest_calls,
+    longest_of,
+    longest_run,
+    result,
+    verdict,
+)
 from compound.streams import stream
 from compound.trace import Trace
+
+WRITTEN = 1000  # tokens of a reflection, at most
+HEADINGS = 200  # bytes of the headings of one run in a request, at most
 
 
 class Answers:
@@ -79,12 +92,14 @@ class Answers:
         if not question.records:
             return None
         request = reflect(question.text, question.records, stream(self._task.seed, "gepa", len(self.all)))
-        try:
-            new = instruction((await self._task.scorer.generate(request, self._lm)).text)
-        except CallError:  # a text that the model did not write is an iteration less
-            return None
-        useless = not new or new == question.text or self._task.system.parameters[question.key].problem(new)
-        return None if useless else new
+        space = self._task.system.parameters[question.key]
+
+        def read(reply: str) -> str | None:
+            found = instruction(reply)
+            return None if not found or space.problem(found) else found
+
+        new = await ask(self._task, request, self._lm, read, lambda found: found == question.text)
+        return None if new == question.text else new
 
 
 def reflect(text: str, records: Sequence[Record], seed: int) -> Request:
@@ -93,7 +108,20 @@ def reflect(text: str, records: Sequence[Record], seed: int) -> Request:
 
     given = {"current_instruction_doc": text, "dataset_with_feedback": records}
     message = Message("user", Reflection.prompt_renderer(given))
-    return Request((message,), max_tokens=1000, temperature=1.0, seed=seed)
+    return Request((message,), max_tokens=WRITTEN, temperature=1.0, seed=seed)
+
+
+def bound(outlook: Outlook, calls: float, batch: int, lm: str | None) -> CallBound:
+    """Return the bound of requests for reflections."""
+    template = len(reflect("", [], 0).messages[0].content.encode())
+    expected = longest_of(example.gold for example in outlook.train)
+    found = Extent()
+    for key in outlook.texts:
+        if key in outlook.keys:
+            record = longest_calls(outlook.uses[component_of(key)]) + longest_run(outlook) + expected
+            asked = Extent(template) + outlook.texts[key] + (record + Extent(HEADINGS)).times(batch)
+            found = found.joined(asked)
+    return CallBound("reflections", calls, found, WRITTEN, (lm,) if lm else ())
 
 
 def instruction(reply: str) -> str:

@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from compound.bounds import JobBound, Outlook
+from compound.configuration import canonical
 from compound.optimization import Progress, Proposal, Task
-from compound.optimizers.prompts import contest, split
+from compound.optimizers.prompts import contest, raced, split
+from compound.optimizers.racing import rungs
 from compound.optimizers.tpe import next_point
-from compound.space import Choice, Int, Space
+from compound.space import Choice, Float, Int, Space
+from compound.streams import generator
 
 FINALISTS = 3
 ROUND = 4  # trials scored at once
+DRAWS = 8  # for each random setting, since some are drawn twice
 
 
 @dataclass(frozen=True)
 class NumberSearch:
     """Searches `Choice`, `Int` and `Float` parameters together."""
+
+    def bound(self, outlook: Outlook) -> JobBound:
+        """Declare that no model is asked."""
+        spaces = [outlook.system.parameters[key] for key in outlook.keys]
+        settings = math.prod(len(_options(space, outlook.candidates)) for space in spaces) - 1
+        if settings <= outlook.candidates:
+            return JobBound(candidates=min(settings, raced(outlook)))
+        trials = outlook.runs / outlook.minibatch - FINALISTS - 1
+        sampled = int(min(2 * outlook.candidates, trials)) if trials >= 1 else raced(outlook)
+        return JobBound(candidates=sampled)
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Race the whole space when it is small; else sample, then race the best."""
@@ -27,12 +43,13 @@ class NumberSearch:
         if state["finalists"] is None:
             grid = enumerated(task)
             if len(grid) <= task.candidates:
-                state["finalists"] = grid
+                state["finalists"] = in_order(task, grid, len(examples))
             else:
                 async for trials in self._sample(task, state["trials"], examples):
                     state = {**state, "trials": trials}
                     yield Progress(state, f"{len(trials)} trials: best {max(t[1] for t in trials):.3f}")
-                state = {**state, "finalists": _best(state["trials"])}
+                finalists = _best(state["trials"]) or _drawn(task, len(examples))
+                state = {**state, "finalists": finalists}
             yield Progress(state, f"{len(state['finalists'])} settings to race")
         async for event in contest(task, state["finalists"], examples, state):
             yield event
@@ -54,6 +71,38 @@ class NumberSearch:
             evaluations = await task.scorer.score(round_, batch)
             trials += [[values, e.mean] for values, e in zip(round_, evaluations, strict=True)]
             yield list(trials)
+
+
+def in_order(task: Task, grid: Sequence[dict[str, Any]], examples: int) -> list[dict[str, Any]]:
+    """Return settings in the order in which they are raced, for a job whose runs do not hold them all.
+
+    Those that no earlier job scored come first, the others after them; each part in an order of its own.
+    """
+    if _raced(task, len(grid), examples) >= len(grid):
+        return list(grid)
+    tried = {canonical(dict(known.values)) for known in task.tried}
+    shuffled = [grid[i] for i in generator(task.seed, "grid").permutation(len(grid))]
+    return sorted(shuffled, key=lambda setting: canonical(setting) in tried)
+
+
+def _drawn(task: Task, examples: int) -> list[dict[str, Any]]:
+    """Return as many random settings as can be raced, for a job whose runs hold no sample beside a race."""
+    current = {key: task.system.configuration[key] for key in task.keys}
+    raced = _raced(task, task.candidates, examples)
+    found: list[dict[str, Any]] = []
+    for attempt in range(DRAWS * task.candidates):
+        rng = generator(task.seed, "draw", attempt)
+        spaces = {key: task.system.parameters[key] for key in task.keys}
+        setting = {key: s.draw(rng) for key, s in spaces.items() if isinstance(s, Choice | Int | Float)}
+        if len(found) < raced and setting != current and setting not in found:
+            found.append(setting)
+    return found
+
+
+def _raced(task: Task, candidates: int, examples: int) -> int:
+    """Return how many candidates the first rung of a race holds."""
+    plan = rungs(candidates, task.minibatch, examples, task.scorer.left, task.scorer.free_repeats)
+    return plan[0][0] if plan else 0
 
 
 def enumerated(task: Task) -> list[dict[str, Any]]:

@@ -13,13 +13,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from compound.bounds import JobBound, Outlook
 from compound.configuration import component_of
 from compound.contracts import Example
-from compound.errors import CallError, TooManyFailures
+from compound.errors import TooManyFailures
 from compound.optimization import Progress, Proposal, Task
-from compound.optimizers.criticism import criticise, rewrite
+from compound.optimizers.criticism import WRITTEN, bounds, criticise, rewrite
 from compound.optimizers.opro import proposal
 from compound.optimizers.prompts import split, text_keys
+from compound.optimizers.proposing import ask
 from compound.streams import generator, stream
 
 EVERY = 2  # steps between two validations
@@ -41,11 +43,18 @@ class TextGrad:
     held_out: int = 50
     lm: str | None = None
 
+    def bound(self, outlook: Outlook) -> JobBound:
+        """Declare a criticism and a rewriting for each step."""
+        return JobBound(bounds(outlook, self.steps, self.batch, self.lm), written=WRITTEN)
+
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Criticise, rewrite, validate; propose the best of what was validated."""
         _, examples = split(task)
         keys = text_keys(task)
         state = dict(task.resume or {})
+        if not state and not task.scorer.may_ask(self.lm):
+            yield Proposal({}, note="the model that criticises and rewrites is not asked")
+            return
         if not state:
             most = min(self.held_out, len(examples) // 2)
             left, free = task.scorer.left, task.scorer.free_repeats
@@ -62,6 +71,8 @@ class TextGrad:
             step = state["step"]
             if step % EVERY == 0 and self._pair(task, len(held)) > task.scorer.left:
                 break
+            if not task.scorer.may_ask(self.lm) and state["values"] == state["best"]:
+                break  # nothing new would be validated
             key = keys[step // EVERY % len(keys)]
             state |= {"values": await self._rewritten(task, key, state, learn), "step": step + 1}
             if (step + 1) % EVERY == 0 or step + 1 == self.steps:
@@ -90,16 +101,19 @@ class TextGrad:
         except TooManyFailures:  # a prompt that breaks the runs is given up
             return best
         seeds = [stream(task.seed, "textgrad", kind, step) for kind in ("criticise", "rewrite")]
-        try:
-            request = criticise(component, prompt, traces, seeds[0])
-            criticism = (await task.scorer.generate(request, self.lm)).text.strip()
-            if not criticism:
-                return values
-            request = rewrite(component, prompt, criticism, seeds[1])
-            text = proposal((await task.scorer.generate(request, self.lm)).text)
-        except CallError:  # a prompt that the model did not write is a step less
+        request = criticise(component, prompt, traces, seeds[0])
+        criticism = await ask(task, request, self.lm, lambda reply: reply.strip() or None)
+        if criticism is None:
             return values
-        return values if text is None or task.system.parameters[key].problem(text) else {**values, key: text}
+        space = task.system.parameters[key]
+
+        def read(reply: str) -> str | None:
+            found = proposal(reply)
+            return None if found is None or space.problem(found) else found
+
+        request = rewrite(component, prompt, criticism, seeds[1])
+        text = await ask(task, request, self.lm, read, lambda found: found == prompt)
+        return values if text is None else {**values, key: text}
 
     async def _validated(
         self, task: Task, state: Mapping[str, Any], held: Sequence[Example]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compound.statistics import cluster_mean_interval
+from compound.statistics import UNIT, cluster_mean_interval
 
 Vector = NDArray[np.float64]
 
@@ -23,7 +23,7 @@ Vector = NDArray[np.float64]
 class Accuracy:
     """Pairwise ranking accuracy: the mean over inputs of the share of their pairs that are ordered right.
 
-    ``low`` and ``high`` are its 95 % limits over inputs, ``None`` for a single one.
+    ``low`` and ``high`` are its 95 % limits over inputs, ``None`` without any input.
     """
 
     mean: float
@@ -60,10 +60,8 @@ def mean_right(right: Sequence[float], inputs: Sequence[str]) -> Accuracy:
     groups: dict[str, list[float]] = defaultdict(list)
     for share, name in zip(right, inputs, strict=True):
         groups[name].append(share)
-    found = cluster_mean_interval(list(groups.values()))
-    single = found.n == 1
-    low = None if single else max(0.0, found.low)
-    return Accuracy(found.mean, low, None if single else min(1.0, found.high), len(right), found.n)
+    found = cluster_mean_interval(groups.values(), bounds=UNIT)
+    return Accuracy(found.mean, found.low, found.high, len(right), found.n)
 
 
 def rank_correlation(local: Sequence[Sequence[float]], global_: Sequence[Sequence[float]]) -> float:

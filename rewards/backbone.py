@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compound.components.engines import models
+from compound.components.engines import adapter_files, model_folder, models
 from compound.components.engines.loading import device, fastest_dtype
 from compound.components.index import PACKAGED_MODEL, weights_folder
 from compound.errors import CompoundError, ConfigurationError, MissingExtra
@@ -155,12 +155,18 @@ class Backbone:
         Raises:
             ConfigurationError: the folder holds no adapter, or another one.
         """
-        peft = _peft()
-        if not (folder / "adapter_model.safetensors").exists():
+        if not (folder / adapter_files.WEIGHTS).exists():
             raise ConfigurationError(f"{folder} holds no reward adapter")
-        base = self.model.unload() if self.adapter else self.model
-        with _known_warning():
-            self.model = peft.PeftModel.from_pretrained(base, folder, is_trainable=True).eval()
+        # peft would act on every setting in the folder; only those of a plain LoRA are taken from it.
+        config, tensors = adapter_files.read_config(folder), adapter_files.read_tensors(folder)
+        if self.adapter:
+            self.model = self.model.unload()
+        self.add_adapter(config["r"], config["lora_alpha"], seed=0)
+        try:
+            _peft().set_peft_model_state_dict(self.model, tensors)
+        except RuntimeError as error:
+            raise ConfigurationError(f"{folder} does not fit the backbone {self.name!r}: {error}") from None
+        self.model.eval()
         if self.name_adapter() != name:
             raise ConfigurationError(f"{folder} holds another reward adapter than its card says")
 
@@ -211,18 +217,17 @@ def _peft() -> Any:
 def _load(name: str, dtype: str) -> tuple[Any, Any, Any]:
     try:
         import torch
-        from transformers import AutoModel, AutoTokenizer
+        import transformers  # noqa: F401 - only to say here that it is missing
     except ImportError:
         raise MissingExtra("a reward model", "transformers", "local") from None
-    folder = weights_folder() if NAMES.get(name, name) == PACKAGED_MODEL else models.resolve(name)
+    folder = Path(weights_folder()) if NAMES.get(name, name) == PACKAGED_MODEL else models.resolve(name)
     kind = fastest_dtype() if dtype == "auto" else dtype
     try:
         with models.quiet():
-            tokenizer = AutoTokenizer.from_pretrained(folder)
-            model = AutoModel.from_pretrained(folder, dtype=getattr(torch, kind), use_safetensors=True)
+            model, tokenizer = model_folder.load_encoder(folder, kind)
     except (OSError, ValueError) as error:
         raise CompoundError(
-            f"{name!r} cannot be a reward backbone: {error}",
+            f"{name!r} cannot be a reward backbone: {model_folder.explain(error)}",
             hint="use minilm, smollm2, or a folder or hub id that transformers can load",
         ) from error
     for parameter in model.parameters():

@@ -1,19 +1,27 @@
 """Where computed features are kept: in memory, and in a run's folder.
 
-How a text is batched moves its last digits. A run that goes on after a crash must therefore read what it
-computed before, not compute it again in other company.
+How a text is batched moves its last digits. A run that continues after a crash must therefore read what it
+computed before, not compute it again in other company. Each record has a checksum; one that is damaged is
+reported and computed again.
 """
 
 from __future__ import annotations
 
+import logging
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compound.limits import ARTIFACT
+from compound.untrusted import UntrustedFolder, named
+
 Array = NDArray[np.float32]
 KEY = 16  # bytes
+HEAD = b"compound features 2\n"  # files of earlier versions begin with a record, and have no checksums
+logger = logging.getLogger(__name__)
 
 
 class FeatureStore:
@@ -23,22 +31,41 @@ class FeatureStore:
     >>> store.put([b"k" * 16], np.array([[1.0, 2.0]], np.float32))
     >>> store.get(b"k" * 16).tolist(), b"x" * 16 in store
     ([1.0, 2.0], False)
+
+    Raises:
+        RunDirectoryError: the path is no regular file of its own, or cannot be used.
     """
 
     def __init__(self, path: Path | None, dim: int) -> None:
         self.path = path
-        self._record = np.dtype([("key", f"V{KEY}"), ("vector", np.float32, (dim,))])
+        self._fields = [("key", f"V{KEY}"), ("vector", np.float32, (dim,))]
+        self._checked = True
         self._found: dict[bytes, Array] = {}
-        if path is not None and path.exists():
-            self._load(path)
+        if path is not None:
+            self._load(UntrustedFolder(path.parent), path.name)
 
-    def _load(self, path: Path) -> None:
-        whole = path.stat().st_size // self._record.itemsize
-        if path.stat().st_size != whole * self._record.itemsize:
-            with path.open("r+b") as file:
-                file.truncate(whole * self._record.itemsize)
-        for record in np.fromfile(path, self._record, whole):
-            self._found[record["key"].tobytes()] = record["vector"]
+    @property
+    def _record(self) -> np.dtype[np.void]:
+        return np.dtype([*self._fields, ("checksum", "<u4")] if self._checked else self._fields)
+
+    def _load(self, folder: UntrustedFolder, name: str) -> None:
+        if folder.kind(name) is None:
+            return
+        raw = folder.read(name, ARTIFACT)
+        self._checked = raw.startswith(HEAD) or HEAD.startswith(raw)
+        start = len(HEAD) if self._checked else 0
+        whole = max(0, len(raw) - start) // self._record.itemsize
+        end = start + whole * self._record.itemsize if len(raw) >= start else 0
+        if len(raw) != end:
+            folder.truncate(name, end)
+        damaged = 0
+        for record in np.frombuffer(raw[start:end], self._record):
+            if self._checked and record["checksum"] != _checksum(record["key"], record["vector"]):
+                damaged += 1
+            else:
+                self._found[record["key"].tobytes()] = record["vector"]
+        if damaged:
+            logger.warning("%s: %d damaged features are computed again", self.path, damaged)
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._found
@@ -51,11 +78,25 @@ class FeatureStore:
         return self._found[key]
 
     def put(self, keys: Sequence[bytes], vectors: Array) -> None:
-        """Keep vectors."""
+        """Keep vectors.
+
+        Raises:
+            RunDirectoryError: the file cannot be written.
+        """
         self._found.update(zip(keys, vectors, strict=True))
-        if self.path is not None:
-            records = np.zeros(len(keys), self._record)
-            records["key"] = np.array(keys, f"V{KEY}")
-            records["vector"] = vectors
-            with self.path.open("ab") as file:
-                file.write(records.tobytes())
+        if self.path is None:
+            return
+        records = np.zeros(len(keys), self._record)
+        records["key"] = np.array(keys, f"V{KEY}")
+        records["vector"] = vectors
+        if self._checked:
+            records["checksum"] = [_checksum(r["key"], r["vector"]) for r in records]
+        folder = UntrustedFolder(self.path.parent)
+        head = HEAD if self._checked and not folder.size(self.path.name) else b""
+        with folder.appender(self.path.name) as file, named(self.path):
+            file.write(head + records.tobytes())
+            file.flush()
+
+
+def _checksum(key: np.void, vector: Array) -> int:
+    return zlib.crc32(vector.tobytes(), zlib.crc32(key.tobytes()))

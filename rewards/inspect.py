@@ -47,6 +47,7 @@ from compound.rewards.views import HeadView, Judgement, Missing, Overview, Point
 from compound.settings import RewardSettings
 from compound.store import read_json, read_records
 from compound.system import System
+from compound.untrusted import UntrustedFolder
 
 Vector = NDArray[np.float64]
 FOLDER = Path("memory") / "rewards"
@@ -86,7 +87,7 @@ class Inspection:
         """
         folder = Path(path)
         config = read_json(folder, "config.json")
-        if not (folder / FOLDER / "card.json").exists():
+        if UntrustedFolder(folder).kind(f"{FOLDER}/card.json") is None:
             raise RunDirectoryError(
                 f"{folder} has no local rewards",
                 hint="method optimas learns them, once its offline phase has collected pairs",
@@ -96,13 +97,13 @@ class Inspection:
         except (KeyError, TypeError, ValidationError):
             raise RunDirectoryError(f"{folder}/config.json has no reward settings of this version") from None
         stored = read(folder / FOLDER)
-        records = [record for record in read_records(folder / "memory.jsonl") if "kind" not in record]
+        records = [record for record in read_records(folder, "memory.jsonl") if "kind" not in record]
         whose = system or (str(records[0]["system"]) if records and "system" in records[0] else "")
         sampling = Sampling(
             settings.samples, settings.rollouts, max(settings.rollouts, settings.most_rollouts)
         )
         whole = PairBuffer.read(records, whose, sampling)
-        events = list(read_records(folder / "events.jsonl"))
+        events = list(read_records(folder, "events.jsonl"))
         found = Inspection(folder, settings, stored, _learned_from(whole, stored, folder), events)
         found._check()
         return found

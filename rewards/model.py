@@ -6,7 +6,7 @@ digest), and the backbone's LoRA adapter where it was trained.
 
 from __future__ import annotations
 
-import json
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,16 +18,19 @@ from numpy.typing import NDArray
 from compound.configuration import readable
 from compound.contracts import CallValues
 from compound.errors import ConfigurationError, DeclarationError, MissingExtra, nearest
+from compound.limits import ARTIFACT
+from compound.records import Damaged, opened_document, sealed_document
 from compound.rewards.alignment import Accuracy
 from compound.rewards.features import Embeds, FeatureMap, NoBackbone
 from compound.rewards.heads import Head
 from compound.rewards.template import TEMPLATE
-from compound.store import write_atomically
 from compound.system import System
+from compound.untrusted import UntrustedFolder
 
 Vector = NDArray[np.float64]
 FORMAT = 1
 NONE = "none"  # the name of no backbone
+CARD, HEADS = "card.json", "heads.safetensors"
 
 
 @dataclass(frozen=True)
@@ -84,18 +87,20 @@ class RewardModel:
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; the card is last, so that a folder with a card is whole."""
-        folder.mkdir(parents=True, exist_ok=True)
+        files = UntrustedFolder(folder).make()
         tensors = {
             f"{name}.{part}": np.ascontiguousarray(getattr(reward.head, part))
             for name, reward in self.rewards_of.items()
             for part in ("weights", "center", "scale")
         }
         tensors |= {f"{name}.margins": r.margins for name, r in self.rewards_of.items() if len(r.margins)}
-        _write(tensors, folder / "heads.safetensors")
+        heads = _encoded(tensors)
+        files.write(HEADS, heads)
         adapted = getattr(self.backbone, "save_adapter", None)
         if adapted is not None:
             adapted(folder / "adapter")
-        write_atomically(folder / "card.json", json.dumps(self.card(), indent=1, ensure_ascii=False) + "\n")
+        card = {**self.card(), "heads": hashlib.sha256(heads).hexdigest()}
+        files.write(CARD, sealed_document(card))
 
     def card(self) -> dict[str, Any]:
         """Return what the model is and what it is worth, as JSON."""
@@ -136,6 +141,7 @@ def load(
     _check_components(path, stored.rewards_of, system)
     made = (backbone or (lambda n: make_backbone(n, stored.max_length)))(stored.backbone)
     if stored.adapter:
+        UntrustedFolder(path / "adapter", error=ConfigurationError).check()
         made.load_adapter(path / "adapter", stored.adapter)  # type: ignore[attr-defined]  # a real backbone has it
     return RewardModel(stored.backbone, made, stored.rewards_of, stored.data)
 
@@ -159,13 +165,19 @@ def read(path: Path) -> Stored:
     """
     try:
         from safetensors import SafetensorError
-        from safetensors.numpy import load_file
+        from safetensors.numpy import load as load_tensors
     except ImportError:
         raise MissingExtra("a reward checkpoint", "safetensors", "local") from None
 
+    files = UntrustedFolder(path, error=ConfigurationError)
+    for name in (CARD, HEADS):
+        if files.kind(name) is None:
+            raise ConfigurationError(f"{path} is not a reward checkpoint: no {path / name}")
     try:
-        card = json.loads((path / "card.json").read_text(encoding="utf-8"))
-        tensors = load_file(path / "heads.safetensors")
+        card, heads = opened_document(files.read(CARD)), files.read(HEADS, ARTIFACT)
+        if card.get("heads", found := hashlib.sha256(heads).hexdigest()) != found:
+            raise ConfigurationError(f"{path / HEADS} was changed: it is not the file its card describes")
+        tensors = load_tensors(heads)
         if (card["format"], card["template"]) != (FORMAT, TEMPLATE):
             raise ConfigurationError(
                 f"{path} has format {card['format']} and template {card['template']}, but this version reads "
@@ -179,9 +191,9 @@ def read(path: Path) -> Stored:
             str(card["data"]),
             rewards_of,
         )
-    except FileNotFoundError as error:
-        raise ConfigurationError(f"{path} is not a reward checkpoint: no {error.filename}") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+    except Damaged as error:
+        raise ConfigurationError(f"{path} is a damaged reward checkpoint: {CARD}: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         if isinstance(error, ConfigurationError):
             raise
         raise ConfigurationError(f"{path} is a damaged reward checkpoint: {error!r:.200}") from None
@@ -196,12 +208,13 @@ def make_backbone(name: str, max_length: int = 256) -> Embeds:
     return Backbone(name, max_length=max_length)
 
 
-def _write(tensors: dict[str, Any], path: Path) -> None:
+def _encoded(tensors: dict[str, Any]) -> bytes:
     try:
-        from safetensors.numpy import save_file
+        from safetensors.numpy import save
     except ImportError:
         raise MissingExtra("a reward checkpoint", "safetensors", "local") from None
-    save_file(tensors, path)
+    encoded: bytes = save(tensors)
+    return encoded
 
 
 def _reward(name: str, stored: Mapping[str, Any], tensors: Mapping[str, Any]) -> LocalReward:

@@ -118,9 +118,9 @@ def test_time_is_a_limit_too() -> None:
 
 
 @pytest.mark.parametrize("error", [CallError("refused"), asyncio.CancelledError()])
-def test_a_request_that_failed_on_its_way_counts_as_one_call_and_frees_the_rest(error: BaseException) -> None:
+def test_a_request_that_failed_on_its_way_is_charged_its_worst_case(error: BaseException) -> None:
     async def scenario() -> Meter:
-        meter = Meter(Budget(calls=3, tokens=30))
+        meter = Meter(Budget(calls=3, tokens=90))
 
         async def failing() -> None:
             async with meter.reserve(Usage(1, 20, 10)):
@@ -132,7 +132,7 @@ def test_a_request_that_failed_on_its_way_counts_as_one_call_and_frees_the_rest(
         await spend(meter, Usage(1, 20, 10), Usage(1, 20, 10))
         return meter
 
-    assert settled(scenario()).usage == Usage(3, 20, 10)
+    assert settled(scenario()).usage == Usage(3, 60, 30)
 
 
 # --- requests in flight --------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def test_no_limit_is_exceeded_whatever_the_interleaving(budget: Budget, work: li
         assert not stuck
         errors = [task.exception() for task in tasks]
         assert {type(error) for error in errors} <= {type(None), CallError, BudgetExhausted}
-        sent = [job.used or Usage(1) for job, error in zip(work, errors, strict=True) if not _refused(error)]
+        sent = [job.used or job.worst for job, error in zip(work, errors, strict=True) if not _refused(error)]
         assert meter.usage == sum(sent, NO_USAGE)
         assert within(meter.usage, budget)
         # nothing is refused that would still fit now that all has settled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -370,7 +371,6 @@ def disk(path: Path) -> DiskCache:
         (Any, (1, 2), 2),
         (Any, object, 2),
         (Any, {1: "a"}, 2),
-        (Any, "\ud800", 2),
     ],
 )
 @pytest.mark.parametrize("where", ["memory", "disk"])
@@ -574,5 +574,112 @@ def test_what_is_asked_beside_the_calls_counts_every_try_again(tmp_path: Path) -
         return completion, executor.meter.usage
 
     whole = asked([TransientError("busy"), "a prompt"], DiskCache(tmp_path / "cache.sqlite"))
-    assert whole[0].usage == whole[1] == Usage(2, 3, 2)
+    assert whole[0].usage == whole[1] == Usage(2, 6, 258)  # the first try may have been billed
     assert asked([], DiskCache(tmp_path / "cache.sqlite", step=0)) == whole
+
+
+# --- damage --------------------------------------------------------------------------------------------
+
+
+def altered(path: Path, statement: str) -> None:
+    sqlite_file(path / "cache.sqlite", statement)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE outcome SET value = replace(value, '1', '3')",
+        "UPDATE outcome SET value = 'no JSON'",
+        "UPDATE outcome SET value = NULL",
+        "UPDATE outcome SET value = x'ff00'",
+        "UPDATE outcome SET value = CAST(x'7bff7d' AS TEXT)",
+        "UPDATE outcome SET step = 7",
+        "UPDATE outcome SET step = 'seven'",
+        "UPDATE outcome SET checksum = NULL",
+        "UPDATE outcome SET checksum = 'x'",
+        "UPDATE outcome SET key = 'other' WHERE key = 'k'",
+    ],
+)
+def test_a_damaged_row_is_a_miss_that_is_named(
+    tmp_path: Path, statement: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Regression test: a row that was no JSON ended every run, and a changed digit changed the result."""
+    cache = disk(tmp_path)
+    cache.put("k", {"outputs": 1})
+    cache.close()
+    altered(tmp_path, statement)
+    again = disk(tmp_path)
+    key = "other" if "other" in statement else "k"
+    assert again.get(key) is None
+    assert len(again.problems) == 1
+    assert f"cache.sqlite: the recorded call {key}… is damaged" in caplog.text
+    again.put(key, {"outputs": 2})
+    assert again.get(key) == {"outputs": 2}
+    again.close()
+
+
+@pytest.mark.parametrize(
+    "row",
+    ["{}", "[1]", "7", '{"outputs": 1}', '{"text": 1, "usage": [1, 1, 1, 0]}', '{"text": "a", "usage": [-1, 0, 0, 0]}',
+     '{"outputs": {}, "failure": "x", "usage": [1, 1, 1, 0], "tokens": [], "attempts": 1}',
+     '{"outputs": {}, "failure": null, "usage": [1, "1", 1, 0], "tokens": [], "attempts": 1}',
+     '{"outputs": {}, "failure": null, "usage": [1, 1, 1, 0], "tokens": [1], "attempts": 1}', "[" * 100_000],
+)  # fmt: skip
+def test_a_row_of_an_earlier_version_is_checked_for_its_form(tmp_path: Path, row: str) -> None:
+    bench = Bench(cache=disk(tmp_path))
+    answer = bench.answer(ask())
+    assert isinstance(bench.cache, DiskCache)
+    bench.cache.close()
+    altered(tmp_path, "UPDATE outcome SET checksum = NULL")
+    altered(tmp_path, "PRAGMA user_version = 0")
+    old = Bench(cache=disk(tmp_path))
+    assert (old.answer(ask()), old.requests) == (answer, 0)
+    assert isinstance(old.cache, DiskCache)
+    old.cache.close()
+    altered(tmp_path, f"UPDATE outcome SET value = '{row}'")
+    damaged = Bench(cache=disk(tmp_path))
+    assert (damaged.answer(ask()), damaged.requests) == (answer, 1)
+    assert (damaged.answer(ask()), damaged.requests) == (answer, 1)
+
+
+def test_a_file_of_an_earlier_version_is_used_further(tmp_path: Path) -> None:
+    sqlite_file(
+        tmp_path / "cache.sqlite",
+        "CREATE TABLE outcome (key TEXT PRIMARY KEY, step INTEGER, value TEXT) WITHOUT ROWID",
+        """INSERT INTO outcome VALUES ('k', 0, '{"text": "a", "usage": [1, 1, 1, 0]}')""",
+    )
+    cache = DiskCache(tmp_path / "cache.sqlite", step=1, recorded=1)
+    assert cache.get("k") == {"text": "a", "usage": [1, 1, 1, 0]}
+    cache.put("new", {"outputs": 1})
+    cache.close()
+    again = disk(tmp_path)
+    assert again.get("new") == {"outputs": 1}
+    assert again.problems == []
+    again.close()
+
+
+def test_recorded_calls_that_are_gone_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Regression test: whoever deleted ``cache.sqlite-wal`` paid for those calls again, unknowingly."""
+    cache = DiskCache(tmp_path / "cache.sqlite", step=0)
+    for i in range(5):
+        cache.put(f"k{i}", {"outputs": i})
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    shutil.copy(tmp_path / "cache.sqlite", copy)  # as a kill leaves it, without its log
+    cache.close()
+    DiskCache(tmp_path / "cache.sqlite", step=1, recorded=5).close()
+    assert caplog.text == ""
+    lost = DiskCache(copy / "cache.sqlite", step=1, recorded=5)
+    assert "cache.sqlite: 5 of 5 recorded calls are missing" in caplog.text
+    assert "cache.sqlite-wal was deleted" in lost.problems[0]
+    lost.close()
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    cache = disk(tmp_path)
+    cache._db.execute("PRAGMA query_only = ON")
+    with pytest.raises(
+        RunDirectoryError, match=r"cache\.sqlite is not a usable cache: .*readonly.*permissions"
+    ):
+        cache.put("k", {"outputs": 1})
+    cache.close()

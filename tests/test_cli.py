@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -38,23 +39,47 @@ def command(*arguments: str, **environment: str) -> list[Any]:
     return [[sys.executable, "-c", code, *arguments], {**os.environ, "PYTHONPATH": str(ROOT), **environment}]
 
 
+def test_python_m_compound_is_the_command(game: Path) -> None:
+    made, environment = command("check", "game.yaml")
+    ran = subprocess.run(
+        [sys.executable, "-m", "compound", *made[3:]],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout) == (0, "game.yaml: ok: 1 node, 2 parameters to tune\n")
+
+
+def test_completion_is_installed_for_a_shell_and_completes_commands(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    arguments, environment = command("--install-completion", "bash", **home)
+    ran = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "compound" in "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    asked = {"_COMPOUND_COMPLETE": "complete_bash", "COMP_WORDS": "compound opt", "COMP_CWORD": "1"}
+    arguments, environment = command(**asked)
+    completed = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
+    assert completed.stdout.split() == ["optimize"], completed.stderr
+
+
 # --- check ---------------------------------------------------------------------------------------------
 
 
-def test_check_says_ok_and_loads_neither_model_nor_data(game: Path, cli: Any) -> None:
-    (game / "rows.jsonl").unlink()
+def test_check_says_ok_and_names_examples_in_several_splits(game: Path, cli: Any) -> None:
     ran = cli("check", "game.yaml")
-    assert (ran.code, ran.out) == (0, "game.yaml: ok: 1 nodes, 2 parameters to tune\n")
+    assert (ran.code, ran.out) == (0, "game.yaml: ok: 1 node, 2 parameters to tune\n")
     facts = json.loads(cli("check", "game.yaml", "--json").out)
-    assert facts == {"system": "game", "nodes": ["guesser"], "parameters": ["guesser.aim", "guesser.mode"]}
-
-
-@pytest.mark.parametrize(
-    "name", ["amazon.yaml", "atlas.yaml", "hotpotqa.yaml", "hotpotqa_open.yaml", "pubmedqa.yaml"]
-)
-def test_the_systems_of_the_benchmarks_are_good(name: str, cli: Any) -> None:
-    ran = cli("check", str(ROOT / "benchmarks" / name))
-    assert ran.code == 0, ran.err
+    assert len(facts.pop("warnings")) == 6
+    assert facts == {
+        "file": "game.yaml",
+        "system": "game",
+        "nodes": ["guesser"],
+        "parameters": ["guesser.aim", "guesser.mode"],
+        "method": "search",
+        "notes": [],
+        "not_checked": [],
+    }
 
 
 def test_check_tells_every_mistake_with_its_place(game: Path, cli: Any) -> None:
@@ -121,7 +146,8 @@ def test_a_failed_run_exits_1_and_says_where(game: Path, cli: Any) -> None:
     ("arguments", "message"),
     [
         (["x"], "'x' must be NAME=VALUE"),
-        (["z=1"], "no input 'z'"),
+        (["z=1"], "error: no input 'z'; possible: x\n"),
+        (["xx=1"], "error: no input 'xx'; did you mean 'x'?\n"),
         (["x=one"], "input 'x' must be int, but got 'one'"),
         ([], "x"),
         (["x=1", "--set", "optimize.sed=1"], "did you mean 'seed'"),
@@ -219,7 +245,7 @@ def test_a_finished_run_wants_new_and_reports_can_be_written_again(game: Path, c
 
 
 def test_a_dry_run_estimates_and_leaves_nothing(game: Path, cli: Any) -> None:
-    found = json.loads(cli("optimize", "game.yaml", "--dry-run").out)
+    found = json.loads(cli("optimize", "game.yaml", "--dry-run", "--json").out)
     assert found["at_most"]["system_runs"] >= 400
     assert found["plan"]["decisions"] >= 1
     assert not (game / "runs").exists()
@@ -325,16 +351,154 @@ def test_check_refuses_what_the_method_of_the_file_cannot_do(game: Path, cli: An
 
 def test_an_optimization_starts_from_a_configuration(game: Path, cli: Any) -> None:
     Configuration({"guesser.aim": 1.75, "guesser.mode": "far"}).save(game / "start.json")
-    small = ("--set", "optimize.budget.system_runs=45", "--set", "optimize.valid_size=20", "--quiet")
+    small = ("--set", "optimize.budget.system_runs=70", "--set", "optimize.valid_size=20", "--quiet")
     assert cli("optimize", "game.yaml", "--config", "start.json", "--run", "warm", *small).code == 0
     assert json.loads((game / "runs" / "warm" / "config.json").read_text())["start"]["guesser.aim"] == 1.75
 
 
 def test_a_second_interrupt_says_how_to_go_on(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(arguments: list[str]) -> None:
+    def interrupted(arguments: list[str], **_: object) -> None:
         raise SystemExit(130)
 
     monkeypatch.setattr("compound.cli.app", interrupted)
     found = cli("optimize", "game.yaml")
     assert found.code == 130
     assert "interrupted; run the same command to go on" in found.err
+
+
+# --- places that cannot be used ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make the operating system refuse a path with an error, whoever the user is: root may do everything."""
+
+    def refuse(path: Path, number: int) -> None:
+        opened, made = os.open, os.mkdir
+
+        def open_refused(name: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+            above = "" if dir_fd is None else os.readlink(f"/proc/self/fd/{dir_fd}")
+            if Path(above, os.fsdecode(name)).resolve() == path.resolve():
+                raise OSError(number, os.strerror(number), name)
+            return opened(name, flags, mode, dir_fd=dir_fd)
+
+        def mkdir_refused(name: Any, *options: Any, **more: Any) -> None:
+            if Path(name).resolve() == path.resolve():
+                raise OSError(number, os.strerror(number), str(name))
+            made(name, *options, **more)
+
+        monkeypatch.setattr(os, "open", open_refused)
+        monkeypatch.setattr(os, "mkdir", mkdir_refused)
+
+    return refuse
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE])
+@pytest.mark.parametrize(
+    ("place", "arguments"),
+    [
+        ("runs", ["optimize", "game.yaml", "--quiet"]),
+        ("runs/done/config.json", ["optimize", "game.yaml", "--run", "done"]),
+        ("runs/done/checkpoint.json", ["report", "runs/done"]),
+        ("runs/done", ["optimize", "game.yaml", "--run", "done"]),
+        ("runs/done", ["report", "runs/done"]),
+        ("runs/done/events.jsonl", ["report", "runs/done"]),
+        ("runs/done/best.json", ["run", "game.yaml", "--config", "runs/done/best.json", "x=1"]),
+        ("runs", ["runs"]),
+        ("table", ["sweep", "game.yaml", "--methods", "random", "--run", "table"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_a_place_that_cannot_be_used_is_named_with_what_to_do(
+    game: Path, cli: Any, refusing: Any, place: str, arguments: list[str], number: int
+) -> None:
+    """Regression test: a read-only or unreadable place was called a defect of compound."""
+    done = game / "runs" / "done"
+    if place.startswith("runs/") or arguments == ["runs"]:
+        done.mkdir(parents=True)
+        for name in ("config.json", "checkpoint.json", "events.jsonl", "best.json"):
+            if not (place.endswith("events.jsonl") and name == "checkpoint.json"):
+                (done / name).write_text("{}")
+    refusing(game / place, number)
+    ran = cli(*arguments)
+    assert ran.code == 2, (ran.out, ran.err)
+    assert "defect of compound" not in ran.err
+    assert place in ran.err
+    assert os.strerror(number) in ran.err
+    assert "hint: " in ran.err
+
+
+def test_one_run_that_cannot_be_read_does_not_hide_the_others(game: Path, cli: Any, refusing: Any) -> None:
+    for name in ("first", "second"):
+        (game / "runs" / name).mkdir(parents=True)
+        (game / "runs" / name / "config.json").write_text('{"system": "game"}')
+    refusing(game / "runs" / "first", errno.EACCES)
+    rows = json.loads(cli("runs", "--json").out)
+    assert [(row["run"], row["status"]) for row in rows] == [
+        ("runs/first", "damaged"),
+        ("runs/second", "begun"),
+    ]
+    assert "Permission denied" in rows[0]["result"]
+    checked = cli("runs", "--verify", "--json")
+    assert checked.code == 1
+    assert [bool(problems) for problems in json.loads(checked.out).values()] == [True, False]
+
+
+def test_a_working_directory_that_is_gone_is_named(
+    game: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = game / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    ran = cli("run", str(game / "game.yaml"), "x=1", "--config", "best.json")
+    assert ran.code == 2
+    assert "defect" not in ran.err
+
+
+def test_an_error_of_the_system_that_names_no_file_is_told_as_one(
+    game: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("compound.drawing.draw", broken)
+    ran = cli("graph", "game.yaml")
+    assert ran.code == 2
+    assert ran.err.startswith(
+        "error: a file or the output cannot be used: Input/output error\nhint: the disk"
+    )
+
+
+def test_runs_are_verified_by_command(game: Path, cli: Any) -> None:
+    small = ("--set", "optimize.budget.system_runs=70", "--quiet")
+    for name in ("first", "second"):
+        assert cli("optimize", "game.yaml", "--run", name, *small).code == 0
+    assert cli("runs", "--verify") == (0, "runs/first: ok\nruns/second: ok\n", "")
+    path = game / "runs" / "second" / "traces.jsonl"
+    path.write_text(path.read_text().replace("1", "2", 1))
+    ran = cli("runs", "--verify")
+    assert ran.code == 1
+    assert (
+        "runs/first: ok\nruns/second: 1 damaged\n  runs/second/traces.jsonl:1: it does not match" in ran.out
+    )
+    assert cli("runs", "runs/first", "--verify").code == 0
+    assert cli("runs", "runs/nowhere", "--verify").code == 1
+    assert "given together with --verify" in cli("runs", "runs/first").err
+
+
+def test_failed_rows_are_run_again_by_command(game: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (game / "game.py").read_text()
+    down = 'if x == 3 and os.environ.get("DOWN"):\n        raise ConnectionError("gone")\n    if x < 0:'
+    (game / "game.py").write_text(text.replace("if x < 0:", down))
+    monkeypatch.setenv("DOWN", "1")
+    small = ("--set", "optimize.budget.system_runs=70", "--json", "--quiet")
+    first = json.loads(cli("optimize", "game.yaml", *small).out)
+    assert first["test_before"]["failed"] > 0
+    monkeypatch.delenv("DOWN")
+    ran = cli("optimize", "game.yaml", "--retry-failed", *small)
+    assert ran.code == 0, ran.err
+    again = json.loads(ran.out)
+    assert (again["test_before"]["failed"], again["before"]) == (0, first["before"])
+    assert again["configuration"] == first["configuration"]
+    assert "--retry-failed" in cli("optimize", "game.yaml", "--run", "other", "--retry-failed").err

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
+import itertools
 import json
 import os
 import sys
@@ -17,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compound.components.index import BM25
 from compound.data import Dataset, file_digest, read_rows
 from compound.errors import DataError, DeclarationError, MissingExtra
 
@@ -116,7 +119,7 @@ def test_blank_lines_a_byte_order_mark_and_any_letters_are_read(tmp_path: Path) 
         ('{"id": [3], "question": ""}', r"id column 'id' must hold text or a number, got \[3\]"),
         ('{"id": "", "question": ""}', r"id column 'id' must hold text or a number, got ''"),
         ("9" * 5000, r"not JSON \(Exceeds the limit"),
-        ("[" * 100_000, r"not JSON \(maximum recursion"),
+        ("[" * 100_000, "nested more than 200 levels deep"),
     ],
 )
 def test_an_unusable_row_is_named_by_file_and_line(
@@ -144,6 +147,28 @@ def test_bytes_that_are_no_utf8_are_named_by_line(tmp_path: Path) -> None:
     for role, name in (("train", "train.jsonl"), ("valid", "dev.csv")):
         with pytest.raises(DataError, match=rf"{name}:2: not UTF-8 \(invalid continuation byte\)"):
             ids(Dataset(tmp_path), role)
+
+
+def test_a_compressed_file_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "1")
+    row = json.dumps({"q": "x" * 1000}) + "\n"
+    with gzip.open(tmp_path / "train.jsonl.gz", "wt") as file:
+        file.write(row * 3000)
+    assert (tmp_path / "train.jsonl.gz").stat().st_size < 2**16
+    with pytest.raises(DataError, match=r"train.jsonl.gz:\d+: decompresses to more than 1 MiB") as caught:
+        ids(Dataset(tmp_path))
+    assert "COMPOUND_MAX_DATA_MB" in str(caught.value)
+    monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "8")
+    assert len(ids(Dataset(tmp_path))) == 3000
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz"])
+def test_a_line_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("COMPOUND_MAX_LINE_MB", "1")
+    line = json.dumps({"q": "x" * 2**20}).encode() + b"\n"
+    (tmp_path / name).write_bytes(gzip.compress(line) if name.endswith("gz") else line)
+    with pytest.raises(DataError, match=rf"{name}:1: the line is longer than 1 MiB"):
+        ids(Dataset(tmp_path))
 
 
 def test_a_damaged_gzip_file_is_an_error_not_a_short_data_set(tmp_path: Path) -> None:
@@ -368,3 +393,84 @@ def test_a_data_set_may_lack_a_test_split_when_it_says_so(tmp_path: Path) -> Non
     with pytest.raises(DataError, match="has no test split"):
         without.examples("test", ["q"])
     assert not Dataset(tmp_path, split_by={"train": 0.5, "valid": 0.5}).has("test")
+
+
+# --- files that are larger than they look --------------------------------------------------------------
+
+
+def bomb(path: Path, row: bytes, mebibytes: int) -> Path:
+    """Write a small gzip file that decompresses to many equal rows."""
+    with gzip.open(path, "wb", compresslevel=9) as file:
+        block = row * (2**20 // len(row))
+        for _ in range(mebibytes):
+            file.write(block)
+    return path
+
+
+@pytest.mark.parametrize("name", ["train.jsonl.gz", "train.csv.gz"])
+def test_a_file_that_decompresses_to_too_much_is_refused_before_it_fills_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Regression test: ten megabytes became ten gigabytes, of which half were kept."""
+    monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "3")
+    path = bomb(tmp_path / name, b'{"question":1}' + b" " * 1000 + b"\n", 8)
+    assert path.stat().st_size < 2**15
+    read = read_rows(path)
+    seen = list(itertools.islice(read, 3000))
+    assert len(seen) == 3000
+    with pytest.raises(
+        DataError, match=rf"{name}:\d+: decompresses to more than 3 MiB; .*COMPOUND_MAX_DATA_MB"
+    ):
+        list(itertools.islice(read, 200))
+    monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "9")
+    assert sum(1 for _ in read_rows(path)) >= 8 * 1000
+
+
+def test_the_limit_of_a_corpus_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "1")
+    path = bomb(tmp_path / "corpus.jsonl.gz", b'{"text":"' + b"a" * 990 + b'"}\n', 3)
+    with pytest.raises(DataError, match="decompresses to more than 1 MiB"):
+        BM25(path).open()
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz", "train.csv"])
+def test_a_line_that_does_not_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("COMPOUND_MAX_LINE_MB", "1")
+    opened = gzip.open if name.endswith(".gz") else open
+    with opened(tmp_path / name, "wb") as file:
+        file.write(b'"' + b"a" * 2**21)
+    with pytest.raises(DataError, match=rf"{name}:1: the line is longer than 1 MiB; .*COMPOUND_MAX_LINE_MB"):
+        list(read_rows(tmp_path / name))
+
+
+@pytest.mark.parametrize("chosen", ["0", "-1", "many", "", "1e3"])
+def test_a_limit_that_is_no_number_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
+    write(tmp_path / "train.jsonl.gz", questions(2))
+    monkeypatch.setenv("COMPOUND_MAX_DATA_MB", chosen)
+    with pytest.raises(DeclarationError, match="COMPOUND_MAX_DATA_MB must be a positive whole number"):
+        list(read_rows(tmp_path / "train.jsonl.gz"))
+
+
+@pytest.mark.parametrize("depth", [201, 950, 100_000])
+def test_rows_that_are_nested_too_deeply_are_refused(tmp_path: Path, depth: int) -> None:
+    """Up to a thousand levels are read by Python, and then fail wherever they are written or compared."""
+    path = write(tmp_path / "train.jsonl", ['{"question": ' + "[" * depth + "]" * depth + "}"])
+    with pytest.raises(DataError, match=r"train\.jsonl:1: nested more than 200 levels deep"):
+        list(read_rows(path))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "train.jsonl", questions(2))
+
+    def refused(self: Path, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(
+        DataError, match=r"train\.jsonl cannot be used: Permission denied; change its permissions"
+    ):
+        list(read_rows(path))

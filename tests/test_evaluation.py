@@ -23,7 +23,7 @@ from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.contracts import Example, Score
 from compound.errors import BudgetExhausted, CallError, DataError, DeclarationError, TooManyFailures
-from compound.evaluation import WINDOW, Evaluation, Row, Rules, evaluate, evaluate_all
+from compound.evaluation import WINDOW, Evaluation, Row, Rules, evaluate, evaluate_all, gain_interval
 from compound.executor import Executor
 from compound.metrics import custom, exact_match
 from compound.ports import Port
@@ -305,8 +305,15 @@ class TestTogether:
 
     def test_a_result_survives_json(self) -> None:
         rows = (Row("a", 0, 0.1, Failure("error", "x")), Row("b", 7, 1 / 3))
-        result = Evaluation("digest", rows, system_runs=1.5)
-        assert Evaluation.from_json(result.to_json()) == result
+        result = Evaluation("digest", rows, system_runs=1.5, bounds=(0.0, 1.0))
+        assert Evaluation.from_json(json.loads(json.dumps(result.to_json()))) == result
+
+    def test_records_without_bounds_and_with_wrong_ones_have_unknown_bounds(self) -> None:
+        stored = Evaluation("digest", (Row("a", 0, 0.1), Row("b", 0, 3.0)), bounds=(0.0, 4.0)).to_json()
+        assert Evaluation.from_json(stored).bounds == (0.0, 4.0)
+        assert Evaluation.from_json({**stored, "bounds": [0.0, 1.0]}).bounds is None
+        del stored["bounds"]
+        assert Evaluation.from_json(stored).bounds is None
 
 
 class TestSharing:
@@ -345,7 +352,7 @@ class TestSharing:
         assert usage.calls == requests
         assert runs == pytest.approx(requests / 2)
         assert result["system_runs"] == runs
-        assert result["usage"][0] == requests
+        assert result["usage"]["calls"] == requests
 
     def test_without_a_cache_everything_runs_and_counts(self) -> None:
         requests, _, reused, (runs, _) = self.outcome(16, cached=False)
@@ -528,6 +535,71 @@ def test_an_output_that_the_metric_cannot_read_fails_one_run_and_not_the_evaluat
     result = finished(evaluate(Executor(), system, rows, exact_match("a")))
     assert (result.mean, result.failed) == (7 / 8, 1)
     assert "the output must be text or a number" in result.failures()[0][0]
+
+
+def spelled(x: int) -> str:
+    return str(x)
+
+
+@pytest.mark.parametrize("right", [0, 1, 6, 7, 8])
+def test_the_interval_of_an_accuracy_stays_within_its_range(right: int) -> None:
+    """Regression test: of 7 right answers of 8, the interval reached from 0.58 to 1.17."""
+    rows = [Example(f"e{i}", {"x": i}, {"answer": str(i) if i < right else "none"}) for i in range(8)]
+    found = finished(evaluate(Executor(), plain(spelled), rows, exact_match("answer"))).summary()
+    assert found["mean"] == right / 8
+    assert 0 <= found["low"] < found["high"] <= 1
+    assert found["low"] <= found["mean"] <= found["high"]
+
+
+@pytest.mark.parametrize(("right", "gain"), [(0, 1.0), (1, 0.875), (8, 0.0)])
+def test_the_interval_of_a_gain_stays_within_the_range_of_differences(right: int, gain: float) -> None:
+    before, after = (
+        Evaluation("d", tuple(Row(f"e{i}", 0, float(i < n)) for i in range(8)), bounds=(0.0, 1.0))
+        for n in (right, 8)
+    )
+    found = gain_interval(before, after)
+    assert found.mean == gain
+    assert -1 <= found.low < found.high <= 1
+    assert gain_interval(after, before).high == pytest.approx(-found.low)
+
+
+class TestBounds:
+    def score(self, value: float, bounds: Any, **rules: Any) -> Evaluation:
+        metric = custom(lambda outputs, example: value, "own", bounds=bounds)
+        return finished(evaluate(Executor(), plain(spelled), examples(3), metric, rules=Rules(**rules)))
+
+    def test_the_range_holds_the_score_of_a_failed_run(self) -> None:
+        assert self.score(0.5, (0, 1)).bounds == (0.0, 1.0)
+        assert self.score(0.5, (0, 1), failure_score=-1.0).bounds == (-1.0, 1.0)
+        assert self.score(0.5, None).bounds is None
+
+    def test_a_score_outside_the_stated_bounds_is_a_failure_of_the_metric(self) -> None:
+        found = self.score(1.5, (0, 1), max_failed=1.0)
+        ((message, times),) = found.failures()
+        assert message.startswith("metric: metric 'own' gave 1.5, outside its bounds [0, 1]")
+        assert times == 3
+        assert found.mean == 0.0
+
+    def test_rounding_beyond_a_bound_is_no_failure(self) -> None:
+        found = self.score(1 + 1e-12, (0, 1))
+        assert (found.mean, found.failed) == (1.0, 0)
+
+    @pytest.mark.parametrize("bounds", [(1, 0), (0, 0), (0,), (0, float("inf")), "01", (0, "1")])
+    def test_bounds_that_are_none_are_refused_when_they_are_stated(self, bounds: Any) -> None:
+        with pytest.raises(DeclarationError, match="bounds must be the least and the greatest score"):
+            self.score(0.5, bounds)
+
+    def test_bounds_of_a_metric_class_are_read_from_its_attribute(self) -> None:
+        class Judge:
+            name = "judge"
+            bounds = (1, 5)
+
+            def score(self, outputs: Mapping[str, Any], example: Example) -> Score:
+                return Score(4.0)
+
+        found = finished(evaluate(Executor(), plain(spelled), examples(3), Judge()))
+        assert found.bounds == (0.0, 5.0)  # a failed run would score 0
+        assert 0 <= found.interval.low < 4 < found.interval.high <= 5
 
 
 def test_one_example_has_no_interval_and_json_can_hold_it() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from numerics import rounding
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
@@ -38,8 +39,8 @@ from compound.optimizers.policy.mmgrpo import MMGRPO  # noqa: E402
 from compound.optimizers.policy.mygo import MyGO  # noqa: E402
 from compound.optimizers.policy.ppo import PPO  # noqa: E402
 from compound.optimizers.policy.recipe import Credited, Recipe  # noqa: E402
+from compound.optimizers.policy.telling import why_nothing  # noqa: E402
 from compound.optimizers.policy.trainer import Trainer  # noqa: E402
-from compound.optimizers.policy.training import why_nothing  # noqa: E402
 from compound.optimizing import describe, make_problem, optimize  # noqa: E402
 from compound.scoring import JobScorer  # noqa: E402
 from compound.settings import WeightSettings  # noqa: E402
@@ -110,7 +111,10 @@ async def trained(
 
 @pytest.mark.parametrize("name", [*METHODS, "better_together"])
 def test_the_method_alone_is_switched(name: str, model: Path, tmp_path: Path) -> None:
-    values, records = asyncio.run(trained(model, name, tmp_path))
+    slow: dict[str, Any] = (
+        {"pace": 0.01} if name == "mygo" else {}
+    )  # random answers hardly get better than the first ones
+    values, records = asyncio.run(trained(model, name, tmp_path, **slow))
     weights = {key: value for key, value in values.items() if key.endswith(".weights")}
     assert set(weights) == {"namer.weights", "answerer.weights"}
     assert len({value["sha256"] for value in weights.values()}) == 2
@@ -384,15 +388,13 @@ def test_a_budget_that_holds_a_step_is_used_and_one_that_holds_none_says_what_is
             run_dir=folder, engines=program.find_engine,
         )  # fmt: skip
         events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-        state = json.loads((folder / "checkpoint.json").read_text())["state"]
-        return [event["note"] for event in events if event["event"] == "job"], state["stopped"]
+        return [event["note"] for event in events if event["event"] == "job"]
 
-    notes, _ = ran(5 + 5 + 3)
+    notes = ran(5 + 5 + 3)
     assert notes
     assert notes[0].startswith("1 of 3 steps, which is all that the budget holds")
-    notes, stopped = ran(5 + 5 + 2)
-    assert notes == []
-    assert "the first needs 3 system runs, 2 are free, and 5 are set aside" in stopped
+    with pytest.raises(DeclarationError, match=r"one decision 5, and the smallest job 3; give at least 13"):
+        ran(5 + 5 + 2)
 
 
 def test_the_trainer_computes_in_the_format_of_the_engine(model: Path, tmp_path: Path) -> None:
@@ -433,4 +435,4 @@ def test_the_trainer_says_what_the_sampler_said_at_any_temperature(
         asyncio.run(trained(model, "mappo", tmp_path, temperature=temperature, steps=1))
     assert sampled
     for sample, ours in sampled:
-        assert ours == pytest.approx(sample.tokens.logprobs, abs=0.2)  # in half precision
+        assert ours == pytest.approx(sample.tokens.logprobs, abs=rounding(3.0, dtype="bfloat16"))

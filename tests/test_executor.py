@@ -21,7 +21,6 @@ from pydantic import BaseModel
 import compound
 from compound.budget import Budget, Meter
 from compound.cache import MemoryCache
-from compound.calls import LONGEST_WAIT
 from compound.component import CallContext, Input, Operation
 from compound.components.flow import Loop, Map
 from compound.components.function import FirstOf, Function
@@ -35,6 +34,7 @@ from compound.ports import Port
 from compound.space import Choice, Float, Int, Text
 from compound.system import System
 from compound.testing import ScriptedLM
+from compound.throttle import LONGEST_WAIT
 from compound.trace import Failure, Trace, from_json, to_json
 
 

@@ -81,6 +81,37 @@ def test_texts_of_several_lines_start_on_their_own_line_and_absent_inputs_are_no
     assert show_inputs({"notes": "a\nb", "nothing": None, "k": 0}) == "Notes:\na\nb\nK: 0"
 
 
+@pytest.mark.parametrize(
+    ("kind", "note"),
+    [
+        (Literal["yes", "no", "maybe"], "The answer must be one of: yes, no, maybe"),
+        (Literal[1, 2], "The answer must be one of: 1, 2"),
+        (Literal["a, b", "c"], 'The answer must be one of: "a, b", "c"'),
+        (int, "The answer must be a whole number."),
+        (float, "The answer must be a number."),
+        (bool, "The answer must be yes or no."),
+        (int | None, "The answer must be a whole number or none."),
+        (Literal["a"] | None, "The answer must be one of: a, none"),
+        (list[str], "The answer must be a list: one item in each line, or a JSON array."),
+        (list[int], "The answer must be a list of whole numbers: one in each line, or a JSON array."),
+        (dict[str, int], "The answer must be JSON: dict[str, int]"),
+        (Person, 'The answer must be JSON: {"name": str, "age": int}'),
+    ],
+)
+def test_the_type_of_a_single_output_is_told_in_plain_words(kind: Any, note: str) -> None:
+    assert render("Judge.", [], {"q": "x"}, ports(output=kind), "text") == f"Judge.\n\n{note}\n\nQ: x"
+
+
+@pytest.mark.parametrize("kind", [str, Any, str | None])
+def test_nothing_is_told_of_a_single_text(kind: Any) -> None:
+    assert render("Judge.", [], {"q": "x"}, ports(output=kind), "text") == "Judge.\n\nQ: x"
+
+
+def test_a_demonstration_of_a_yes_or_no_reads_as_the_note_says() -> None:
+    demos = [{"inputs": {"q": "a"}, "outputs": {"output": True}}]
+    assert "Q: a\nAnswer: yes\n\nQ: x" in render("", demos, {"q": "x"}, ports(output=bool), "text")
+
+
 # --- reading whole answers -----------------------------------------------------------------------------
 
 THREE = ports(reason=str, score=float, label=Literal["yes", "no"])
@@ -220,6 +251,11 @@ def test_any_text_is_parsed_or_is_a_parse_error(text: str, layout: Layout) -> No
         ("12345678901234567891", int, 12345678901234567891),
         ("Answer: 42.", int, 42),
         ("GPT-4", int, 4),
+        ("3 of 5", int, 3),
+        ("There are 12. So the answer is 12.", int, 12),
+        ("YES.", Literal["yes", "no"], "yes"),
+        ("no.", bool, False),
+        ("7.", int, 7),
         ("Yes.", bool, True),
         ("no, it is not", bool, False),
         ("TRUE", bool, True),
@@ -269,6 +305,8 @@ def test_a_models_word_becomes_a_typed_value(raw: Any, kind: Any, value: Any) ->
         ("3.5", int),
         ("1e999", float),
         ("1e999", int),
+        ("between 3 and 5", int),
+        ("It takes 2 of 3 parts.", float),
         ("perhaps", bool),
         ("diagnosis", Literal["yes", "no"]),
         ("casino", Literal["yes", "no"]),

@@ -23,6 +23,7 @@ from compound.optimizers.policy.grouping import (
     PADDINGS,
     Grouped,
     call_samples,
+    merged,
     module_groups,
     select_diverse,
     trajectory_samples,
@@ -173,6 +174,34 @@ def test_statistics_come_from_the_elements_before_duplication() -> None:
     assert facts.variance == 0.25
     without, _ = advantages(grouped.samples, "center")
     assert abs(without[0].advantages[0]) != 0.5
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0, -1.0]), min_size=2, max_size=6),
+    st.integers(2, 12),
+    st.integers(0, 3),
+)
+def test_a_filled_group_pushes_in_no_direction(rewards: list[float], size: int, seed: int) -> None:
+    """Copies of the extremes would push all of the group's answers up, or all of them down."""
+    rows = ragged(*[1] * len(rewards), rewards=rewards)
+    grouped = module_groups(rows, size=size, seed=seed)
+    trained, _ = advantages(grouped.samples, "trl", references=grouped.references)
+    assert sum(row.weight * row.advantages[0] for row in trained) == pytest.approx(0.0, abs=1e-9)
+    assert sum(row.weight for row in grouped.samples) == pytest.approx(size)
+    totals = Counter[int]()
+    for row in grouped.samples:
+        totals[row.rollout] += row.weight  # type: ignore[assignment]
+    assert len({round(total, 9) for total in totals.values()}) == 1  # however often each was copied
+    assert merged(grouped.samples) == sorted(merged(grouped.samples), key=lambda row: row.rollout)
+    assert [row.weight for row in merged(grouped.samples)] == pytest.approx(list(totals.values()))
+
+
+def test_three_answers_in_a_group_of_eight_push_as_three_would() -> None:
+    grouped = module_groups(ragged(1, 1, 1, rewards=[0.0, 0.0, 1.0]), rollouts={"e": 8})
+    assert grouped.duplicated == 5
+    trained, _ = advantages(merged(grouped.samples), "center", references=grouped.references)
+    assert [row.weight for row in trained] == pytest.approx([8 / 3] * 3)
+    assert [row.advantages[0] for row in trained] == pytest.approx([-1 / 3, -1 / 3, 2 / 3])
 
 
 def test_a_single_element_stays_without_gradient_however_often_it_is_copied() -> None:

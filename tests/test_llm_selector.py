@@ -235,8 +235,10 @@ class TestSelection:
         for share, count in [(9 * 7, 7), (9 * 7 - 1, 6)]:  # 1 + 2 · (2 + 2), where the cache has the rest
             states, _ = job(two_models(), METRIC, rows(50), echo, share).run(LLMSelector(rows=30))
             assert states[0]["rows"] == count
-        states, proposal = job(two_steps(), METRIC, rows(50), share=11).run(LLMSelector())
-        assert (states, dict(proposal.values)) == ([], {})  # 4 examples of 3 options do not fit
+        states, _ = job(two_steps(), METRIC, rows(50), share=11).run(LLMSelector())
+        assert states[0]["rows"] == 3  # 4 examples of 3 options do not fit
+        states, proposal = job(two_steps(), METRIC, rows(50), share=2).run(LLMSelector())
+        assert (states, dict(proposal.values)) == ([], {})
 
 
 # --- the diagnoser -------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 
 from compound.components.engines.lm_litellm import LiteLLMEngine
 from compound.contracts import Adapter, Completion, Engine, Message, Request
-from compound.errors import CallError, CompoundError, DeclarationError, TransientError
+from compound.errors import CallError, CompoundError, DeclarationError, QuotaExhausted, TransientError
 
 pytest.importorskip("litellm")
 pytestmark = [  # litellm's own, at its first call
@@ -53,7 +53,10 @@ class Server:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Many(ThreadingHTTPServer):
+            request_queue_size = 128
+
+        self.http = Many(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
         self.address = f"http://127.0.0.1:{self.http.server_port}/v1"
@@ -190,9 +193,8 @@ def test_a_broken_server_may_pass_and_is_asked_once(server: Server, status: int)
 
 def test_a_used_up_account_does_not_pass(server: Server) -> None:
     server.fail(429, "insufficient_quota: you exceeded your current quota", code="insufficient_quota")
-    with pytest.raises(CallError, match="no credit") as caught:
+    with pytest.raises(QuotaExhausted, match="no credit"):
         ask(engine(server))
-    assert not isinstance(caught.value, TransientError)
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -325,7 +327,7 @@ def test_an_adapter_is_refused(server: Server) -> None:
 
 
 def test_what_components_set_cannot_be_set_behind_the_budget() -> None:
-    with pytest.raises(DeclarationError, match="extra must not set max_tokens, n; components set these"):
+    with pytest.raises(DeclarationError, match=r"extra must not set '(n|max_tokens)'"):
         LiteLLMEngine("openai/m", extra={"n": 5, "max_tokens": 9999, "top_p": 0.5})
 
 

@@ -50,7 +50,7 @@ def replies(message: str) -> str:
 
 def run(program: Program, lm: ScriptedLM) -> cp.Trace:
     inputs = {name: ROW[name] for name in ("question", "context")}
-    return cp.run(program.system, inputs, engines={"smollm2": lm})
+    return cp.run(program.system, inputs, engines={"smollm2": lm}, check=False)
 
 
 # --- the file ----------------------------------------------------------------------------------------------

@@ -67,6 +67,7 @@ class Simulated:
     scored: list[dict[str, Any]] = field(default_factory=list)
     shown: list[str] = field(default_factory=list)
     known: set[tuple[str, str]] = field(default_factory=set)
+    outcomes: list[str] = field(default_factory=list)
     spent: float = 0.0
 
     async def score(
@@ -90,6 +91,12 @@ class Simulated:
             self.spent += 1
             self.left -= 1
         self.known.add((text, example.id))
+
+    def may_ask(self, lm: str | None = None) -> bool:
+        return True
+
+    def judge(self, outcome: str, lm: str | None = None) -> None:
+        self.outcomes.append(outcome)
 
     async def traces(self, values: Mapping[str, Any], examples: Sequence[Example]) -> list[Trace]:
         self.shown += [e.id for e in examples]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import shutil
@@ -30,6 +31,7 @@ from compound.optimizers.local import LocalSearch
 from compound.optimizers.prompts import PromptSearch
 from compound.optimizers.rewarding import RunRewards
 from compound.ports import Port
+from compound.records import opened_document, sealed_document
 from compound.rewards.alignment import Accuracy
 from compound.rewards.features import FeatureMap, NoBackbone
 from compound.rewards.heads import Head
@@ -91,15 +93,15 @@ import sklearn.linear_model  # loaded once: each attempt is a fork of this proce
 from tests.test_per_input import REWARDS, optimized
 
 system, folder = map(pathlib.Path, sys.argv[1:])
-made, last, original = 0, 0, pathlib.Path.replace
+made, last, original = 0, 0, os.replace
 
 
-def replace(path, target):
+def replace(*arguments, **named):
     global made
     made += 1
     if made == last:
         os.kill(os.getpid(), signal.SIGKILL)
-    return original(path, target)
+    return original(*arguments, **named)
 
 
 def attempt(run, at):
@@ -114,7 +116,7 @@ def attempt(run, at):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-pathlib.Path.replace = replace
+os.replace = replace
 assert attempt("whole", 0) == 0
 writes = int((folder / "writes").read_text())
 for at in (writes // 3, writes // 2, writes - 8):
@@ -369,6 +371,10 @@ class TestStored:
                 save_file({**tensors, "tool.weights": np.full_like(tensors["tool.weights"], np.nan)}, heads)
             else:
                 (made / "card.json").unlink()
+                return
+            card = opened_document((made / "card.json").read_bytes())
+            card["heads"] = hashlib.sha256(heads.read_bytes()).hexdigest()
+            (made / "card.json").write_text(sealed_document(card))
 
         reference = put(damage, tmp_path, "damaged")
         value = {**reference, "path": str(tmp_path / reference["path"])}

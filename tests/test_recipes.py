@@ -24,6 +24,7 @@ from compound.evaluation import Rules
 from compound.executor import Executor
 from compound.metrics import custom
 from compound.optimizers.policy.advantages import advantages
+from compound.optimizers.policy.losses import sample_weights
 from compound.optimizers.policy.mhgpo import MHGPO, Kind
 from compound.optimizers.policy.mmgrpo import MMGRPO
 from compound.optimizers.policy.mygo import MyGO
@@ -75,6 +76,9 @@ class Critic:
     def values(self, samples: Sequence[Sample]) -> list[Sample]:
         self.asked += samples
         return [replace(s, values=(self.value,) * s.length) for s in samples]
+
+    def divergences(self, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
+        return [(number + 1.0,) * s.length for number, s in enumerate(samples)]
 
 
 def mean_digit(outputs: Mapping[str, Any], example: Example) -> Score:
@@ -264,6 +268,16 @@ class TestGroups:
                 (s.tokens, s.reward, s.advantages) for s in expected
             ]
 
+    def test_prompt_r1_gives_each_conversation_one_weight_in_the_loss(self) -> None:
+        found = Lab(3).collect(PromptR1()).samples
+        units = Counter(sample.unit for sample in found)
+        assert set(units) == {(s.example, s.component, s.rollout) for s in found}
+        weights = sample_weights("grpo", [s.length for s in found], units=[s.unit for s in found])
+        totals = dict.fromkeys(units, 0.0)
+        for sample, weight in zip(found, weights, strict=True):
+            totals[sample.unit] += weight * sample.length
+        assert list(totals.values()) == pytest.approx([1 / len(units)] * len(units))
+
     def test_prompt_r1_counts_each_conversation_once(self) -> None:
         lab = Lab(3)
         found = lab.collect(PromptR1())
@@ -330,6 +344,20 @@ class TestCredit:
         found = Lab(1, value=0.25).collect(PPO()).samples
         assert all(s.values == (0.25,) for s in found)
         assert [s.returns[0] for s in found] == pytest.approx([s.reward for s in found])
+
+    def test_ppo_pays_for_leaving_the_base_token_by_token(self) -> None:
+        """By hand, λ = 1: a token's return is the reward less 0.1 times the log-ratios from it on."""
+        lab = Lab(1, {"lam": 1.0, "kl_reward": 0.1}, value=0.25)
+        found = lab.collect(PPO())
+        for number, sample in enumerate(found.samples):
+            assert sample.returns == pytest.approx((sample.reward - 0.1 * (number + 1),))
+        raw = np.array([s.reward - 0.1 * (n + 1) - 0.25 for n, s in enumerate(found.samples)])
+        white = (raw - raw.mean()) / np.sqrt(raw.var() + 1e-8)
+        assert [s.advantages[0] for s in found.samples] == pytest.approx(white.tolist())
+        assert found.facts["kl_to_base"] == pytest.approx(np.mean(range(1, 13)))
+        plain = Lab(1, {"lam": 1.0}, value=0.25)
+        plain.critic.divergences = None  # type: ignore[method-assign, assignment]
+        assert "kl_to_base" not in plain.collect(PPO()).facts  # the base is not asked for nothing
 
     @pytest.mark.parametrize(
         ("function", "told"),
@@ -575,7 +603,7 @@ class TestMyGO:
         lab.lm.gone["a"] = 1
         found = lab.collect(MyGO(), examples=EXAMPLES[:1])
         assert (found.reward, found.facts["attempts"], len(found.samples)) == (None, 4, 3)
-        assert "threshold" not in lab.kept
+        assert lab.kept["threshold"] == found.facts["threshold"] == 0.0
 
     def test_good_attempts_are_kept_with_all_that_was_said_in_them(self) -> None:
         lab = Lab(2, {"attempts": 16, "keep": 2, "threshold": 0.5, "best": 0.9, "rule": "fixed"})
@@ -602,7 +630,26 @@ class TestMyGO:
         goal = (np.mean(first.scores) + 0.9) / 2
         raised = lab.kept["threshold"]
         assert raised == pytest.approx(0.1 + 0.5 * (goal - 0.1))
-        assert lab.collect(MyGO(), step=1).facts["threshold"] == raised
+        second = lab.collect(MyGO(), step=1)
+        again = (np.mean(second.scores) + 0.9) / 2
+        assert lab.kept["threshold"] == pytest.approx(max(raised, raised + 0.5 * (again - raised)))
+
+    def test_attempts_must_reach_the_threshold_that_their_own_first_pass_has_raised(self) -> None:
+        """K is raised by the batch's first pass, and that batch is filtered with it (MyGO, appendix D.1)."""
+        lab = Lab(1, {"threshold": 0.0, "best": 0.9, "attempts": 16, "keep": 2})
+        found = lab.collect(MyGO())
+        raised = (np.mean(found.scores) + 0.9) / 2
+        assert found.facts["threshold"] == pytest.approx(raised) == pytest.approx(lab.kept["threshold"])
+        assert raised > 0.0
+        assert found.samples
+        assert all(s.reward >= raised for s in found.samples)
+        assert len(found.scores) == len(EXAMPLES)  # first attempts, one for each example
+
+    def test_the_threshold_never_falls(self) -> None:
+        lab = Lab(1, {"threshold": 0.85, "best": 0.9, "attempts": 2})
+        bars = [lab.collect(MyGO(), step=step).facts["threshold"] for step in range(4)]
+        assert bars == sorted(bars)
+        assert 0.85 <= bars[0] <= bars[-1] <= 0.9
 
     def test_warm_up_takes_perfect_attempts_alone(self) -> None:
         lab = Lab(1, {"warm_up": 1, "best": 0.9, "attempts": 64, "keep": 1})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shutil
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from markdown_it import MarkdownIt
+from run_files import without_checksums
 from scipy import stats
 
 import compound as cp
@@ -24,17 +24,19 @@ from compound.errors import ParseError, RunDirectoryError
 from compound.metrics import exact_match
 from compound.optimizing import optimize
 from compound.recorder import Interrupted, Listener, Recorder
+from compound.records import opened_document, sealed_document
 from compound.report import closing, summarize, write
 from compound.report.sections import _chosen
 from compound.report.text import line_diff, visible, word_diff
 from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings
+from compound.statistics import mean_interval
 from compound.testing import ScriptedLM
 
 HOSTILE = (
     "</style><script>alert(1)</script> | a & b\n```\n# Injected\n````\n| x | y |\n| --- | --- |\n"
     "![p](http://evil.example/p.png) <img src=x onerror=alert(1)> 漢字 é \u202e \x00 \\| $x$ " + "long " * 400
 )
-TITLES = ["Methods", "What changed", "Score by iteration", "Decisions", "Jobs", "The graph", "Costs by component",
+TITLES = ["Methods", "What changed", "Score by iteration", "Decisions", "Jobs", "What could be found", "The graph", "Costs by component",
           "Failures", "Examples", "Use it", "Provenance"]  # fmt: skip
 Reply = Callable[[str, np.random.Generator], Any]
 
@@ -182,11 +184,10 @@ def rows_of(path: Path, name: str) -> dict[str, float]:
     return {example: score for example, _, score, _ in state[name]["rows"]}
 
 
-def t_interval(values: list[float]) -> tuple[float, float, float]:
-    mean = sum(values) / len(values)
-    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
-    half = float(stats.t.ppf(0.975, len(values) - 1)) * spread / math.sqrt(len(values))
-    return mean, mean - half, mean + half
+def exact_interval(values: list[float]) -> tuple[float, float, float]:
+    """Return the mean of scores of 0 and 1 with the limits of Clopper and Pearson."""
+    found = stats.binomtest(round(sum(values)), len(values)).proportion_ci(0.95, method="exact")
+    return sum(values) / len(values), found.low, found.high
 
 
 def test_the_headline_holds_the_numbers_computed_by_hand(runs: Mapping[str, Path]) -> None:
@@ -195,8 +196,10 @@ def test_the_headline_holds_the_numbers_computed_by_hand(runs: Mapping[str, Path
     gains = [after[e] - before[e] for e in before]
     facts = summarize(path)
     found = facts["test"]
-    for side, values in (("before", [*before.values()]), ("after", [*after.values()]), ("gain", gains)):
-        assert [found[side][k] for k in ("mean", "low", "high")] == pytest.approx(t_interval(values))
+    for side, values in (("before", [*before.values()]), ("after", [*after.values()])):
+        assert [found[side][k] for k in ("mean", "low", "high")] == pytest.approx(exact_interval(values))
+    gain = mean_interval(gains, bounds=(-1.0, 1.0))
+    assert {k: found["gain"][k] for k in gain.to_json()} == pytest.approx(gain.to_json())
     up, down = sum(g > 0 for g in gains), sum(g < 0 for g in gains)
     # Differences are -1, 0 and 1, so the permutation test is the sign test.
     assert found["gain"]["p"] == pytest.approx(stats.binom.sf(up - 1, up + down, 0.5), abs=2e-3)
@@ -227,7 +230,7 @@ def test_methods_have_their_own_scores_and_spending(runs: Mapping[str, Path]) ->
 
 
 def test_a_baseline_is_compared_on_the_same_examples(runs: Mapping[str, Path], tmp_path: Path) -> None:
-    path = Path(shutil.copytree(runs["improved"], tmp_path / "run"))
+    path = without_checksums(Path(shutil.copytree(runs["improved"], tmp_path / "run")))
     file = path / "baselines" / "random" / "checkpoint.json"
     stored = json.loads(file.read_text())
     for row in stored["state"]["test_after"]["rows"][:30]:
@@ -235,9 +238,9 @@ def test_a_baseline_is_compared_on_the_same_examples(runs: Mapping[str, Path], t
     file.write_text(json.dumps(stored))
     write(path)
     ours, theirs = rows_of(path, "test_after"), rows_of(file.parent, "test_after")
-    mean, low, high = t_interval([ours[e] - theirs[e] for e in ours])
+    gap = mean_interval([ours[e] - theirs[e] for e in ours], bounds=(-1.0, 1.0))
     assert (
-        f"search is ahead of random: the paired difference is +{mean:.3f} [{low:.3f}, {high:.3f}]"
+        f"search is ahead of random: the paired difference is +{gap.mean:.3f} [{gap.low:.3f}, {gap.high:.3f}]"
         in page(path).text
     )
 
@@ -253,7 +256,7 @@ def test_costs_by_component_add_up_to_what_was_spent(runs: Mapping[str, Path], n
     by_name = {row["component"]: row for row in facts["components"]}
     assert by_name["answerer"]["executed"] == len(calls)
     assert by_name["answerer"]["reused"] == len(every) - len(calls)
-    assert by_name["answerer"]["prompt_tokens"] == sum(c["usage"][1] for c in calls)
+    assert by_name["answerer"]["prompt_tokens"] == sum(c["usage"]["prompt_tokens"] for c in calls)
     assert by_name["answerer"]["seconds"] == pytest.approx(sum(c["seconds"] for c in calls))
     for kind in ("calls", "prompt_tokens", "completion_tokens"):
         assert sum(row[kind] for row in facts["components"]) == facts["spent"][kind]
@@ -280,8 +283,28 @@ def test_nothing_accepted_is_said_and_the_system_stays(runs: Mapping[str, Path])
     assert "Nothing changed" in (runs["unchanged"] / "report.md").read_text(encoding="utf-8")
 
 
+def test_a_run_that_found_nothing_names_the_guide_that_helps(runs: Mapping[str, Path]) -> None:
+    named = re.findall(r"docs/guides/\w+\.md", closing(runs["unchanged"]))
+    assert len(named) == 1
+    assert (Path(__file__).parents[1] / named[0]).exists()
+    assert "nothing_found" in page(runs["unchanged"]).text
+    assert "nothing_found" not in closing(runs["improved"])
+
+
 def test_scores_without_spread_are_not_taken_for_certainty(runs: Mapping[str, Path]) -> None:
-    assert any("no width" in note for note in summarize(runs["perfect"])["notes"])
+    found = summarize(runs["perfect"])["test"]["before"]
+    assert (found["mean"], found["high"]) == (1.0, 1.0)
+    assert found["low"] == pytest.approx(0.025 ** (1 / found["n"]))
+
+
+def test_a_metric_without_a_stated_range_is_named(runs: Mapping[str, Path], tmp_path: Path) -> None:
+    path = Path(shutil.copytree(runs["improved"], tmp_path / "run"))
+    assert not any("range" in note for note in summarize(path)["notes"])
+    stored = opened_document((path / "checkpoint.json").read_bytes())
+    for name in ("before", "incumbent", "test_before", "test_after"):
+        stored["state"][name]["bounds"] = None
+    (path / "checkpoint.json").write_text(sealed_document(stored))
+    assert any("does not state its range" in note for note in summarize(path)["notes"])
 
 
 def test_without_a_test_split_the_gain_is_called_optimistic(runs: Mapping[str, Path]) -> None:
@@ -331,7 +354,7 @@ def test_an_unfinished_run_is_reported_as_such(tmp_path: Path, events: int) -> N
 
 
 def test_every_kind_of_change_is_shown(runs: Mapping[str, Path], tmp_path: Path) -> None:
-    path = Path(shutil.copytree(runs["improved"], tmp_path / "run"))
+    path = without_checksums(Path(shutil.copytree(runs["improved"], tmp_path / "run")))
     stored = json.loads((path / "checkpoint.json").read_text())
     demos = [{"inputs": {"question": f"what is {i}"}, "outputs": {"output": str(i)}} for i in range(3)]
     config = json.loads((path / "config.json").read_text())
@@ -357,7 +380,7 @@ def test_every_kind_of_change_is_shown(runs: Mapping[str, Path], tmp_path: Path)
 
 
 def test_hostile_texts_stay_texts(runs: Mapping[str, Path], tmp_path: Path) -> None:
-    path = Path(shutil.copytree(runs["hostile"], tmp_path / "run"))
+    path = without_checksums(Path(shutil.copytree(runs["hostile"], tmp_path / "run")))
     traces = [json.loads(text) for text in (path / "traces.jsonl").read_text(encoding="utf-8").splitlines()]
     for trace in traces:
         trace["inputs"] = {HOSTILE[:40]: HOSTILE + "\ud800"}

@@ -124,6 +124,19 @@ def test_bounds_without_a_value_start_low_and_alpha_is_twice_the_rank() -> None:
     assert (LoRA(8).alpha, LoRA(8, alpha=4).alpha) == (16, 4)
 
 
+def test_lora_targets_are_a_set_of_layers_or_names() -> None:
+    assert LoRA(8).targets == "all-linear"
+    assert LoRA(8, targets="attention").targets == "attention"
+    assert LoRA(8, targets=["q_proj", "v_proj"]) == Weights(rank=8, alpha=16, targets=("q_proj", "v_proj"))
+    with pytest.raises(DeclarationError, match="got 'atention'; did you mean 'attention'"):
+        LoRA(8, targets="atention")
+    with pytest.raises(DeclarationError, match=r"one layer is named in a list: \[q_proj\]"):
+        LoRA(8, targets="q_proj")
+    for empty in ([], [""]):
+        with pytest.raises(DeclarationError, match="at least one linear layer"):
+            LoRA(8, targets=empty)
+
+
 @given(st.integers(-50, 50), st.integers(0, 50), st.integers(-200, 200))
 def test_an_int_space_holds_exactly_what_lies_between_its_bounds(low: int, width: int, value: int) -> None:
     assert (Int(low, low + width).problem(value) == "") == (low <= value <= low + width)

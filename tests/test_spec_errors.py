@@ -734,9 +734,14 @@ def test_overrides_that_are_no_values_are_refused() -> None:
 def test_code_is_refused_line_by_line_when_imports_are_not_allowed() -> None:
     found = problems(EVERYTHING, allow_import=False)
     assert found[0] == (
+        "f.yaml:4:47: engines.mock.litellm.api_base: the file sends prompts to http://127.0.0.1:8000, and "
+        "--no-import refuses that; if you trust it, add --trust http://127.0.0.1:8000"
+    )
+    assert found[1] == (
         "f.yaml:8:29: components.router.function.call: names Python code (parts:route), and imports are not allowed"
     )
     assert [line.split(": ")[1] for line in found] == [
+        "engines.mock.litellm.api_base",
         "components.router.function.call",
         "components.fuse.function.call",
         "components.agent.loop.body.components.step.function.call",

@@ -89,7 +89,9 @@ LLMS = st.fixed_dictionaries(
         "temperature": st.floats(0, 2) | FLOATS,
         "max_tokens": st.integers(1, 99) | INTS,
         "stop": st.lists(TEXTS, max_size=2).map(tuple),
-        "weights": st.sampled_from([LoRA(4), LoRA(2, 3), Weights(rank=2, targets=("q_proj",))]),
+        "weights": st.sampled_from(
+            [LoRA(4), LoRA(2, 3), LoRA(2, targets="attention"), Weights(rank=2, targets=("q_proj",))]
+        ),
         "system": TEXTS,
         "timeout": st.none() | st.floats(0.1, 9),
         "retries": st.integers(0, 9),

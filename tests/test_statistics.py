@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from random import Random
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from scipy import stats
 
 from compound.statistics import (
+    UNIT,
+    Bounds,
     Interval,
     binomial_upper,
     cluster_mean_interval,
+    interval_of_means,
     mean_interval,
     paired_interval,
     paired_test,
@@ -35,40 +40,148 @@ def test_the_t_interval_equals_the_one_computed_by_hand() -> None:
     assert (interval.low, interval.high) == pytest.approx((2 - 2.484138, 2 + 2.484138), abs=1e-6)
 
 
-def test_one_value_says_nothing_about_spread() -> None:
-    assert mean_interval([0.4]) == Interval(0.4, -math.inf, math.inf, 1)
+@pytest.mark.parametrize("values", [[0.4], [0.1, 0.1, 0.1]])
+def test_values_without_spread_have_no_limits_where_the_range_is_unknown(values: list[float]) -> None:
+    interval = mean_interval(values)
+    assert interval == Interval(values[0], -math.inf, math.inf, len(values))
+    assert interval.to_json() == {"mean": values[0], "low": None, "high": None, "n": len(values)}
 
 
-@pytest.mark.parametrize("method", ["t", "bootstrap"])
-def test_equal_values_give_an_interval_without_width(method: str) -> None:
-    assert mean_interval([0.1, 0.1, 0.1], method=method, seed=0) == Interval(0.1, 0.1, 0.1, 3)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("right", "n"), [(0, 1), (1, 1), (1, 2), (0, 10), (3, 10), (10, 10), (58, 60), (1, 400)]
+)
+def test_of_right_and_wrong_the_interval_is_that_of_clopper_and_pearson(right: int, n: int) -> None:
+    found = mean_interval([1.0] * right + [0.0] * (n - right), bounds=UNIT)
+    exact = stats.binomtest(right, n).proportion_ci(0.95, method="exact")
+    assert (found.low, found.high) == pytest.approx((exact.low, exact.high), abs=1e-9)
 
 
-def test_the_bootstrap_follows_its_seed_and_resembles_t_on_symmetric_values() -> None:
-    values = np.linspace(0, 1, 60)
-    first, again, other = (mean_interval(values, method="bootstrap", seed=seed) for seed in (3, 3, 4))
-    assert first == again
-    assert first != other
-    t = mean_interval(values)
-    assert (first.low, first.high) == pytest.approx((t.low, t.high), abs=0.01)
+@pytest.mark.parametrize(
+    "values",
+    [
+        [0.5],
+        [0.2, 0.9],
+        [0.0, 0.5, 0.5, 1.0],
+        [0.0] * 30 + [0.3, 1.0],
+        [1 / rank for rank in range(1, 12)],
+        list(np.linspace(0.69, 0.71, 25)),
+    ],
+    ids=len,
+)
+def test_randomly_weighted_means_fall_beyond_each_limit_one_time_in_forty(values: list[float]) -> None:
+    """The definition of the bound, by simulation: an imaginary value at the end, and flat Dirichlet weights."""
+    found = mean_interval(values, bounds=UNIT)
+    for end, limit, beyond in ((0.0, found.low, np.less), (1.0, found.high, np.greater)):
+        weights = rng(7).dirichlet(np.ones(len(values) + 1), size=40_000)
+        count = int(beyond(weights @ np.append(values, end), limit).sum())
+        assert stats.binomtest(count, 40_000, 0.025).pvalue > 1e-4
 
 
-def test_the_bootstrap_leans_towards_the_long_tail() -> None:
-    values = [0.0] * 20 + [1.0, 2.0, 8.0]
-    interval = mean_interval(values, method="bootstrap", seed=0)
-    assert interval.high - interval.mean > 1.5 * (interval.mean - interval.low)
+SHARES = st.lists(st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1)), min_size=1, max_size=12)
+LEVELS = st.sampled_from([0.5, 0.8, 0.95, 0.99])
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 7.0]), min_size=2, max_size=4))
-def test_the_bootstrap_is_finite_for_a_handful_of_values(values: list[float]) -> None:
-    interval = mean_interval(values, method="bootstrap", seed=1)
-    assert min(values) <= interval.low <= interval.high <= max(values)
+@settings(deadline=None)
+@given(SHARES, LEVELS)
+def test_a_bounded_interval_lies_in_the_range_holds_the_mean_and_has_width(
+    values: list[float], level: float
+) -> None:
+    found = mean_interval(values, level, bounds=UNIT)
+    assert 0 <= found.low <= found.mean <= found.high <= 1
+    assert found.high - found.low > 0.001
+    assert (found.low > 0) == (max(values) > 0) or max(values) < 1e-9
 
 
-def test_the_bootstrap_without_a_seed_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs a seed"):
-        mean_interval([1.0, 2.0], method="bootstrap")
+@settings(deadline=None, max_examples=50)
+@given(SHARES)
+def test_a_bounded_interval_shrinks_with_more_of_the_same_values(values: list[float]) -> None:
+    widths = [i.high - i.low for i in (mean_interval(values * times, bounds=UNIT) for times in (1, 2, 4))]
+    assert widths[0] > widths[1] > widths[2]
+
+
+@settings(deadline=None, max_examples=50)
+@given(SHARES, st.sampled_from([-3.0, -1.0, 0.25, 8.0]), st.sampled_from([-2.0, 0.0, 0.5]))
+def test_a_bounded_interval_follows_a_change_of_scale(
+    values: list[float], factor: float, shift: float
+) -> None:
+    plain = mean_interval(values, bounds=UNIT)
+    ends = sorted((shift, shift + factor))
+    found = mean_interval([shift + factor * value for value in values], bounds=(ends[0], ends[1]))
+    limits = sorted((shift + factor * plain.low, shift + factor * plain.high))
+    assert (found.low, found.high) == pytest.approx(limits, abs=1e-7)
+
+
+@settings(deadline=None, max_examples=50)
+@given(SHARES, st.randoms())
+def test_a_bounded_interval_does_not_depend_on_the_order(values: list[float], random: Random) -> None:
+    shuffled = random.sample(values, len(values))
+    one, other = mean_interval(values, bounds=UNIT), mean_interval(shuffled, bounds=UNIT)
+    assert (one.low, one.high) == pytest.approx((other.low, other.high), abs=1e-9)
+
+
+def test_of_many_values_the_interval_is_close_to_that_of_the_normal_distribution() -> None:
+    values = rng(5).beta(2, 5, size=5_000)
+    found, t = mean_interval(values, bounds=UNIT), mean_interval(values)
+    assert (found.low, found.high) == pytest.approx((t.low, t.high), abs=5e-4)
+
+
+DRAWS: list[Callable[[np.random.Generator, int], NDArray[np.float64]]] = [
+    lambda rng, n: (rng.random(n) < 0.9).astype(float),
+    lambda rng, n: rng.choice([0.0, 0.5, 1.0], n, p=[0.02, 0.03, 0.95]),
+    lambda rng, n: np.where(rng.random(n) < 0.1, rng.random(n), 0.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("draw", "mean"), list(zip(DRAWS, (0.9, 0.965, 0.05), strict=True)), ids=["right", "ties", "rare"]
+)
+@pytest.mark.parametrize("n", [2, 5, 20])
+def test_bounded_intervals_hold_the_mean_of_skewed_scores(
+    draw: Callable[[np.random.Generator, int], NDArray[np.float64]], mean: float, n: int
+) -> None:
+    random = rng(3)
+    found = [mean_interval(draw(random, n), bounds=UNIT) for _ in range(200)]
+    missed = sum(not i.low <= mean <= i.high for i in found)
+    assert stats.binomtest(missed, 200, 0.05, alternative="greater").pvalue > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("values", "bounds", "message"),
+    [
+        ([0.5, 1.2], (0.0, 1.0), r"must lie in \(0.0, 1.0\), got 0.5 to 1.2"),
+        ([-0.1], (0.0, 1.0), "must lie in"),
+        ([0.5], (1.0, 1.0), "low < high"),
+        ([0.5], (0.0, math.inf), "finite"),
+    ],
+)
+def test_bounds_that_the_values_do_not_keep_are_refused(
+    values: list[float], bounds: Bounds, message: str
+) -> None:
+    for function in (mean_interval, interval_of_means):
+        if len(values) > 1 or function is mean_interval:
+            with pytest.raises(ValueError, match=message):
+                function(values, bounds=bounds)
+
+
+def test_means_of_seeds_have_students_interval_in_the_middle_of_the_range() -> None:
+    values = [0.495, 0.5, 0.505]
+    found, t = interval_of_means(values, bounds=UNIT), mean_interval(values)
+    assert (found.low, found.high) == pytest.approx((t.low, t.high), abs=1e-5)
+    assert interval_of_means(values) == t
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=6))
+def test_the_interval_of_means_lies_in_the_range_and_holds_the_mean(values: list[float]) -> None:
+    found = interval_of_means(values, bounds=UNIT)
+    if max(values) > min(values):
+        assert 0 <= found.low <= found.mean <= found.high <= 1
+
+
+def test_one_seed_and_equal_seeds_say_nothing_about_others() -> None:
+    for values in ([0.5], [0.5, 0.5]):
+        found = interval_of_means(values, bounds=UNIT).to_json()
+        assert found == {"mean": 0.5, "low": None, "high": None, "n": len(values)}
 
 
 @pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf], [[1.0], [2.0]]])
@@ -97,6 +210,8 @@ def test_repeats_of_one_example_count_as_one_example() -> None:
 
 def test_the_paired_interval_is_the_interval_of_the_differences() -> None:
     assert paired_interval([0.0, 0.5, 1.0], [1.0, 1.0, 1.0]) == mean_interval([1.0, 0.5, 0.0])
+    bounded = paired_interval([0.0, 0.5, 1.0], [1.0, 1.0, 1.0], bounds=UNIT)
+    assert bounded == mean_interval([1.0, 0.5, 0.0], bounds=(-1.0, 1.0))
 
 
 @pytest.mark.parametrize(

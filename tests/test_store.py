@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import shutil
 import sqlite3
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -88,17 +91,17 @@ class TestCreating:
     def test_a_crash_at_either_rename_of_creation_can_be_gone_over(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
     ) -> None:
-        replaced = Path.replace
-        seen: list[Path] = []
+        replaced = os.replace
+        seen: list[str] = []
 
-        def crash(self: Path, target: Path) -> Path:
-            seen.append(self)
+        def crash(source: str, target: str, **descriptors: int) -> None:
+            seen.append(source)
             if len(seen) > killed_at:
                 raise KeyboardInterrupt
-            return replaced(self, target)
+            replaced(source, target, **descriptors)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "replace", crash)
+            patch.setattr(os, "replace", crash)
             with pytest.raises(KeyboardInterrupt):
                 begun(tmp_path / "run")
         begun(tmp_path / "run").close()
@@ -217,6 +220,68 @@ class TestLock:
             process.wait()
         RunDirectory.open(tmp_path / "run").close()
 
+    @pytest.mark.parametrize("how", ["deleted", "replaced"])
+    def test_a_lock_file_that_is_gone_admits_no_second_writer(self, tmp_path: Path, how: str) -> None:
+        """Regression test: whoever came after ``rm lock`` was a second writer."""
+        run = begun(tmp_path / "run")
+        (tmp_path / "run" / "lock").unlink()
+        if how == "replaced":
+            (tmp_path / "run" / "lock").touch()
+        with pytest.raises(RunDirectoryError, match="in use by another process"):
+            RunDirectory.open(tmp_path / "run")
+        run.append("events.jsonl", {"i": 0})
+        run.checkpoint({})
+        run.close()
+        RunDirectory.open(tmp_path / "run").close()
+
+    def test_where_folders_cannot_be_locked_the_writer_notices_another(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        locked = fcntl.flock
+
+        def only_files(descriptor: int, operation: int) -> None:
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EBADF, "Bad file descriptor")
+            locked(descriptor, operation)
+
+        monkeypatch.setattr(fcntl, "flock", only_files)
+        run = begun(tmp_path / "run")
+        with pytest.raises(RunDirectoryError, match="in use by another process"):
+            RunDirectory.open(tmp_path / "run")
+        run.append("events.jsonl", {"i": 0})
+        (tmp_path / "run" / "lock").unlink()
+        other = RunDirectory.open(tmp_path / "run")
+        writes: list[Callable[[], None]] = [
+            lambda: run.append("events.jsonl", {"i": 1}), lambda: run.checkpoint({}),
+        ]  # fmt: skip
+        for write in writes:
+            with pytest.raises(RunDirectoryError, match="lock was deleted or replaced during the run"):
+                write()
+        assert list(other.read("events.jsonl")) == [{"i": 0}]
+        other.close()
+        run.close()
+
+    def test_a_file_system_without_locks_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def none(*_: object) -> None:
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        monkeypatch.setattr(fcntl, "flock", none)
+        with pytest.raises(RunDirectoryError, match="has no locks"):
+            begun(tmp_path / "run")
+
+    def test_a_run_directory_that_vanishes_is_named(self, tmp_path: Path) -> None:
+        run = begun(tmp_path / "run")
+        shutil.rmtree(tmp_path / "run")
+        with pytest.raises(RunDirectoryError, match=r"run.* cannot be used: No such file.*moved or deleted"):
+            run.checkpoint({})
+        (tmp_path / "run").mkdir()  # another one in its place is not written to
+        with pytest.raises(RunDirectoryError, match="No such file"):
+            run.checkpoint({})
+        assert contents(tmp_path / "run") == {}
+        run.close()
+
 
 class TestRecords:
     def test_a_torn_last_line_is_left_out(self, tmp_path: Path) -> None:
@@ -232,6 +297,35 @@ class TestRecords:
         path.write_text(f'{{"i": 0}}\n{line}\n{{"i": 2}}\n', encoding="utf-8")
         with pytest.raises(RunDirectoryError, match=r"events\.jsonl:2: not a JSON line"):
             list(read_records(path))
+
+    @pytest.mark.parametrize("how", ["swapped", "dropped", "repeated", "changed", "without a checksum"])
+    def test_records_that_are_not_as_written_are_refused_with_their_place(
+        self, tmp_path: Path, how: str
+    ) -> None:
+        with_records(tmp_path / "run", 4)
+        path = tmp_path / "run" / "events.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True)
+        lines[1:3] = {
+            "swapped": [lines[2], lines[1]],
+            "dropped": [lines[2]],
+            "repeated": [lines[1], lines[1], lines[2]],
+            "changed": [lines[1].replace(b"1", b"7", 1), lines[2]],
+            "without a checksum": [b'{"i": 1}\n', lines[2]],
+        }[how]
+        path.write_bytes(b"".join(lines))
+        number = 3 if how == "repeated" else 2
+        with pytest.raises(RunDirectoryError, match=rf"events\.jsonl:{number}: "):
+            list(RunDirectory.read_only(tmp_path / "run", "events.jsonl"))
+
+    def test_a_record_with_half_a_character_is_kept(self, tmp_path: Path) -> None:
+        """Regression test: such an answer of a server ended the run, on every resume."""
+        run = begun(tmp_path / "run")
+        record = {"text": "ä \ud800 b"}
+        run.append("events.jsonl", record)
+        run.checkpoint({"answer": "\udfff"})
+        assert list(run.read("events.jsonl")) == [record]
+        assert run.restore() == {"answer": "\udfff"}
+        run.close()
 
     def test_a_missing_file_holds_no_records(self, tmp_path: Path) -> None:
         assert list(RunDirectory.read_only(tmp_path, "events.jsonl")) == []
@@ -297,11 +391,11 @@ class TestCheckpoints:
         run.checkpoint({"n": 1})
         run.append("events.jsonl", {"i": 1})
 
-        def crash(self: Path, target: Path) -> Path:
+        def crash(*_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "replace", crash)
+            patch.setattr(os, "replace", crash)
             with pytest.raises(KeyboardInterrupt):
                 run.checkpoint({"n": 2})
         run.close()
@@ -360,13 +454,12 @@ class TestAtomicWrite:
         path = tmp_path / "best.json"
         write_atomically(path, "old")
 
-        def crash(*_: object) -> None:
+        def crash(*_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
-        steps: list[tuple[Any, str]] = [(os, "fsync"), (Path, "replace")]
-        for owner, name in steps:
+        for name in ("fsync", "replace"):
             with monkeypatch.context() as patch:
-                patch.setattr(owner, name, crash)
+                patch.setattr(os, name, crash)
                 with pytest.raises(KeyboardInterrupt):
                     write_atomically(path, "new and much longer")
             assert path.read_text(encoding="utf-8") == "old"
@@ -374,23 +467,41 @@ class TestAtomicWrite:
         assert path.read_text(encoding="utf-8") == "new"
         assert [p.name for p in tmp_path.iterdir()] == ["best.json"]
 
+    def test_what_a_crash_left_half_written_is_removed_when_the_run_continues(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = begun(tmp_path / "run")
+
+        def killed(*_: object, **__: object) -> None:
+            raise SystemExit
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", killed)
+            patch.setattr(os, "unlink", killed)
+            with pytest.raises(SystemExit):
+                run.checkpoint({})
+        assert len(list(run.path.glob(".*.tmp"))) == 1
+        run.close()
+        RunDirectory.open(run.path).close()
+        assert not list(run.path.glob(".*.tmp"))
+
     def test_the_text_is_on_the_disk_before_the_name_points_to_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         done: list[str] = []
         fsync: Callable[[int], None] = os.fsync
-        replaced = Path.replace
+        replaced = os.replace
 
         def noted_fsync(descriptor: int) -> None:
             done.append("fsync")
             fsync(descriptor)
 
-        def noted_replace(self: Path, target: Path) -> Path:
+        def noted_replace(source: str, target: str, **descriptors: int) -> None:
             done.append("replace")
-            return replaced(self, target)
+            replaced(source, target, **descriptors)
 
         monkeypatch.setattr(os, "fsync", noted_fsync)
-        monkeypatch.setattr(Path, "replace", noted_replace)
+        monkeypatch.setattr(os, "replace", noted_replace)
         write_atomically(tmp_path / "file", "text")
         assert done == ["fsync", "replace"]
 

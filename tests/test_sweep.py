@@ -16,7 +16,7 @@ from compound.optimizing import read_result
 from compound.recorder import Interrupted
 from compound.report.comparison import closing, markdown, pooled
 from compound.spec import load
-from compound.statistics import mean_interval
+from compound.statistics import UNIT, mean_interval
 from compound.sweep import Stopper, plan, sweep
 
 GAME = Path(__file__).parent / "cli"
@@ -80,6 +80,16 @@ class TestPooled:
         assert found is not None
         assert (found["mean"], found["low"], found["high"], found["over"]) == (0.5, None, None, None)
         assert pooled([{}, {}]) is None
+
+    def test_the_interval_of_a_pool_stays_within_the_range_of_the_metric(self) -> None:
+        """Regression test: Student's limits of accuracies close to 1 lay above 1."""
+        for scores in ([{"a": 0.9, "b": 1.0}, {"a": 1.0, "b": 1.0}], [{"a": 0.4, "b": 1.0, "c": 1.0}]):
+            assert (found := pooled(scores, UNIT)) is not None
+            assert 0 <= found["low"] < found["mean"] < found["high"] <= 1
+        equal = pooled([{"a": 1.0}, {"a": 1.0}], UNIT)
+        assert equal is not None
+        assert (equal["over"], equal["high"]) == ("examples", 1.0)
+        assert 0 < equal["low"] < 0.05
 
 
 # --- the table -----------------------------------------------------------------------------------------

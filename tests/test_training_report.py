@@ -20,11 +20,12 @@ from rich.console import Console
 
 from compound.benchmarks import training_course
 from compound.errors import RunDirectoryError
-from compound.progress import Screen
-from compound.report import comparison, write
+from compound.progress import Screen, describe
+from compound.report import closing, comparison, write
 from compound.report.blocks import Figure
 from compound.report.comparison import compare
 from compound.report.figures import PALETTE
+from compound.report.tables import Table
 from compound.report.training import ends, export, records, training_facts
 from compound.report.training_figures import (
     PANELS,
@@ -75,6 +76,8 @@ def run(path: Path, steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping
     (path / "config.json").write_text(json.dumps({"optimize": {"seed": SEED, "method": "mmgrpo"}}))
     (path / "memory.jsonl").write_text(lines(steps))
     (path / "events.jsonl").write_text(lines(events))
+    lengths = dict.fromkeys(("events.jsonl", "traces.jsonl", "memory.jsonl"), 0)
+    (path / "checkpoint.json").write_text(json.dumps({"step": 1, "lengths": lengths, "state": {}}))
     return path
 
 
@@ -93,6 +96,7 @@ def method(path: Path) -> dict[str, Any]:
     """Return the facts of a run's own method."""
     facts = training_facts(path)
     assert facts is not None
+    assert "methods" in facts, facts
     found: dict[str, Any] = facts["methods"][0]
     return found
 
@@ -160,6 +164,40 @@ class TestExport:
 # --- facts --------------------------------------------------------------------------------------------------
 
 
+class TestProposedStep:
+    """Which step was proposed is in the report's table, in the closing lines and on the terminal."""
+
+    EVENT: Mapping[str, Any] = {
+        "event": "job", "job": 0, "optimizer": "mmgrpo", "keys": ["first.weights"],
+        "values": {"first.weights": {"path": "first-1", "sha256": "1"}}, "train_before": 0.1,
+        "train_after": 0.5, "tried": 3, "runs": 9.0, "note": "3 steps; step 2 is the best of 3 evaluated",
+        "facts": {"best_step": 2, "evaluated": [[0, 0.1], [1, 0.2], [2, 0.5], [3, None]]},
+    }  # fmt: skip
+
+    def test_it_is_in_the_table_with_what_was_masked_and_skipped(self, tmp_path: Path) -> None:
+        steps = [record(0, masked=2, skipped_updates=0), record(1, masked=0, skipped_updates=3)]
+        path = run(tmp_path / "run", steps, [self.EVENT])
+        table = next(
+            block for block in training_blocks(training_facts(path) or {}) if isinstance(block, Table)
+        )
+        cells = dict(zip(table.headings, table.rows[0], strict=True))
+        assert (cells["proposed step"], cells["held-out score"]) == ("2", "0.100 → 0.500")
+        assert (cells["samples masked"], cells["updates skipped"]) == ("2", "3")
+
+    def test_tokens_of_an_evaluation_are_not_those_of_a_step(self, tmp_path: Path) -> None:
+        evaluation = {"evaluation": {"step": 0, "score": 0.1, "examples": 4, "best": 0}}
+        events = [{**progress(0, 50), **evaluation}, progress(0, 80), {**progress(0, 95), **evaluation}]
+        path = run(tmp_path / "run", [record(0)], events)
+        assert [step["sampled"] for step in method(path)["jobs"][0]["steps"]] == [30]
+
+    def test_it_is_told_when_a_run_ends_and_when_its_job_does(self, tmp_path: Path) -> None:
+        path = whole(tmp_path / "run", [record(0)])
+        with (path / "events.jsonl").open("a") as file:
+            file.write(lines([{**self.EVENT, "spent": {}, "at": 0.0, "reason": {}}]))
+        assert "training, job 1: 3 steps; step 2 is the best of 3 evaluated" in closing(path)
+        assert "step 2 is the best of 3 evaluated, proposes first.weights" in describe(self.EVENT)
+
+
 class TestFacts:
     def test_ends_are_means_over_a_fifth_of_the_steps(self, tmp_path: Path) -> None:
         steps = [
@@ -216,6 +254,8 @@ class TestFacts:
             "sample_seconds": 14.0,
             "train_seconds": 9.0,
             "memory": 300.0,
+            "masked": None,
+            "skipped_updates": None,
             "sampling_speed": (30 + 50) / (2 + 3),
             "training_speed": (32 + 32) / (1 + 3),
         }

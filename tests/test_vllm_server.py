@@ -94,6 +94,22 @@ def test_without_an_accelerator_prompts_are_not_read_in_chunks(
     assert [a for a in started(told)[0]["argv"] if "chunked" in a] == wanted
 
 
+@pytest.mark.parametrize(
+    ("rank", "settings", "wanted"),
+    [(64, {}, "64"), (20, {}, "32"), (4, {}, "16"), (4, {"max_lora_rank": 128}, "128")],
+)
+def test_a_server_is_started_with_the_rank_that_the_system_needs(
+    told: Path, rank: int, settings: dict[str, int], wanted: str
+) -> None:
+    agent = cp.LLM("agent", prompt="Answer.", weights=cp.LoRA(rank))
+    system = cp.System("s", outputs={"answer": agent(question=cp.Input("question", str))}, lm="lm")
+    lm = VLLMEngine("m", **settings)  # type: ignore[arg-type]
+    cp.run(system, {"question": "?"}, engines={"lm": lm})
+    argv = started(told)[0]["argv"]
+    assert argv[argv.index("--max-lora-rank") + 1] == wanted
+    assert len(started(told)) == 1
+
+
 def test_a_closed_engine_starts_afresh(told: Path) -> None:
     lm = VLLMEngine("m", restarts=0)
     ask(lm)

@@ -94,8 +94,8 @@ def train(folder, method, place):
     task = toy("chain", str(MODEL))
     data = Dataset.of(train=rows(task.train), valid=rows(task.valid), test=rows(task.test[:2]))
     weights = {"steps": 3, "examples": 4, "runs": 4, "lr": 0.01, "parts": 2, "stages": ["mhgpo_fof", "mmgrpo"]}
-    method, _, ahead = method.partition(" ")
-    weights["stale"] = 1 if ahead else 0
+    method, _, how = method.partition(" ")
+    weights |= {"ahead": {"stale": 1}, "evaluated": {"eval_every": 1, "eval_examples": 4}}.get(how, {})
     settings = OptimizeSettings.model_validate({"method": method, "weights": weights, "valid_size": None})
     engine = TransformersEngine(str(MODEL), dtype="float32", deterministic=True)
     optimize(task.system, data, task.metric, settings, run_dir=folder, engines=lambda _: engine)
@@ -191,6 +191,7 @@ def whole(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
     [
         *(("mmgrpo", place) for place in PLACES),
         *(("mmgrpo ahead", place) for place in ("training", "optimizer states", "after the checkpoint")),
+        *(("mmgrpo evaluated", place) for place in ("an adapter", "before the checkpoint")),
     ],
 )
 def test_a4_killed_anywhere_it_goes_on_to_the_same_weights(

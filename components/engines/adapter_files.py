@@ -6,7 +6,6 @@ trained, so it is refused, by name.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,6 +14,9 @@ from typing import Any
 import torch
 
 from compound.errors import ConfigurationError
+from compound.limits import ARTIFACT
+from compound.records import Damaged, parse
+from compound.untrusted import UntrustedFolder
 
 Addition = tuple[torch.Tensor, torch.Tensor]  # A (r, in), and B (out, r) times alpha / r
 
@@ -45,7 +47,7 @@ def read_adapter(folder: Path, layers: Mapping[str, tuple[int, int]]) -> dict[st
     """
     config = read_config(folder)
     sides: dict[str, dict[str, torch.Tensor]] = {}
-    for key, tensor in _tensors(folder).items():
+    for key, tensor in read_tensors(folder).items():
         name, dot, side = key.removeprefix(PREFIX).partition(".lora_")
         if not key.startswith(PREFIX) or dot + side not in SIDES:
             raise _refused(folder, f"holds {key}, which is no part of a low-rank addition to a linear layer")
@@ -95,12 +97,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         ConfigurationError: they are missing, unreadable, or those of something else.
     """
+    files = UntrustedFolder(folder, error=ConfigurationError)
+    if files.kind(CONFIG) is None:
+        raise _refused(folder, f"has no {CONFIG}")
     try:
-        found: Any = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise _refused(folder, f"has no {CONFIG}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise _refused(folder, f"has a {CONFIG} that cannot be read: {error}") from error
+        found: Any = parse(files.read(CONFIG))
+    except Damaged as error:
+        raise _refused(folder, f"has a {CONFIG} that cannot be read: {error}") from None
     if not isinstance(found, dict):
         raise _refused(folder, f"has a {CONFIG} that is no mapping")
     config: dict[str, Any] = found
@@ -118,17 +121,22 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """Return an adapter's tensors, read into memory: a file that is only mapped could change."""
+def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Return an adapter's tensors, read into memory: a file that is only mapped could change.
+
+    Raises:
+        ConfigurationError: they are missing or unreadable.
+    """
     import safetensors
     import safetensors.torch
 
-    try:
-        tensors: dict[str, torch.Tensor] = safetensors.torch.load((folder / WEIGHTS).read_bytes())
-    except FileNotFoundError:
+    files = UntrustedFolder(folder, error=ConfigurationError)
+    if files.kind(WEIGHTS) is None:
         hint = "weights are read from safetensors only; other formats can run code"
-        raise _refused(folder, f"has no {WEIGHTS}", hint) from None
-    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
+        raise _refused(folder, f"has no {WEIGHTS}", hint)
+    try:
+        tensors: dict[str, torch.Tensor] = safetensors.torch.load(files.read(WEIGHTS, ARTIFACT))
+    except (ValueError, KeyError, safetensors.SafetensorError) as error:
         raise _refused(folder, f"has a {WEIGHTS} that cannot be read: {error}") from error
     if not tensors:
         raise _refused(folder, f"has a {WEIGHTS} that holds nothing")

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from compound.components.engines import loading
+from compound.components.engines.options import Count, Wait, check_settings
 from compound.components.engines.prefilled import Prefilled
 from compound.contracts import Completion, Message, Request, TokenRecord, Usage
 from compound.errors import CallError, TransientError
@@ -72,12 +73,18 @@ class TransformersEngine:
         model: str = "smollm2",
         *,
         dtype: DType = "auto",
-        max_batch: int = 64,
-        max_wait_ms: float = 20.0,
+        max_batch: Count = 64,
+        max_wait_ms: Wait = 20.0,
         deterministic: bool = False,
-        max_batch_tokens: int = 49_152,
-        max_adapters: int = 8,
+        max_batch_tokens: Count = 49_152,
+        max_adapters: Count = 8,
     ) -> None:
+        given = {
+            "dtype": dtype, "max_batch": max_batch, "max_wait_ms": max_wait_ms,
+            "deterministic": deterministic, "max_batch_tokens": max_batch_tokens,
+            "max_adapters": max_adapters,
+        }  # fmt: skip
+        check_settings(TransformersEngine, given)
         self.model, self.max_batch, self._max_wait = model, max_batch, max_wait_ms / 1000
         self.deterministic, self.max_batch_tokens = deterministic, max_batch_tokens
         self.max_adapters = max_adapters

@@ -9,16 +9,42 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from compound.budget import bounded
 from compound.components.engines import vllm_chat, vllm_link
 from compound.components.engines.background import in_background
+from compound.components.engines.options import (
+    Count,
+    Natural,
+    Seconds,
+    VLLMOptions,
+    Wait,
+    check_settings,
+    options,
+)
 from compound.components.engines.prefilled import Prefilled
-from compound.components.engines.remote import longest_prompt
+from compound.components.engines.probe import refuse_other_model
+from compound.components.engines.remote import largest_answer, longest_prompt
 from compound.components.engines.vllm_link import Link
-from compound.contracts import Completion, Request, Usage
+from compound.contracts import NO_USAGE, Adapter, Completion, Request, Usage
 from compound.errors import CallError, CompoundError, DeclarationError, TransientError
+from compound.trust import Origin
+
+if TYPE_CHECKING:
+    Extra = VLLMOptions | Mapping[str, Any]
+else:
+    Extra = VLLMOptions
+
+PER_PROMPT_TOKEN = 16  # bytes of an answer that repeats the prompt's token ids
+OURS = (  # arguments of `vllm serve` that budgets, token records and the server's safety go by
+    "host", "port", "uds", "api-key", "served-model-name", "config", "enable-lora", "max-lora-rank",
+    "max-loras", "logprobs-mode", "trust-remote-code", "allow-credentials", "allowed-origins",
+)  # fmt: skip
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM allows as the largest rank
+LEAST_RANK = 16
 
 
 class VLLMEngine:
@@ -37,15 +63,18 @@ class VLLMEngine:
             must read the same files and run with ``--enable-lora`` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True.
         api_key_env: the environment variable that holds that server's key, if it wants one.
         command: how to call vLLM, by default ``$COMPOUND_VLLM``, or ``vllm``.
-        args: further arguments of ``vllm serve``, such as ``["--dtype", "bfloat16"]``.
-        max_lora_rank: the largest rank of an adapter.
+        args: further arguments of ``vllm serve``, such as ``["--dtype", "bfloat16"]``; not those that the
+            engine sets.
+        max_lora_rank: the largest rank of an adapter. By default a server of its own takes what the system
+            needs, and at least 16; what a running server takes is not known before it is asked.
         max_loras: how many adapters are kept on the server.
-        concurrency: how many calls may be in flight.
-        timeout: seconds for one try, unless the request says otherwise.
+        concurrency: how many calls may be in flight; fewer are while the server limits the rate.
+        timeout: seconds for one try, from connecting to the end of the answer, unless the request says
+            otherwise.
+        max_wait: seconds that a call may wait, in all, for a server that limits the rate.
         start_timeout: seconds for the server to get ready.
         restarts: how many more times a server that ended by itself is started.
-        extra: further fields of the requests (``top_p``, ``chat_template_kwargs`` …); not those that
-            components set.
+        extra: options of sampling and reasoning (``top_p``, ``chat_template_kwargs`` …); see `VLLMOptions`.
 
     Attributes:
         prefill: a `Prefill`: how much of the prompts the server's prefix cache saved.
@@ -66,29 +95,39 @@ class VLLMEngine:
         api_key_env: str | None = None,
         command: str | None = None,
         args: tuple[str, ...] | list[str] = (),
-        max_lora_rank: int = 16,
-        max_loras: int = 4,
-        concurrency: int = 64,
-        timeout: float = 300.0,
-        start_timeout: float = 900.0,
-        restarts: int = 3,
-        extra: Mapping[str, Any] | None = None,
+        max_lora_rank: Count | None = None,
+        max_loras: Count = 4,
+        concurrency: Count = 64,
+        timeout: Seconds = 300.0,
+        max_wait: Wait = 600.0,
+        start_timeout: Seconds = 900.0,
+        restarts: Natural = 3,
+        extra: Extra | None = None,
     ) -> None:
+        if model.startswith("-"):
+            raise DeclarationError(
+                f"{model!r} is not the name of a model", hint="vLLM would read it as an option"
+            )
+        if api_base is not None:
+            Origin.of(api_base)
+        given = {
+            "max_lora_rank": max_lora_rank, "max_loras": max_loras, "concurrency": concurrency,
+            "timeout": timeout, "max_wait": max_wait, "start_timeout": start_timeout,
+            "restarts": restarts, "args": args,
+        }  # fmt: skip
+        check_settings(VLLMEngine, given)
         self.model, self.api_base, self.api_key_env = model, api_base, api_key_env
         self.command, self.args = command, tuple(args)
-        self.max_lora_rank, self.max_loras = max_lora_rank, max_loras
+        self._rank = max_lora_rank
+        self._rank_needed, self.max_loras = LEAST_RANK, max_loras
         self.timeout, self.start_timeout, self.restarts = timeout, start_timeout, restarts
-        self.extra = dict(extra or {})
+        self.max_wait, self.extra = max_wait, options(VLLMOptions, extra, model)
         self.prefill = Prefilled()
         self._concurrency = concurrency
         self._link: Link | None = None
         self._opening: asyncio.Task[Link] | None = None
         self._starts = 0
-        if owned := sorted(vllm_chat.OWNED & set(self.extra)):
-            raise DeclarationError(
-                f"engine {model!r}: extra must not set {', '.join(owned)}",
-                hint="components set these, and budgets and token records go by them",
-            )
+        _refuse_ours(self.args, model)
 
     @property
     def name(self) -> str:  # noqa: D102
@@ -113,6 +152,36 @@ class VLLMEngine:
     @property
     def priced(self) -> bool:  # noqa: D102
         return True  # it runs on hardware of one's own
+
+    @property
+    def reshapes(self) -> list[str]:
+        """The fields of `extra` by which tokens are sampled from something else than a trainer computes."""
+        return vllm_chat.reshaping(self.extra)
+
+    @property
+    def max_lora_rank(self) -> int | None:
+        """The largest rank of an adapter; ``None`` where that is not settled, or not known."""
+        if self._rank is None and self.api_base is None and self._link is not None:
+            return self._largest  # the server was started with it
+        return self._rank
+
+    @property
+    def _largest(self) -> int:
+        """The limit that a server of its own is started with: what is needed, as vLLM allows it."""
+        return self._rank or next((rank for rank in RANKS if rank >= self._rank_needed), self._rank_needed)
+
+    def prepare(self, lora_rank: int) -> None:
+        """Let a server of its own that is started later take adapters of a rank, unless a limit is set."""
+        if self._link is None and self._opening is None:
+            self._rank_needed = max(self._rank_needed, lora_rank)
+
+    async def admit(self, adapter: Adapter) -> None:
+        """Load an adapter on the server and check it, without sampling.
+
+        Raises:
+            CompoundError: the server does not take such adapters; see `vllm_adapters.Adapters.sampling`.
+        """
+        await in_background(self._admit(adapter))
 
     @property
     def adapters(self) -> Mapping[str, str]:
@@ -147,17 +216,29 @@ class VLLMEngine:
                 f"{link.server.exit_code}); its log is {link.server.log}"
             ) from error
 
+    async def _admit(self, adapter: Adapter) -> None:
+        link = await self._connect()
+        async with link.adapters.sampling(adapter):
+            pass
+
     async def _sample(self, link: Link, name: str, request: Request) -> Completion:
         if request.want_tokens and request.temperature not in {0, 1}:
             await self._check_temperature(link)
         sent = vllm_chat.body(request, name, self.extra)
-        answer = await link.api.send("chat/completions", sent, request.timeout or self.timeout)
+        worst = self.worst_case(request)
+        largest = largest_answer(request) + PER_PROMPT_TOKEN * worst.prompt_tokens
+        answer = await link.api.send("chat/completions", sent, request.timeout or self.timeout, largest)
         if answer.status == 404 and request.adapter is not None:
             link.adapters.forget(request.adapter)
-            raise TransientError(f"{self.model}: the server has lost the adapter {name}; it is loaded again")
-        completion, cached = vllm_chat.completion(request, link.api.read(answer))
-        prompt = completion.usage.prompt_tokens
-        self.prefill += Prefilled(prompt, cached)
+            raise TransientError(
+                f"{self.model}: the server has lost the adapter {name}; it is loaded again", charged=NO_USAGE
+            )
+        said = link.api.read(answer)
+        if request.adapter is not None:
+            refuse_other_model(said.get("model"), name)
+        completion, cached = vllm_chat.completion(request, said, worst, self.model)
+        used, _ = bounded(completion.usage, worst)
+        self.prefill += Prefilled(used.prompt_tokens, cached)
         return completion
 
     async def _check_temperature(self, link: Link) -> None:
@@ -206,7 +287,7 @@ class VLLMEngine:
             last = f"; the log of the last is {ended.server.log}" if ended and ended.server else ""
             raise CompoundError(f"{self._starts} vLLM servers of {self.model!r} ended by themselves{last}")
         self._starts += 1
-        loras = ["--max-lora-rank", str(self.max_lora_rank), "--max-loras", str(self.max_loras)]
+        loras = ["--max-lora-rank", str(self._largest), "--max-loras", str(self.max_loras)]
         caching = ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
         logprobs = ["--logprobs-mode", "processed_logprobs"]
         return await vllm_link.start(
@@ -226,6 +307,17 @@ class VLLMEngine:
         link, self._link, self._starts = self._link, None, 0
         if link is not None:
             await link.close()
+
+
+def _refuse_ours(args: Sequence[str], model: str) -> None:
+    """Refuse arguments of ``vllm serve`` that the engine sets, also where their names are cut short."""
+    for argument in args:
+        name = argument.partition("=")[0].removeprefix("--").replace("_", "-")
+        if argument.startswith("--") and name and any(own.startswith(name) for own in OURS):
+            raise DeclarationError(
+                f"engine {model!r}: args must not set {argument!r}",
+                hint="the engine sets it; max_lora_rank and max_loras are settings of the engine",
+            )
 
 
 def _is_refusal(error: CompoundError) -> bool:

@@ -13,10 +13,10 @@ import gc
 import time
 from typing import Any
 
-from compound.components.engines import models
+from compound.components.engines import model_folder, models
+from compound.components.engines.layers import unshared_kinds
 from compound.errors import CompoundError, MissingExtra
 
-ATTENTION = {"full_attention", "sliding_attention"}
 SIZE = (256, 512, 1024)  # of the measured product: a few milliseconds in the slower format
 
 
@@ -42,27 +42,27 @@ def load(name: str, dtype: str = "auto") -> tuple[Any, Any]:
         ModelNotFound: the weights are not here and cannot be fetched.
         CompoundError: the model cannot be run by this package.
     """
-    torch = _torch()
-    folder = models.resolve(name)
+    _torch()
     try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        import transformers  # noqa: F401 - only to say here that it is missing
     except ImportError:
         raise MissingExtra(f"the model {name!r}", "transformers", "local") from None
+    folder = models.resolve(name)
     dtype = fastest_dtype() if dtype == "auto" else dtype
     try:
         with models.quiet():
-            tokenizer = AutoTokenizer.from_pretrained(folder)
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+            model, tokenizer = model_folder.load_causal(folder, dtype)
     except (OSError, ValueError) as error:
         raise CompoundError(
-            f"{folder} does not hold a causal language model that transformers can load: {error}",
+            f"{folder} does not hold a causal language model that transformers can load: "
+            f"{model_folder.explain(error)}",
             hint="a folder needs config.json, *.safetensors and the tokenizer's files",
         ) from error
-    other = set(getattr(model.config, "layer_types", None) or ()) - ATTENTION
-    if other:
+    if other := unshared_kinds(model.config):
         raise CompoundError(
-            f"{name!r} has layers other than attention ({', '.join(sorted(other))})",
-            hint="serve it with vLLM and name it hosted_vllm/MODEL",
+            f"{name!r} has layers other than full and sliding-window attention ({', '.join(other)}), whose "
+            "states batches of prompts cannot share",
+            hint="serve it with vLLM and name it vllm/MODEL or hosted_vllm/MODEL",
         )
     if tokenizer.chat_template is None:
         raise CompoundError(f"{name!r} has no chat template", hint="use an instruction-tuned model")

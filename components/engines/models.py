@@ -52,11 +52,12 @@ def public_name(folder: str) -> str:
     return HUB_ID if name == f"{NAME}-{VERSION}" else name
 
 
-def resolve(name: str) -> Path:
+def resolve(name: str, revision: str | None = None) -> Path:
     """Return a folder that transformers can load, converting or downloading once if need be.
 
     Args:
         name: ``smollm2``, a folder, or a hub id.
+        revision: of a hub id; its main branch by default.
 
     Raises:
         ModelNotFound: the weights are neither here nor can they be fetched.
@@ -64,7 +65,7 @@ def resolve(name: str) -> Path:
     if Path(name).is_dir():
         return Path(name)
     if name != NAME:
-        return _from_hub(name)
+        return _from_hub(name, revision)
     if _converted().is_dir():
         return _converted()
     packaged = find_packaged()
@@ -146,12 +147,17 @@ def _convert(file: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        tokenizer = AutoTokenizer.from_pretrained(
+            file.parent, gguf_file=file.name, trust_remote_code=False, local_files_only=True
+        )
         model = AutoModelForCausalLM.from_pretrained(
             file.parent,
             gguf_file=file.name,
             dtype=torch.float32,
             quantization_config=GgufConfig(dequantize=True),
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=True,
         )
         model.hf_quantizer, model.is_quantized = None, False  # it is an ordinary model from here on
         if hasattr(model.config, "quantization_config"):
@@ -170,7 +176,7 @@ def _convert(file: Path) -> Path:
     return target
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, revision: str | None = None) -> Path:
     """Return the local snapshot of a hub repository, downloading what is missing."""
     try:
         from huggingface_hub import snapshot_download
@@ -178,7 +184,7 @@ def _from_hub(name: str) -> Path:
         raise MissingExtra(f"the model {name!r}", "transformers", "local") from None
     try:
         with quiet():
-            return Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))
+            return Path(snapshot_download(name, revision=revision, allow_patterns=list(HUB_FILES)))
     except (OSError, ValueError) as error:
         raise ModelNotFound(
             f"no folder {name!r}, and the hub did not give a model of that name ({type(error).__name__})",

@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from compound.components.engines.layers import layer_kinds
 from compound.components.engines.prefilled import Prefilled
 
 Tokens = tuple[int, ...]
@@ -99,8 +100,7 @@ class Prefill:
 
     def __init__(self, model: Any, keep: int) -> None:
         self._model = model
-        self._windowed = "sliding_attention" in (getattr(model.config, "layer_types", None) or ())
-        self._windowed |= bool(getattr(model.config, "sliding_window", None))
+        self._windowed = "sliding_attention" in layer_kinds(model.config)
         self._keep = keep
         self._asked = self._computed = 0  # tokens of prompts so far
         self._kept: OrderedDict[tuple[str, Tokens], Layers] = OrderedDict()  # the last one used comes last

@@ -26,6 +26,20 @@ token (root mean square, SmolLM2 against float32), and the noise is another one 
 Nothing can be told apart, and nothing is asked beyond rule 1, where ``logprobs`` and ``before`` differ by
 less than `VISIBLE` or the adapter's B matrices are all zero. An adapter without a probe is held to the third
 rule, on a fixed text.
+
+Several servers behind one address (a load balancer, data parallelism) may each be in another state. So a
+version is checked `CHECKS` times, each time over a new connection and with other first tokens, since
+balancers choose by connection, by request, or by the beginning of the prompt; after the first time by rule 3.
+A server that does not know the version, or computes without it, ends the run. Where a share s of the requests
+goes to such servers, one version passes with probability (1 - s)^8: 0.4 % for one of two, 10 % for one of
+four; servers that take turns are all asked if they are at most 8. Each later version is checked anew: one bad
+server of four outlasts three versions with probability 0.1 %. It costs 8 requests of one short prompt for the
+version, and 8 for the base and each other version on the server. A balancer that leads all requests of one
+client to one server passes, and samples come from the server that was checked. Each sampled answer must also
+name its version as the model it comes from (`refuse_other_model`).
+
+What remains undetected: a server that goes bad, or joins, after the checks and still answers under the
+version's name; and a balancer that treats short prompts, or `/v1/completions`, unlike the samples' chats.
 """
 
 from __future__ import annotations
@@ -47,6 +61,7 @@ TEXT = (
 )  # for adapters without a probe: of several kinds, since an adapter may change only one
 NOISE = 0.1  # nats per token, standard deviation
 APART = 8.0  # times the noise
+CHECKS = 8  # times that a version is checked where several servers may answer at one address
 TOLERANCE = 0.3  # nats per token, mean absolute difference
 VISIBLE = 1e-4  # nats, the largest difference of one token: the server's numbers change from half of that on
 
@@ -114,6 +129,31 @@ def judge(probe: Probe, served: Sequence[float]) -> bool:
             f"{TOLERANCE} is noise"
         )
     return probe.apart
+
+
+def rotated(tokens: Sequence[int], by: int) -> tuple[int, ...]:
+    """Return a probe's text from another token on, its beginning behind its end.
+
+    >>> rotated((5, 6, 7), 1)
+    (6, 7, 5)
+    """
+    by %= len(tokens)
+    return (*tokens[by:], *tokens[:by])
+
+
+def refuse_other_model(answered: object, wanted: str) -> None:
+    """Check the model that an answer names; servers that name none are believed.
+
+    Raises:
+        AdapterNotServed: it is not the adapter's.
+
+    >>> refuse_other_model("0123abcd", "0123abcd")
+    """
+    if answered is not None and answered != wanted:
+        raise AdapterNotServed(
+            f"a server answered with {answered!r} where the adapter {wanted} was asked for",
+            hint="name the address of a single server: several behind one cannot be used with adapters",
+        )
 
 
 def weights_digest(folder: Path) -> str:

@@ -12,11 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from compound.components.engines.remote import first_line, sort_error, wanted_wait
-from compound.errors import CallError, MissingExtra, TransientError
+from compound.components.engines.remote import error_code, first_line, sort_error, wanted_wait
+from compound.contracts import NO_USAGE
+from compound.errors import CallError, CompoundError, MissingExtra, TransientError
 
 if TYPE_CHECKING:
     import httpx
+
+LARGEST = 2**26  # bytes of an answer, where no request says how long it may be
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Answer:
         """The server's own words about an error."""
         try:
             said = json.loads(self.text)["error"]["message"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             said = self.text
         return str(said)
 
@@ -61,10 +64,13 @@ class API:
     ) -> None:
         self.address, self.model, self._key_name = address.rstrip("/"), model, key_name
         self._client = _client(key, connections, own)
+        self._fresh = _client(key, connections, own, keep=0)
 
-    async def ask(self, path: str, body: Mapping[str, Any] | None, seconds: float) -> dict[str, Any]:
+    async def ask(
+        self, path: str, body: Mapping[str, Any] | None, seconds: float, *, fresh: bool = False
+    ) -> dict[str, Any]:
         """Return what the server answers to what `send` sends, as `read` reads it."""
-        return self.read(await self.send(path, body, seconds))
+        return self.read(await self.send(path, body, seconds, fresh=fresh))
 
     def read(self, answer: Answer) -> dict[str, Any]:
         """Return an answer's JSON object.
@@ -72,40 +78,64 @@ class API:
         Raises:
             TransientError: the server is overloaded, or says something else that may pass.
             CallError: it refuses, or its answer is not JSON.
+            QuotaExhausted: the account has no credit left.
         """
-        if answer.status >= 400:
+        if answer.status >= 300:
             raise self._error(answer)
         try:
             found = json.loads(answer.text)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             raise CallError(f"{self.model}: {self.address} answered {first_line(answer.text)!r}")
         return found
 
-    async def send(self, path: str, body: Mapping[str, Any] | None, seconds: float) -> Answer:
-        """Post a body, or get without one, and return whatever comes back within a time limit.
+    async def send(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None,
+        seconds: float,
+        largest: int = LARGEST,
+        *,
+        fresh: bool = False,
+    ) -> Answer:
+        """Post a body, or get without one, and return whatever comes back.
+
+        Args:
+            path: below the address.
+            body: what to post.
+            seconds: the limit for everything together, from connecting to the end of the answer.
+            largest: the most bytes of the answer.
+            fresh: whether to use a new connection, which a load balancer may lead to another server.
+
+        With ``fresh``, over a new connection, which a load balancer may lead to another server.
 
         Raises:
-            TransientError: nothing comes back.
+            TransientError: nothing comes back, or not all of it.
         """
         import httpx
+
+        from compound.components.engines import wire
 
         url = f"{self.address}/{path}"
         method = "GET" if body is None else "POST"
         try:
-            async with asyncio.timeout(seconds):
-                got = await self._client.request(method, url, json=body)
-                return Answer(got.status_code, got.text, wanted_wait(got.headers))
+            client = self._fresh if fresh else self._client
+            async with asyncio.timeout(seconds), client.stream(method, url, json=body) as got:
+                pieces = [piece async for piece in wire.bounded(got.aiter_raw(), got.headers, largest)]
+                text = b"".join(pieces).decode("utf-8", "replace")
+                return Answer(got.status_code, text, wanted_wait(got.headers))
         except TimeoutError:
-            raise TransientError(f"{self.model}: {url} gave no answer in {seconds:g} s") from None
+            raise TransientError(f"{self.model}: {url} gave no whole answer in {seconds:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
+            unsent = isinstance(error, (*wire.UNSENT, httpx.InvalidURL))
             raise TransientError(
-                f"{self.model}: {url}: {first_line(str(error) or type(error).__name__)}"
+                f"{self.model}: {url}: {first_line(str(error) or type(error).__name__)}",
+                charged=NO_USAGE if unsent else None,
             ) from error
 
     async def logprobs(
-        self, name: str, prompt: str | Sequence[int], seconds: float
+        self, name: str, prompt: str | Sequence[int], seconds: float, *, fresh: bool = False
     ) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """Return a prompt's n tokens and the n - 1 log-probabilities of each after those before it.
 
@@ -119,7 +149,7 @@ class API:
             "prompt_logprobs": 0,
             "return_token_ids": True,
         }
-        said = await self.ask("completions", body, seconds)
+        said = await self.ask("completions", body, seconds, fresh=fresh)
         try:
             choice = said["choices"][0]
             tokens = tuple(int(token) for token in choice["prompt_token_ids"])
@@ -157,13 +187,15 @@ class API:
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.aclose()
+        await self._fresh.aclose()
 
-    def _error(self, answer: Answer) -> CallError:
+    def _error(self, answer: Answer) -> CompoundError:
         message = answer.message
         return sort_error(
             f"{self.model}: {message}",
             answer.status,
             model=self.model,
+            code=error_code(answer.text),
             keys=self._key_name,
             names=f"the server at {self.address} must serve it under this name",
             too_long="maximum context length" in message or "max_model_len" in message,
@@ -171,14 +203,14 @@ class API:
         )
 
 
-def _client(key: str | None, connections: int, own: bool) -> httpx.AsyncClient:
+def _client(key: str | None, connections: int, own: bool, keep: int | None = None) -> httpx.AsyncClient:
     try:
         import httpx
     except ImportError:
         raise MissingExtra("a vLLM server", "httpx", "vllm") from None
-    return httpx.AsyncClient(
-        headers={"Authorization": f"Bearer {key}"} if key else {},
-        limits=httpx.Limits(max_connections=connections + 4),
-        timeout=None,  # every wait is bounded as a whole instead
+    return httpx.AsyncClient(  # nosec B113  # every wait is bounded as a whole, by asyncio.timeout
+        headers={"Accept-Encoding": "identity", **({"Authorization": f"Bearer {key}"} if key else {})},
+        limits=httpx.Limits(max_connections=connections + 4, max_keepalive_connections=keep),
+        timeout=None,
         trust_env=not own,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from compound.components.engines import remote
+from compound.components.engines.remote import text_of
 from compound.contracts import Completion, FinishReason, Request, TokenRecord, Usage
 from compound.errors import CallError, TransientError
 
@@ -18,13 +18,31 @@ NEUTRAL = {  # otherwise a server samples as the model's generation_config.json 
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-OWNED = remote.OWNED | {
-    "echo",
-    "logprobs",
-    "return_token_ids",
-    "add_generation_prompt",
-    "continue_final_message",
+
+# These leave the distribution that tokens are sampled from as it is, or change the prompt alone.
+PASSIVE = {
+    *("add_special_tokens", "cache_salt", "chat_template", "chat_template_kwargs", "documents"),
+    *("mm_processor_kwargs", "priority", "request_id", "skip_special_tokens"),
+    *("spaces_between_special_tokens", "user"),
 }
+
+
+def reshaping(extra: Mapping[str, Any]) -> list[str]:
+    """Return the further fields of requests that change what tokens are sampled from.
+
+    Log-probabilities are then those of another distribution than the softmax at the request's temperature,
+    which is what a trainer computes. Fields that are not known count as such.
+
+    >>> reshaping({"top_p": 0.9, "top_k": -1, "min_p": 0.0, "user": "me", "guided_regex": "a|b"})
+    ['guided_regex', 'top_p']
+    """
+    neutral: dict[str, tuple[Any, ...]] = {name: (value,) for name, value in NEUTRAL.items()}
+    neutral["top_k"] = (0, -1)
+    return sorted(
+        name
+        for name, value in extra.items()
+        if name not in PASSIVE and value is not None and value not in neutral.get(name, ())
+    )
 
 
 def body(request: Request, model: str, extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,27 +72,55 @@ def body(request: Request, model: str, extra: Mapping[str, Any]) -> dict[str, An
     return sent
 
 
-def completion(request: Request, said: Mapping[str, Any]) -> tuple[Completion, int]:
+def completion(
+    request: Request, said: Mapping[str, Any], worst: Usage, model: str = "the model"
+) -> tuple[Completion, int]:
     """Return an answer, and how many tokens of its prompt the server had in its prefix cache.
+
+    Args:
+        request: what was asked.
+        said: the server's answer.
+        worst: the worst case of the request, which counts where the server does not say what it used.
+        model: its name, for messages.
 
     Raises:
         TransientError: the server broke the answer off.
-        CallError: the answer lacks what vLLM's has.
+        CallError: the answer lacks what vLLM's has, or holds no text.
     """
+    usage, cached = _usage(said, worst)
     try:
-        choice, used = said["choices"][0], said["usage"]
-        reason: FinishReason = choice["finish_reason"]
-        if reason not in {"stop", "length"}:
-            raise TransientError(f"the server gave up the answer ({reason})")
-        usage = Usage(1, int(used["prompt_tokens"]), int(used["completion_tokens"]))
-        cached = (used.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        choice = said["choices"][0]
+        finish = choice["finish_reason"]
+        if finish not in {"stop", "length", "tool_calls"}:
+            raise TransientError(f"the server gave up the answer ({str(finish)[:40]})", charged=usage)
+        text = text_of(choice["message"], finish, request, model, usage)
+        reason: FinishReason = "length" if finish == "length" else "stop"
         record = _record(request, said, reason) if request.want_tokens else None
-        return Completion(choice["message"]["content"] or "", usage, reason, record), int(cached)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+        return Completion(text, usage, reason, record), cached
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise CallError(
             f"the server's answer is not vLLM's: {type(error).__name__}: {error}",
             hint="it must be vLLM, 0.10.2 or later",
+            charged=usage,
         ) from error
+
+
+def _usage(said: Mapping[str, Any], worst: Usage) -> tuple[Usage, int]:
+    """Return what a server says it used, as it says so, and the prompt tokens it had in its cache."""
+    used = said.get("usage")
+    if not isinstance(used, Mapping):
+        return worst, 0
+    prompt, completion = used.get("prompt_tokens"), used.get("completion_tokens")
+    usage = Usage(
+        1,
+        worst.prompt_tokens if prompt is None else prompt,
+        worst.completion_tokens if completion is None else completion,
+    )
+    details = used.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, Mapping) else 0
+    if not isinstance(cached, int) or not isinstance(prompt, int):
+        return usage, 0
+    return usage, min(max(cached, 0), max(prompt, 0))
 
 
 def _record(request: Request, said: Mapping[str, Any], reason: FinishReason) -> TokenRecord:

@@ -8,14 +8,25 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from compound.components.engines import models
+from compound.components.engines.model_folder import check_model_folder
+from compound.components.engines.probe import CHECKS
 from compound.components.engines.vllm_adapters import Adapters
 from compound.components.engines.vllm_api import API
 from compound.components.engines.vllm_server import VLLMServer
 from compound.errors import CompoundError, TransientError
+from compound.sanitize import remember_secret
 
 LOOK = 5.0  # seconds for asking whether a server is ready
+SEVERAL = (
+    "data-parallel",
+    "data_parallel",
+    "-dp",
+    "api-server-count",
+    "-asc",
+)  # arguments: several processes
 DYING = 10.0  # seconds that a server may need to end after its last answer: 2, on an idle machine
 
 
@@ -46,6 +57,7 @@ class Link:
 
     async def close(self) -> None:
         """Leave the server; end it if it is ours."""
+        await self.adapters.aclose()
         await self.api.aclose()
         if self.server is not None:
             await self.server.stop()
@@ -63,10 +75,11 @@ async def find(
     key = os.environ.get(key_env) if key_env else None
     if key_env and not key:
         raise CompoundError(f"the key of {model!r} is not set", hint=f"export {key_env}=…")
+    remember_secret(key)
     api = API(address, model, key=key, key_name=key_env or "api_key_env", connections=connections)
     link = Link(api, Adapters(api, adapters, seconds), None)
     try:
-        said = await api.ask("models", None, LOOK)
+        said = await api.ask("models", None, seconds)
     except BaseException:
         await link.close()
         raise
@@ -98,9 +111,12 @@ async def start(
     folder = model
     if model == models.NAME:
         folder = str(await asyncio.to_thread(models.resolve, model))
+    await asyncio.to_thread(check_model_folder, Path(folder))
     server = VLLMServer(folder, model, command=command, arguments=arguments)
     api = API(server.address, model, key=server.key, connections=connections, own=True)
-    link = Link(api, Adapters(api, adapters, seconds), server)
+    several = any(name in argument for argument in arguments for name in SEVERAL)
+    checks = CHECKS if several else 1
+    link = Link(api, Adapters(api, adapters, seconds, checks), server)
     try:
         await _ready(link, server, start_seconds)
     except BaseException:

@@ -63,6 +63,7 @@ class Examples:
         if self.changed:
             groups.append(("before", _outcome(example["before"])))
         groups.append(("after" if self.changed else "output", _outcome(example["after"])))
+        groups.append(("messages", example["after"].get("messages", {})))
         return [(title, values) for title, values in groups if values]
 
 

@@ -12,15 +12,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from compound.errors import RunDirectoryError
+from compound.evaluation import joint_bounds
 from compound.report.facts import METHOD_FACTS
 from compound.report.markdown import escaped, written
-from compound.report.record import Facts, Record, by_example, plain
+from compound.report.record import Facts, Record, plain
 from compound.report.tables import Table, table
 from compound.report.text import count, interval, money, plural, seconds, signed, visible
 from compound.report.training import method_training
 from compound.report.training_tables import mebibytes
 from compound.report.writing import aligned
-from compound.statistics import mean_interval
+from compound.statistics import UNIT, Bounds, cluster_mean_interval, interval_of_means
 
 UNOPTIMIZED = "unoptimized"
 TRAINED = ("steps", "sampled", "tokens", "sample_seconds", "train_seconds", "memory")  # of weight training
@@ -84,7 +85,13 @@ class _Run:
     def scores(self, name: str) -> dict[str, float]:
         """Return the test scores by example; empty when they were not read."""
         evaluation = self.record.evaluation(name) if self.record else None
-        return by_example(evaluation) if evaluation else {}
+        return evaluation.by_example() if evaluation else {}
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """The range of the scores, if the metric states one."""
+        found = self.record.evaluation("before") if self.record else None
+        return found.bounds if found else None
 
     def gains(self) -> dict[str, float]:
         before, after = self.scores("test_before"), self.scores("test_after")
@@ -131,8 +138,9 @@ def _mean(scores: Mapping[str, float]) -> float | None:
 def _row(file: str, method: str, runs: Sequence[_Run]) -> Facts:
     """Return a row of the table: a method's runs on one file, or the systems they began with."""
     row: Facts = {"file": file, "method": method, "seeds": sorted(run.seed for run in runs)}
+    bounds = joint_bounds(*(run.bounds for run in runs))
     if method == UNOPTIMIZED:
-        return {**row, "test": pooled([run.scores("test_before") for run in runs]), "gain": None}
+        return {**row, "test": pooled([run.scores("test_before") for run in runs], bounds), "gain": None}
     verdicts = [verdict for run in runs for verdict in run.verdicts()]
     spent = {
         name: sum(run.record.spent.get(name, 0) for run in runs if run.record) / len(runs) if runs else None
@@ -140,8 +148,10 @@ def _row(file: str, method: str, runs: Sequence[_Run]) -> Facts:
     }
     return {
         **row,
-        "test": pooled([run.scores("test_after") for run in runs]),
-        "gain": pooled([run.gains() for run in runs]),
+        "test": pooled([run.scores("test_after") for run in runs], bounds),
+        "gain": pooled(
+            [run.gains() for run in runs], bounds and (bounds[0] - bounds[1], bounds[1] - bounds[0])
+        ),
         "accepted": sum(verdicts),
         "decisions": len(verdicts),
         **spent,
@@ -158,13 +168,14 @@ def _trained(runs: Sequence[Facts]) -> Facts | None:
     return {**means, "memory": max(known["memory"], default=None), "seeds": len(runs)}
 
 
-def pooled(seeds: Sequence[Mapping[str, float]]) -> Facts | None:
+def pooled(seeds: Sequence[Mapping[str, float]], bounds: Bounds | None = None) -> Facts | None:
     """Return the mean over seeds with the wider of the intervals over seeds and over examples.
 
     Args:
         seeds: for each seed, a number for each example.
+        bounds: the least and the greatest of these numbers possible, if they are known.
 
-    >>> found = pooled([{"a": 1.0, "b": 0.5}, {"a": 1.0, "b": 0.5}])
+    >>> found = pooled([{"a": 1.0, "b": 0.5}, {"a": 1.0, "b": 0.5}], (0.0, 1.0))
     >>> found["mean"], found["over"], found["seeds"], found["examples"]
     (0.75, 'examples', 2, 2)
     """
@@ -176,28 +187,22 @@ def pooled(seeds: Sequence[Mapping[str, float]]) -> Facts | None:
     for scores in read:
         for example, value in scores.items():
             groups.setdefault(example, []).append(value)
-    halves = {
-        "seeds": _half(means),
-        "examples": _half([sum(values) / len(values) for values in groups.values()]),
+    intervals = {
+        "seeds": interval_of_means(means, bounds=bounds),
+        "examples": cluster_mean_interval(groups.values(), bounds=bounds),
     }
-    known = {name: half for name, half in halves.items() if math.isfinite(half)}
-    over = max(known, key=lambda name: known[name]) if known else None
+    known = {name: found for name, found in intervals.items() if math.isfinite(found.high - found.low)}
+    over = max(known, key=lambda name: known[name].high - known[name].low) if known else None
     mean = sum(means) / len(means)
     return {
         "mean": mean,
-        "low": mean - known[over] if over else None,
-        "high": mean + known[over] if over else None,
+        "low": min(mean, known[over].low) if over else None,
+        "high": max(mean, known[over].high) if over else None,
         "over": over,
-        "half_widths": halves,
+        "intervals": {name: found.to_json() for name, found in intervals.items()},
         "seeds": len(read),
         "examples": len(groups),
     }
-
-
-def _half(values: Sequence[float]) -> float:
-    """Return half the width of a 95 % interval; infinite for a single value."""
-    found = mean_interval(values)
-    return (found.high - found.low) / 2
 
 
 def _accuracies(file: str, method: str, runs: Sequence[_Run]) -> list[Facts]:
@@ -207,15 +212,15 @@ def _accuracies(file: str, method: str, runs: Sequence[_Run]) -> list[Facts]:
     for component in dict.fromkeys(name for found in measured for name in found):
         mine = [found[component] for found in measured if component in found]
         single = mine[0] if len(mine) == 1 else None
-        found = mean_interval([m["mean"] for m in mine])
+        found = interval_of_means([m["mean"] for m in mine], bounds=UNIT).to_json()
         rows.append(
             {
                 "file": file,
                 "method": method,
                 "component": component,
-                "mean": found.mean,
-                "low": single["low"] if single else max(0.0, found.low),
-                "high": single["high"] if single else min(1.0, found.high),
+                "mean": found["mean"],
+                "low": single["low"] if single else found["low"],
+                "high": single["high"] if single else found["high"],
                 "seeds": len(mine),
                 "pairs": sum(m["pairs"] for m in mine) / len(mine),
                 "inputs": sum(m["inputs"] for m in mine) / len(mine),
@@ -281,7 +286,7 @@ def methods(facts: Facts, file: str) -> Table:
             row["method"], _n(row["test"]), interval(row["test"]), interval(row["gain"], signed),
             f"{row['accepted']} of {row['decisions']}" if row["test"] and "decisions" in row else "–",
             count(row.get("system_runs")), count(row.get("test_runs")), count(row.get("calls")),
-            count(_tokens(row)), money(row.get("cost")), seconds(row.get("seconds")),
+            count(_tokens(row)), money(row.get("cost"), row.get("unpriced")), seconds(row.get("seconds")),
         )
         for row in facts["rows"]
         if row["file"] == file

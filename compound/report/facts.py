@@ -6,13 +6,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from compound.contracts import Usage
 from compound.evaluation import Evaluation
 from compound.optimization import ROLLOUTS
+from compound.proposals import since
 from compound.report.record import Facts, Record, compared, plain, summary
 from compound.report.traces import read_traces
 from compound.report.words import headline
+from compound.store import understood
 
-METHOD_FACTS = ("system_runs", "test_runs", "calls", "prompt_tokens", "completion_tokens", "cost", "seconds")
+OUTLOOK = ("detection", "jobs", "told", "duplicates")
+METHOD_FACTS = (
+    "system_runs",
+    "test_runs",
+    "calls",
+    "prompt_tokens",
+    "completion_tokens",
+    "cost",
+    "unpriced",
+    "seconds",
+)
 
 
 def summarize(path: str | Path) -> Facts:
@@ -24,15 +37,20 @@ def summarize(path: str | Path) -> Facts:
     Raises:
         RunDirectoryError: it is no run directory, or one of its files is broken.
     """
-    record = Record.read(Path(path))
+    with understood(path):
+        return _summarized(Record.read(path), str(path))
+
+
+def _summarized(record: Record, path: str) -> Facts:
     seed = record.config["optimize"]["seed"]
     facts: Facts = {
-        "run": str(path),
+        "run": path,
         "system": record.config["system"],
         "metric": record.config["metric"],
         "method": record.method,
         "seed": seed,
         "missing": record.missing,
+        "bounds": _bounds(record),
         "stopped": record.state.get("stopped", ""),
         "test_skipped": "; ".join(dict.fromkeys(e["skipped"] for e in record.events if e.get("skipped"))),
         "alpha": record.config["optimize"]["alpha"],
@@ -44,9 +62,12 @@ def summarize(path: str | Path) -> Facts:
         "curves": [curve(r) for r in (record, *record.baselines())],
         "changes": changes(record),
         "decisions": [decision(e) for e in record.all("decision")],
+        "outlook": {k: v for e in record.all("outlook")[:1] for k, v in e.items() if k in OUTLOOK},
+        "proposals": proposals(record),
         "jobs": [job(e) for e in record.all("job")],
-        "spent": dict(record.spent),
-        "files": {name: (record.path / name).exists() for name in ("best.json", "system.yaml")},
+        "retries": [retry(r.method, e) for r in (record, *record.baselines()) for e in r.all("retry")],
+        "spent": {**record.spent, **({"incidents": record.incidents} if record.incidents else {})},
+        "files": {name: record.folder.kind(name) is not None for name in ("best.json", "system.yaml")},
         "provenance": provenance(record),
         **read_traces(record),
     }
@@ -57,6 +78,20 @@ def summarize(path: str | Path) -> Facts:
 def _split(record: Record, before: str, after: str, seed: int) -> Facts:
     first, last = record.evaluation(before), record.evaluation(after)
     return {"before": summary(first), "after": summary(last), "gain": compared(first, last, seed=seed)}
+
+
+def proposals(record: Record) -> Facts | None:
+    """Return the requests for proposals by model and outcome, and what they took; ``None`` without any."""
+    ledger = record.state.get("proposals")
+    if not ledger or not ledger["models"]:
+        return None
+    used = Usage.from_json(ledger["usage"]).to_json()
+    return {**used, "models": since(ledger, None), "stopped": stopped(ledger)}
+
+
+def stopped(ledger: Mapping[str, Any]) -> dict[str, str]:
+    """Return why models were not asked any more, by model."""
+    return {lm: tally["stopped"] for lm, tally in ledger["models"].items() if tally["stopped"]}
 
 
 def methods(record: Record, seed: int) -> list[Facts]:
@@ -89,6 +124,12 @@ def _method(record: Record, seed: int) -> Facts:
         "missing": record.missing,
         **{name: record.spent.get(name) for name in METHOD_FACTS},
     }
+
+
+def _bounds(record: Record) -> list[float] | None:
+    """Return the least and the greatest score that the metric states."""
+    found = record.evaluation("before")
+    return list(found.bounds) if found and found.bounds else None
 
 
 def _failed(row: Facts) -> int | None:
@@ -125,11 +166,18 @@ def decision(event: Mapping[str, Any]) -> Facts:
     return {**{name: event.get(name) for name in wanted}, "at": _runs(event)}
 
 
+def retry(method: str, event: Mapping[str, Any]) -> Facts:
+    """Return the facts of failed test rows that were run again after the run had ended."""
+    wanted = ("evaluation", "failed", "retried", "recovered", "before", "after", "note")
+    return {"method": method, **{name: event.get(name) for name in wanted}}
+
+
 def job(event: Mapping[str, Any]) -> Facts:
     """Return the facts of one optimizer's job."""
     wanted = ("job", "optimizer", "keys", "tried", "train_before", "train_after", "runs", "note", "values")
     unlike = dict.fromkeys(("train_before", "train_after")) if _of_rollouts(event) else {}
-    return {**{name: event.get(name) for name in wanted}, **unlike, "at": _runs(event)}
+    best = (event.get("facts") or {}).get("best_step")
+    return {**{name: event.get(name) for name in wanted}, **unlike, "best_step": best, "at": _runs(event)}
 
 
 def _of_rollouts(event: Mapping[str, Any]) -> bool:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from compound.configuration import Configuration
-from compound.evaluation import Evaluation
-from compound.statistics import paired_interval, paired_test
-from compound.store import read_json, read_records
+from compound.evaluation import Evaluation, gain_interval
+from compound.statistics import paired_test
+from compound.store import as_folder, baselines, load_checkpoint, read_json, read_records
 from compound.streams import generator
+from compound.untrusted import UntrustedFolder
 
 Facts = dict[str, Any]
 
@@ -22,28 +24,33 @@ class Record:
     """A run directory as it is now, finished or not.
 
     Attributes:
-        path: where it is.
+        folder: the way to its files.
         config: what was asked for.
         state: the last checkpoint's state, empty before the first.
         events: everything recorded so far.
     """
 
-    path: Path
+    folder: UntrustedFolder
     config: Mapping[str, Any]
     state: Mapping[str, Any]
     events: Sequence[Mapping[str, Any]]
 
     @classmethod
-    def read(cls, path: Path) -> Record:
+    def read(cls, place: str | Path | UntrustedFolder) -> Record:
         """Read a run directory.
 
         Raises:
             RunDirectoryError: it is no run directory, or one of its files is broken.
         """
-        config = read_json(path, "config.json")
-        begun = (path / "checkpoint.json").exists()
-        state = read_json(path, "checkpoint.json").get("state", {}) if begun else {}
-        return cls(path, config, state, list(read_records(path / "events.jsonl")))
+        folder = as_folder(place)
+        config = read_json(folder, "config.json")
+        stored = load_checkpoint(folder)
+        return cls(folder, config, stored.state if stored else {}, list(read_records(folder, "events.jsonl")))
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.folder.path
 
     @property
     def method(self) -> str:
@@ -59,6 +66,12 @@ class Record:
         """What this method spent; the baselines that ran after it are not in it."""
         own = [e["spent"] for e in self.events if e["event"] != "done"]
         return own[-1] if own else {}
+
+    @property
+    def incidents(self) -> Mapping[str, int]:
+        """How often something went wrong at a server, such as a rate limit; see `compound.budget.Meter`."""
+        counts = [Counter(meter.get("incidents", {})) for meter in self.state.get("meters", ())]
+        return dict(sum(counts, Counter()))
 
     @property
     def start(self) -> Configuration:
@@ -77,9 +90,7 @@ class Record:
 
     def baselines(self) -> list[Record]:
         """Return the methods that ran beside this one."""
-        folder = self.path / "baselines"
-        paths = sorted(folder.iterdir()) if folder.is_dir() else []
-        return [Record.read(path) for path in paths if (path / "config.json").exists()]
+        return [Record.read(folder) for folder in baselines(self.folder)]
 
     @property
     def missing(self) -> str:
@@ -104,22 +115,12 @@ def compared(before: Evaluation | None, after: Evaluation | None, *, seed: int =
     """Compare two evaluations example by example: the gain's mean, interval, n, and one-sided p."""
     if before is None or after is None:
         return None
-    old, new = by_example(before), by_example(after)
+    old, new = before.by_example(), after.by_example()
     both = [example for example in old if example in new]
     if not both:
         return None
-    pairs = [old[e] for e in both], [new[e] for e in both]
-    gain = paired_interval(*pairs)
-    p = paired_test(*pairs, rng=generator(seed, "report"))
-    return {"mean": gain.mean, "low": gain.low, "high": gain.high, "n": gain.n, "p": p}
-
-
-def by_example(evaluation: Evaluation) -> dict[str, float]:
-    """Return each example's score, the mean of its repeats."""
-    groups: dict[str, list[float]] = {}
-    for row in evaluation.rows:
-        groups.setdefault(row.example, []).append(row.score)
-    return {example: sum(scores) / len(scores) for example, scores in groups.items()}
+    p = paired_test([old[e] for e in both], [new[e] for e in both], rng=generator(seed, "report"))
+    return {**gain_interval(before, after).to_json(), "p": p}
 
 
 def plain(value: Any) -> Any:

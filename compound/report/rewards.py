@@ -18,6 +18,8 @@ from compound.report.text import count, interval, number, signed
 from compound.rewards.inspect import FOLDER, Inspection
 from compound.rewards.model import NONE
 from compound.rewards.views import HeadView, Overview
+from compound.store import understood
+from compound.untrusted import UntrustedFolder
 
 SHOWN = 3  # features in the table
 
@@ -27,10 +29,11 @@ def reward_facts(path: str | Path) -> Facts | None:
 
     What cannot be read is named under ``problem``: the rest of the report does not depend on it.
     """
-    if not (Path(path) / FOLDER / "card.json").exists():
+    if UntrustedFolder(path).kind(f"{FOLDER}/card.json") is None:
         return None
     try:
-        found: Facts = plain(asdict(Inspection.open(path).overview()))
+        with understood(path):
+            found: Facts = plain(asdict(Inspection.open(path).overview()))
     except CompoundError as error:
         return {"problem": str(error)}
     return found

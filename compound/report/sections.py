@@ -13,7 +13,7 @@ from compound.report.blocks import Block, Change, Code, Examples, Figure, Pairs,
 from compound.report.curve import curve_svg
 from compound.report.figures import graph_svg
 from compound.report.rewards import reward_blocks
-from compound.report.text import count, money, p_value, plural, seconds, shown
+from compound.report.text import count, money, number, p_value, plural, seconds, shown
 from compound.report.training_tables import training_blocks
 from compound.settings import OptimizeSettings
 
@@ -27,6 +27,8 @@ def sections(facts: Mapping[str, Any]) -> list[Section]:
         Section("Score by iteration", [_curve(facts)]),
         Section("Decisions", _decisions(facts)),
         Section("Jobs", _jobs(facts)),
+        *([Section("Proposals", _proposals(facts["proposals"]))] if facts["proposals"] else []),
+        *([Section("What could be found", list(facts["outlook"]["told"]))] if facts["outlook"] else []),
         *([Section("Training", training_blocks(facts["training"]))] if facts.get("training") else []),
         *([Section("Local rewards", reward_blocks(facts["rewards"]))] if facts.get("rewards") else []),
         Section(
@@ -86,6 +88,16 @@ def _jobs(facts: Mapping[str, Any]) -> list[Block]:
     return [tables.jobs(facts)] if facts["jobs"] else ["No optimizer has finished a job."]
 
 
+def _proposals(found: Mapping[str, Any]) -> list[Block]:
+    spent = (
+        f"They took {count(found['calls'])} calls, {count(found['prompt_tokens'])} prompt tokens, "
+        f"{count(found['completion_tokens'])} completion tokens and {money(found['cost'])}, which system "
+        "runs do not count. A failed call gave no answer; an unusable reply held no proposal that the "
+        "parameter can take; a duplicate was known already."
+    )
+    return [tables.proposals(found["models"]), spent]
+
+
 def _costs(facts: Mapping[str, Any]) -> list[Block]:
     if not facts["components"]:
         return ["No run is recorded."]
@@ -97,10 +109,25 @@ def _costs(facts: Mapping[str, Any]) -> list[Block]:
 
 
 def _failures(facts: Mapping[str, Any]) -> list[Block]:
+    retries: list[Block] = [_retried(each) for each in facts["retries"]]
     if not facts["failures"]:
-        return ["No run on validation or test examples failed."]
+        return ["No run on validation or test examples failed.", *retries]
     more = facts["other_failures"]
-    return [tables.failures(facts), *([f"Other messages: {plural(more, 'failed run')}."] if more else [])]
+    others = [f"Other messages: {plural(more, 'failed run')}."] if more else []
+    return [tables.failures(facts), *others, *retries]
+
+
+def _retried(facts: Mapping[str, Any]) -> str:
+    """Return what came of failed test rows that were run again."""
+    which = {"test_before": "the unoptimized system", "test_after": facts["method"]}[facts["evaluation"]]
+    rows = f"{facts['retried']:,} of {plural(facts['failed'], 'failed test row')} of {which}"
+    verb = "was" if facts["retried"] == 1 else "were"
+    means = f"{number(facts['before']['mean'])} → {number(facts['after']['mean'])}"
+    note = f" The rest was not run: {facts['note']}." if facts["note"] else ""
+    return (
+        f"After the run had ended, {rows} {verb} run again; {facts['recovered']:,} succeeded, and the mean "
+        f"test score went {means}.{note} Acceptance decisions and validation scores stayed as they were."
+    )
 
 
 def _examples(facts: Mapping[str, Any]) -> list[Block]:
@@ -167,11 +194,24 @@ def _chosen(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def spending(spent: Mapping[str, Any]) -> str:
     """Return what was spent, in words."""
     tokens = spent.get("prompt_tokens", 0) + spent.get("completion_tokens", 0)
+    cost = money(spent.get("cost", 0.0), spent.get("unpriced", 0))
+    trouble = _incidents(spent.get("incidents") or {})
     return (
         f"{count(spent.get('system_runs', 0))} system runs on the search and "
         f"{count(spent.get('test_runs', 0))} on the test split, {count(spent.get('calls', 0))} calls, "
-        f"{count(tokens)} tokens, {money(spent.get('cost', 0.0))}, {seconds(spent.get('seconds', 0.0))}"
+        f"{count(tokens)} tokens, {cost}, {seconds(spent.get('seconds', 0.0))}{trouble}"
     )
+
+
+def _incidents(counts: Mapping[str, float]) -> str:
+    """Return what went wrong at servers, in words."""
+    told = {
+        "rate_limited": "requests refused by a rate limit and sent again",
+        "lost": "requests without an answer, charged with their worst case",
+        "usage_corrected": "answers with impossible usage, corrected",
+    }
+    found = [f"{count(counts[name])} {words}" for name, words in told.items() if counts.get(name)]
+    return f"; {', '.join(found)}" if found else ""
 
 
 def _spelled(values: Mapping[str, Any]) -> str:

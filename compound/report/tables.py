@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from compound.proposals import OUTCOMES
 from compound.report.text import count, interval, limits, line, money, number, p_value, seconds, signed
 
 Row = Sequence[str]
@@ -38,7 +39,7 @@ def methods(facts: Mapping[str, Any]) -> Table:
             _measured(facts, row, "valid"), _measured(facts, row, "test"), interval(row["gain"], signed),
             count(row["failed"]), f"{row['accepted']} of {row['decisions']}" if "accepted" in row else "–",
             count(row.get("system_runs")), count(row.get("test_runs")), count(row.get("calls")),
-            count(_tokens(row)), money(row.get("cost")), seconds(row.get("seconds")),
+            count(_tokens(row)), money(row.get("cost"), row.get("unpriced")), seconds(row.get("seconds")),
         )
         for row in facts["methods"]
     ]  # fmt: skip
@@ -116,6 +117,21 @@ def brief(value: Any) -> str:
     return line(value, 60)
 
 
+def proposals(models: Mapping[str, Any]) -> Table:
+    """Return the requests for proposals by model and outcome."""
+    headings = ("model", "#asked", *(f"#{name}" for name in OUTCOMES), "failures")
+    rows = [
+        (
+            lm,
+            count(tally["asked"]),
+            *(count(tally[name]) for name in OUTCOMES),
+            "; ".join(f"{times} × {line(reason)}" for reason, times in tally["reasons"].items()) or "–",
+        )
+        for lm, tally in models.items()
+    ]
+    return table(headings, rows)
+
+
 def costs(facts: Mapping[str, Any]) -> Table:
     """Return the costs by component on recorded runs, and of everything else."""
     headings = (
@@ -125,8 +141,8 @@ def costs(facts: Mapping[str, Any]) -> Table:
     rows = [
         (
             c["component"] or "train runs and prompt writing", count(c["executed"]), count(c["reused"]),
-            count(c["calls"]), count(c["prompt_tokens"]), count(c["completion_tokens"]), money(c["cost"]),
-            "–" if c["seconds"] is None else f"{c['seconds']:,.1f}",
+            count(c["calls"]), count(c["prompt_tokens"]), count(c["completion_tokens"]),
+            money(c["cost"], c["unpriced"]), "–" if c["seconds"] is None else f"{c['seconds']:,.1f}",
             f"{c['seconds'] / c['executed']:.3f}" if c["executed"] else "–",
         )
         for c in facts["components"]

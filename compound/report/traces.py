@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from compound.contracts import USAGE_FIELDS, Usage
 from compound.evaluation import Evaluation
-from compound.report.record import Facts, Record, by_example
+from compound.exchange import Exchange
+from compound.report.record import Facts, Record
 from compound.report.text import shown
 from compound.store import read_records
 
 SHOWN = 5  # examples of each group
 GROUPS = 20  # reasons of failure
-USAGE = ("calls", "prompt_tokens", "completion_tokens", "cost")
+USAGE = USAGE_FIELDS
 
 Shown = dict[tuple[str, str, int], Facts]  # by configuration, example and sample
 
@@ -26,15 +28,25 @@ def read_traces(record: Record) -> Facts:
     wanted = {e.configuration for e in (before, after) if e}
     components: dict[str, Facts] = {}
     failures: dict[tuple[str, str, str], Facts] = {}
+    failed: dict[tuple[str, str, int], Facts] = {}
     texts: Shown = {}
-    for trace in read_records(record.path / "traces.jsonl"):
+    for trace in read_records(record.folder, "traces.jsonl"):
         for call in trace["calls"]:
             _add_cost(components, call)
+        row = trace["configuration"], trace["example"], trace["sample"]
+        if trace.get("again") and row in failed:  # this run takes the place of the one that failed
+            group = failed.pop(row)
+            group["count"] -= 1
+            group[trace["split"]] -= 1
         if trace["failure"]:
-            _add_failure(failures, trace)
+            group = _add_failure(failures, trace)
+            if trace["split"] == "test":
+                failed[row] = group
         if trace["split"] == split and trace["configuration"] in wanted:
-            texts[trace["configuration"], trace["example"], trace["sample"]] = _texts(trace)
-    common = sorted(failures.values(), key=lambda group: -group["count"])
+            texts[row] = _texts(trace)
+    common = sorted(
+        (group for group in failures.values() if group["count"]), key=lambda group: -group["count"]
+    )
     return {
         "components": [*components.values(), *_rest(record, components.values())],
         "failures": common[:GROUPS],
@@ -62,7 +74,7 @@ def _add_cost(components: dict[str, Facts], call: Mapping[str, Any]) -> None:
         return
     row["executed"] += 1
     row["seconds"] += call["seconds"]
-    for name, value in zip(USAGE, call["usage"], strict=True):
+    for name, value in Usage.from_json(call["usage"]).to_json().items():
         row[name] += value
 
 
@@ -76,7 +88,7 @@ def _rest(record: Record, rows: Iterable[Facts]) -> list[Facts]:
     return [{"component": "", "executed": None, "reused": None, "seconds": None, **rest}]
 
 
-def _add_failure(failures: dict[tuple[str, str, str], Facts], trace: Mapping[str, Any]) -> None:
+def _add_failure(failures: dict[tuple[str, str, str], Facts], trace: Mapping[str, Any]) -> Facts:
     kind, message = trace["failure"]
     where = next((call["component"] for call in trace["calls"] if call["failure"]), "")
     group = failures.setdefault(
@@ -85,6 +97,7 @@ def _add_failure(failures: dict[tuple[str, str, str], Facts], trace: Mapping[str
     )
     group["count"] += 1
     group[trace["split"]] += 1
+    return group
 
 
 def _texts(trace: Mapping[str, Any]) -> Facts:
@@ -97,15 +110,27 @@ def _texts(trace: Mapping[str, Any]) -> Facts:
         "gold": {key: shown(value) for key, value in gold.items()},
         "outputs": {key: shown(value) for key, value in trace["outputs"].items()},
         "failure": f"{failure[0]}: {shown(failure[1])}" if failure else "",
+        "messages": _messages(trace),
         "feedback": "" if failure else shown(trace["feedback"]),
     }
+
+
+def _messages(trace: Mapping[str, Any]) -> dict[str, str]:
+    """Return what models were sent and what they answered, by call."""
+    found: dict[str, str] = {}
+    for call in trace["calls"]:
+        for exchange in map(Exchange.from_json, call.get("exchanges", ())):
+            found[f"{call['address']} was sent"] = shown(exchange.messages[-1].content)
+            cut = " (cut at max_tokens)" if exchange.finish_reason == "length" else ""
+            found[f"{call['address']} answered"] = shown(exchange.completion) + cut
+    return found
 
 
 def _examples(split: str, before: Evaluation | None, after: Evaluation | None, texts: Shown) -> Facts:
     """Return the examples that lost and gained most, the worst ones left, and how many moved."""
     if before is None or after is None:
         return {"split": split, "counts": None, "lost": [], "gained": [], "worst": []}
-    old, new = by_example(before), by_example(after)
+    old, new = before.by_example(), after.by_example()
     gains = {example: new[example] - old[example] for example in old if example in new}
     lost = sorted((e for e in gains if gains[e] < 0), key=lambda e: gains[e])
     gained = sorted((e for e in gains if gains[e] > 0), key=lambda e: -gains[e])

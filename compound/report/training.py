@@ -16,11 +16,13 @@ from compound.configuration import components_of
 from compound.errors import CompoundError
 from compound.recorder import MEMORY
 from compound.report.record import Facts, Record, plain
-from compound.store import read_json, read_records
+from compound.store import as_folder, read_json, read_records, understood
 from compound.streams import stream
+from compound.untrusted import UntrustedFolder
 
 KIND = "training"
 ABOUT = ("kind", "seed", "step", "recipe", "keys")  # of a record: whose it is; everything else was measured
+NOT_CHOSEN: Mapping[str, Any] = {"best_step": None, "held_out": [None, None]}
 END = 0.2  # of a job's steps, at either end, that are compared
 FACTS = ("reward", "penalty", "entropy", "length", "similarity")  # of a component, that are compared
 
@@ -34,10 +36,13 @@ def records(run: str | Path) -> list[dict[str, Any]]:
     Raises:
         RunDirectoryError: it is no run directory, or one of its files is broken.
     """
-    folder = Path(run)
+    return _records(as_folder(run))
+
+
+def _records(folder: UntrustedFolder) -> list[dict[str, Any]]:
     read_json(folder, "config.json")
-    found = read_records(folder / MEMORY)
-    return [record for record in found if isinstance(record, dict) and record.get("kind") == KIND]
+    found = read_records(folder, MEMORY)
+    return [record for record in found if record.get("kind") == KIND]
 
 
 def export(run: str | Path, log: Callable[[dict[str, float], int], object]) -> None:
@@ -64,7 +69,7 @@ def export(run: str | Path, log: Callable[[dict[str, float], int], object]) -> N
         [(0, {'job': 1, 'reward': 0.5, 'components/a/kl': 0.1})]
     """
     step = 0
-    for number, steps in _jobs(Record.read(Path(run))):
+    for number, steps in _jobs(Record.read(run)):
         for record in steps:
             measured = {name: value for name, value in record.items() if name not in ABOUT}
             log({"job": number, **dict(_flat(measured))}, step)
@@ -87,7 +92,7 @@ def _is_number(value: Any) -> bool:
 def _jobs(record: Record) -> list[tuple[int, list[dict[str, Any]]]]:
     """Return the steps of each job, with the job's number in the table of jobs."""
     jobs: dict[Any, list[dict[str, Any]]] = {}
-    for found in records(record.path):
+    for found in _records(record.folder):
         jobs.setdefault(found.get("seed"), []).append(found)
     seed = record.config["optimize"]["seed"]
     numbers = {
@@ -105,8 +110,9 @@ def training_facts(path: str | Path) -> Facts | None:
     What cannot be read is named under ``problem``: the rest of the report does not depend on it.
     """
     try:
-        record = Record.read(Path(path))
-        found = [trained for one in (record, *record.baselines()) if (trained := method_training(one))]
+        with understood(path):
+            record = Record.read(path)
+            found = [trained for one in (record, *record.baselines()) if (trained := method_training(one))]
     except CompoundError as error:
         return {"problem": str(error)}
     return {"methods": found} if found else None
@@ -114,8 +120,11 @@ def training_facts(path: str | Path) -> Facts | None:
 
 def method_training(record: Record) -> Facts | None:
     """Return the jobs in which one method trained weights, and their sums; ``None`` where it did not."""
-    drawn = _drawn(record)
-    jobs = [_job(number, steps, drawn.get(number, [])) for number, steps in _jobs(record)]
+    drawn, chosen = _drawn(record), _chosen(record)
+    jobs = [
+        {**_job(number, steps, drawn.get(number, [])), **chosen.get(number, NOT_CHOSEN)}
+        for number, steps in _jobs(record)
+    ]
     if not jobs:
         return None
     every = [step for job in jobs for step in job["steps"]]
@@ -130,17 +139,28 @@ def method_training(record: Record) -> Facts | None:
     return found
 
 
+def _chosen(record: Record) -> dict[int, Facts]:
+    """Return which step each job proposed, and the held-out scores of the start and of that step."""
+    found: dict[int, Facts] = {}
+    for event in record.all("job"):
+        facts = event.get("facts") or {}
+        if (step := facts.get("best_step")) is not None:
+            scores = dict(facts["evaluated"])
+            found[event["job"] + 1] = {"best_step": step, "held_out": [scores.get(0), scores.get(step)]}
+    return found
+
+
 def _drawn(record: Record) -> dict[int, list[int]]:
     """Return the tokens that models wrote before each progress event of a job, by the job's number.
 
-    A step has such an event as soon as its record is written. They are the tokens of its rollouts, and in a
-    job's first step also of what the job did before it.
+    A step has such an event as soon as its record is written; an evaluation has one of its own. They are the
+    tokens of its rollouts, and in a job's first step also of what the job did before it.
     """
     found: dict[int, list[int]] = {}
     before = 0
     for event in record.events:
         now = event.get("spent", {}).get("completion_tokens", 0)
-        if event["event"] == "progress":
+        if event["event"] == "progress" and "evaluation" not in event:
             found.setdefault(event["job"] + 1, []).append(now - before)
         before = now
     return found
@@ -198,7 +218,8 @@ def _sums(steps: Sequence[Facts]) -> Facts:
     """Return what some steps took together, ``None`` where no step says; of the memory the most."""
     memory = _known(steps, "memory")
     names = (
-        "tokens", "sampled", "left_out", "lost", "failed", "prompt_tokens", "sample_seconds", "train_seconds",
+        "tokens", "sampled", "left_out", "masked", "skipped_updates", "lost", "failed", "prompt_tokens",
+        "sample_seconds", "train_seconds",
     )  # fmt: skip
     sums = {name: _total(steps, name) for name in names}
     read, cached = sums["prompt_tokens"], _total(steps, "prompt_tokens_cached")

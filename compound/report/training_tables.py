@@ -15,7 +15,8 @@ HOW = (
     "Arrows lead from the mean over the first fifth of a job's steps to that over its last fifth. A job's "
     "reward is the global one, of its rollouts; a component's is that of the samples it was trained on, and "
     "so are its entropy, length and similarity (how much of their tokens an answer and the next one share). "
-    "Groups of equal rewards give no gradient and are skipped; samples too long or empty are left out."
+    "Groups of equal rewards give no gradient and are skipped; samples too long or empty are left out. Where "
+    "steps were evaluated, the best one is proposed; its held-out score is beside that of the start."
 )
 SAID = (
     "What was said in the first and in the last step that taught a component something: the answers that "
@@ -51,14 +52,17 @@ def _figure(method: Mapping[str, Any], name: str) -> Figure:
 def jobs(method: Mapping[str, Any]) -> Table:
     """Return how each job went; columns that no job has anything for are left out."""
     headings = (
-        "#job", "recipe", "#steps", "#reward", "#groups skipped", "#attempts kept", "#samples left out",
+        "#job", "recipe", "#steps", "#proposed step", "#held-out score", "#reward", "#groups skipped",
+        "#attempts kept", "#samples left out", "#samples masked", "#updates skipped",
         "#explained by values", "#rollouts lost", "#failed", "#prompt tokens", "#read before",
         "#tokens sampled", "#tokens trained", "#sampling", "#training", "#peak memory",
     )  # fmt: skip
     rows = [
         (
-            str(job["number"]), job["recipe"] or "–", count(len(job["steps"])), course(job["reward"]),
+            str(job["number"]), job["recipe"] or "–", count(len(job["steps"])), count(job["best_step"]),
+            course(job["held_out"]), course(job["reward"]),
             course(job["skipped"], percent), course(job["kept"], percent), count(job["left_out"]),
+            count(job["masked"] or None), count(job["skipped_updates"] or None),
             course(job["explained"], percent),
             count(job["lost"] or None), count(job["failed"] or None), count(job["prompt_tokens"]),
             percent(job["prompts_saved"]), count(job["sampled"]), count(job["tokens"]),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from compound.proposals import described
 from compound.report.text import interval, number, p_value, plural, signed
 
+GUIDE = "docs/guides/nothing_found.md, 'My run found nothing, what now?'"
 SPLITS = {"test": "test", "valid": "validation"}
 
 
@@ -52,7 +54,12 @@ def _change(result: Mapping[str, Any], split: str, verdict: str) -> str:
         basis += f", one-sided p {_is(gain['p'])}"
     if verdict != "unclear":
         return f"{start} ({basis})."
-    reason = "one example says nothing about chance" if gain["low"] is None else "the interval includes zero"
+    if gain["low"] is not None:
+        reason = "the interval includes zero"
+    elif gain["n"] == 1:
+        reason = "one example says nothing about chance"
+    else:
+        reason = "equal differences have no interval unless the metric states its range"
     return f"{start} ({basis}). This may be chance: {reason}."
 
 
@@ -63,16 +70,51 @@ def _is(p: float) -> str:
 
 def _no_change(facts: Mapping[str, Any], result: Mapping[str, Any], split: str) -> str:
     tested = sum(d["after"] is not None for d in facts["decisions"])
-    found = (
-        f"of {plural(tested, 'configuration')} put to the test, none was better beyond chance"
-        if tested
-        else "the search found nothing worth a test on the validation split"
-    )
-    claim = f"Nothing was accepted: {found}, and the system stays as it was."
+    claim = f"Nothing was accepted: {_why_nothing(facts)}, and the system stays as it was."
     if facts["missing"]:
         claim = f"{plural(tested, 'configuration')} put to the test, none accepted."
     score = f"Its {SPLITS[split]} score is {interval(result['before'])}"
     return f"{claim} {score} ({plural(result['before']['n'], 'example')}, 95 % interval)."
+
+
+def _why_nothing(facts: Mapping[str, Any]) -> str:
+    """Return why no configuration was accepted: none was tried, none was better, or none by enough."""
+    compared = [d for d in facts["decisions"] if d["after"] is not None]
+    if compared:
+        higher = [d for d in compared if d["after"]["mean"] > d["before"]["mean"]]
+        start = f"of {plural(len(compared), 'configuration')} put to the test on the validation split"
+        if not higher:
+            return f"{start}, none scored higher"
+        best = min(higher, key=lambda d: d["p"])
+        return (
+            f"{start}, {len(higher)} scored higher, but not beyond chance (smallest p {_is(best['p'])}, "
+            f"where at most {p_value(best['level'])} is accepted)"
+        )
+    if facts["decisions"]:
+        return "a change was proposed, but the budget ended before it could be put to the test"
+    worked = [job for job in facts["jobs"] if job["runs"]]
+    tried = sum(job["tried"] or 0 for job in worked)
+    if not worked:
+        return "nothing could be tried"
+    if not tried:
+        return "no candidate was made to compare with the start"
+    return (
+        f"{plural(tried, 'candidate')} tried on train examples, none of them better there, so that none was "
+        "put to the test on the validation split"
+    )
+
+
+def _of_proposals(proposals: Mapping[str, Any]) -> list[str]:
+    """Return notes on models that gave no usable proposal, or failed."""
+    notes = []
+    for lm, tally in proposals["models"].items():
+        if not tally["proposed"]:
+            notes.append(f"Proposals failed: {described({lm: tally})}.")
+        elif tally["failed"]:
+            notes.append(f"Some proposals failed: {described({lm: tally})}.")
+        if lm in proposals["stopped"]:
+            notes.append(f"{lm!r} was not asked any more: {proposals['stopped'][lm]}.")
+    return notes
 
 
 def _notes(facts: Mapping[str, Any], result: Mapping[str, Any], split: str) -> list[str]:
@@ -86,12 +128,23 @@ def _notes(facts: Mapping[str, Any], result: Mapping[str, Any], split: str) -> l
     elif not facts["missing"] and not facts["provenance"]["data"]["test"]["n"]:
         notes.append("There is no test split.")
     shown = [result["before"], result["after"]] if accepted else [result["before"]]
-    if any(s["low"] is not None and s["low"] == s["high"] and s["n"] > 1 for s in shown):
-        notes.append("Where all scores are equal the interval has no width; it promises more than it knows.")
+    if facts["bounds"] is None:
+        notes.append(
+            "The metric does not state its range: the 95 % intervals assume means that are close to normal, "
+            "and may leave the range. State it, for example bounds=(0, 1), where there is one."
+        )
     failed = sum(s["failed"] for s in shown)
     if failed:
         score = number(facts["provenance"]["settings"]["failure_score"])
         notes.append(f"{failed:,} of these runs failed; a failed run scores {score} and stays in the mean.")
+    notes += _of_proposals(facts["proposals"]) if facts["proposals"] else []
+    notes += [f"Warning: {text}." for text in facts["outlook"].get("duplicates", ())]
+    if not accepted:
+        notes += [f"{line[0].upper()}{line[1:]}." for line in facts["outlook"].get("told", ())]
+    if recovered := sum(each["recovered"] for each in facts["retries"]):
+        notes.append(f"{plural(recovered, 'test run')} had failed at first and succeeded when run again.")
     if facts["stopped"]:
         notes.append(f"The search ended: {facts['stopped']}.")
+    if not accepted and not facts["missing"]:
+        notes.append(f"What to check next: {GUIDE}.")
     return notes

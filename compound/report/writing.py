@@ -14,7 +14,8 @@ from compound.report.sections import sections, spending
 from compound.report.tables import brief, methods, versus
 from compound.report.text import line_diff, visible
 from compound.report.training import training_facts
-from compound.store import write_atomically
+from compound.store import understood
+from compound.untrusted import UntrustedFolder
 
 SHOWN = ("method", "validation", "test", "gain on test", "search runs")  # columns a terminal has room for
 
@@ -25,12 +26,17 @@ def write(path: str | Path) -> None:
     Without matplotlib they have no figures and say how to get them.
 
     Raises:
-        RunDirectoryError: it is no run directory, or one of its files is broken.
+        RunDirectoryError: it is no run directory, one of its files is broken or leads outside of it, or it
+            cannot be written.
     """
+    folder = UntrustedFolder(path)
+    folder.check()
     facts = {**summarize(path), "rewards": reward_facts(path), "training": training_facts(path)}
-    parts = sections(facts)
-    write_atomically(Path(path) / "report.md", visible(markdown(facts, parts)))
-    write_atomically(Path(path) / "report.html", visible(page(facts, parts)))
+    with understood(path):
+        parts = sections(facts)
+        pages = {"report.md": markdown(facts, parts), "report.html": page(facts, parts)}
+    for name, text in pages.items():
+        folder.write(name, visible(text))
 
 
 def closing(path: str | Path) -> str:
@@ -40,15 +46,23 @@ def closing(path: str | Path) -> str:
         RunDirectoryError: it is no run directory, or one of its files is broken.
     """
     facts, folder = summarize(path), Path(path)
-    blocks = [
-        [f"{facts['system']}: {facts['title']}", facts["sentence"], *facts["notes"]],
-        _compared(facts),
-        [line for change in facts["changes"] for line in _changed(change)],
-        [f"spent: {spending(facts['spent'])}", f"report: {folder / 'report.html'}"],
-    ]
-    if facts["files"]["best.json"]:
-        blocks[-1].append(f"best configuration: {folder / 'best.json'}")
+    with understood(path):
+        blocks = [
+            [f"{facts['system']}: {facts['title']}", facts["sentence"], *facts["notes"]],
+            _compared(facts),
+            [line for change in facts["changes"] for line in _changed(change)],
+            _trained(facts),
+            [f"spent: {spending(facts['spent'])}", f"report: {folder / 'report.html'}"],
+        ]
+        if facts["files"]["best.json"]:
+            blocks[-1].append(f"best configuration: {folder / 'best.json'}")
     return visible("\n\n".join("\n".join(lines) for lines in blocks if lines))
+
+
+def _trained(facts: Mapping[str, Any]) -> list[str]:
+    """Return which step each job of training proposed, of those whose steps were compared."""
+    compared = [job for job in facts["jobs"] if job["best_step"] is not None]
+    return [f"training, job {job['job'] + 1}: {job['note']}" for job in compared]
 
 
 def _compared(facts: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from compound.components.engines.credentials import is_model_name
 from compound.engines import EMBEDDED
 from compound.errors import CompoundError, DeclarationError, nearest
 from compound.spec.document import Address, Document, shown
@@ -22,6 +23,8 @@ class Context:
     folder: Path
     allow_import: bool
     models: Collection[str]
+    trusted: Collection[str] = ()
+    """The servers and keys that the caller trusts; see `compound.trust`."""
     names: dict[str, Address] = field(default_factory=dict)
     """Where each component's name was first seen: it must be the only one, bodies included."""
     without_model: dict[str, Address] = field(default_factory=dict)
@@ -67,4 +70,6 @@ class Context:
                 self.document.report(address, f"no engine for the model {shown(name)}", hint)
 
     def _is_model(self, name: str) -> bool:
-        return name in self.models or name in EMBEDDED or "/" in name or os.path.isdir(name)
+        if name in self.models or name in EMBEDDED or os.path.isdir(name):
+            return True
+        return "/" in name and (name.startswith("local/") or is_model_name(name))

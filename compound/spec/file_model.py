@@ -24,7 +24,7 @@ from compound.spec.file_components import (
     one_key,
 )
 from compound.spec.file_settings import TAGGED as SPACE_TAGS
-from compound.spec.file_types import Code, Model, Name
+from compound.spec.file_types import Code, Model, Name, Number
 
 SplitBy = Annotated[
     Annotated[str, Tag("~column")] | Annotated[dict[Split, float], Tag("~shares")],
@@ -65,7 +65,8 @@ def _model(name: str, doc: str, **fields: Any) -> type[Model]:
 
 def _arguments(factory: Callable[..., Any]) -> dict[str, Any]:
     """Return the parameters of a function or class as the fields of a model."""
-    hints = typing.get_type_hints(vars(factory)["__init__"] if isinstance(factory, type) else factory)
+    described_by = vars(factory)["__init__"] if isinstance(factory, type) else factory
+    hints = typing.get_type_hints(described_by, include_extras=True)
     doc = inspect.getdoc(factory) or ""
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(factory).parameters.items():
@@ -89,6 +90,8 @@ class CustomMetric(Model):
     """The function, as module:name."""
     name: str = ""
     """What reports call it; the function's name by default."""
+    bounds: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
+    """[low, high]: the least and the greatest score possible. Intervals then stay within them."""
 
 
 def _entry(name: str, factory: Callable[..., Any]) -> type[Model]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, WithJsonSchema, model_validator
 
@@ -114,6 +114,13 @@ class FloatSpace(SpaceModel):
         return Float(self.float[0], self.float[1], self.value, self.log)
 
 
+TargetsSetting = Annotated[
+    Annotated[Literal["all-linear", "attention"], Tag("~plain")]
+    | Annotated[list[str], Field(min_length=1), Tag("~names")],
+    Discriminator(lambda value: "~names" if isinstance(value, list | tuple) else "~plain"),
+]
+
+
 class Adapter(Model):
     """A LoRA adapter's shape."""
 
@@ -121,8 +128,8 @@ class Adapter(Model):
     """The rank of the update."""
     alpha: int | None = Field(default=None, ge=1)
     """The scale; twice the rank by default."""
-    targets: list[str] | None = None
-    """The projections that are adapted; those of attention by default."""
+    targets: TargetsSetting = "all-linear"
+    """The linear layers that are adapted: all but the output layer, those of attention, or some by name."""
 
 
 class StoredFolder(Model):
@@ -144,10 +151,9 @@ class WeightsSpace(SpaceModel):
 
     def make(self) -> Space:
         """Return the space."""
-        base = LoRA(self.lora.rank, self.lora.alpha)
+        base = LoRA(self.lora.rank, self.lora.alpha, self.lora.targets)
         value = self.value.model_dump() if self.value else None
-        targets = base.targets if self.lora.targets is None else tuple(self.lora.targets)
-        return Weights(value, base.rank, base.alpha, targets)
+        return Weights(value, base.rank, base.alpha, base.targets)
 
 
 def made(value: Any) -> Any:

@@ -2,7 +2,8 @@
 
 Every mistake of a file is reported at once, as ``file:line:column: where.it.is: what; hint``.
 A file that names Python code (``call:``, ``class:``) or says how to run a program (``command:`` of an engine)
-is as trusted as Python; ``allow_import=False`` refuses such files.
+is as trusted as Python; ``allow_import=False`` refuses such files. A file that names a server or the variable
+of a key needs the user's consent; see `compound.trust`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from compound.errors import DeclarationError, SpecError, nearest
 from compound.metrics import METRICS, custom
 from compound.settings import OptimizeSettings
 from compound.spec.build import Graph
+from compound.spec.consent import check_consent
 from compound.spec.context import Context
 from compound.spec.document import Address, Document
 from compound.spec.file_model import POSSIBLE, RUNS, CustomMetric, DataSettings, SplitBy
@@ -32,9 +34,32 @@ from compound.spec.overrides import apply
 from compound.spec.shape import fitted, note_misfits
 from compound.spec.yaml_source import MAX_BYTES, read
 from compound.system import System
+from compound.trust import Trust
 
 EngineSettings = tuple[str, Mapping[str, Any]]
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+
+
+@dataclass(frozen=True)
+class FileEngines:
+    """Finds the engine of a model: one of a file's, or one by the form of the name."""
+
+    path: Path
+    engines: Mapping[str, EngineSettings]
+
+    def __call__(self, lm: str) -> Engine:
+        """Return the engine of a model.
+
+        Raises:
+            DeclarationError: there is none, or its settings are not those of its kind.
+        """
+        if lm not in self.engines:
+            return find_engine(lm)
+        kind, settings = self.engines[lm]
+        try:
+            return open_engine(kind, **settings)
+        except TypeError as error:
+            raise DeclarationError(f"{self.path}: engines.{lm}.{kind}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -70,13 +95,7 @@ class Program:
         Raises:
             DeclarationError: there is none, or its settings are not those of its kind.
         """
-        if lm not in self.engines:
-            return find_engine(lm)
-        kind, settings = self.engines[lm]
-        try:
-            return open_engine(kind, **settings)
-        except TypeError as error:
-            raise DeclarationError(f"{self.path}: engines.{lm}.{kind}: {error}") from error
+        return FileEngines(self.path, self.engines)(lm)
 
 
 def load(
@@ -85,6 +104,7 @@ def load(
     overrides: Sequence[tuple[str, str]] = (),
     allow_import: bool = True,
     models: Collection[str] = (),
+    trust: Collection[str] = (),
 ) -> Program:
     """Read a file; paths in it are relative to its folder.
 
@@ -92,11 +112,15 @@ def load(
         path: the file.
         overrides: entries to replace, such as ``("optimize.budget.system_runs", "150")``; a value is read
             as YAML.
-        allow_import: whether the file may name Python code.
+        allow_import: whether the file may name Python code, and use what the user trusts in general.
         models: model names besides the file's own that the caller has engines for.
+        trust: servers and keys that the file may use besides those the user trusts anyway, such as
+            ``"gpu.example:8000"`` and ``"LLM_KEY@llm.example.com"``; without imports, these alone.
 
     Raises:
         SpecError: the file cannot be read, or something in it is wrong.
+        DeclarationError: an entry of ``trust`` has another form.
+        ConfigurationError: the user's configuration file cannot be read.
     """
     try:
         with Path(path).open("rb") as file:
@@ -104,7 +128,7 @@ def load(
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise SpecError([f"{path}: cannot be read: {reason}"]) from None
-    return _load(raw, Path(path), overrides, allow_import, models)
+    return _load(raw, Path(path), overrides, allow_import, models, trust)
 
 
 def loads(
@@ -114,6 +138,7 @@ def loads(
     overrides: Sequence[tuple[str, str]] = (),
     allow_import: bool = True,
     models: Collection[str] = (),
+    trust: Collection[str] = (),
 ) -> Program:
     """Read a text as if it stood in the file ``path``; see `load`.
 
@@ -128,7 +153,7 @@ def loads(
     >>> program.system.configuration["answerer.prompt"]
     'Answer in a few words.'
     """
-    return _load(text, Path(path), overrides, allow_import, models)
+    return _load(text, Path(path), overrides, allow_import, models, trust)
 
 
 def _load(
@@ -137,11 +162,13 @@ def _load(
     overrides: Sequence[tuple[str, str]],
     allow_import: bool,
     models: Collection[str],
+    trust: Collection[str],
 ) -> Program:
+    Trust.of(trust)  # a misspelled entry is an error even where the file needs none
     document = read(raw, str(path))
     apply(document, overrides)
     note_misfits(document)
-    context = Context(document, path.parent, allow_import, {*models, *_keys(document, "engines")})
+    context = Context(document, path.parent, allow_import, {*models, *_keys(document, "engines")}, trust)
     lm = fitted(document, str, ("lm",))
     if lm is not None:
         context.check_models([lm], ("lm",))
@@ -152,6 +179,7 @@ def _load(
     engines = _engines(context)
     document.check()
     assert system is not None
+    system = system.with_engines(FileEngines(path, engines))
     return Program(path, document.text, system, data, metric, optimize, engines)
 
 
@@ -177,6 +205,7 @@ def _engines(context: Context) -> dict[str, EngineSettings]:
             continue
         ((kind, settings),) = found.given.items()
         engines[name] = (kind, settings.given)
+        check_consent(context, kind, settings.given, ("engines", name, kind))
         for key in RUNS.get(kind, ()):
             if key in settings.given and not context.allow_import:
                 address = ("engines", name, kind, key)
@@ -235,7 +264,10 @@ def _metric(context: Context) -> Metric | None:
     settings, address = getattr(model, name), ("metric", name)
     if isinstance(settings, CustomMetric):
         function = context.function(settings.call, (*address, "call"))
-        return None if function is None else custom(function, settings.name)
+        bounds = None if settings.bounds is None else (settings.bounds[0], settings.bounds[1])
+        make = functools.partial(custom, function, settings.name, bounds)
+        own: Metric | None = None if function is None else context.attempt((*address, "bounds"), make)
+        return own
     outputs, output = _keys(document, "outputs"), settings.output
     if outputs and output not in outputs:
         document.report((*address, "output"), f"no output {output!r}", nearest(output, outputs))

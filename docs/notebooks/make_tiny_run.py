@@ -22,6 +22,7 @@ from compound.contracts import Example
 from compound.data import Dataset
 from compound.optimizing import optimize
 from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings, RewardSettings
+from compound.store import read_json, read_records
 from compound.testing import ScriptedLM
 
 FOLDER = Path(__file__).parent / "tiny_run"
@@ -116,21 +117,21 @@ def tidy(source: Path, target: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
         shutil.copy(source / name, target / name)
     shutil.copytree(source / "memory", target / "memory")
-    config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+    config = read_json(source, "config.json")
     (target / "config.json").write_text(json.dumps({**config, "versions": {}}, indent=1) + "\n", encoding="utf-8")
-    events = [json.loads(line) for line in (target / "events.jsonl").read_text(encoding="utf-8").splitlines()]
-    kept = [e for e in events if e["event"] != "progress"]
+    kept = [e for e in read_records(source, "events.jsonl") if e["event"] != "progress"]
     for i, event in enumerate(kept):
         event["at"], event["spent"]["seconds"] = float(i), 0.0
     (target / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in kept), encoding="utf-8")
-    (target / "checkpoint.json").write_text(_without_times(target / "checkpoint.json"), encoding="utf-8")
+    (target / "checkpoint.json").write_text(_without_times(source), encoding="utf-8")
 
 
-def _without_times(path: Path) -> str:
-    stored = json.loads(path.read_text(encoding="utf-8"))
+def _without_times(source: Path) -> str:
+    """Return a checkpoint without times, and without checksums: the events were changed on purpose."""
+    stored = read_json(source, "checkpoint.json")
     for meter in stored["state"]["meters"]:
         meter["seconds"] = 0.0
-    return json.dumps(stored) + "\n"
+    return json.dumps({name: stored[name] for name in ("step", "lengths", "state")}) + "\n"
 
 
 if __name__ == "__main__":

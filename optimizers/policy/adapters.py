@@ -11,19 +11,22 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from compound.artifacts import Reference, kept, put, verified
 from compound.component import check_name
-from compound.components.engines import loading, models
+from compound.components.engines import loading, model_folder, models
 from compound.errors import CompoundError, ConfigurationError, DeclarationError, MissingExtra
+from compound.optimizers.policy.targets import resolve
 from compound.space import Weights
 from compound.streams import only_torch
 
 PROBE = "probe.json"
 TEXT = "The quick answer to the question is that nobody knows, since it was never asked before."
+SAME = 1e-2  # nats by which it may in float32
 NEAR = 0.5  # nats by which a token's log-probability may differ for rounding in half precision
 Name = str
 
@@ -33,10 +36,13 @@ class Adapters:
 
     Args:
         model: ``smollm2``, a folder, or a hub id.
-        spaces: each adapter's name and shape.
+        spaces: each adapter's name and shape; its targets may be named as a set, see `LoRA`.
         seed: names the random stream of first weights.
         start: adapters to start from, where there are any; others start as the base is.
         dtype: of the base; adapters are in float32.
+
+    Attributes:
+        unshared: why equal prompts are not read once on this base; "" where they are.
     """
 
     def __init__(
@@ -48,12 +54,16 @@ class Adapters:
         start: Mapping[Name, Path] | None = None,
         dtype: str = "auto",
     ) -> None:
-        self.spaces = dict(sorted(spaces.items()))
+        self.base, self.tokenizer = _load(model, dtype)
+        self.spaces = {
+            name: replace(space, targets=tuple(resolve(self.base, space.targets)))
+            for name, space in sorted(spaces.items())
+        }
         self._alias = {
             name: f"a{number}" for number, name in enumerate(self.spaces)
         }  # any name is one of ours
-        self.base, self.tokenizer = _load(model, dtype)
         _refuse_other_logits(model, self.base, self.tokenizer)
+        self.unshared = why_unshared(self.base, self.tokenizer)
         self.model = _wrapped(self.base, {self._alias[n]: space for n, space in self.spaces.items()}, seed)
         self._before: dict[Name, list[float]] = {}
         self._stored: dict[Name, tuple[str, dict[str, str] | None]] = {}
@@ -233,6 +243,39 @@ def _refuse_other_logits(name: str, base: Any, tokenizer: Any) -> None:
         )
 
 
+def why_unshared(base: Any, tokenizer: Any) -> str:
+    """Return why equal prompts cannot be read once, by the kinds of layers and by trying; "" if they can."""
+    import torch
+
+    from compound.components.engines.layers import unshared_kinds
+    from compound.optimizers.policy.forward import forward
+    from compound.optimizers.policy.samples import probe
+
+    if kinds := unshared_kinds(base.config):
+        return f"the model has layers of {', '.join(kinds)}"
+    tokens = tuple(tokenizer(TEXT, add_special_tokens=False).input_ids)
+    samples = [
+        probe(tokens, prompt=length, answer=answer) for length in (4, 7) for answer in (1, 2, 4)
+    ]  # two lengths of prompts, answers that end early
+    with torch.no_grad():
+        plain = forward(base, samples, shared=False)
+        try:
+            shared = forward(base, samples, shared=True)
+        except (
+            ValueError,
+            TypeError,
+            AttributeError,
+            IndexError,
+            NotImplementedError,
+            RuntimeError,
+        ) as error:
+            return f"the model refuses a cache of another kind than its own ({type(error).__name__})"
+    difference = float(((plain.logps - shared.logps) * plain.mask).abs().max())
+    if not difference <= (NEAR if base.dtype != torch.float32 else SAME):
+        return f"the model computes other numbers behind a cached prompt (by {difference:.2g} nats)"
+    return ""
+
+
 def _wrapped(base: Any, spaces: Mapping[Name, Weights], seed: int) -> Any:
     """Put the adapters on the base; all of it stays frozen but them."""
     try:
@@ -290,18 +333,16 @@ def _product(part: Any, x: Any) -> Any:
 def _load(name: str, dtype: str) -> tuple[Any, Any]:
     """Return a causal language model to train on, frozen, and its tokenizer."""
     try:
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        import transformers  # noqa: F401 - only to say here that it is missing
     except ImportError:
         raise MissingExtra("training", "transformers", "local") from None
     folder = models.resolve(name)
     kind = loading.fastest_dtype() if dtype == "auto" else dtype
     try:
         with models.quiet():
-            tokenizer = AutoTokenizer.from_pretrained(folder)
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, kind))
+            model, tokenizer = model_folder.load_causal(folder, kind)
     except (OSError, ValueError) as error:
-        raise CompoundError(f"{name!r} cannot be trained: {error}") from error
+        raise CompoundError(f"{name!r} cannot be trained: {model_folder.explain(error)}") from error
     if tokenizer.chat_template is None:
         raise CompoundError(f"{name!r} has no chat template", hint="use an instruction-tuned model")
     for parameter in model.parameters():

@@ -15,10 +15,12 @@ def base_model(system: System, trained: Sequence[str], engine_of: Callable[[str]
     """Return the model whose weights are trained: one base, frozen, for all of the components.
 
     Raises:
-        DeclarationError: components have different models, or one that is behind an API.
+        DeclarationError: components have different models, one that is behind an API, or one whose engine
+            does not take adapters of their rank.
     """
     found: dict[str, str] = {}
     for component, engine in _engines(system, trained, engine_of).items():
+        _refuse_rank(system, component, engine)
         model = getattr(engine, "trainable", None)
         if model is None:
             raise DeclarationError(
@@ -27,6 +29,36 @@ def base_model(system: System, trained: Sequence[str], engine_of: Callable[[str]
             )
         found[component] = model
     return _one(found, "base model", "give them one lm, or freeze some with weights: null")
+
+
+def _refuse_rank(system: System, component: str, engine: Engine) -> None:
+    """Raise where an engine says that an adapter is too large for it."""
+    space, most = system.parameters[f"{component}.weights"], getattr(engine, "max_lora_rank", None)
+    assert isinstance(space, Weights)  # it is trained
+    if most is not None and space.rank > most:
+        raise DeclarationError(
+            f"the adapter of {component!r} has rank {space.rank}, but {engine.name} takes at most {most}",
+            hint=f"set max_lora_rank of the engine to {space.rank}, or lower weights.lora.rank",
+        )
+
+
+def refuse_reshaped(system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]) -> None:
+    """Raise where tokens are sampled from another distribution than the one whose gradient is taken.
+
+    The trainer computes the softmax at the temperature of rollouts. Under top-p, top-k, penalties or a
+    grammar a sampled token's probability is another one: the ratio of the two policies would compare
+    different distributions, and tokens outside the support would have none. Imitation takes no ratios.
+
+    Raises:
+        DeclarationError: an engine's extra fields of requests do so.
+    """
+    for component, engine in _engines(system, trained, engine_of).items():
+        if fields := getattr(engine, "reshapes", ()):
+            raise DeclarationError(
+                f"the weights of {component!r} cannot be trained: {engine.name} samples with "
+                f"{', '.join(fields)}, so that its log-probabilities are not those that the trainer computes",
+                hint="leave these out of the engine's extra; optimize.weights.temperature shapes rollouts",
+            )
 
 
 def base_format(system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 
+from compound.optimizers.policy import forward
 from compound.optimizers.policy.samples import Group, Sample
 from compound.streams import generator
 
@@ -13,20 +15,55 @@ def size(sample: Sample) -> int:
     return len(sample.tokens.prompt) + sample.length
 
 
-def micro_batches(samples: Sequence[Sample], most: int) -> list[list[Sample]]:
+def micro_batches(samples: Sequence[Sample], most: int, *, once: bool = True) -> list[list[Sample]]:
     """Cut samples into batches of at most ``most`` tokens, padding included; a longer one goes alone.
 
-    Samples of one prompt stay together, since a prompt they share can be read once.
+    Samples of one prompt stay together as far as they fit. Where reading their prompt once is worth it, its
+    tokens count once.
+
+    Args:
+        samples: in any order.
+        most: how many tokens may go through the model at once.
+        once: whether the model can read a prompt once for all of its samples.
     """
     order = sorted(samples, key=lambda s: (len(s.tokens.prompt), s.tokens.prompt, s.length))
+    if not once:
+        return _cut([[sample] for sample in order], most, padded_size)
+    found: list[list[Sample]] = []
+    rest: list[Sample] = []
+    groups = [list(own) for _, own in itertools.groupby(order, key=lambda s: s.tokens.prompt)]
+    for batch in _cut(groups, most, shared_size):
+        if forward.saving(batch) <= forward.WORTH:
+            found.append(batch)
+        else:  # `forward` will read every prompt
+            rest += batch
+    return found + _cut([[sample] for sample in rest], most, padded_size)
+
+
+def padded_size(batch: Sequence[Sample]) -> int:
+    """Return the tokens that go through the model where every prompt is read, padding included."""
+    return len(batch) * max(map(size, batch))
+
+
+def shared_size(batch: Sequence[Sample]) -> int:
+    """Return the tokens that go through the model where each prompt is read once, padding included."""
+    prompts = {sample.tokens.prompt for sample in batch}
+    return len(prompts) * max(map(len, prompts)) + len(batch) * max(sample.length for sample in batch)
+
+
+def _cut(
+    groups: Sequence[list[Sample]], most: int, tokens: Callable[[Sequence[Sample]], int]
+) -> list[list[Sample]]:
+    """Fill batches with whole groups; a group that does not fit into one alone is cut."""
     batches: list[list[Sample]] = []
-    for sample in order:
-        if batches:
-            widest = max(size(sample), *(size(other) for other in batches[-1]))
-            if widest * (len(batches[-1]) + 1) <= most:
-                batches[-1].append(sample)
-                continue
-        batches.append([sample])
+    for group in groups:
+        units = [group] if tokens(group) <= most else [[sample] for sample in group]
+        for number, unit in enumerate(units):
+            begins = number == 0 and len(units) > 1  # a group that is cut shares its batches with no other
+            if batches and not begins and tokens([*batches[-1], *unit]) <= most:
+                batches[-1] += unit
+            else:
+                batches.append(list(unit))
     return batches
 
 

@@ -2,6 +2,8 @@
 
 Samples of one group often have one prompt. Where that saves enough, each prompt is read once and its keys and
 values are repeated, with their gradient, for the answers; gradients are those of reading everything (tested).
+That needs layers whose cache holds keys and values of every token: full and sliding-window attention. Models
+with other layers read every prompt.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from compound.components.engines.layers import unshared_kinds
 from compound.optimizers.policy.head import Output, token_logps
 from compound.optimizers.policy.samples import Sample
 
@@ -42,14 +45,16 @@ def forward(
     Args:
         model: in the mode and with the adapter it should have.
         samples: at least one, each with at least one prompt token and one sampled token.
-        shared: whether prompts that are equal are read once; by default, where that saves enough.
+        shared: whether prompts that are equal are read once; by default, where the model's layers allow it
+            and it saves enough.
         bonus: whether entropies have a gradient.
         temperature: that the samples were drawn at: log-probabilities are of the distribution sampled from.
     """
     import torch
 
     prompts = list(dict.fromkeys(sample.tokens.prompt for sample in samples))
-    shared = saving(samples) <= WORTH if shared is None else shared
+    if shared is None:
+        shared = not unshared_kinds(model.config) and saving(samples) <= WORTH
     states = _shared_states(model, samples, prompts) if shared else _plain_states(model, samples)
     mask = _mask(samples, states.device)
     targets = _padded([s.tokens.sampled for s in samples], states.device)
@@ -79,7 +84,7 @@ def _plain_states(model: Any, samples: Sequence[Sample]) -> Any:
 
     rows = [(*s.tokens.prompt, *s.tokens.sampled[:-1]) for s in samples]
     ids = _padded(rows, model.device)
-    states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    states = _decoder(model)(input_ids=ids, use_cache=False).last_hidden_state
     longest = max(s.length for s in samples)
     first = torch.tensor([len(s.tokens.prompt) - 1 for s in samples], device=model.device)
     places = (first[:, None] + torch.arange(longest, device=model.device)).clamp(max=ids.shape[1] - 1)
@@ -87,8 +92,12 @@ def _plain_states(model: Any, samples: Sequence[Sample]) -> Any:
 
 
 def _shared_states(model: Any, samples: Sequence[Sample], prompts: Sequence[tuple[int, ...]]) -> Any:
-    """Read each prompt once, padded on the left, and the answers behind it."""
+    """Read each prompt once, padded on the left, and the answers behind it.
+
+    The cache is not the model's own, which forgets what is behind a sliding window: the mask alone hides it.
+    """
     import torch
+    from transformers import DynamicCache
 
     width = max(map(len, prompts))
     ids = torch.zeros((len(prompts), width), dtype=torch.long, device=model.device)
@@ -97,7 +106,13 @@ def _shared_states(model: Any, samples: Sequence[Sample], prompts: Sequence[tupl
         ids[row, width - len(prompt) :] = torch.tensor(prompt, device=model.device)
         real[row, width - len(prompt) :] = 1
     places = (real.cumsum(-1) - 1).clamp(min=0)
-    read = model.base_model(input_ids=ids, attention_mask=real, position_ids=places, use_cache=True)
+    read = _decoder(model)(
+        input_ids=ids,
+        attention_mask=real,
+        position_ids=places,
+        past_key_values=DynamicCache(),
+        use_cache=True,
+    )
     number = {prompt: row for row, prompt in enumerate(prompts)}
     owner = torch.tensor([number[s.tokens.prompt] for s in samples], device=model.device)
     last = read.last_hidden_state[owner, -1:]
@@ -108,7 +123,7 @@ def _shared_states(model: Any, samples: Sequence[Sample], prompts: Sequence[tupl
     tokens = _padded(answers, model.device, width=longest - 1)
     steps = torch.arange(longest - 1, device=model.device)
     behind = (steps < torch.tensor([len(a) for a in answers], device=model.device)[:, None]).long()
-    after = model.base_model(
+    after = _decoder(model)(
         input_ids=tokens,
         attention_mask=torch.cat([real[owner], behind], 1),
         position_ids=real[owner].sum(1, keepdim=True) + steps,
@@ -116,6 +131,11 @@ def _shared_states(model: Any, samples: Sequence[Sample], prompts: Sequence[tupl
         use_cache=True,
     )
     return torch.cat([last, after.last_hidden_state], 1)
+
+
+def _decoder(model: Any) -> Any:
+    """Return what makes the final states; in families that misname it, ``base_model`` is the model itself."""
+    return model.base_model if model.base_model is not model else model.model
 
 
 def _repeated(cache: Any, owner: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -29,7 +30,9 @@ class Grouped:
     """The groups of a batch.
 
     Attributes:
-        samples: with their groups, group after group; copies of a sample are next to it.
+        samples: with their groups, group after group; copies of a sample are next to it. In a group that was
+            filled up, weights make the elements count equally, however often each was copied, and all of
+            them together as much as those of a full group.
         references: by group, the rewards of its elements before any was duplicated: what mean and standard
             deviation are taken from.
         truncated: samples that were left out because not every rollout has their invocation.
@@ -150,11 +153,27 @@ def module_groups(
             picked = list(range(len(rows)))
         else:
             picked = select_diverse(rewards, target, generator(seed, "diverse", *key))
-        chosen += [rows[i] for i in picked]
+        copies = Counter(picked)
+        share = len(picked) / max(1, len(copies))
+        chosen += [replace(rows[i], weight=share / copies[i]) for i in picked]
         references[key] = tuple(rewards[i] for i in dict.fromkeys(picked))
         deselected += len(rows) - len(references[key])
         duplicated += len(picked) - len(references[key])
     return Grouped(tuple(chosen), references, truncated, deselected, duplicated)
+
+
+def merged(samples: Sequence[Sample]) -> list[Sample]:
+    """Return samples with the copies that stand next to each other as one sample of their total weight.
+
+    The gradient is the same, and each is read once.
+
+    >>> from compound.contracts import TokenRecord
+    >>> row = Sample("a", "e", "a", 0, TokenRecord((1,), (2,), (-0.5,), "stop"), 1.0, weight=0.5)
+    >>> [sample.weight for sample in merged([row, row, replace(row, rollout=1)])]
+    [1.0, 0.5]
+    """
+    copies = [list(same) for _, same in itertools.groupby(samples)]
+    return [replace(same[0], weight=math.fsum(sample.weight for sample in same)) for same in copies]
 
 
 def select_diverse(rewards: Sequence[float], size: int, rng: np.random.Generator) -> list[int]:

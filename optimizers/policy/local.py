@@ -7,10 +7,11 @@ critic.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
+from compound.bounds import JobBound, Outlook
 from compound.computing import compute
 from compound.contracts import Example
 from compound.optimization import Progress, Proposal, Task
@@ -25,8 +26,9 @@ from compound.optimizers.policy.rollouts import is_lost
 from compound.optimizers.policy.training import WeightTraining
 from compound.optimizers.prompts import is_whole
 from compound.optimizers.rewarding import RunRewards, tunable
+from compound.scoring import TRAIN_SAMPLE
 from compound.settings import OptimizeSettings, WeightSettings
-from compound.trace import Call
+from compound.trace import Call, Trace
 
 WORSE = 1.0  # a failed answer scores as much less than the worst of the others
 
@@ -59,15 +61,32 @@ class LocalDraws(Recipe):
         """Return the runs whose inputs are read, of which most are in the cache, and the answers."""
         return work_on * (1.0 + settings.runs * self.share)
 
+    def evaluation_cost(self, examples: int) -> float:
+        """Return the runs whose inputs are read, of which most are in the cache, and an answer to each."""
+        return examples * (1.0 + self.share)
+
+    async def evaluate(
+        self, work: Work, values: Mapping[str, Any], examples: Sequence[Example]
+    ) -> list[float]:
+        """Return the local reward of an answer to each input that the component has on held-out examples."""
+        (component,) = work.trained
+        recorded = await self._recorded(work, component, examples)
+        jobs = [((trace, call, TRAIN_SAMPLE), values_of(work, component)) for trace, call in recorded]
+        answered = await run_alone(work.task.bench, work.task.system, jobs)
+        found = [call for call in answered if not is_lost(call.failure)]
+        return await compute(self._rewards, component, found)
+
+    @staticmethod
+    async def _recorded(work: Work, component: str, examples: Sequence[Example]) -> list[tuple[Trace, Call]]:
+        """Return the component's calls in the incumbent's runs."""
+        traces = [t for t in await work.task.scorer.traces({}, examples) if is_whole(t)]
+        return [(trace, call) for trace in traces for call in trace.calls_of(component)]
+
     async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
         """Draw answers to the inputs that the component has in the incumbent's runs."""
         (component,) = work.trained
-        traces = [t for t in await work.task.scorer.traces({}, examples) if is_whole(t)]
-        recorded = [(trace, call) for trace in traces for call in trace.calls_of(component)]
-        settings = {
-            **work.sampler.rules.settings.get(component, {}),
-            "weights": work.sampler.system.configuration[f"{component}.weights"],
-        }
+        recorded = await self._recorded(work, component, examples)
+        settings = {**work.sampler.rules.settings.get(component, {}), **values_of(work, component)}
         jobs = [
             ((trace, call, work.sampler.index(number)), settings)
             for trace, call in recorded
@@ -99,6 +118,11 @@ class LocalDraws(Recipe):
         return [next(given) if call.failure is None else worst for call in calls]
 
 
+def values_of(work: Work, component: str) -> dict[str, Any]:
+    """Return the present weights of a component, as a setting of its calls."""
+    return {"weights": work.sampler.system.configuration[f"{component}.weights"]}
+
+
 @dataclass(frozen=True)
 class LocalTraining:
     """Trains one component's weights by its local reward, or by the global one where that may not steer.
@@ -110,6 +134,10 @@ class LocalTraining:
 
     settings: OptimizeSettings
     guide: Guide = field(default_factory=LearnedRewards)
+
+    def bound(self, outlook: Outlook) -> JobBound:
+        """Declare that no model is asked besides running the system."""
+        return JobBound()
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Train as long as the job's share lasts."""

@@ -13,11 +13,12 @@ never matters. A KL term is added per token, ``+ beta * kl(logps, reference)``, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from compound.errors import DeclarationError, nearest
+from compound.settings import WeightSettings
 
 Level = Literal["token", "sequence"]
 
@@ -43,6 +44,15 @@ class Clip:
     sapo_negative: float = 1.05
     vespo_positive: tuple[float, float] = (2.0, 3.0)
     vespo_negative: tuple[float, float] = (3.0, 2.0)
+
+    @classmethod
+    def of(cls, settings: WeightSettings) -> Clip:
+        """Return the constants that settings give."""
+        return cls(
+            low=settings.clip, high=settings.highest, delta=settings.clip_delta, cispo=settings.cispo_cap,
+            sapo_positive=settings.sapo_positive, sapo_negative=settings.sapo_negative,
+            vespo_positive=settings.vespo_positive, vespo_negative=settings.vespo_negative,
+        )  # fmt: skip
 
     def __post_init__(self) -> None:
         if not 0 < self.low <= 1 or self.high <= 0:
@@ -137,14 +147,25 @@ def per_token_loss(
     return chosen.term(Terms(logps, log_ratio, ratio, advantages, keep), clip or Clip()) * keep
 
 
-def sample_weights(variant: str, lengths: Sequence[int], longest: int | None = None) -> list[float]:
+def sample_weights(
+    variant: str,
+    lengths: Sequence[int],
+    longest: int | None = None,
+    *,
+    counts: Sequence[float] | None = None,
+    units: Sequence[Hashable] | None = None,
+) -> list[float]:
     """Return the weight of each sample of a batch, so that losses of micro-batches just add up.
 
     Args:
         variant: a name from `VARIANTS`.
-        lengths: sampled tokens of every sample of the whole batch.
+        lengths: sampled tokens of every sample of the whole batch; 0 for a sample that is masked, which then
+            counts in means over samples and not in means over tokens, as in TRL.
         longest: for ``dr_grpo``, the length to divide by: the largest a completion may have, the same in
             every step, so that no length is favoured.
+        counts: how often each sample counts, equal within a unit; once by default.
+        units: samples of equal units, such as the turns of a conversation, are one sample in means over
+            samples, and their tokens one answer in means over a sample's tokens. Each is its own by default.
 
     Raises:
         DeclarationError: the variant is unknown, or ``longest`` is missing or not the largest.
@@ -154,21 +175,29 @@ def sample_weights(variant: str, lengths: Sequence[int], longest: int | None = N
         ([0.5, 0.16666666666666666], [0.25, 0.25], [0.5, 0.5])
         >>> sample_weights("dr_grpo", [1, 3], longest=10)
         [0.05, 0.05]
+        >>> sample_weights("grpo", [1, 3, 4], units=["one", "one", "other"])  # two conversations of 4 tokens
+        [0.125, 0.125, 0.125]
     """
     weigh = variant_of(variant).weigh
-    samples = len(lengths)
+    times = [1.0] * len(lengths) if counts is None else list(counts)
+    whose = list(range(len(lengths))) if units is None else list(units)
+    tokens: dict[Hashable, int] = {}
+    for unit, length in zip(whose, lengths, strict=True):
+        tokens[unit] = tokens.get(unit, 0) + length
+    samples = math.fsum(dict(zip(whose, times, strict=True)).values())
     if weigh == "sequence":
-        return [1.0 / (samples * max(length, 1)) for length in lengths]
+        return [time / (samples * max(tokens[unit], 1)) for time, unit in zip(times, whose, strict=True)]
     if weigh == "tokens":
-        return [1.0 / max(sum(lengths), 1) for _ in lengths]
+        every = math.fsum(time * length for time, length in zip(times, lengths, strict=True))
+        return [time / (every or 1.0) for time in times]
     if weigh == "sum":
-        return [1.0 / samples for _ in lengths]
+        return [time / samples for time in times]
     if longest is None or longest < max(lengths, default=1):
         raise DeclarationError(
             f"{variant!r} divides by the largest length a completion may have, but longest is {longest}",
             hint="give the max_tokens that the samples were made with",
         )
-    return [1.0 / (samples * longest) for _ in lengths]
+    return [time / (samples * longest) for time in times]
 
 
 def kl(logps: Any, reference: Any, mask: Any | None = None) -> Any:

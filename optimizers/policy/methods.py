@@ -25,6 +25,10 @@ from compound.system import System
 LONG = 30.0  # minibatches' runs that a job of training should at least be given: few long jobs
 
 
+class NothingToTune(DeclarationError):
+    """A system has no parameter that a method can change."""
+
+
 @dataclass(frozen=True)
 class InOrder:
     """A scheduler that goes through the jobs in their order, again and again."""
@@ -51,11 +55,11 @@ def required(name: str, system: System) -> tuple[str, ...]:
     """Return the keys of all weights.
 
     Raises:
-        DeclarationError: there are none.
+        NothingToTune: there are none.
     """
     keys = tuple(key for key, space in system.parameters.items() if isinstance(space, Weights))
     if not keys:
-        raise DeclarationError(
+        raise NothingToTune(
             f"method {name!r} trains weights, but no component of system {system.name!r} has any",
             hint="give an llm component weights: {lora: {rank: 16}}",
         )
@@ -114,7 +118,7 @@ NOT_READ: Mapping[str, Sequence[str]] = {
     "scale": ("ppo", "mappo", "mygo"),
     **dict.fromkeys(("runs", "clip", "clip_high", "beta", "entropy"), ("mygo",)),
     **dict.fromkeys(
-        ("gamma", "lam", "value_lr", "value_clip"),
+        ("gamma", "lam", "value_lr", "value_clip", "kl_reward"),
         ("mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo"),
     ),
     **dict.fromkeys(
@@ -124,15 +128,26 @@ NOT_READ: Mapping[str, Sequence[str]] = {
 }  # by setting, the methods that it says nothing to
 
 
-def unread(name: str, settings: WeightSettings) -> list[str]:
-    """Return the settings that were given and that a method does not read.
+CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "gspo", "luspo")
+READ_BY_LOSS: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("clip", "clip_high", "clip_delta"), CLIPPED),
+    "cispo_cap": ("cispo",),
+    **dict.fromkeys(("sapo_positive", "sapo_negative"), ("sapo",)),
+    **dict.fromkeys(("vespo_positive", "vespo_negative"), ("vespo",)),
+}  # by setting, the losses that it says something to
 
-    >>> unread("mmgrpo", WeightSettings(runs=4, penalties={"writer": "rules:dear"}))
-    ['penalties']
+
+def unread(name: str, settings: WeightSettings) -> list[str]:
+    """Return the settings that were given and that a method, or its loss, does not read.
+
+    >>> unread("mmgrpo", WeightSettings(runs=4, penalties={"writer": "rules:dear"}, cispo_cap=2.0))
+    ['penalties', 'cispo_cap']
     """
-    return [
-        setting for setting in NOT_READ if setting in settings.model_fields_set and name in NOT_READ[setting]
-    ]
+    given = settings.model_fields_set
+    by_method = [setting for setting in NOT_READ if setting in given and name in NOT_READ[setting]]
+    loss = "sft" if name == "mygo" else settings.loss
+    by_loss = [setting for setting, losses in READ_BY_LOSS.items() if setting in given and loss not in losses]
+    return list(dict.fromkeys([*by_method, *by_loss]))
 
 
 def _method(name: str, settings: OptimizeSettings, recipe: Recipe, jobs: Sequence[Job]) -> Method:
@@ -145,7 +160,8 @@ def _method(name: str, settings: OptimizeSettings, recipe: Recipe, jobs: Sequenc
         refuse_alone(name, settings)
     optimizers: Mapping[str, Optimizer] = {name: WeightTraining(recipe, settings.weights)}
     timed = [_timed(job, settings.weights, recipe) for job in jobs]
-    notes = [f"{name} does not read optimize.weights.{setting}" for setting in unread(name, settings.weights)]
+    how = name if recipe.likelihood else f"{name} with loss {settings.weights.loss}"
+    notes = [f"{how} does not read optimize.weights.{setting}" for setting in unread(name, settings.weights)]
     return Method(
         name, optimizers, timed, InOrder(), least=LONG, decisions=1, jobs_each=len(jobs), notes=notes
     )
@@ -154,7 +170,11 @@ def _method(name: str, settings: OptimizeSettings, recipe: Recipe, jobs: Sequenc
 def _timed(job: Job, settings: WeightSettings, recipe: Recipe) -> Job:
     """Return a job that knows what its steps take."""
     step = recipe.cost(settings.examples, len(components_of(job.keys)), settings)
-    return replace(job, step=step, steps=settings.steps, examples=settings.examples)
+    compared = settings.eval_examples if 0 < settings.eval_every < settings.steps else 0
+    return replace(
+        job, step=step, steps=settings.steps, examples=settings.examples,
+        held_out=compared, every=settings.eval_every,
+    )  # fmt: skip
 
 
 def ppo(system: System, settings: OptimizeSettings) -> Method:

@@ -15,7 +15,7 @@ from compound.configuration import load
 from compound.contracts import Example
 from compound.errors import DeclarationError
 from compound.optimizers.policy.advantages import advantages
-from compound.optimizers.policy.grouping import module_groups, trajectory_samples
+from compound.optimizers.policy.grouping import merged, module_groups, trajectory_samples
 from compound.optimizers.policy.recipe import Credited, Recipe, Work, learnable, scores_of
 from compound.optimizers.policy.rollouts import Rollout
 from compound.plan import values_of
@@ -48,7 +48,9 @@ class MMGRPO(Recipe):
             rollouts=Counter(rollout.example.id for rollout in learnable(rollouts)),
             seed=work.seed,
         )
-        trained, facts = advantages(grouped.samples, work.settings.scale, references=grouped.references)
+        trained, facts = advantages(
+            merged(grouped.samples), work.settings.scale, references=grouped.references
+        )
         counts = {
             "truncated": grouped.truncated,
             "deselected": grouped.deselected,

@@ -36,9 +36,11 @@ class MyGO(Recipe):
         """Attempt the examples; keep the attempts that reach the threshold."""
         settings, kept = work.settings, work.kept
         warming = kept.get("warmed", 0) < settings.warm_up
-        bar = settings.best if warming else kept.get("threshold", settings.threshold)
-        attempts = await self._attempts(work, examples, bar)
+        system = None if settings.online else self._first(work)
+        attempts = await self._first_pass(work, examples, system)
         first = scores_of([rollouts[0] for rollouts in attempts.values()])
+        bar = settings.best if warming else self._raised(work, first)
+        await self._more(work, attempts, system, bar)
         numbers = self._selected(work, attempts, bar).kept
         chosen = [attempts[example][number] for example in attempts for number in numbers[example]]
         samples = [
@@ -50,32 +52,49 @@ class MyGO(Recipe):
         if warming:
             kept["warmed"] = kept.get("warmed", 0) + len(chosen)
             kept.pop("policy", None)
-        elif first:  # unless every first attempt was lost
-            goal = raise_threshold(bar, first, supremum=settings.best, rule=self._rule(work))
-            kept["threshold"] = bar + settings.pace * (goal - bar)
+        else:
+            kept["threshold"] = bar
         made = sum(map(len, attempts.values()))
         facts = {"threshold": bar, "attempts": made, "kept": len(chosen), "warming": warming}
         return Credited(samples, first, facts)
 
-    async def _attempts(
-        self, work: Work, examples: Sequence[Example], bar: float
+    @staticmethod
+    async def _first_pass(
+        work: Work, examples: Sequence[Example], system: System | None
     ) -> dict[str, list[Rollout]]:
-        """Return each example's attempts.
+        """Return the first attempt at each example: what the step's threshold is raised by."""
+        made = await work.sampler.attempts([(example, 0) for example in examples], system)
+        return {rollout.example.id: [rollout] for rollout in made}
+
+    def _raised(self, work: Work, first: Sequence[float]) -> float:
+        """Return the threshold that the step's own attempts must reach.
+
+        That of the step before, raised by what this step's first attempts earned. It stays where all of them
+        were lost.
+        """
+        settings = work.settings
+        before: float = work.kept.get("threshold", settings.threshold)
+        if not first:
+            return before
+        goal = raise_threshold(before, first, supremum=settings.best, rule=self._rule(work))
+        return before + settings.pace * (goal - before)
+
+    async def _more(
+        self, work: Work, attempts: dict[str, list[Rollout]], system: System | None, bar: float
+    ) -> None:
+        """Attempt the examples again until enough attempts of each are kept, or the most are made.
 
         An example that lacks some kept ones makes as many attempts at once: never one more than if it had
         made one after the other.
         """
-        system = None if work.settings.online else self._first(work)
-        found: dict[str, list[Rollout]] = {example.id: [] for example in examples}
-        while lacking := self._lacking(work, found, bar):
+        while lacking := self._lacking(work, attempts, bar):
             wanted = [
-                (example, len(found[example.id]) + number)
-                for example in examples
-                for number in range(lacking.get(example.id, 0))
+                (rollouts[0].example, len(rollouts) + number)
+                for example, rollouts in attempts.items()
+                for number in range(lacking.get(example, 0))
             ]
             for rollout in await work.sampler.attempts(wanted, system):
-                found[rollout.example.id].append(rollout)
-        return found
+                attempts[rollout.example.id].append(rollout)
 
     def _lacking(self, work: Work, attempts: Mapping[str, Sequence[Rollout]], bar: float) -> dict[str, int]:
         """Return how many attempts each example may need, and make, to have enough of them kept."""

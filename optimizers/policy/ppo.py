@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from compound.computing import compute
@@ -39,20 +40,31 @@ class PPO(Recipe):
 async def estimated(work: Work, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, Any]]:
     """Return samples with advantages by generalized advantage estimation, whitened over the step.
 
-    Besides, as JSON: how much of the returns the value head expected, where that can be said.
+    With `kl_reward`, every token pays for its log-ratio to the base model, besides the sample's reward.
+
+    Besides, as JSON: how much of the returns the value head expected, where that can be said, and the mean of
+    the log-ratios.
     """
     check_rewards(samples)
     valued = await compute(work.trainer.values, samples)
     settings = work.settings
+    far: list[tuple[float, ...]] = [()] * len(valued)
+    if settings.kl_reward:
+        far = await compute(work.trainer.divergences, valued)
     found = []
-    for sample in valued:
+    for sample, kl in zip(valued, far, strict=True):
         if len(sample.values) != sample.length:  # it is too long: the trainer leaves it out, and counts it
             found.append(sample)
             continue
-        gains, returns = gae(sample.values, sample.reward, gamma=settings.gamma, lam=settings.lam)
+        gains, returns = gae(
+            sample.values, sample.reward,
+            gamma=settings.gamma, lam=settings.lam, kl=kl, beta=settings.kl_reward,
+        )  # fmt: skip
         found.append(replace(sample, advantages=tuple(gains), returns=tuple(returns)))
     white = whiten([sample.advantages for sample in found])
     known = [s for s in found if s.returns]
     explained = explained_variance([s.values for s in known], [s.returns for s in known])
     facts = {} if explained is None else {"explained": explained}
+    if tokens := [value for kl in far for value in kl]:
+        facts["kl_to_base"] = fmean(tokens)
     return [replace(s, advantages=tuple(row)) for s, row in zip(found, white, strict=True)], facts

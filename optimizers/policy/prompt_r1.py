@@ -1,7 +1,9 @@
 """Prompt-R1: an agent that talks to an environment, rewarded for the conversation as a whole.
 
-Every turn of a conversation is a sample with the conversation's reward; the statistics of a group count each
-conversation once, however many turns it had. What the environment says is in the prompts and carries no loss.
+Every turn of a conversation is a sample with the conversation's reward. The statistics of a group count each
+conversation once, however many turns it had. So does the loss `grpo`: it is the mean over conversations of
+the mean over their tokens (equations 14 and 15). The published code takes the mean over all tokens, which is
+the loss `dapo`. What the environment says is in the prompts and carries no loss.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ class PromptR1(Recipe):
         """Run every example several times and compare the conversations."""
         rollouts = await work.sampler.runs(examples, range(work.settings.runs))
         samples = [
-            replace(sample, group=(sample.example, sample.component))
+            replace(
+                sample,
+                group=(sample.example, sample.component),
+                unit=(sample.example, sample.component, sample.rollout),
+            )
             for rollout in learnable(rollouts)
             for sample in trajectory_samples(
                 rollout.trace, work.trained, rollout=rollout.number, fallback=work.fallback

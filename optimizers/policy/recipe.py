@@ -17,7 +17,7 @@ from typing import Any
 from compound.contracts import Example
 from compound.errors import DeclarationError, OutputTypeError, ParseError
 from compound.optimization import Task
-from compound.optimizers.policy.rollouts import Rollout, Sampler
+from compound.optimizers.policy.rollouts import Rollout, Sampler, is_lost
 from compound.optimizers.policy.samples import Sample
 from compound.optimizers.policy.trainer import Trainer
 from compound.settings import WeightSettings
@@ -106,6 +106,21 @@ class Recipe(ABC):
     def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
         """Return about how many system runs a step takes that works on so many examples."""
         return work_on * settings.runs
+
+    def evaluation_cost(self, examples: int) -> float:
+        """Return how many system runs an evaluation on so many held-out examples takes at most."""
+        return float(examples)
+
+    async def evaluate(
+        self, work: Work, values: Mapping[str, Any], examples: Sequence[Example]
+    ) -> list[float]:
+        """Return the score of each held-out example with the weights that ``values`` name.
+
+        The system runs as it is declared, not as in rollouts: at its own temperature, one run per example,
+        with the same sample index at every step. Runs that were lost have no score.
+        """
+        traces = await work.task.scorer.traces(values, examples)
+        return [trace.score for trace in traces if trace.score is not None and not is_lost(trace.failure)]
 
     @abstractmethod
     async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:

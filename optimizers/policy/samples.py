@@ -27,6 +27,9 @@ class Sample:
         advantages: one number for each sampled token, once there is credit.
         values: what the value head said before each token when there was credit (PPO).
         returns: what it should have said.
+        weight: how much it counts in the loss, against other samples of 1.
+        unit: samples of equal units count as one in losses that average over samples, such as the turns of a
+            conversation; `()` is a unit of its own.
     """
 
     component: str
@@ -41,6 +44,8 @@ class Sample:
     advantages: tuple[float, ...] = ()
     values: tuple[float, ...] = ()
     returns: tuple[float, ...] = ()
+    weight: float = 1.0
+    unit: Group = ()
 
     def with_advantage(self, advantage: float) -> Sample:
         """Return the sample with one advantage for all of its tokens."""
@@ -51,8 +56,14 @@ class Sample:
         """Sampled tokens."""
         return len(self.tokens.sampled)
 
+    @property
+    def is_truncated(self) -> bool:
+        """Whether it was cut at the largest length an answer may have."""
+        return self.tokens.finish_reason == "length"
 
-def probe(tokens: Sequence[int]) -> Sample:
-    """Return a text as a sample whose prompt is its first token."""
-    record = TokenRecord((tokens[0],), tuple(tokens[1:]), (), "stop")
+
+def probe(tokens: Sequence[int], *, prompt: int = 1, answer: int | None = None) -> Sample:
+    """Return a text as a sample: its first tokens are the prompt, and those that follow are sampled."""
+    end = None if answer is None else prompt + answer
+    record = TokenRecord(tuple(tokens[:prompt]), tuple(tokens[prompt:end]), (), "stop")
     return Sample("", "", "", 0, record, 0.0)

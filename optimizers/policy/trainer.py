@@ -7,13 +7,13 @@ lost to rounding: an update's loss is a sum over its samples, however they go th
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from compound.artifacts import put, verified
+from compound.artifacts import Reference, put, verified
 from compound.errors import CompoundError
 from compound.optimizers.policy import corrections, diagnostics, losses
 from compound.optimizers.policy.adapters import Adapters
@@ -21,7 +21,7 @@ from compound.optimizers.policy.batching import by_adapter, micro_batches, parts
 from compound.optimizers.policy.forward import Pass, forward
 from compound.optimizers.policy.monitor import Monitor
 from compound.optimizers.policy.samples import Sample
-from compound.optimizers.policy.updates import Rate, Updater, share
+from compound.optimizers.policy.updates import Rate, Updater, add_up, share
 from compound.optimizers.policy.values import value_head, values
 from compound.settings import WeightSettings
 
@@ -66,18 +66,20 @@ class Trainer:
         longest: int | None = None,
         critic: bool = False,
     ) -> None:
-        self.longest, self._clip = longest, losses.Clip(low=settings.clip, high=settings.highest)
+        self.longest, self._clip = longest, losses.Clip.of(settings)
         self.adapters, self.adapter_of, self.settings, self.seed = adapters, dict(adapter_of), settings, seed
         rate = Rate(settings.lr, settings.warmup, steps, settings.schedule)
         self._updaters = {
-            name: Updater(adapters.parameters(name), rate, settings.max_norm, f"adapter {name!r}")
+            name: Updater(
+                adapters.parameters(name), rate, settings.max_norm, f"adapter {name!r}", settings.max_skipped
+            )
             for name in adapters.spaces
         }
         self.head = value_head(adapters.base.config.hidden_size).to(adapters.device) if critic else None
         if self.head is not None:
             named = list(self.head.named_parameters())
             self._updaters[VALUE] = Updater(
-                named, Rate(settings.value_lr), settings.max_norm, "the value head"
+                named, Rate(settings.value_lr), settings.max_norm, "the value head", settings.max_skipped
             )
         self.versions: dict[str, list[str]] = {name: [adapters.version(name)] for name in adapters.spaces}
 
@@ -93,32 +95,50 @@ class Trainer:
 
         Raises:
             StaleSamples: a sample was drawn with other weights.
-            CompoundError: memory does not suffice, or a gradient is not finite.
+            CompoundError: memory does not suffice, or gradients were not finite `max_skipped` times in a row.
         """
         begun = time.perf_counter()
         kept = [s for s in samples if s.length and size(s) <= self.settings.max_length]
-        monitor = Monitor(samples, kept, divergence=bool(self.settings.beta) and not likelihood)
+        masked = len(kept) - len(self._learned_from(kept))
+        divergence = bool(self.settings.beta) and not likelihood
+        monitor = Monitor(samples, kept, divergence=divergence, masked=masked, device=self.adapters.device)
         if not likelihood:
             self._refuse_stale(kept)
         with self._memory():
-            known = self._known(kept, likelihood)
+            known = self._known(self._learned_from(kept), likelihood)
             for turn in range(self.settings.passes):
                 for part in parts(kept, self.settings.parts, self.seed, "step", number, turn):
                     self._update(part, number, known, likelihood, monitor)
-        return {**monitor.facts(), "train_seconds": time.perf_counter() - begun}
+        facts = {**monitor.facts(), "train_seconds": time.perf_counter() - begun}
+        return {**facts, "unshared": self.adapters.unshared} if self.adapters.unshared else facts
 
     def values(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the samples with what the value head says before each of their tokens."""
+        """Return the samples with what the value head says before each of their tokens.
+
+        Where several processes train together, all must call it with the same samples: each reads a share.
+        """
         import torch
 
-        found = {id(sample): sample for sample in samples}
         kept = [s for s in samples if s.length and size(s) <= self.settings.max_length]
         with self._memory(), torch.no_grad():
-            for batch, ran in self._passes(kept):
-                said = values(self.head, ran.states).tolist()
-                for sample, row in zip(batch, said, strict=True):
-                    found[id(sample)] = replace(sample, values=tuple(row[: sample.length]))
-        return list(found.values())
+            rows = self._rows_of(kept, lambda ran: values(self.head, ran.states))
+        return [
+            replace(sample, values=tuple(rows[id(sample)].tolist())) if id(sample) in rows else sample
+            for sample in samples
+        ]
+
+    def divergences(self, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
+        """Return, for each sample's tokens, the log-ratio of the policy to the base model, adapter off.
+
+        Its mean over sampled tokens estimates the KL divergence. Samples that are too long have none.
+        """
+        import torch
+
+        kept = [s for s in samples if s.length and size(s) <= self.settings.max_length]
+        with self._memory(), torch.no_grad():
+            policy, base = self._logps(kept, base=False), self._logps(kept, base=True)
+        far = {id(s): (policy[id(s)] - base[id(s)])[: s.length].tolist() for s in kept}
+        return [tuple(far.get(id(sample), ())) for sample in samples]
 
     def _update(
         self, part: Sequence[Sample], number: int, known: Known, likelihood: bool, monitor: Monitor
@@ -126,15 +146,29 @@ class Trainer:
         """Take one step of each adapter that has samples in this part, and of the value head."""
         variant = self._variant(likelihood)
         for name, own in by_adapter(part, self.adapter_of).items():
-            weights = losses.sample_weights(variant, [s.length for s in own], self.longest)
-            weight_of = {id(s): w for s, w in zip(own, weights, strict=True)}
+            if not (learned := self._learned_from(own)):
+                continue
+            weight_of = self._weights(variant, own)
             with self.adapters.using(name) as model:
-                for batch in self._mine(micro_batches(own, self.settings.micro_tokens)):
+                for batch in self._mine(self._batches(learned)):
                     loss = self._loss(model, batch, variant, weight_of, known, monitor)
                     loss.backward()
             monitor.norm(name, self._updaters[name].update(number))
-        if VALUE in self._updaters and not likelihood:
-            self._updaters[VALUE].update(number)
+        if VALUE in self._updaters and not likelihood and self._learned_from(part):
+            monitor.norm(VALUE, self._updaters[VALUE].update(number))
+
+    def _learned_from(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return the samples whose tokens carry loss: all, or those that were not truncated."""
+        return [s for s in samples if not (self.settings.mask_truncated and s.is_truncated)]
+
+    def _weights(self, variant: str, samples: Sequence[Sample]) -> dict[int, float]:
+        """Return the weights of an update's samples; a masked one counts as an answer without tokens."""
+        learned = {id(sample) for sample in self._learned_from(samples)}
+        found = losses.sample_weights(
+            variant, [s.length if id(s) in learned else 0 for s in samples], self.longest,
+            counts=[s.weight for s in samples], units=[s.unit or (n,) for n, s in enumerate(samples)],
+        )  # fmt: skip
+        return {id(s): weight for s, weight in zip(samples, found, strict=True)}
 
     def _loss(
         self,
@@ -150,7 +184,7 @@ class Trainer:
 
         settings, likelihood = self.settings, losses.variant_of(variant).likelihood
         temperature = 1.0 if likelihood else settings.temperature  # what is imitated is to be said at any
-        ran = forward(model, batch, bonus=settings.entropy > 0, temperature=temperature)
+        ran = self._forward(model, batch, bonus=settings.entropy > 0, temperature=temperature)
         weight = torch.tensor([weight_of[id(s)] for s in batch], device=ran.mask.device)[:, None]
         old = ran.logps.detach() if not known.old else _rows(known.old, batch, ran.mask)
         advantages = _padded([s.advantages for s in batch], ran.mask) if not likelihood else ran.mask
@@ -207,20 +241,45 @@ class Trainer:
         return Known(old, reference)
 
     def _logps(self, samples: Sequence[Sample], *, base: bool) -> dict[int, Any]:
-        return {
-            id(sample): row
-            for batch, ran in self._passes(samples, base=base)
-            for sample, row in zip(batch, ran.logps, strict=True)
-        }
+        return self._rows_of(samples, lambda ran: ran.logps, base=base)
+
+    def _rows_of(
+        self, samples: Sequence[Sample], row: Callable[[Pass], Any], *, base: bool = False
+    ) -> dict[int, Any]:
+        """Return a number for each sampled token, by sample.
+
+        Each process reads its share of the micro-batches, and all get every row: the others' are 0 in a table
+        that is added up, so no number is rounded.
+        """
+        import torch
+
+        place = {id(sample): number for number, sample in enumerate(samples)}
+        if not place:
+            return {}
+        longest = max(sample.length for sample in samples)
+        table = torch.zeros((len(samples), longest), device=self.adapters.device)
+        for batch, ran in self._passes(samples, base=base):
+            found = row(ran) * ran.mask
+            table[[place[id(sample)] for sample in batch], : found.shape[1]] = found
+        add_up([table])
+        return {key: table[number, : samples[number].length] for key, number in place.items()}
 
     def _passes(
         self, samples: Sequence[Sample], *, base: bool = False
     ) -> Iterator[tuple[list[Sample], Pass]]:
-        """Yield micro-batches with what the model says of them."""
+        """Yield this process's micro-batches with what the model says of them."""
         for name, own in by_adapter(samples, self.adapter_of).items():
             with self.adapters.using(None if base else name) as model:
-                for batch in micro_batches(own, self.settings.micro_tokens):
-                    yield batch, forward(model, batch, temperature=self.settings.temperature)
+                for batch in self._mine(self._batches(own)):
+                    yield batch, self._forward(model, batch, temperature=self.settings.temperature)
+
+    def _batches(self, samples: Sequence[Sample]) -> list[list[Sample]]:
+        """Cut samples of one adapter into micro-batches."""
+        return micro_batches(samples, self.settings.micro_tokens, once=not self.adapters.unshared)
+
+    def _forward(self, model: Any, batch: Sequence[Sample], **how: Any) -> Pass:
+        """Run the model over a micro-batch; equal prompts are read once where the model allows it."""
+        return forward(model, batch, shared=False if self.adapters.unshared else None, **how)
 
     def _refuse_stale(self, samples: Sequence[Sample]) -> None:
         """Raise where a sample's weights are not those of now, or of the few updates before that may pass."""
@@ -264,6 +323,7 @@ class Trainer:
             "adapters": adapters,
             "optimizers": put(self._write, folder, OPTIMIZERS),
             "versions": {name: list(some) for name, some in self.versions.items()},
+            "skipped": {name: updater.skipped for name, updater in self._updaters.items()},
         }
 
     def restore(self, saved: Mapping[str, Any], folder: Path) -> None:
@@ -272,20 +332,29 @@ class Trainer:
         Raises:
             ConfigurationError: a folder is missing, was changed, or does not fit.
         """
-        from safetensors.torch import load_file
-
         for name, reference in saved["adapters"].items():
             self.adapters.begin(name, reference, folder)
-        tensors = load_file(verified(saved["optimizers"], folder) / "state.safetensors")
+        tensors = _stored(saved["optimizers"], folder)
         for name, updater in self._updaters.items():
-            own = {
-                key.removeprefix(f"{name}:"): t for key, t in tensors.items() if key.startswith(f"{name}:")
-            }
-            updater.restore(own)
-        if self.head is not None:
+            self._take(name, tensors)
+            updater.skipped = saved.get("skipped", {}).get(name, 0)
+        self.versions = {name: list(some) for name, some in saved["versions"].items()}
+
+    def take(self, name: str, reference: Reference, folder: Path) -> None:
+        """Take one adapter's optimizer state, or that of `VALUE` with the value head, from a checkpoint.
+
+        Raises:
+            ConfigurationError: the folder is missing or was changed.
+        """
+        self._take(name, _stored(reference, folder))
+
+    def _take(self, name: str, tensors: Mapping[str, Any]) -> None:
+        self._updaters[name].restore(
+            {key.removeprefix(f"{name}:"): t for key, t in tensors.items() if key.startswith(f"{name}:")}
+        )
+        if name == VALUE and self.head is not None:
             own = {key.removeprefix(HEAD): t for key, t in tensors.items() if key.startswith(HEAD)}
             self.head.load_state_dict(own)
-        self.versions = {name: list(some) for name, some in saved["versions"].items()}
 
     def _write(self, folder: Path) -> None:
         from safetensors.torch import save_file
@@ -298,6 +367,13 @@ class Trainer:
         if self.head is not None:
             tensors |= {f"{HEAD}{key}": t.detach().cpu().clone() for key, t in self.head.state_dict().items()}
         save_file(tensors, folder / "state.safetensors")
+
+
+def _stored(reference: Reference, folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    found: dict[str, Any] = load_file(verified(reference, folder) / "state.safetensors")
+    return found
 
 
 def _rows(known: Mapping[int, Any], batch: Sequence[Sample], like: Any) -> Any:

@@ -12,38 +12,43 @@ that it began with.
 from __future__ import annotations
 
 import asyncio
-import resource
+import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from compound.artifacts import discard, is_reference, put, verified
+from compound.artifacts import discard, folder_digest, is_reference, put, verified
+from compound.bounds import JobBound, Outlook
 from compound.components.engines import loading
 from compound.components.engines.prefilled import Prefilled
 from compound.computing import compute
 from compound.configuration import components_of
-from compound.contracts import Example
+from compound.contracts import Adapter, Example
 from compound.errors import BudgetExhausted, DeclarationError, first_of
 from compound.optimization import ROLLOUTS, Progress, Proposal, Task
+from compound.optimizers.policy import moments
 from compound.optimizers.policy.adapters import Adapters, partition
-from compound.optimizers.policy.bases import base_format, base_model, spaces
+from compound.optimizers.policy.bases import base_format, base_model, refuse_reshaped, spaces
 from compound.optimizers.policy.drawn import Drawn
 from compound.optimizers.policy.recipe import Recipe, Work
 from compound.optimizers.policy.rollouts import Sampler, rolling, warm
-from compound.optimizers.policy.samples import Sample
-from compound.optimizers.policy.trainer import OPTIMIZERS, Trainer
+from compound.optimizers.policy.selection import held_out_size, is_better, split
+from compound.optimizers.policy.telling import examples_of, peak, told, why_nothing
+from compound.optimizers.policy.trainer import OPTIMIZERS, VALUE, Trainer
 from compound.plan import values_of
 from compound.settings import WeightSettings
 from compound.streams import generator, stream
 
 RECORD = "training"  # the kind of a memory record
-LETTERS = 300  # of an answer that a record shows
 WINDOW = 0.2  # of the steps, at either end, that a proposal's rewards are the mean of
-START: Mapping[str, Any] = {"step": 0, "saved": None, "ahead": None, "kept": {}, "curve": [], "dearest": 0.0}
+START: Mapping[str, Any] = {
+    "step": 0, "saved": None, "ahead": None, "kept": {}, "curve": [], "dearest": 0.0, "evaluated": [],
+    "best": None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,19 +63,30 @@ class WeightTraining:
     recipe: Recipe
     settings: WeightSettings
 
+    def bound(self, outlook: Outlook) -> JobBound:
+        """Declare that no model is asked besides running the system."""
+        return JobBound()
+
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
-        """Train, checkpointing after every step; propose the weights of the last one."""
+        """Train, checkpointing after every step and evaluation; propose the weights of the best step."""
         job = Job(task, self.recipe, self.settings)
         try:
             state: dict[str, Any] = {**START, **(task.resume or {})}
             await compute(job.open, state)
-            while state["ahead"] or job.affords(state["step"], state["dearest"]):
+            await job.admit(state)
+            while True:
+                evaluates = job.is_due(state)
+                if not (evaluates or job.goes_on(state)):
+                    break
                 try:
-                    state = await job.step(state)
+                    state = await (job.evaluate(state) if evaluates else job.step(state))
                 except BudgetExhausted:
                     break
                 job.forget(state)
-                yield Progress(state, told(state["curve"], self.settings.steps))
+                if evaluates:
+                    yield Progress(state, job.compared(state), {"evaluation": job.evaluation(state)})
+                else:
+                    yield Progress(state, told(state["curve"], self.settings.steps))
             yield job.proposal(state)
         finally:
             await compute(job.close)
@@ -90,7 +106,11 @@ class Job:
         self.trained = tuple(components_of(self.task.keys))
         self._groups = partition(self.trained, self.settings.adapters)
         self._adapter_of = {c: name for name, some in self._groups.items() for c in some}
-        self._batch = min(self.settings.examples, len(self.task.train))
+        train, settings = self.task.train, self.settings
+        aside = held_out_size(len(train), settings.eval_examples, settings.eval_every)
+        aside = aside if settings.steps > settings.eval_every else 0  # there is nothing to choose among
+        self.split = split(train, aside, self.task.pool_seed if aside else 0)
+        self._batch = min(settings.examples, len(self.split.trained))
 
     @property
     def folder(self) -> Path:
@@ -103,10 +123,12 @@ class Job:
         return self.recipe.cost(self._batch, len(self.trained), self.settings)
 
     def open(self, state: Mapping[str, Any]) -> None:
-        """Load the base, and go on from where the job was."""
+        """Load the base, and go on from where the job was, or from what earlier jobs of the run left."""
         system = self.task.system
         engine_of = self.task.bench.executor.engine
         model = base_model(system, self.trained, engine_of)
+        if not self.recipe.likelihood:
+            refuse_reshaped(system, self.trained, engine_of)
         dtype = base_format(system, self.trained, engine_of)
         adapters = Adapters(model, spaces(system, self._groups), seed=self.task.seed, dtype=dtype)
         self.trainer = Trainer(
@@ -114,6 +136,8 @@ class Job:
             seed=self.task.seed, steps=self.settings.steps, longest=self._longest(),
             critic=self.recipe.critic,
         )  # fmt: skip
+        values = system.configuration.values()
+        moments.drop_rejected(self._memory, {v["sha256"] for v in values if is_reference(v)})
         if state["saved"] is not None:
             self.trainer.restore(state["saved"], self.folder)
             return
@@ -126,6 +150,37 @@ class Job:
                 )
             adapters.begin(name, reference, self.folder)
             self.trainer.versions[name] = [adapters.version(name)]
+        for name, kept in moments.find(self._memory, self._recipe, self._starts()).items():
+            self.trainer.take(name, kept.reference, self.folder)
+            if self.recipe.critic and set(kept.adapters) == set(self._groups):
+                self.trainer.take(VALUE, kept.reference, self.folder)
+
+    async def admit(self, state: Mapping[str, Any]) -> None:
+        """Have engines that can say so take adapters of these shapes, before a step is spent on them."""
+        if state["saved"] is not None:
+            return
+        system, engine_of = self.task.system, self.task.bench.executor.engine
+        for name, some in self._groups.items():
+            engine = engine_of(values_of(system.components[some[0]], system)["lm"])
+            if hasattr(engine, "admit"):
+                with tempfile.TemporaryDirectory(prefix=".shape-", dir=self.folder) as folder:
+                    path = Path(folder)
+                    await compute(self.trainer.adapters.write, name, path)
+                    await engine.admit(Adapter(str(path), folder_digest(path)))
+
+    @property
+    def _memory(self) -> dict[str, Any]:
+        return self.task.bench.memory.state
+
+    @property
+    def _recipe(self) -> str:
+        return type(self.recipe).__name__
+
+    def _starts(self) -> dict[str, str]:
+        """Return the digest of the adapter that each group of components starts from."""
+        system = self.task.system.configuration
+        found = {name: system[f"{some[0]}.weights"] for name, some in self._groups.items()}
+        return {name: reference["sha256"] if reference else "" for name, reference in found.items()}
 
     def _longest(self) -> int:
         """Return the most tokens that an answer may have.
@@ -148,22 +203,85 @@ class Job:
             del self.trainer
             loading.release()
 
-    def values(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the weights of a state, as values of the configuration."""
-        if state["saved"] is None:
+    def values(self, saved: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the weights of a checkpoint, as values of the configuration."""
+        if saved is None:
             return {}
-        adapters = state["saved"]["adapters"]
-        return {f"{c}.weights": adapters[name] for c, name in self._adapter_of.items()}
+        return {f"{c}.weights": saved["adapters"][name] for c, name in self._adapter_of.items()}
 
-    def affords(self, number: int, dearest: float) -> bool:
+    def affords(self, number: int, dearest: float, evaluations: int = 0) -> bool:
         """Return whether a step is to be taken, and the job's share of the budget holds one.
 
         Args:
             number: of the step.
             dearest: what a step has taken at most so far: with loops it may be more than was expected.
+            evaluations: how many evaluations it must hold as well.
         """
         needed = self.cost if dearest <= self.cost else dearest + 1.0  # the last of its runs is held whole
-        return number < self.settings.steps and self.task.scorer.left >= needed
+        held = evaluations * self.evaluation_cost
+        return number < self.settings.steps and self.task.scorer.left >= needed + held
+
+    def goes_on(self, state: Mapping[str, Any]) -> bool:
+        """Return whether another step follows: its samples are drawn already, or the budget holds it.
+
+        Where steps are evaluated, the budget must hold the step's evaluation, too.
+        """
+        evaluations = bool(state["evaluated"])
+        return bool(state["ahead"]) or self.affords(state["step"], state["dearest"], evaluations)
+
+    # -- which step is the best ------------------------------------------------------------------------
+
+    @property
+    def evaluation_cost(self) -> float:
+        """System runs of an evaluation, at most."""
+        return self.recipe.evaluation_cost(len(self.split.held_out))
+
+    def is_due(self, state: Mapping[str, Any]) -> bool:
+        """Return whether the weights of a state are to be evaluated before anything else.
+
+        The starting weights are, where the budget holds enough steps to choose among; then those of every
+        `eval_every`-th step, and those of the last.
+        """
+        every, step = self.settings.eval_every, state["step"]
+        if not self.split.held_out:
+            return False
+        if not state["evaluated"]:
+            enough = (every + 1) * self.cost + 3 * self.evaluation_cost
+            return step == 0 and self.task.scorer.left >= enough
+        if state["evaluated"][-1][0] == step or self.task.scorer.left < self.evaluation_cost:
+            return False
+        return step % every == 0 or not self.goes_on(state)
+
+    async def evaluate(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Score the weights of a state on the held-out train examples; return the next state."""
+        meter, step = self.task.bench.executor.meter, state["step"]
+        work = self._work(state, step, dict(state["kept"]))
+        with meter.capped(self.task.scorer.left):
+            scores = await self.recipe.evaluate(work, self.values(state["saved"]), self.split.held_out)
+        score, best = fmean(scores) if scores else None, state["best"]
+        if score is not None and is_better(score, step, best):
+            best = {"step": step, "score": score, "saved": state["saved"]}
+        evaluated = [*state["evaluated"], [step, score]]
+        return {**state, "kept": dict(state["kept"]), "evaluated": evaluated, "best": best}
+
+    def evaluation(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the last evaluation, as JSON."""
+        step, score = state["evaluated"][-1]
+        best = state["best"]["step"] if state["best"] else None
+        return {"step": step, "score": score, "examples": len(self.split.held_out), "best": best}
+
+    def compared(self, state: Mapping[str, Any]) -> str:
+        """Return the last evaluation's line for people."""
+        facts = self.evaluation(state)
+        where = f"step {facts['step']} of {self.settings.steps}"
+        if facts["score"] is None:
+            return f"{where}: not evaluated, every run was lost"
+        return (
+            f"{where}: score {facts['score']:.3f} on {facts['examples']} held-out train examples; "
+            f"the best so far is step {facts['best']}"
+        )
+
+    # -- a step ----------------------------------------------------------------------------------------
 
     async def step(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Sample with the weights of a state, give credit, update; return the next state."""
@@ -173,20 +291,23 @@ class Job:
         try:
             async with asyncio.TaskGroup() as group:
                 training = group.create_task(self._train(drawn, number))
-                if self.settings.stale and self.affords(number + 1, dearest):
+                pending = 2 * bool(state["evaluated"])  # of this step and of the next
+                if self.settings.stale and self.affords(number + 1, dearest, pending):
                     await asyncio.sleep(0)  # so that values are those of the trained value head
                     ahead = await self._ahead(state, number + 1, kept)
         except BaseExceptionGroup as errors:
             raise first_of(errors) from None
-        saved = training.result()
+        saved, trained = training.result()
         credited = drawn.credited
         made = credited.facts.get("samples", len(credited.samples))  # of all groups
         brief = {"reward": credited.reward, "samples": len(credited.samples), "made": made}
+        if trained["skipped_updates"]:
+            brief["skipped"] = trained["skipped_updates"]
         if not credited.samples:
             brief["why"] = why_nothing(self.recipe, drawn)
         curve = [*state["curve"], brief]
         found = {"step": number + 1, "saved": saved, "ahead": ahead, "kept": kept, "curve": curve}
-        return {**found, "dearest": dearest}
+        return {**state, **found, "dearest": dearest}
 
     async def _drawn(self, state: Mapping[str, Any], kept: dict[str, Any]) -> Drawn:
         """Return the samples of a state's step: those that were drawn ahead, or new ones."""
@@ -218,13 +339,13 @@ class Job:
         }  # fmt: skip
         return Drawn(credited, facts)
 
-    async def _train(self, drawn: Drawn, number: int) -> dict[str, Any]:
-        """Update, store, and record; return what is to be restored from."""
+    async def _train(self, drawn: Drawn, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Update, store, and record; return what is to be restored from, and what the trainer saw."""
         samples, likelihood = drawn.credited.samples, self.recipe.likelihood
         facts = await compute(self.trainer.step, samples, number, likelihood=likelihood)
         saved = await compute(self.trainer.save, self.folder)
         self.task.bench.memory.append(self._record(number, drawn, facts))
-        return saved
+        return saved, facts
 
     def _prefilled(self) -> Prefilled:
         """Return what the engine says it read so far."""
@@ -238,7 +359,7 @@ class Job:
         rules = rolling(
             task.bench.rules, warm(task.system, self.trained, settings.temperature), settings.failure
         )
-        system = task.system.bind({**task.system.configuration, **self.values(state)})
+        system = task.system.bind({**task.system.configuration, **self.values(state["saved"])})
         sampler = Sampler(task.bench.executor, system, task.bench.metric, rules, self._index(number))
         seed = stream(task.seed, "step", number)
         return Work(sampler, self.trained, settings, seed, self.trainer, task, kept, task.bench.folder)
@@ -249,7 +370,7 @@ class Job:
 
     def examples(self, number: int) -> list[Example]:
         """Return a step's examples: each epoch goes through all of them in an order of its own."""
-        train, first = self.task.train, number * self._batch
+        train, first = self.split.trained, number * self._batch
         found = []
         for place in range(first, first + self._batch):
             epoch, at = divmod(place, len(train))
@@ -267,12 +388,15 @@ class Job:
     def forget(self, state: Mapping[str, Any]) -> None:
         """Delete optimizer states and adapters that neither this state nor the one before needs.
 
-        The one before is still in the checkpoint until this one's is written. Of other jobs, which are over,
-        only the optimizer states are deleted.
+        A state needs its last and its best step. The one before is still in the checkpoint until this one's
+        is written. Of other jobs, which are over, only optimizer states that belong to no present adapter
+        are deleted.
         """
-        saved = state["saved"]
-        needed = [saved["optimizers"], state["ahead"], *saved["adapters"].values()]
+        needed = [state["ahead"]]
+        for saved in (state["saved"], (state["best"] or {}).get("saved")):
+            needed += [saved["optimizers"], *saved["adapters"].values()] if saved else []
         present = {reference["path"] for reference in needed if reference} | self._given(state)
+        present |= moments.folders(self._memory)
         kept = state["kept"].get("folders", [])
         over = [path.name for path in self.folder.glob(f"{OPTIMIZERS}-*")]
         for name in {*state["kept"].get("folders_before", []), *over}.difference(present, kept):
@@ -292,10 +416,11 @@ class Job:
         return f"{state['step']} of {self.settings.steps} steps, which is all that the budget holds"
 
     def proposal(self, state: Mapping[str, Any]) -> Proposal:
-        """Return the weights of the last step, and what rollouts earned at either end.
+        """Return the weights of the best step, or of the last one where steps were not evaluated.
 
-        That is no comparison of the system before and after: examples differ, and the temperature is that of
-        rollouts. Schedulers take it for want of a better one; reports and people are told what it is.
+        ``before`` and ``after`` compare the starting weights with the proposed ones on the held-out examples.
+        Without evaluations they are what rollouts earned at either end, which is no such comparison: examples
+        differ, and the temperature is that of rollouts. Schedulers take it for want of a better one.
         """
         curve = [point["reward"] for point in state["curve"] if point["reward"] is not None]
         facts = {"steps": state["step"], "samples": sum(point["samples"] for point in state["curve"])}
@@ -305,64 +430,27 @@ class Job:
             return Proposal({}, note=f"nothing to learn from: {why}", facts=facts)
         few = max(1, round(WINDOW * len(curve)))
         before, after = fmean(curve[:few]), fmean(curve[-few:])
-        if self.recipe.local:  # no score of the system
-            note = f"{self._done(state)}: mean local reward of answers {before:.3f} -> {after:.3f}"
-            return Proposal(self.values(state), tried=state["step"], note=note, facts=facts)
-        note = f"{self._done(state)}: mean reward of rollouts {before:.3f} -> {after:.3f}"
-        return Proposal(self.values(state), before, after, state["step"], note, {**facts, ROLLOUTS: True})
+        kind = "local reward of answers" if self.recipe.local else "reward of rollouts"
+        note = f"{self._done(state)}: mean {kind} {before:.3f} -> {after:.3f}"
+        best, chosen, scores = state["best"], state["saved"], {}
+        if len(state["evaluated"]) > 1 and best:
+            chosen, note = best["saved"], f"{note}; {self._chosen(state)}"
+            facts |= {"best_step": best["step"], "evaluated": state["evaluated"]}
+            if not self.recipe.local and state["evaluated"][0][1] is not None:
+                scores = {"before": state["evaluated"][0][1], "after": best["score"]}
+        elif not self.recipe.local:
+            scores, facts = {"before": before, "after": after}, {**facts, ROLLOUTS: True}
+        if chosen is not None:
+            moments.remember(self._memory, self._recipe, chosen)
+        return Proposal(self.values(chosen), **scores, tried=state["step"], note=note, facts=facts)
 
-
-def told(curve: Sequence[Mapping[str, Any]], steps: int) -> str:
-    """Return a step's line for people.
-
-    >>> told([{"reward": 0.25, "samples": 24, "made": 32}], 25)
-    'step 1 of 25: mean reward 0.250, 24 of 32 samples teach something'
-    """
-    last = curve[-1]
-    reward = "no rollouts" if last["reward"] is None else f"mean reward {last['reward']:.3f}"
-    samples, made = last["samples"], last.get("made", last["samples"])
-    several = f"{samples} samples" if samples == made else f"{samples} of {made} samples teach something"
-    return f"step {len(curve)} of {steps}: {reward}, {several}"
-
-
-def examples_of(samples: Sequence[Sample], tokenizer: Any) -> dict[str, list[dict[str, Any]]]:
-    """Return, by component, the answers that earned most and least, as JSON: what there was to learn from."""
-    found: dict[str, list[Sample]] = {}
-    for sample in samples:
-        found.setdefault(sample.component, []).append(sample)
-    return {
-        name: [
-            {
-                "example": sample.example,
-                "reward": sample.reward,
-                "text": tokenizer.decode(sample.tokens.sampled, skip_special_tokens=True)[:LETTERS],
-            }
-            for sample in {id(s): s for s in (max(own, key=_reward), min(own, key=_reward))}.values()
-        ]
-        for name, own in found.items()
-    }
-
-
-def _reward(sample: Sample) -> float:
-    return sample.reward
-
-
-def why_nothing(recipe: Recipe, drawn: Drawn) -> str:
-    """Return why a step has no samples."""
-    facts = drawn.facts
-    if facts["failed"] and facts["failed"] >= len(drawn.credited.scores):
-        return f"every run failed, most often by {facts['failure']}"
-    if recipe.likelihood:
-        return f"no attempt earned the threshold {drawn.credited.facts['threshold']:.3g}"
-    if not drawn.credited.facts.get("groups"):
-        return "no run called a component that is trained"
-    return "the rewards of every group were all equal"
-
-
-def peak() -> float:
-    """Return the most memory so far in MiB: of the device where there is one, of this process otherwise."""
-    import torch
-
-    if torch.cuda.is_available():
-        return float(torch.cuda.max_memory_allocated()) / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    def _chosen(self, state: Mapping[str, Any]) -> str:
+        """Return which step is proposed, and why, for people."""
+        best, count = state["best"], len(self.split.held_out)
+        if best["step"] == 0:
+            told = f"no step scored higher than the starting weights, {best['score']:.3f}"
+            return f"{told} on {count} held-out train examples"
+        tried = len(state["evaluated"]) - 1
+        start = state["evaluated"][0][1]
+        told = f"step {best['step']} is the best of {tried} evaluated: {best['score']:.3f}"
+        return f"{told} on {count} held-out train examples" + ("" if start is None else f", from {start:.3f}")

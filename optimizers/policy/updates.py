@@ -45,22 +45,34 @@ class Updater:
         rate: the learning rate.
         max_norm: gradients are clipped to it.
         whose: for messages.
+        max_skipped: updates in a row whose gradient is not finite, after which to give up.
+
+    Attributes:
+        skipped: how many of the last updates in a row were skipped.
     """
 
     def __init__(
-        self, parameters: Sequence[tuple[str, Any]], rate: Rate, max_norm: float, whose: str
+        self,
+        parameters: Sequence[tuple[str, Any]],
+        rate: Rate,
+        max_norm: float,
+        whose: str,
+        max_skipped: int = 5,
     ) -> None:
         import torch
 
         self.rate, self.max_norm, self.whose = rate, max_norm, whose
         self.parameters = list(parameters)
+        self.max_skipped, self.skipped = max_skipped, 0
         self._adam = torch.optim.AdamW([p for _, p in self.parameters], lr=rate.lr, weight_decay=0.0)
 
     def update(self, step: int) -> float:
         """Take one step along the gradients that were added up; return their norm before clipping.
 
+        Where the norm is not finite, the step is skipped: tensors and optimizer state stay as they are.
+
         Raises:
-            CompoundError: the gradient is not finite; nothing was changed.
+            CompoundError: that many updates in a row were skipped.
         """
         import torch
 
@@ -68,14 +80,20 @@ class Updater:
         for tensor in tensors:
             if tensor.grad is None:
                 tensor.grad = torch.zeros_like(tensor)
-        _add_up([tensor.grad for tensor in tensors])
+            tensor.grad = tensor.grad.contiguous()
+        add_up([tensor.grad for tensor in tensors])
         norm = float(torch.nn.utils.clip_grad_norm_(tensors, self.max_norm))
         if not math.isfinite(norm):
             self._adam.zero_grad()
-            raise CompoundError(
-                f"the gradient of {self.whose} is not finite",
-                hint="the weights are as they were; begin a new run (--new) with a lower optimize.weights.lr",
-            )
+            self.skipped += 1
+            if self.skipped >= self.max_skipped:
+                raise CompoundError(
+                    f"the gradient of {self.whose} was not finite in {self.skipped} updates in a row",
+                    hint="none of them changed the weights; begin a new run (--new) with a lower "
+                    "optimize.weights.lr, or raise optimize.weights.max_skipped",
+                )
+            return norm
+        self.skipped = 0
         for group in self._adam.param_groups:
             group["lr"] = self.rate.at(step)
         self._adam.step()
@@ -101,23 +119,33 @@ class Updater:
                 }
 
 
-def _add_up(gradients: Sequence[Any]) -> None:
-    """Add gradients over the processes that train together, if there are several."""
+def add_up(tensors: Sequence[Any]) -> None:
+    """Add tensors in place over the processes that train together, if there are several.
+
+    The only collective of a training. Some backends reduce tensors of one device only (NCCL those of a GPU),
+    so a tensor must be on the device of the gradients, and contiguous.
+    """
+    if share()[1] == 1:
+        return
     from torch import distributed
 
-    if distributed.is_available() and distributed.is_initialized():
-        for gradient in gradients:
-            distributed.all_reduce(gradient)
+    for tensor in tensors:
+        distributed.all_reduce(tensor)
 
 
-def added(rows: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return numbers added over the processes that train together."""
+def added(rows: Sequence[Sequence[float]], device: Any) -> list[list[float]]:
+    """Return numbers added over the processes that train together.
+
+    Args:
+        rows: as many in every process.
+        device: that of the gradients.
+    """
     import torch
 
     if not rows or share()[1] == 1:
         return [list(row) for row in rows]
-    table = torch.tensor(rows, dtype=torch.float64)
-    _add_up([table])
+    table = torch.tensor(rows, dtype=torch.float64, device=device)
+    add_up([table])
     found: list[list[float]] = table.tolist()
     return found
 

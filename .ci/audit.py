@@ -1,0 +1,99 @@
+"""Look for known vulnerabilities in the installed packages, and say plainly when that could not be done.
+
+pip-audit needs a service that knows them. Some package indexes answer in its place without knowing any, and a
+machine may have no connection at all: a package with a known vulnerability is therefore asked for first.
+Unless it is reported, nothing is claimed of the others: the audit is skipped, which is printed, and fails
+only with --require.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+KNOWN = "jinja2==2.4.1"  # CVE-2014-1402 and others
+SERVICES = ("pypi", "osv")
+Run = Callable[[Sequence[str], float], Any]
+
+
+def run(arguments: Sequence[str], seconds: float) -> Any:
+    """Return the report of pip-audit, None if there is none within a time limit."""
+    options = ["--format", "json", "--progress-spinner", "off", "--timeout", "10"]
+    command = [sys.executable, "-m", "pip_audit", *options, *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        return json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError):
+        return None
+
+
+def vulnerable(report: Any) -> dict[str, list[str]]:
+    """Return the vulnerabilities of a report by package."""
+    rows = report["dependencies"] if isinstance(report, dict) else []
+    return {
+        f"{row['name']} {row['version']}": [found["id"] for found in row["vulns"]]
+        for row in rows
+        if row.get("vulns")
+    }
+
+
+def find_service(ask: Run) -> str | None:
+    """Return a service that knows of vulnerabilities, None if none answers."""
+    with tempfile.TemporaryDirectory() as folder:
+        requirements = Path(folder) / "requirements.txt"
+        requirements.write_text(KNOWN + "\n", encoding="utf-8")
+        options = ["--no-deps", "--disable-pip", "--requirement", str(requirements)]
+        return next(
+            (s for s in SERVICES if vulnerable(ask(["--vulnerability-service", s, *options], 60.0))), None
+        )
+
+
+def audit(ask: Run, accepted: Mapping[str, str], *, require: bool) -> tuple[int, str]:
+    """Return the exit code and what to print.
+
+    Args:
+        ask: runs pip-audit.
+        accepted: vulnerabilities that are accepted, each with the reason.
+        require: fail where the audit cannot be done.
+    """
+    service = find_service(ask)
+    report = (
+        ask(["--vulnerability-service", service, "--local", "--skip-editable"], 900.0) if service else None
+    )
+    if report is None:
+        why = "no vulnerability service answers" if service is None else f"{service} gave no report in time"
+        return int(require), f"audit: SKIPPED: {why}; the installed packages were not checked"
+    skipped = sum("skip_reason" in row for row in report["dependencies"])
+    left = {
+        package: sorted(set(found) - set(accepted))
+        for package, found in vulnerable(report).items()
+        if set(found) - set(accepted)
+    }
+    lines = [f"audit: {package}: {', '.join(found)}" for package, found in left.items()]
+    checked = len(report["dependencies"]) - skipped
+    lines.append(
+        f"audit: {checked} packages checked by {service}, {skipped} not on the index, {len(left)} vulnerable"
+    )
+    return int(bool(left)), "\n".join(lines)
+
+
+def main() -> None:
+    """Audit this environment; exit 1 when a package is vulnerable."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--require", action="store_true", help="fail where the audit cannot be done")
+    project = Path(__file__).parents[1] / "pyproject.toml"
+    settings = tomllib.loads(project.read_text("utf-8")).get("tool", {}).get("audit", {})
+    code, text = audit(run, settings.get("accepted", {}), require=parser.parse_args().require)
+    print(text)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Settings of engines, typed and bounded, and the options that may be passed on to a model.
+
+Only options that change how a model samples or reasons may be passed on. Everything else (further answers,
+retries, fallbacks, other addresses, headers, keys, callbacks) would bypass the budget or the user's consent.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from compound.errors import DeclarationError, nearest
+
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Wait = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Plain = str | int | float | bool | None
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class Options(BaseModel):
+    """Options of sampling and reasoning that most servers know."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Sample from the likeliest tokens that together have this probability."""
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    """Sample from so many of the likeliest tokens; 0 or -1 means all."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Sample from tokens at least this likely, relative to the likeliest."""
+    presence_penalty: Penalty | None = None
+    """Lower the probability of tokens that occurred."""
+    frequency_penalty: Penalty | None = None
+    """Lower the probability of tokens by how often they occurred."""
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    """Divide the scores of tokens that occurred; 1 changes nothing."""
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    """Add to the scores of tokens, by token id."""
+    reasoning_effort: Effort | None = None
+    """How long a reasoning model may think."""
+    response_format: dict[str, Any] | None = None
+    """The form of the answer, such as ``{type: json_object}``."""
+    chat_template_kwargs: dict[str, Plain] | None = None
+    """Settings of the model's chat template, such as ``{enable_thinking: false}``."""
+
+
+class RemoteOptions(Options):
+    """Options that may be passed on to a provider."""
+
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """How long answers should be."""
+    thinking: dict[Literal["type", "budget_tokens"], str | int] | None = None
+    """Whether a model thinks first, and with how many tokens of max_tokens."""
+    user: str | None = None
+    """Who asks, as the provider's terms may require."""
+
+
+class VLLMOptions(Options):
+    """Options that may be passed on to a vLLM server."""
+
+    min_tokens: Natural | None = None
+    """The shortest answer, in tokens."""
+    ignore_eos: bool | None = None
+    """Continue after an end token, up to max_tokens."""
+    skip_special_tokens: bool | None = None
+    """Leave special tokens out of the text."""
+    spaces_between_special_tokens: bool | None = None
+    """Write spaces between special tokens."""
+    stop_token_ids: list[Natural] | None = None
+    """Tokens that end the answer."""
+    allowed_token_ids: list[Natural] | None = None
+    """The only tokens that may be sampled."""
+    bad_words: list[str] | None = None
+    """Words that may not be sampled."""
+    structured_outputs: dict[str, Any] | None = None
+    """A grammar, regular expression, schema or choice that the answer follows."""
+    include_reasoning: bool | None = None
+    """Return what a reasoning model thought, apart from its answer."""
+    thinking_token_budget: Natural | None = None
+    """The most tokens that a reasoning model may think with."""
+
+
+Some = TypeVar("Some", bound=Options)
+
+
+def options(kind: type[Some], given: Some | Mapping[str, Any] | None, model: str) -> dict[str, Any]:
+    """Return the options that were given, checked.
+
+    Raises:
+        DeclarationError: one of them is unknown, not allowed, or has a wrong value.
+
+    Example:
+        >>> options(RemoteOptions, {"top_p": 0.9}, "openai/gpt-4o-mini")
+        {'top_p': 0.9}
+    """
+    if isinstance(given, Options):
+        return given.model_dump(exclude_unset=True)
+    try:
+        return kind.model_validate(dict(given or {})).model_dump(exclude_unset=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            raise DeclarationError(
+                f"engine {model!r}: extra must not set {name!r}",
+                hint=f"{_nearest(name, kind)}; only options of sampling and reasoning are passed on",
+            ) from None
+        raise DeclarationError(
+            f"engine {model!r}: extra.{name}: {first['msg']}, but got {first['input']!r:.100}"
+        ) from None
+
+
+def _nearest(name: str, kind: type[Options]) -> str:
+    near, possible = nearest(name, kind.model_fields), nearest("", kind.model_fields)
+    return near if near == possible else f"{near}; {possible}"
+
+
+def check_settings(engine: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Refuse settings that are not of the types that an engine's ``__init__`` declares.
+
+    Raises:
+        DeclarationError: the message names the setting.
+
+    Example:
+        >>> class Mine:
+        ...     def __init__(self, timeout: Seconds = 8.0) -> None:
+        ...         check_settings(Mine, {"timeout": timeout})
+        >>> Mine(0)
+        Traceback (most recent call last):
+        compound.errors.DeclarationError: Mine: timeout: Input should be greater than 0, but got 0
+    """
+    hints = typing.get_type_hints(engine.__init__, include_extras=True)
+    for name, value in given.items():
+        if name not in hints:
+            continue
+        plain = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+        try:
+            TypeAdapter(hints[name]).validate_python(plain, strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            who = getattr(engine, "__name__", "engine")
+            raise DeclarationError(f"{who}: {name}: {first['msg']}, but got {value!r:.100}") from None

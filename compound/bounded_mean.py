@@ -1,0 +1,100 @@
+"""Confidence limits for the mean of independent values that lie in a known range.
+
+`lower_limit` implements Gaffke's bound. Add one imaginary value at the lower end of the range to the n
+values, weigh all n + 1 by uniform random weights that sum to one (a flat Dirichlet distribution, as in the
+Bayesian bootstrap) and take a low quantile of the weighted mean. The upper limit is the mirror image. For
+values 0 and 1 the two limits are those of Clopper and Pearson, which hold the true mean at least as often as
+stated; no distribution on a bounded range is known for which Gaffke's bound holds it less often. Limits need
+no random numbers, do not depend on the order of the values, never leave the range, and stay apart however
+few values there are and however equal.
+
+References:
+    Clopper and Pearson (1934), "The use of confidence or fiducial limits illustrated in the case of the
+    binomial"
+    Gaffke (2005), "Three test statistics for a nonparametric one-sided hypothesis on the mean of a
+    nonnegative variable"
+    Learned-Miller and Thomas (2020), "A new confidence interval for the mean of a bounded random variable"
+    Daniels (1954), "Saddlepoint approximations in statistics", for the line of integration
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+Vector = NDArray[np.float64]
+
+_STEP, _REACH = 0.055, 17.0  # of the integration; tests compare it with closed forms
+_BLOCK = 2_000  # points whose factors are held in memory at once
+_U = np.arange(0.0, _REACH, _STEP)
+_SINH, _COSH = np.sinh(_U), np.cosh(_U)
+_CLOSE = 1e-12
+
+
+def lower_limit(values: Vector, level: float) -> float:
+    """Return the one-sided lower confidence limit of the mean of values in [0, 1].
+
+    Args:
+        values: The values, any number of them.
+        level: How often limits made like this are below the true mean.
+
+    >>> round(lower_limit(np.array([1.0, 1.0, 1.0]), 0.95), 4)  # the cube root of 0.05
+    0.3684
+    """
+    points = np.append(np.sort(values), 0.0)
+    distinct, counts = np.unique(points, return_counts=True)
+    if len(distinct) == 1:
+        return 0.0
+    if len(distinct) == 2:  # a beta distribution, exactly
+        low, high = (float(point) for point in distinct)
+        return low + (high - low) * float(special.betaincinv(counts[1], counts[0], 1 - level))
+    return _solve(points, 1 - level)
+
+
+def _solve(points: Vector, share: float) -> float:
+    """Return the value below which the randomly weighted mean of points falls with probability ``share``."""
+    from scipy import optimize
+
+    low, mean = float(points.min()), float(points.mean())
+    if weighted_mean_cdf(points, mean) <= share:  # only for levels far below those in use
+        return mean
+    least = low + (mean - low) * _CLOSE
+
+    def excess(t: float) -> float:
+        return float(np.log(max(weighted_mean_cdf(points, t), 1e-300) / share))
+
+    return float(optimize.brentq(excess, least, mean, xtol=1e-12, rtol=1e-10))
+
+
+def weighted_mean_cdf(points: Vector, t: float) -> float:
+    """Return the probability that the mean of points with flat Dirichlet weights is at most ``t``.
+
+    ``t`` must lie above the least point and not above the points' mean. The weights are exponential
+    variables E over their sum, so the event is ``sum(E * (points - t)) <= 0``. The inversion integral of its
+    moment generating function is taken on the line through the saddlepoint, where the integrand hardly
+    oscillates.
+
+    >>> round(weighted_mean_cdf(np.array([0.0, 0.5, 1.0]), 0.5), 6)
+    0.5
+    """
+    from scipy import optimize
+
+    c = points - t
+
+    def slope(theta: float) -> float:
+        return float(np.sum(c / (1 - c * theta)) - 1 / theta)
+
+    edge = 1 / float(c.min())  # the moment generating function exists between here and 0
+    theta = float(optimize.brentq(slope, edge * (1 - 1e-13), edge * 1e-13, xtol=1e-300, rtol=1e-9))
+    scaled = c / (1 - c * theta)
+    width = 1 / np.sqrt(np.sum(scaled**2) + 1 / theta**2)
+    y = width * _SINH
+    product = np.ones(len(y), dtype=np.complex128)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, len(c), _BLOCK):
+            product *= np.prod(1 - 1j * y[:, None] * scaled[None, start : start + _BLOCK], axis=1)
+        shrunk = np.nan_to_num(1 / product, nan=0.0, posinf=0.0, neginf=0.0)
+    integrand = (shrunk / (theta + 1j * y)).real * width * _COSH
+    total = _STEP * (integrand.sum() - integrand[0] / 2)
+    return float(-np.exp(-np.sum(np.log1p(-c * theta))) * total / np.pi)

@@ -1,0 +1,81 @@
+"""The dry run as text: what a run can cost at most, and what it can find."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from compound.report.text import count, money, plural
+from compound.report.writing import aligned
+
+NUMBERS = ("calls", "prompt_tokens", "completion_tokens")
+HEADINGS = ("at most", "system runs", "calls", "prompt tokens", "completion tokens", "dollars")
+
+
+def forecast(facts: Mapping[str, Any]) -> str:
+    """Return what `compound.estimate.estimate` found, for a terminal."""
+    data, plan = facts["data"], facts["plan"]
+    blocks = [
+        [
+            f"{facts['system']}: dry run, nothing is sent",
+            f"run directory: {facts['run']}",
+            f"method: {', baselines '.join(_methods(facts['methods']))}",
+            f"examples: {data['train']} train, {data['valid']} validation, {data['test']} test "
+            f"({data['path']})",
+            f"plan: {plural(plan['decisions'], 'decision')} at level {plan['level']:.3g}, "
+            f"{count(plan['runs_per_decision'])} system runs each",
+        ],
+        bounds_table(facts),
+        [_unbounded(reason) for reason in facts["at_most"]["why"]],
+        [f"budget.{name}: {count(b['limit'])} {b['counts']}" for name, b in facts["budget"].items()],
+        [f"note: {note}" for note in (*facts["prospects"]["told"], *facts["notes"])],
+        [_step(step) for step in facts["steps"]],
+        [f"warning: {text}" for text in facts["duplicates"]],
+        list(facts["assumed"]),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in blocks if lines)
+
+
+def _methods(names: Sequence[str]) -> list[str]:
+    return [names[0], *([", ".join(names[1:])] if names[1:] else [])]
+
+
+def bounds_table(facts: Mapping[str, Any]) -> list[str]:
+    """Return the table of bounds: a line for each part of each method, and the sum."""
+    several = len(facts["methods"]) > 1
+    rows = [list(HEADINGS)]
+    for row in facts["bounds"]:
+        what = f"{row['method']}: {row['what']}" if several else row["what"]
+        rows.append([what, _runs(row), *_numbers(row)])
+    if several:
+        rows.append(["all methods", _runs(facts["at_most"]), *_numbers(facts["at_most"])])
+    return aligned(rows)
+
+
+def _runs(row: Mapping[str, Any]) -> str:
+    if row["system_runs"] is not None:
+        return count(row["system_runs"])
+    return "no limit" if "system runs" in row.get("what", "total") or row.get("what") == "total" else ""
+
+
+def _numbers(row: Mapping[str, Any]) -> list[str]:
+    cost = (
+        "price not known"
+        if not row["priced"]
+        else "not bounded"
+        if row["cost"] is None
+        else money(row["cost"])
+    )
+    return [*("not bounded" if row[name] is None else count(row[name]) for name in NUMBERS), cost]
+
+
+def _unbounded(reason: str) -> str:
+    return f"not bounded: {reason}; a budget of calls, tokens or cost is kept in any case"
+
+
+def _step(step: Mapping[str, Any]) -> str:
+    ended = f", unless ended by {', '.join(step['unless_ended_by'])}" if "unless_ended_by" in step else ""
+    return (
+        f"training of {step['job']}: the budget holds {step['budget_holds']} of {step['steps']} steps of "
+        f"{count(step['runs_per_step'])} system runs{ended}"
+    )

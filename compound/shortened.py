@@ -1,0 +1,47 @@
+"""Short texts for `repr`: values cut to a readable length, lists of names with the number left out.
+
+A notebook shows the repr of whatever a cell ends with, and error messages quote it: it must not grow with
+prompts, demonstrations or the number of paths through a graph.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+MOST_NAMES = 12
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+_SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = _SHORT.maxfrozenset = 4
+_SHORT.maxlevel = 3
+
+
+def short(value: Any) -> str:
+    """Return a repr of at most a few lines, whatever the value holds.
+
+    >>> short({"question": "word " * 100})
+    "{'question': 'word word word word word word word w... word word word word word word word '}"
+    """
+    return _SHORT.repr(dict(value) if isinstance(value, Mapping) else value)
+
+
+def listed(names: Iterable[str], most: int = MOST_NAMES) -> str:
+    """Return names in brackets, the first of them when there are many.
+
+    >>> listed("abc"), listed("abcdef", most=2)
+    ('[a, b, c]', '[a, b, … 4 more]')
+    """
+    found = list(names)
+    shown = [*found[:most], f"… {len(found) - most} more"] if len(found) > most else found
+    return f"[{', '.join(shown)}]"
+
+
+def shown(kind: str, *positional: str, **parts: str) -> str:
+    """Return ``Kind(positional, name=part)``; parts that are ``""`` are left out.
+
+    >>> shown("Row", "'e1'", score="0.5", failure="")
+    "Row('e1', score=0.5)"
+    """
+    named = [f"{name}={part}" for name, part in parts.items() if part]
+    return f"{kind}({', '.join([*positional, *named])})"

@@ -1,0 +1,52 @@
+"""Servers and keys that the engines of a file name: each needs the user's consent; see `compound.trust`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compound.components.engines.credentials import SERVERS, Connection
+from compound.errors import DeclarationError
+from compound.spec.context import Context
+from compound.spec.document import Address
+from compound.trust import Trust, refusal
+
+
+def check_consent(context: Context, kind: str, settings: Mapping[str, Any], address: Address) -> None:
+    """Note what an engine of the file would send without the user's consent.
+
+    Args:
+        context: of the file.
+        kind: the kind of engine.
+        settings: its settings.
+        address: where they stand.
+
+    Raises:
+        ConfigurationError: the user's configuration file cannot be read.
+    """
+    server, key = settings.get("api_base"), settings.get("api_key_env")
+    model = str(settings.get("model", ""))
+    named = (*address, "api_base" if server is not None else "model")
+    try:
+        if kind == "litellm":
+            _check_provider(model, server)
+        if server is None and key is None:
+            return
+        trust = Trust.of_user(context.trusted, strict=not context.allow_import)
+        refused = refusal(trust, model, server, key)
+    except DeclarationError as error:
+        context.document.report_error(named, error)
+        return
+    if refused is not None:
+        context.document.report((*address, "api_base" if key is None else "api_key_env"), *refused)
+
+
+def _check_provider(model: str, server: str | None) -> None:
+    """Refuse an address in a model's name, and a server of a provider that is not known to be safe."""
+    Connection(model, server, None)
+    provider = model.partition("/")[0]
+    if server is not None and provider not in SERVERS:
+        raise DeclarationError(
+            f"a file cannot name the server of a model of {provider!r}",
+            hint=f"most servers are openai/NAME; possible: {', '.join(sorted(SERVERS))}",
+        )

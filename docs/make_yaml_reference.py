@@ -1,0 +1,168 @@
+"""Write the tables of keys in docs/yaml.md from the models that check the file: ``make docs``.
+
+A table stands between ``<!-- keys NAME -->`` and ``<!-- end -->``; the text and the examples around it are
+written by hand and loaded by the tests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings, RewardSettings, WeightSettings
+from compound.spec import file_components as components
+from compound.spec import file_model, file_settings
+
+OUTPUT = Path(__file__).parent / "yaml.md"
+
+MODELS: Mapping[str, Any] = {
+    "file": file_model.File,
+    "wiring": components.Wiring,
+    "llm": components.LLMSettings,
+    "bm25": components.BM25Settings,
+    "dense": components.DenseSettings,
+    "passages": components.PassagesSettings,
+    "selector": components.SelectorSettings,
+    "function": components.FunctionSettings,
+    "first_of": components.FirstOfSettings,
+    "loop": components.LoopSettings,
+    "map": components.MapSettings,
+    "class": components.ClassEntry,
+    "text": file_settings.TextSpace,
+    "demos": file_settings.DemosSpace,
+    "choice": file_settings.ChoiceSpace,
+    "int": file_settings.IntSpace,
+    "float": file_settings.FloatSpace,
+    "lora": file_settings.Adapter,
+    "data": file_model.DataSettings,
+    "optimize": OptimizeSettings,
+    "budget": BudgetSettings,
+    "prompts": PromptSettings,
+    "rewards": RewardSettings,
+    "weights": WeightSettings,
+    **{
+        f"{group} {name}": entry.model_fields[name].annotation
+        for group in ("metric", "engine")
+        for name, entry in file_model.POSSIBLE[group].items()
+    },
+}
+HERE = {"wires", "when"}  # every component has them: they are explained once
+VALUES = {
+    "TextSetting": "text, or `{tune: TEXT}`",
+    "DemosSetting": "list of demonstrations, or `{tune: COUNT}`",
+    "LabelSetting": "text, or `{choice: [A, B]}`",
+    "OptionSetting": "text, number, true or false",
+    "IntSetting": "whole number, or `{int: [LOW, HIGH]}`",
+    "CountSetting": "whole number, `{int: [LOW, HIGH]}` or `{choice: [A, B]}`",
+    "FloatSetting": "number, or `{float: [LOW, HIGH]}`",
+    "WeightsSetting": "`{lora: {rank: 8}}`",
+    "AnySetting": "any value, or one to tune",
+    "Scalar": "text, number, true or false",
+    "Number": "number",
+    "Any": "anything",
+    "Entry": "component",
+    "UseEntry": "`use` entry",
+    "Engine": "engine",
+    "Proposer": "`demos`, `edits`, `opro`",
+    "tuple[str, ...] | list[str]": "list of text",
+    "tuple[float, float]": "[number, number]",
+    "Metric": "metric",
+    "Demonstration": "`{inputs: …, outputs: …}`",
+    "SplitBy": "a column, or `{train: SHARE, …}`",
+    "Name": "name",
+    "Code": "`module:name`",
+    "Reference": "reference",
+    "Body": "inputs, components, nodes, outputs",
+    "Type": "type",
+    "bool": "true or false",
+    "float": "number",
+    "int": "whole number",
+    "str": "text",
+    "When": "reference, or `{reference: value}`",
+}
+
+
+def main() -> None:
+    """Write the page anew."""
+    OUTPUT.write_text(with_keys(OUTPUT.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def with_keys(page: str) -> str:
+    """Return the page with every table made anew."""
+
+    def table(found: re.Match[str]) -> str:
+        return f"<!-- keys {found[1]} -->\n{keys(MODELS[found[1]])}\n<!-- end -->"
+
+    return re.sub(r"<!-- keys ([^>]*) -->\n.*?<!-- end -->", table, page, flags=re.S)
+
+
+def keys(model: Any) -> str:
+    """Return the table of a model's keys."""
+    rows = ["| key | value | default | what |", "| --- | --- | --- | --- |"]
+    own = _annotations(model)
+    for name, field in sorted(model.model_fields.items(), key=lambda item: item[0] not in own):
+        if model is not components.Wiring and name in HERE:
+            continue
+        about = " ".join(str(field.description or "").split()).replace("|", "\\|").replace("``", "`")
+        rows.append(f"| `{field.alias or name}` | {value(model, name)} | {default(field)} | {about} |")
+    return "\n".join(rows)
+
+
+def default(field: Any) -> str:
+    """Return what a key is worth when it is left out."""
+    if field.is_required():
+        return "required"
+    found = field.get_default(call_default_factory=True)
+    if hasattr(found, "model_dump"):
+        return "see below"
+    return "–" if found in (None, "", [], {}, ()) else f"`{_yaml(found)}`"
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_yaml, value))}]"
+    return str(value)
+
+
+def value(model: Any, name: str) -> str:
+    """Return what may stand at a key."""
+    if (model, name) == (file_settings.IntSpace, "value"):
+        return VALUES["int"]
+    declared = next(vars(cls)["__annotations__"][name] for cls in model.__mro__ if name in _annotations(cls))
+    text = declared if isinstance(declared, str) else _spelled(declared)
+    optional = re.sub(r"^Annotated\[(.*?), .*\]( \| None)?$", r"\1\2", text).removesuffix(" | None")
+    return _value(optional)
+
+
+def _annotations(cls: type) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = vars(cls).get("__annotations__", {})
+    return found
+
+
+def _spelled(declared: Any) -> str:
+    plain = isinstance(declared, type) and not hasattr(declared, "__args__")
+    text = declared.__name__ if plain else str(declared)
+    return re.sub(r"\b(typing|collections\.abc|compound(?:\.\w+)+)\.", "", text)
+
+
+def _value(text: str) -> str:
+    """Return a type's spelling in words."""
+    if text in VALUES:
+        return VALUES[text]
+    if match := re.fullmatch(r"Literal\[(.*)\]", text):
+        return ", ".join(f"`{label}`" for label in re.findall(r"['\"]([^'\"]*)['\"]", match[1]))
+    if match := re.fullmatch(r"(?:list|Sequence)\[(.*)\]|tuple\[(.*), \.\.\.\]", text):
+        return f"list of {_value(match[1] or match[2])}"
+    if match := re.fullmatch(r"(?:dict|Mapping)\[(\w+), (.*)\]", text):
+        return f"{_value(match[2])}, by {_value(match[1])}"
+    if " | " in text and "[" not in text:
+        return " or ".join(_value(part) for part in text.split(" | "))
+    return "see below" if text.endswith("Settings") else "mapping" if text[:1].isupper() else text
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Describe a training step: its line for people, the answers its record shows, why it taught nothing."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from compound.optimizers.policy.drawn import Drawn
+from compound.optimizers.policy.recipe import Recipe
+from compound.optimizers.policy.samples import Sample
+
+LETTERS = 300  # of an answer that a record shows
+
+
+def told(curve: Sequence[Mapping[str, Any]], steps: int) -> str:
+    """Return a step's line for people.
+
+    >>> told([{"reward": 0.25, "samples": 24, "made": 32}], 25)
+    'step 1 of 25: mean reward 0.250, 24 of 32 samples teach something'
+    """
+    last = curve[-1]
+    reward = "no rollouts" if last["reward"] is None else f"mean reward {last['reward']:.3f}"
+    samples, made = last["samples"], last.get("made", last["samples"])
+    several = f"{samples} samples" if samples == made else f"{samples} of {made} samples teach something"
+    skipped = f", {last['skipped']} updates skipped: gradient not finite" if last.get("skipped") else ""
+    return f"step {len(curve)} of {steps}: {reward}, {several}{skipped}"
+
+
+def examples_of(samples: Sequence[Sample], tokenizer: Any) -> dict[str, list[dict[str, Any]]]:
+    """Return, by component, the answers that earned most and least, as JSON: what there was to learn from."""
+    found: dict[str, list[Sample]] = {}
+    for sample in samples:
+        found.setdefault(sample.component, []).append(sample)
+    return {
+        name: [
+            {
+                "example": sample.example,
+                "reward": sample.reward,
+                "text": tokenizer.decode(sample.tokens.sampled, skip_special_tokens=True)[:LETTERS],
+            }
+            for sample in {id(s): s for s in (max(own, key=_reward), min(own, key=_reward))}.values()
+        ]
+        for name, own in found.items()
+    }
+
+
+def _reward(sample: Sample) -> float:
+    return sample.reward
+
+
+def why_nothing(recipe: Recipe, drawn: Drawn) -> str:
+    """Return why a step has no samples."""
+    facts = drawn.facts
+    if facts["failed"] and facts["failed"] >= len(drawn.credited.scores):
+        return f"every run failed, most often by {facts['failure']}"
+    if recipe.likelihood:
+        return f"no attempt earned the threshold {drawn.credited.facts['threshold']:.3g}"
+    if not drawn.credited.facts.get("groups"):
+        return "no run called a component that is trained"
+    return "the rewards of every group were all equal"
+
+
+def peak() -> float:
+    """Return the most memory so far in MiB: of the device where there is one, of this process otherwise."""
+    import torch
+
+    if torch.cuda.is_available():
+        return float(torch.cuda.max_memory_allocated()) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

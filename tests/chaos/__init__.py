@@ -1,0 +1,1 @@
+"""Fault injection: a model server that misbehaves on purpose."""

@@ -1,0 +1,57 @@
+"""Let the disk fill up during a run, free it, and give the same command again.
+
+The limit is on the size of a file (``RLIMIT_FSIZE``), which every machine has. It strikes at the first file
+that reaches it: the cache, the traces or the events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.launcher import Launcher
+from chaos.observe import ending
+from chaos.server import FaultyServer
+from chaos.workloads import Workload, answer
+
+COMMAND = ("optimize", "system.yaml", "--run-dir", "run", "--quiet")
+
+
+@dataclass(frozen=True)
+class FullDisk:
+    """A run that met a full disk and was continued.
+
+    Attributes:
+        limit: bytes that a file could hold.
+        codes: the exit codes on the full disk and after it was freed.
+        problems: what is wrong, in words; empty when nothing is.
+    """
+
+    limit: int
+    codes: tuple[int, ...]
+    problems: tuple[str, ...]
+
+
+def full_disks(
+    launcher: Launcher, workload: Workload, limits: Sequence[int], folder: Path
+) -> Iterator[FullDisk]:
+    """Yield a run for each limit."""
+    with FaultyServer(answer=answer) as server:
+        workload.write(folder / "free", server.url)
+        free = launcher.run(COMMAND, folder / "free")
+        assert free.code == 0, free.err
+        expected = ending(folder / "free" / "run")
+        for limit in limits:
+            place = folder / f"limit-{limit}"
+            workload.write(place, server.url)
+            full = launcher.run(COMMAND, place, file_size=limit)
+            freed = launcher.run(COMMAND, place)
+            problems = []
+            if full.code != 2 or full.has_traceback or "disk" not in full.err:
+                problems.append(f"exit code {full.code} on a full disk: {full.err[-500:]}")
+            if freed.code != 0:
+                problems.append(f"exit code {freed.code} afterwards: {freed.err[-500:]}")
+            elif ending(place / "run").best != expected.best:
+                problems.append("another configuration was found")
+            yield FullDisk(limit, (full.code, freed.code), tuple(problems))

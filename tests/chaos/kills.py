@@ -1,0 +1,155 @@
+"""End runs at random moments by random signals, give the same command again, and compare the end.
+
+A run that was killed must end as one that was not: the same decisions, the same configuration, and no
+request made twice unless it was in flight when the process ended.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.launcher import Launcher
+from chaos.observe import Ending, ending
+from chaos.server import FaultyServer
+from chaos.workloads import IN_FLIGHT, Workload, answer
+
+SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+COMMAND = ("optimize", "system.yaml", "--run-dir", "run", "--quiet")
+ENGINES = 3
+MOST_STRIKES = 3
+
+
+@dataclass(frozen=True)
+class KilledRun:
+    """One run that was struck, possibly several times, and continued each time.
+
+    Attributes:
+        workload: its name.
+        strikes: the signals with the fraction of an uninterrupted run after which each was sent.
+        codes: the exit code of each attempt.
+        same_best: whether ``best.json`` equals that of the uninterrupted run.
+        same_events: whether all recorded events do.
+        same_spent: whether the recorded spending does.
+        repeated: requests answered more than once.
+        bound: the most requests that can have been in flight at the strikes.
+        problems: what is wrong, in words; empty when nothing is.
+    """
+
+    workload: str
+    strikes: tuple[str, ...]
+    codes: tuple[int, ...]
+    same_best: bool
+    same_events: bool
+    same_spent: bool
+    repeated: int
+    bound: int
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An uninterrupted run of a workload."""
+
+    ending: Ending
+    seconds: float
+    requests: frozenset[str]
+
+
+def reference(launcher: Launcher, workload: Workload, folder: Path, model: Path) -> Reference:
+    """Run a workload without interruption.
+
+    Raises:
+        AssertionError: it failed, or made an equal request twice.
+    """
+    with FaultyServer(answer=answer) as server:
+        workload.write(folder, server.url, model)
+        attempt = launcher.run(COMMAND, folder)
+        asked = _answered(server)
+    assert attempt.code == 0, f"{workload.name} failed without a fault: {attempt.err}"
+    assert max(asked.values(), default=1) == 1, f"{workload.name} made an equal request twice"
+    return Reference(ending(folder / "run"), attempt.seconds, frozenset(asked))
+
+
+def killed_runs(
+    launcher: Launcher, workloads: Sequence[Workload], count: int, folder: Path, model: Path, seed: int
+) -> Iterator[KilledRun]:
+    """Yield ``count`` runs, each struck one to three times, going through the workloads in turn."""
+    draws = random.Random(seed)
+    references: dict[str, Reference] = {}
+    for number in range(count):
+        workload = workloads[number % len(workloads)]
+        if workload.name not in references:
+            place = folder / f"reference-{workload.name}"
+            references[workload.name] = reference(launcher, workload, place, model)
+        strikes = [
+            (draws.uniform(0.02, 1.02), draws.choice(SIGNALS)) for _ in range(draws.randint(1, MOST_STRIKES))
+        ]
+        place = folder / f"killed-{number}-{workload.name}"
+        yield _killed_run(launcher, workload, references[workload.name], strikes, place, model)
+
+
+def _killed_run(
+    launcher: Launcher,
+    workload: Workload,
+    expected: Reference,
+    strikes: Sequence[tuple[float, signal.Signals]],
+    folder: Path,
+    model: Path,
+) -> KilledRun:
+    problems: list[str] = []
+    codes: list[int] = []
+    landed = 0
+    with FaultyServer(answer=answer) as server:
+        workload.write(folder, server.url, model)
+        for fraction, number in strikes:
+            attempt = launcher.run(COMMAND, folder, strike=fraction * expected.seconds, number=number)
+            codes.append(attempt.code)
+            if attempt.has_traceback:
+                problems.append(f"traceback: {attempt.err[-500:]}")
+            if attempt.code == 0:
+                break
+            landed += 1
+            if attempt.code not in {-number, 130}:
+                problems.append(f"exit code {attempt.code} after {number.name}: {attempt.err[-500:]}")
+        else:
+            attempt = launcher.run(COMMAND, folder)
+            codes.append(attempt.code)
+        asked = _answered(server)
+    if attempt.code != 0:
+        problems.append(f"the run could not be continued: exit code {attempt.code}: {attempt.err[-500:]}")
+    found = ending(folder / "run") if attempt.code == 0 else None
+    repeated, bound = asked.total() - len(asked), landed * ENGINES * IN_FLIGHT
+    problems += _differences(found, expected, asked)
+    if repeated > bound:
+        problems.append(f"{repeated} requests were made twice, but at most {bound} were in flight")
+    return KilledRun(
+        workload=workload.name,
+        strikes=tuple(f"{number.name} at {fraction:.2f}" for fraction, number in strikes),
+        codes=tuple(codes),
+        same_best=found is not None and found.best == expected.ending.best,
+        same_events=found is not None and found.events == expected.ending.events,
+        same_spent=found is not None and found.spent == expected.ending.spent,
+        repeated=repeated,
+        bound=bound,
+        problems=tuple(problems),
+    )
+
+
+def _differences(found: Ending | None, expected: Reference, asked: Counter[str]) -> Iterator[str]:
+    """Yield how a continued run differs from the uninterrupted one."""
+    if found is not None and found.best != expected.ending.best:
+        yield "another configuration was found"
+    if found is not None and found.events != expected.ending.events:
+        yield "other decisions were recorded"
+    if extra := set(asked) - expected.requests:
+        yield f"{len(extra)} requests that the uninterrupted run does not make"
+
+
+def _answered(server: FaultyServer) -> Counter[str]:
+    return Counter(json.dumps(served.body, sort_keys=True) for served in server.served)
