@@ -451,6 +451,11 @@ def _in_order(calls: Sequence[tuple[Place, Call]]) -> tuple[Call, ...]:
 
 
 def _check_inputs(system: System, inputs: Mapping[str, Any]) -> None:
+    unknown = [name for name in inputs if name not in system.inputs]
+    if unknown:
+        raise DeclarationError(
+            f"system {system.name!r} has no input {unknown[0]!r}", hint=nearest(unknown[0], system.inputs)
+        )
     for name, kind in system.inputs.items():
         if name not in inputs:
             raise DeclarationError(
@@ -458,8 +463,3 @@ def _check_inputs(system: System, inputs: Mapping[str, Any]) -> None:
             )
         if not accepts(kind, inputs[name]):
             raise DeclarationError(f"input {name!r} must be {spell(kind)}, but got {inputs[name]!r:.200}")
-    unknown = [name for name in inputs if name not in system.inputs]
-    if unknown:
-        raise DeclarationError(
-            f"system {system.name!r} has no input {unknown[0]!r}", hint=nearest(unknown[0], system.inputs)
-        )

@@ -73,6 +73,9 @@ class Sender:
             DeclarationError: the cost is limited, and the model has no price.
         """
         engine = self.engine(lm)
+        clock.wait()
+        if warm_up := getattr(engine, "warm_up", None):
+            await warm_up()
         if meter.budget.cost is not None and not engine.priced:
             raise DeclarationError(
                 f"budget.cost is set, but the price of {lm!r} is not known",
@@ -84,7 +87,6 @@ class Sender:
         waited, tries = 0.0, 0
         while True:
             tries += 1
-            clock.wait()
             async with throttle.turn(request.seed + tries) as turn, meter.reserve(worst) as used:
                 waited += turn.waited
                 meter.incidents["milliseconds_waited"] += round(1000 * turn.waited)
@@ -115,6 +117,7 @@ class Sender:
                 finally:
                     if not engine.remote:
                         clock.go()
+            clock.wait()
             self._notify(refusal)
 
     def _failed(self, error: BaseException, engine: Engine, worst: Usage, meter: Meter) -> Usage:

@@ -1,7 +1,7 @@
 """A server that answers as vLLM does, without a model: ``python fake_vllm.py serve MODEL --port N …``, or a class.
 
 Its "model" gives token i of a prompt the log-probability ``logprob(bias, i, token)``; an adapter is a folder
-whose ``adapter_config.json`` holds a bias, and the base's is 0. Standard library only.
+whose ``adapter_config.json`` holds a bias as its revision, and the base's is 0. Standard library only.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ class FakeVLLM:
         name = body["lora_name"]
         if name in self.loaded:
             return 400, error(f"The lora adapter '{name}' has already been loaded.")
-        self.loaded[name] = json.loads((Path(body["lora_path"]) / "adapter_config.json").read_text())["bias"]
+        config = json.loads((Path(body["lora_path"]) / "adapter_config.json").read_text())
+        self.loaded[name] = float(config["revision"])
         self.first = self.loaded[name] if self.first is None else self.first
         return 200, "Success"
 
@@ -189,7 +190,8 @@ def write_adapter(
 ) -> None:
     """Write an adapter of a bias; its probe is what the server says of it, and of one of bias ``before``."""
     folder.mkdir()
-    (folder / "adapter_config.json").write_text(json.dumps({"bias": bias, "note": note}))
+    config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "revision": repr(bias)}
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": note}))
     tensors = {"x.lora_A.weight": [0, 8], "x.lora_B.weight": [8, 16]}
     header = json.dumps(
         {name: {"dtype": "F32", "shape": [1, 2], "data_offsets": at} for name, at in tensors.items()}

@@ -470,6 +470,18 @@ def test_an_error_of_the_system_that_names_no_file_is_told_as_one(
     )
 
 
+def test_a_style_file_in_the_working_directory_does_not_style_figures(game: Path) -> None:
+    """It could have LaTeX run on the texts of a run."""
+    arguments, environment = command("graph", "game.yaml", "--format", "svg")
+
+    def drawn() -> bytes:
+        return subprocess.run(arguments, env=environment, capture_output=True, check=True).stdout
+
+    plain = drawn()
+    (game / "matplotlibrc").write_text("text.usetex: True\nfont.size: 31\n")
+    assert drawn() == plain
+
+
 def test_runs_are_verified_by_command(game: Path, cli: Any) -> None:
     small = ("--set", "optimize.budget.system_runs=70", "--quiet")
     for name in ("first", "second"):

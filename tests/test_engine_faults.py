@@ -262,9 +262,6 @@ def test_a_key_that_a_server_sends_back_is_removed(kind: str) -> None:
 def test_keys_of_the_environment_are_known_without_being_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is not named in a file is the provider's own: it is sent the provider's usual key."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-provider-itself-99")
-    from compound.components.engines import lm_litellm
-
-    lm_litellm._litellm.cache_clear()
     with FaultyServer(1.0, [Fault.KEY_IN_ANSWER]) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         lm = LiteLLMEngine("openai/tiny")
@@ -321,7 +318,6 @@ def test_a_run_survives_answers_that_no_file_and_no_terminal_should_hold(
 def test_the_time_limit_of_a_try_covers_the_whole_answer(fault: Fault, kind: str) -> None:
     with FaultyServer(1.0, [fault], drip=(0.05, 10_000), stall=60.0) as server:
         lm, meter = engine(kind, server, timeout=0.4), Meter()
-        asyncio.run(_warm(lm))
         started = time.monotonic()
         (trace,) = asyncio.run(several(lm, meter, 1))
         assert time.monotonic() - started < 15, "a guard: the server would take minutes"
@@ -332,19 +328,10 @@ def test_the_time_limit_of_a_try_covers_the_whole_answer(fault: Fault, kind: str
     assert meter.incidents["lost"] == 1
 
 
-async def _warm(lm: Engine) -> None:
-    """Import what the engine needs, outside of any time limit."""
-    if isinstance(lm, LiteLLMEngine):
-        from compound.components.engines.lm_litellm import _litellm
-
-        await asyncio.to_thread(_litellm)
-
-
 @pytest.mark.parametrize("kind", ["litellm", "vllm"])
 def test_the_minutes_of_a_run_end_the_calls_in_flight(kind: str) -> None:
     with FaultyServer(1.0, [Fault.STALL], stall=60.0) as server:
         lm = engine(kind, server, timeout=50.0)
-        asyncio.run(_warm(lm))
         meter = Meter(Budget(minutes=0.02))
         started = time.monotonic()
         found = asyncio.run(several(lm, meter, 4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compound.artifacts import folder_digest
-from compound.components.engines import vllm_link
 from compound.components.engines.lm_vllm import VLLMEngine
 from compound.components.engines.prefilled import Prefilled
 from compound.components.engines.probe import APART, NOISE, TOLERANCE, VISIBLE, Probe, judge, read_probe
@@ -269,10 +269,9 @@ def test_a_server_that_does_not_answer_in_time_may_pass(server: Any) -> None:
         ask(engine(server), request(timeout=0.3))
 
 
-def test_a_server_that_is_gone_may_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_link, "LOOK", 0.3)
+def test_a_server_that_is_gone_may_come_back() -> None:
     other = fake.FakeVLLM()
-    lm = engine(other)
+    lm = engine(other, timeout=0.5)
     with pytest.raises(TransientError):
         asyncio.run(lm.generate(request()))
     other.serve()
@@ -358,9 +357,18 @@ def test_calls_made_together_load_an_adapter_once(server: Any, write: Write) -> 
 
 def test_a_folder_that_was_changed_is_not_loaded(server: Any, write: Write) -> None:
     adapter = write(0.5)
-    (Path(adapter.path) / "adapter_config.json").write_text('{"bias": 0.6}')
+    (Path(adapter.path) / "adapter_config.json").write_text('{"revision": "0.6"}')
     with pytest.raises(ConfigurationError, match="was changed"):
         ask(engine(server), sampled(adapter))
+    assert server.sent("load_lora_adapter") == []
+
+
+def test_an_adapter_that_is_no_plain_lora_never_reaches_the_server(server: Any, write: Write) -> None:
+    path = Path(write(0.5).path)
+    config = json.loads((path / "adapter_config.json").read_text())
+    (path / "adapter_config.json").write_text(json.dumps({**config, "modules_to_save": ["lm_head"]}))
+    with pytest.raises(ConfigurationError, match="modules_to_save"):
+        ask(engine(server), sampled(Adapter(str(path), folder_digest(path))))
     assert server.sent("load_lora_adapter") == []
 
 

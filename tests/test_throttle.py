@@ -196,6 +196,20 @@ def test_a_wait_for_the_rate_limit_is_no_part_of_the_time_limit_of_a_try() -> No
     assert [trace.failure for trace in virtual.run(scenario())] == [None] * 3
 
 
+def test_what_an_engine_prepares_is_no_part_of_the_time_limit_of_a_try() -> None:
+    class Slow(ScriptedLM):
+        async def warm_up(self) -> None:
+            await asyncio.sleep(30)
+
+    async def scenario() -> tuple[Trace, float]:
+        trace = await Executor({"m": Slow(["4"])}).run(asking(timeout=2.0), {"q": "2 + 2"})
+        return trace, asyncio.get_running_loop().time()
+
+    trace, seconds = virtual.run(scenario())
+    assert (trace.failure, trace.outputs) == (None, {"y": "4"})
+    assert seconds == pytest.approx(30.0)
+
+
 def test_the_minutes_of_a_run_end_a_wait() -> None:
     lm = Limited(1, retry_after=50.0)
 

@@ -95,6 +95,19 @@ def test_without_an_accelerator_prompts_are_not_read_in_chunks(
 
 
 @pytest.mark.parametrize(
+    ("args", "wanted"),
+    [([], "safetensors"), (["--load-format", "gguf"], "gguf"), (["--load_format", "pt"], "")],
+)
+def test_weights_are_read_from_safetensors_unless_the_arguments_say_otherwise(
+    told: Path, args: list[str], wanted: str
+) -> None:
+    ask(VLLMEngine("m", args=args))
+    argv = started(told)[0]["argv"]
+    assert argv.count("--load-format") == bool(wanted)
+    assert not wanted or argv[argv.index("--load-format") + 1] == wanted
+
+
+@pytest.mark.parametrize(
     ("rank", "settings", "wanted"),
     [(64, {}, "64"), (20, {}, "32"), (4, {}, "16"), (4, {"max_lora_rank": 128}, "128")],
 )

@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from compound.errors import ConfigurationError
 from compound.limits import ARTIFACT
 from compound.records import Damaged, parse
 from compound.untrusted import UntrustedFolder
 
-Addition = tuple[torch.Tensor, torch.Tensor]  # A (r, in), and B (out, r) times alpha / r
+if TYPE_CHECKING:
+    import torch
+
+Addition: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"  # A (r, in), and B (out, r) times alpha / r
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX, SIDES = "base_model.model.", (".lora_A.weight", ".lora_B.weight")

@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,7 @@ else:
     Extra = RemoteOptions
 
 MILLION = 1_000_000
+_IMPORTING = threading.Lock()
 KEYED = {  # providers that answer nobody without a key, which is read from one environment variable
     *("openai", "anthropic", "gemini", "groq", "mistral"),
     *("openrouter", "deepseek", "together_ai", "cohere", "xai"),
@@ -121,6 +123,10 @@ class LiteLLMEngine:
         """Whether calls have a known price; if not, their cost is counted as 0."""
         return self.price is not None or _listed(self.model) is not None
 
+    async def warm_up(self) -> None:
+        """Import litellm, which takes seconds, outside the time limits of calls and off the event loop."""
+        await asyncio.to_thread(_litellm)
+
     def worst_case(self, request: Request) -> Usage:  # noqa: D102
         size = longest_prompt(request)
         thinking = (_listed(self.model) or {}).get("output_cost_per_reasoning_token") or 0.0
@@ -134,6 +140,8 @@ class LiteLLMEngine:
                 f"{self.name} cannot sample with the adapter {request.adapter!r}", charged=NO_USAGE
             )
         litellm = await asyncio.to_thread(_litellm)
+        if not self.api_key_env:
+            remember_environment()  # litellm reads the key of its provider there at each call
         self._require_key(litellm)
         response = await in_background(self._call(litellm, request, request.timeout or self.timeout))
         return self._completion(request, response)
@@ -289,8 +297,14 @@ class LiteLLMEngine:
         return usual
 
 
-@functools.cache
 def _litellm() -> Any:
+    """Return litellm, imported and set up once, whichever threads ask for it first."""
+    with _IMPORTING:
+        return _imported()
+
+
+@functools.cache
+def _imported() -> Any:
     """Import litellm, quiet, without a download of its price list, and without reading a ``.env`` file.
 
     By default it fills the environment from a ``.env`` in the working directory or above the packages. That
@@ -308,7 +322,6 @@ def _litellm() -> Any:
 
     wire.guard_litellm(http_handler)
     logging.getLogger("LiteLLM").setLevel(logging.ERROR)  # its warnings repeat what servers say
-    remember_environment()  # litellm finds the keys of its providers there
     litellm.telemetry = False
     litellm.suppress_debug_info = True
     return litellm

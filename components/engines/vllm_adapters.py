@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compound.artifacts import SHOWN, verified
+from compound.components.engines.adapter_files import read_config
 from compound.components.engines.gate import Gate
 from compound.components.engines.probe import (
     CHECKS,
@@ -154,6 +155,7 @@ class Adapters:
 
     async def _load(self, adapter: Adapter) -> None:
         folder = await asyncio.to_thread(verified, {"path": adapter.path, "sha256": adapter.sha256})
+        await asyncio.to_thread(read_config, folder)
         probe = await asyncio.to_thread(read_probe, folder)
         weights = await asyncio.to_thread(weights_digest, folder)
         await self._make_room()

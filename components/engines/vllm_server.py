@@ -110,14 +110,18 @@ class VLLMServer:
 
 
 def _careful(arguments: Sequence[str]) -> list[str]:
-    """Return what a server without an accelerator needs, unless it is told otherwise.
+    """Return the arguments that a server is given unless it is told otherwise.
 
-    Where a request with a seed is read in chunks, vLLM turns back its random generator, which those of a CPU
-    cannot (0.32): the whole server ends.
+    Weights are read from safetensors: other formats can run code. Without an accelerator, prompts are not
+    read in chunks: there vLLM turns back its random generator for a request with a seed, which those of a
+    CPU cannot (0.32), and the whole server ends.
     """
-    if any("chunked-prefill" in argument for argument in arguments) or _accelerators():
-        return []
-    return ["--no-enable-chunked-prefill"]
+    given = []
+    if not any("load-format" in argument.replace("_", "-") for argument in arguments):
+        given += ["--load-format", "safetensors"]
+    if not any("chunked-prefill" in argument for argument in arguments) and not _accelerators():
+        given += ["--no-enable-chunked-prefill"]
+    return given
 
 
 def _accelerators() -> list[Path]:

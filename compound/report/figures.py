@@ -161,7 +161,9 @@ def _arrival(plan: Layout, route: Route) -> float:
 def drawn(width: float, height: float, prefix: str) -> Iterator[tuple[Any, list[str]]]:
     """Give a figure to draw on; its SVG is in the list afterwards.
 
-    Text stays text, ids begin with ``prefix`` so that no other figure has them, nothing is external.
+    Text stays text, ids begin with ``prefix`` so that no other figure has them, nothing is external. Styles
+    are matplotlib's defaults: a ``matplotlibrc`` in the working directory may be someone else's, and can
+    have LaTeX run on every text.
     """
     try:
         import matplotlib as mpl
@@ -171,7 +173,9 @@ def drawn(width: float, height: float, prefix: str) -> Iterator[tuple[Any, list[
     rules = {"svg.fonttype": "none", "svg.hashsalt": prefix, "text.parse_math": False}
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     file, svg = io.StringIO(), list[str]()
-    with mpl.rc_context(rules), warnings.catch_warnings():
+    with mpl.rc_context(), warnings.catch_warnings():
+        mpl.rcdefaults()
+        mpl.rcParams.update(rules)
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # the reader's fonts draw it
         figure = Figure(figsize=(width, height))
         yield figure, svg
