@@ -16,11 +16,16 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from compound.configuration import canonical
 from compound.errors import ParseError
+from compound.labels import is_denied
 from compound.ports import Port, accepts, convert, spell
 
 Layout = Literal["text", "fields", "json"]
 TRUE, FALSE = {"yes", "true", "1"}, {"no", "false", "0"}
 # a sign glued to a word is a hyphen (GPT-4), and commas count only between groups of three digits
+EFFORT, MOST_READ = (
+    16,
+    100_000,
+)  # JSON is looked for in so many times a text's length, plus so many characters
 NUMBER = re.compile(
     r"(?:(?<!\w)[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|(?<!\w)\.\d+)(?:[eE][-+]?\d+)?"
 )
@@ -245,15 +250,22 @@ def _bare(text: str) -> str:
 
 
 def _json_object(text: str, names: Sequence[str]) -> Mapping[str, Any]:
-    """Return the first JSON object with one of the fields, whatever stands around it."""
+    """Return the first JSON object with one of the fields, whatever stands around it.
+
+    Each failed attempt costs as much as the text up to the error, so their number is bounded.
+    """
     decoder = json.JSONDecoder()
+    left = EFFORT * len(text) + MOST_READ
     for match in re.finditer(r"\{", text):
         try:
-            value, _ = decoder.raw_decode(text, match.start())
-        except (ValueError, RecursionError):
-            continue
+            value, end = decoder.raw_decode(text, match.start())
+        except (ValueError, RecursionError) as error:
+            end, value = getattr(error, "pos", len(text)), None
         if isinstance(value, dict) and not value.keys().isdisjoint(names):
             return dict(_writable(value))
+        left -= end
+        if left < 0:
+            break
     return {}
 
 
@@ -299,11 +311,12 @@ def _from_json_value(raw: Any, kind: Any, origin: Any) -> Any:
 
 
 def _label(raw: str, options: Sequence[Any]) -> Any:
-    """Return the only option named as whole words; the exact text wins."""
+    """Return the only option named as whole words, and not denied; the exact text wins."""
     plain = raw.strip().strip("\"'`.*").lower()
     exact = [option for option in options if str(option).lower() == plain]
     longest_first = sorted((str(o).lower() for o in options if str(o)), key=len, reverse=True)
-    found = re.findall(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)", raw.lower())
+    words = re.finditer(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)", raw.lower())
+    found = {word.group() for word in words if not is_denied(raw, word.start())}
     named = exact or [o for o in options if str(o).lower() in found]
     if len(named) != 1:
         raise ValueError(

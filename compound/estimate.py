@@ -15,9 +15,11 @@ from compound.data import Dataset
 from compound.duplicates import overlaps, refuse
 from compound.errors import CompoundError
 from compound.executor import Executor
+from compound.metrics import Comparison
 from compound.optimization import Job
 from compound.optimizing import METHODS, make_problem
 from compound.planning import stochastic
+from compound.preflight import missing_keys
 from compound.problem import Problem
 from compound.prospects import outlook, planned
 from compound.settings import COUNTS, BudgetSettings
@@ -26,8 +28,8 @@ ASSUMED = (
     "Tries of a request that failed come on top, and so do runs that are cancelled when too many fail.",
     "Prompts are counted by bytes where no tokenizer has seen them, about four times their tokens in "
     "English; every call is counted as the longest one, and a cached run as a new one.",
-    "Calls that a metric of your own makes are neither counted nor bounded.",
 )
+OF_METRIC = "Calls that a metric of your own makes are neither counted nor bounded."
 
 
 def estimate(program: Any, *, strict: bool = False) -> dict[str, Any]:
@@ -74,7 +76,8 @@ def estimate(program: Any, *, strict: bool = False) -> dict[str, Any]:
             name: {"limit": limit, "counts": COUNTS[name]}
             for name, limit in settings.budget.model_dump(exclude={"test_share"}, exclude_none=True).items()
         },
-        "assumed": list(ASSUMED),
+        "keys": missing_keys(problem),
+        "assumed": [*ASSUMED, *([] if isinstance(problem.metric, Comparison) else [OF_METRIC])],
         "optimize": settings.model_dump(mode="json"),
     }
 

@@ -459,7 +459,8 @@ def _check_inputs(system: System, inputs: Mapping[str, Any]) -> None:
     for name, kind in system.inputs.items():
         if name not in inputs:
             raise DeclarationError(
-                f"system {system.name!r} needs input {name!r}: {spell(kind)}", hint=f"got {sorted(inputs)}"
+                f"system {system.name!r} needs input {name!r}: {spell(kind)}",
+                hint=f"got {', '.join(map(repr, sorted(inputs))) or 'no inputs'}",
             )
         if not accepts(kind, inputs[name]):
             raise DeclarationError(f"input {name!r} must be {spell(kind)}, but got {inputs[name]!r:.200}")

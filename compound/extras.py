@@ -24,7 +24,7 @@ LIBRARIES: Mapping[str, tuple[str, str]] = {
     "bm25s": ("bm25s", "retrieval"),
     "sentence_transformers": ("sentence-transformers", "dense"),
     "matplotlib": ("matplotlib", "report"),
-    "datasets": ("datasets", "hub"),
+    "pyarrow": ("pyarrow", "hub"),
     "sklearn": ("scikit-learn", "rewards"),
     "peft": ("peft", "train"),
 }

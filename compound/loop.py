@@ -45,8 +45,8 @@ class Loop:
         self.recorder = recorder
         self.state = recorder.state
         budget = problem.settings.budget
-        self.meter = Meter(budget.search())
-        self.test_meter = Meter(budget.test())
+        self.meter = Meter(budget.search(), whole=budget.total(), rest="the rest is kept for the test split")
+        self.test_meter = Meter(budget.test(), whole=budget.total(), rest="the rest is for the search")
         self.test_meter.pause()  # its minutes begin with the test
         self.executor = Executor(
             problem.engines,
@@ -367,7 +367,8 @@ class Loop:
             state["best"] = working.configuration.to_json()
         state.update(decision=number, idle=0)
         if number == plan.decisions and not state["stopped"]:
-            state["stopped"] = f"all {number} planned decisions are made"
+            all_ = "the planned decision is" if number == 1 else f"all {number} planned decisions are"
+            state["stopped"] = f"{all_} made"
         self.recorder.event("decision", **record)
 
     def _idle(self) -> None:

@@ -12,18 +12,21 @@ import math
 import numbers
 import re
 import string
+import types
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin
 
 import numpy as np
 
 from compound.contracts import Example, Metric, Score
 from compound.errors import CallError, DataError, DeclarationError, nearest
+from compound.labels import is_denied
 from compound.statistics import ROUNDING, UNIT, Bounds
 
+SHOWN = 8  # labels and gold values that a message names
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _ANSWER = re.compile(r"\banswer(?:\s+is)?[\s*_]*:", re.IGNORECASE)
@@ -67,10 +70,14 @@ def find_label(text: str, choices: Sequence[str]) -> str | None:
         return by_name[plain.strip(string.punctuation + " ").lower()]
     if markers and (match := first.match(rest)):
         return by_name[match[1].lower()]
-    if behind := word.findall(rest):
+    if behind := _affirmed(word, rest):
         return by_name[behind[-1].lower()]
-    mentioned = {label.lower() for label in word.findall(plain)}
+    mentioned = {label.lower() for label in _affirmed(word, plain)}
     return by_name[mentioned.pop()] if len(mentioned) == 1 else None
+
+
+def _affirmed(label: re.Pattern[str], text: str) -> list[str]:
+    return [found[1] for found in label.finditer(text) if not is_denied(text, found.start())]
 
 
 @dataclass(frozen=True)
@@ -82,9 +89,11 @@ class Comparison(ABC):
         output: the system output to read.
         gold: the field of `Example.gold` that holds the right answer, or several that are all right.
         bounds: the least and the greatest score; ``None`` unless a subclass states them.
+        listed: whether the output is a list.
     """
 
     bounds: ClassVar[Bounds | None] = None
+    listed: ClassVar[bool] = False
 
     name: str
     output: str
@@ -101,12 +110,51 @@ class Comparison(ABC):
         """Refuse outputs and examples that cannot be compared, before anything is run.
 
         Raises:
-            DataError: the output does not exist, or an example gives no right answer.
+            DataError: the output does not exist, an example gives no right answer, or the output is one of
+                labels that the right answer is not among.
         """
         if self.output not in outputs:
             raise DataError(f"{self.name}: no output {self.output!r}", hint=nearest(self.output, outputs))
+        labels = _values(getattr(outputs[self.output], "type", Any) if isinstance(outputs, Mapping) else Any)
+        labels = labels if self.listed == any(isinstance(label, list) for label in labels) else []
+        unmatched: dict[str, list[str]] = {}
+        seen: dict[str, bool] = {}
         for example in examples:
-            self.accepted(example)
+            accepted = self.accepted(example)
+            shown = " or ".join(map(repr, accepted))
+            if not labels:
+                continue
+            if shown not in seen:
+                seen[shown] = self._reachable(labels, accepted)
+            if not seen[shown]:
+                unmatched.setdefault(shown, []).append(example.id)
+        if unmatched:
+            self._refuse_labels(labels, unmatched)
+
+    def _reachable(self, labels: Sequence[Any], accepted: list[Any]) -> bool:
+        """Return whether any value of the output scores more than nothing."""
+        try:
+            return any(self.compare(label, accepted, self.name).value > 0 for label in labels)
+        except CallError:  # the metric does not read such outputs at all, and says so of each run
+            return True
+
+    def _refuse_labels(self, labels: Sequence[Any], unmatched: Mapping[str, Sequence[str]]) -> NoReturn:
+        """Refuse gold values that no label matches: their rows would score 0 without a word, in every run.
+
+        An output of text can say anything, but one of labels cannot say these, whatever is optimized.
+        """
+        named = list(unmatched.items())
+        told = ", ".join(f"{gold} ({len(ids)} row{'s' * (len(ids) > 1)})" for gold, ids in named[:SHOWN])
+        more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
+        known = ", ".join(_shown(label[0] if isinstance(label, list) else label) for label in labels[:SHOWN])
+        cut = ", …" if len(labels) > SHOWN else ""
+        choices = getattr(self, "choices", ())
+        raise DataError(
+            f"{self.name}: no label of output {self.output!r} matches the gold values {told}{more} of "
+            f"{self.gold!r}, such as example {named[0][1][0]!r}: these rows can only score 0",
+            hint=f"labels: {known}{cut}{'; choices: ' + ', '.join(choices) if choices else ''}; "
+            "write the gold values, or the labels of the output, alike",
+        )
 
     def accepted(self, example: Example) -> list[Any]:
         """Return the right answers of an example, in the order in which it gives them.
@@ -195,6 +243,7 @@ class MRR(Comparison):
     """One over the rank of the first right item of a list; 0 if there is none (mean reciprocal rank)."""
 
     bounds: ClassVar[Bounds | None] = UNIT
+    listed: ClassVar[bool] = True
 
     key: str | None = None
 
@@ -212,6 +261,7 @@ class RecallAtK(Comparison):
     """The share of the gold items among the first ``k`` items of a list."""
 
     bounds: ClassVar[Bounds | None] = UNIT
+    listed: ClassVar[bool] = True
 
     k: int = 5
     key: str | None = None
@@ -259,6 +309,10 @@ def exact_match(output: str, gold: str | None = None) -> ExactMatch:
 def token_f1(output: str, gold: str | None = None) -> TokenF1:
     """Score the overlap of words with the best acceptable answer (SQuAD's F1).
 
+    Args:
+        output: The system output to read.
+        gold: The field of `Example.gold` to compare with; the output's name unless given.
+
     >>> score = token_f1("answer").score({"answer": "in Paris"}, Example("e1", {}, {"answer": "Paris"}))
     >>> round(score.value, 3), dict(score.parts)
     (0.667, {'precision': 0.5, 'recall': 1.0})
@@ -304,7 +358,13 @@ def mrr(output: str, gold: str | None = None, key: str | None = None) -> MRR:
 
 
 def recall_at_k(output: str, gold: str | None = None, k: int = 5, key: str | None = None) -> RecallAtK:
-    """Score a list by the share of the gold items among its first ``k``; ``key`` as in `mrr`.
+    """Score a list by the share of the gold items among its first ``k``.
+
+    Args:
+        output: The system output to read, a list, best first.
+        gold: The field of `Example.gold` with the right item or items; the output's name unless given.
+        k: How many items of the list count.
+        key: For lists of objects such as passages: the entry to compare, for example ``"title"``.
 
     >>> metric = recall_at_k("hits", "titles", k=2, key="title")
     >>> metric.score({"hits": [{"title": "A"}, {"title": "C"}]}, Example("e1", {}, {"titles": ["A", "B"]}))
@@ -389,7 +449,8 @@ def check_rows(metric: Metric, outputs: Collection[str], examples: Iterable[Exam
     """Refuse examples that a metric cannot score, before the first call; functions are not looked into.
 
     Raises:
-        DataError: the metric reads an output that does not exist, or an example gives no right answer.
+        DataError: the metric reads an output that does not exist, or an example gives no right answer, or
+            none that the labels of the output can match.
     """
     if isinstance(metric, Comparison):
         metric.check(outputs, examples)
@@ -435,6 +496,25 @@ def _finite(value: Any, who: str) -> float:
     if isinstance(value, numbers.Real | np.bool_) and math.isfinite(value):
         return float(value)
     raise CallError(f"{who} must give a finite real number, got {_shown(value)} ({type(value).__name__})")
+
+
+def _values(kind: Any) -> list[Any]:
+    """Return every value of a type that is a set of labels, and each label in a list for a list of them.
+
+    >>> _values(Literal["yes", "no"] | None), _values(bool), _values(list[bool]), _values(str)
+    (['yes', 'no'], [True, False], [[True], [False]], [])
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return [value for value in arguments if value is not None]
+    if kind is bool:
+        return [True, False]
+    if origin is list:
+        return [[value] for value in _values(arguments[0])]
+    if origin in (Union, types.UnionType):
+        parts = [_values(part) for part in arguments if part is not type(None)]
+        return [value for part in parts for value in part] if all(parts) else []
+    return []
 
 
 def _text(value: Any, where: str) -> str:

@@ -11,6 +11,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
+from compound import changes
 from compound.artifacts import is_reference, leads_outside
 from compound.blocking import blocking
 from compound.code import described
@@ -19,14 +20,17 @@ from compound.contracts import Example, Metric
 from compound.data import Dataset, Split
 from compound.duplicates import overlaps, refuse
 from compound.engines import find_engine, for_system
-from compound.errors import CompoundError, DataError, RunDirectoryError
+from compound.errors import FRESH, CompoundError, DataError, RunDirectoryError
 from compound.evaluation import Evaluation, gain_interval
+from compound.examples import read_examples
 from compound.executor import Executor
 from compound.loop import Loop, Problem, final_configuration
 from compound.metrics import check_rows
+from compound.paths import run_folder
 from compound.planning import refuse_too_small
+from compound.preflight import engine_names, refuse_unpriced
 from compound.prospects import outlook
-from compound.recorder import MEMORY_FOLDER, Listener, Recorder
+from compound.recorder import MEMORY_FOLDER, Interrupted, Listener, Recorder
 from compound.sending import Engines
 from compound.settings import OptimizeSettings, WeightSettings
 from compound.shortened import shown
@@ -171,7 +175,7 @@ def optimize(
         KeyboardInterrupt: the user interrupted the run; the same call continues it.
     """
     settings = settings or OptimizeSettings()
-    path = Path(run_dir) if run_dir is not None else Path("runs") / system.name
+    path = Path(run_dir) if run_dir is not None else run_folder(system.name)
     problem = make_problem(system, data, metric, settings, engines or find_engine, folder)
     splits = {"train": problem.train, "valid": problem.valid, "test": problem.test}
     equal = overlaps(splits, data.id)
@@ -179,13 +183,14 @@ def optimize(
         refuse(equal)
     problem = replace(problem, outlook={**outlook(problem), "duplicates": [str(item) for item in equal]})
     described = describe(problem)
+    new = UntrustedFolder(path).kind("config.json") is None
     with room(path):
         run = open_run(path, text, described)
         recorder = Recorder(run, listener=listener)
         if retry_failed:
             _retry(problem, recorder, listener)
         else:
-            _run(problem, recorder, listener, on_start)
+            _run(problem, recorder, listener, on_start, new=new)
     return read_result(path)
 
 
@@ -194,15 +199,20 @@ def _run(
     recorder: Recorder,
     listener: Listener | None,
     on_start: Callable[[Recorder], None] | None,
+    *,
+    new: bool,
 ) -> None:
-    """Search, then do the same for each baseline, and report; close the recorder whatever happens."""
+    """Search, then do the same for each baseline, and report; close the recorder whatever happens.
+
+    A ``new`` run that is refused before its first call leaves nothing behind: it would be listed as begun.
+    """
     try:
         if on_start is not None:
             on_start(recorder)
         if is_reported(recorder):
             raise RunDirectoryError(
                 f"{recorder.run.path} holds a finished run",
-                hint="pass --new, or choose another --run (run_dir in Python)",
+                hint=FRESH,
             )
         if not recorder.state.get("done"):
             _search(problem, recorder, recorder)
@@ -211,6 +221,10 @@ def _run(
             recorder.state.update(done=True, reported=False)
             recorder.event("done")
         report(recorder)
+    except CompoundError as error:
+        if new and recorder.untouched and not isinstance(error, Interrupted):
+            recorder.discard()
+        raise
     finally:
         recorder.close()
 
@@ -248,8 +262,7 @@ def continued(recorder: Recorder) -> Iterator[None]:
         raise RunDirectoryError(
             f"{recorder.run.path}/checkpoint.json holds a state that the run cannot continue from: "
             f"{type(error).__name__}: {error}",
-            hint="it was damaged, or written by another version: pass --new for a fresh run; --debug shows "
-            "where it failed",
+            hint=f"it was damaged, or written by another version: {FRESH}; --debug shows where it failed",
         ) from error
 
 
@@ -267,7 +280,7 @@ def refuse_foreign_folders(problem: Problem, recorder: Recorder) -> None:
                 raise RunDirectoryError(
                     f"state.{part}.{key} in {recorder.run.path}/checkpoint.json refers to {value['path']!r}, "
                     "which is outside of the run",
-                    hint="the run was changed, or moved without that folder: pass --new for a fresh run",
+                    hint=f"the run was changed, or moved without that folder: {FRESH}",
                 )
 
 
@@ -358,11 +371,11 @@ def make_problem(
     """Read the data and resolve the method.
 
     Raises:
-        DataError: the train or the validation split is empty, or an example holds nothing that the metric
-            can compare with.
-        DeclarationError: the budget of system runs holds nothing to try.
+        DataError: the train or the validation split is empty, a value does not belong to the type of its
+            input, or an example holds nothing that the metric can compare with.
+        DeclarationError: the budget of system runs holds nothing to try, or the cost is limited and a model
+            has no price.
     """
-    inputs = list(system.inputs)
     sizes: Mapping[Split, int | None] = {
         "train": settings.train_size,
         "valid": settings.valid_size,
@@ -370,8 +383,10 @@ def make_problem(
     }
     splits: dict[str, Sequence[Example]] = {}
     for role, size in sizes.items():
-        found = data.examples(role, inputs, limit=size, seed=settings.seed) if data.has(role) else []
-        splits[role] = found
+        there = data.has(role)
+        splits[role] = (
+            read_examples(data, role, system.inputs, limit=size, seed=settings.seed) if there else []
+        )
         if not splits[role] and role != "test":
             raise DataError(
                 f"the {role} split is empty", hint="an optimization needs train and valid examples"
@@ -390,6 +405,8 @@ def make_problem(
         system, splits["train"], splits["valid"], splits["test"], metric, settings, method, engines, folder
     )
     refuse_too_small(problem)
+    for each in (method, *others):
+        refuse_unpriced(replace(problem, method=each))
     return problem
 
 
@@ -407,13 +424,15 @@ def describe(problem: Problem) -> dict[str, Any]:
     """Return the resolved configuration of a run: what must be equal for it to be continued."""
     splits = {"train": problem.train, "valid": problem.valid, "test": problem.test}
     return {
-        "format": 1,
+        "format": changes.FORMAT,
         "system": problem.system.name,
         "signature": problem.system.signature,
         "defaults": dict(problem.system.defaults),
         "settings": dict(problem.system.settings),
         "start": problem.system.configuration.to_json(),
         "graph": drawing(problem.system),
+        "structure": changes.structure(problem.system),
+        "engines": engine_names(problem),
         "data": {
             role: {"n": len(rows), "digest": digest(readable([[e.id, e.inputs, e.gold] for e in rows]))}
             for role, rows in splits.items()
@@ -466,33 +485,28 @@ def open_run(path: Path, text: str, config: Mapping[str, Any]) -> RunDirectory:
     keys = changed(path, config)
     if keys:
         raise RunDirectoryError(
-            f"{path} belongs to another configuration; changed: {', '.join(keys)}",
-            hint="pass --new for a fresh run, or choose another --run (run_dir in Python)",
+            f"{path} belongs to another configuration; changed: {'; '.join(keys)}",
+            hint=FRESH,
         )
-    return RunDirectory.open(path)
+    run = RunDirectory.open(path)
+    try:
+        _record_engines(run, config.get("engines", {}))
+    except BaseException:
+        run.close()
+        raise
+    return run
+
+
+def _record_engines(run: RunDirectory, engines: Mapping[str, str]) -> None:
+    """Add models that a run did not use before, for example because its budget was smaller."""
+    stored = read_json(run.path, "config.json")
+    if "engines" in stored and (more := {k: v for k, v in engines.items() if k not in stored["engines"]}):
+        run.write_json("config.json", {**stored, "engines": {**stored["engines"], **more}})
 
 
 def changed(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...] = MAY_CHANGE) -> list[str]:
-    """Return the keys by which a configuration differs from that of a run directory."""
-    stored, wanted = _flat(read_json(path, "config.json")), _flat(config)
-    return sorted(
-        key
-        for key in {*stored, *wanted}
-        if stored.get(key) != wanted.get(key) and not key.startswith(ignoring) and not _is_place(key, wanted)
-    )
-
-
-def _is_place(key: str, config: Mapping[str, Any]) -> bool:
-    """Return whether a key says where a stored folder is: what it holds is what counts."""
-    holder, _, last = key.rpartition(".")
-    return last == "path" and f"{holder}.sha256" in config
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(value, Mapping) and value:
-        items = [_flat(item, f"{prefix}.{key}" if prefix else str(key)) for key, item in value.items()]
-        return {key: item for part in items for key, item in part.items()}
-    return {prefix: list(value) if isinstance(value, tuple) else value}
+    """Return the changes by which a configuration differs from that of a run directory."""
+    return changes.changed(path, config, ignoring)
 
 
 def save_best(problem: Problem, recorder: Recorder) -> None:

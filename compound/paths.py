@@ -5,11 +5,29 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from compound.errors import RunDirectoryError
+
 
 def cache_folder() -> Path:
     """Return ``$COMPOUND_CACHE``, or ``~/.cache/compound``."""
     chosen = os.environ.get("COMPOUND_CACHE")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "compound"
+
+
+def run_folder(name: str) -> Path:
+    """Return ``runs/NAME`` in the working directory, which may be someone else's.
+
+    Raises:
+        RunDirectoryError: it, or ``runs``, is a link: a run would be written somewhere else.
+    """
+    path = Path("runs") / name
+    for place in (path.parent, path):
+        if place.is_symlink():
+            raise RunDirectoryError(
+                f"{place} is a link to {place.readlink()}",
+                hint="name the folder itself: --run-dir (a sweep: --run; in Python: run_dir)",
+            )
+    return path
 
 
 def unused(path: Path) -> Path:

@@ -125,9 +125,29 @@ def told(facts: Mapping[str, Any], plan: Plan, found: Sequence[Prospect], limit:
     lines = [*_untried(found, limit), _detectable(facts, plan)]
     compared = [p for p in found if p.candidates]
     if compared:
-        each = "; ".join(f"{p.job.optimizer} {p.candidates} ({', '.join(p.job.keys)})" for p in compared)
-        lines.append(f"candidates that each job of a sweep can compare on train examples: {each}")
+        each = "; ".join(
+            f"{p.job.optimizer} {p.candidates} candidate{'s' * (p.candidates != 1)} ({', '.join(p.job.keys)})"
+            for p in compared
+        )
+        budget = "" if limit is None else "with this budget "
+        lines.append(f"{budget}each job can compare on train examples: {each}")
     return lines
+
+
+def _smaller(problem: Problem) -> list[str]:
+    """Return which splits are smaller than the file asks for."""
+    settings, chosen = problem.settings, problem.settings.model_fields_set
+    splits = {"train": problem.train, "valid": problem.valid, "test": problem.test}
+    asked = {role: getattr(settings, f"{role}_size") for role in splits if f"{role}_size" in chosen}
+    return [
+        f"optimize.{role}_size is {size}, but the {role} split has {_rows(len(splits[role]))}: all are used"
+        for role, size in asked.items()
+        if size is not None and len(splits[role]) < size and splits[role]
+    ]
+
+
+def _rows(n: int) -> str:
+    return f"{n} row" if n == 1 else f"{n} rows"
 
 
 def _untried(found: Sequence[Prospect], limit: float | None) -> list[str]:
@@ -161,5 +181,5 @@ def outlook(problem: Problem) -> dict[str, Any]:
     return {
         "detection": power,
         "jobs": [prospect.to_json() for prospect in found],
-        "told": told(power, plan, found, problem.settings.budget.system_runs),
+        "told": [*_smaller(problem), *told(power, plan, found, problem.settings.budget.system_runs)],
     }

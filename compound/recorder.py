@@ -150,6 +150,16 @@ class Recorder:
             "seconds": round(sum(meter.seconds for meter in self._meters), 3),
         }
 
+    @property
+    def untouched(self) -> bool:
+        """Whether no call was answered yet."""
+        return not any(meter.runs for meter in self._meters) and not self._disk.count
+
+    def discard(self) -> None:
+        """Delete the run, which is closed then."""
+        self._disk.close()
+        self.run.discard()
+
     def close(self) -> None:
         """Close the files."""
         self._disk.close()

@@ -24,6 +24,8 @@ _CONTROLS = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]"
 )  # all but tab, newline and return
 _RETURNS = re.compile("\r(?!\n)")
+_REORDERING = re.compile("[\u2028-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
+"""What makes a terminal show text in another order, on another line, or not at all."""
 _SECRETS: set[str] = set()
 
 
@@ -104,6 +106,8 @@ def printable(text: str) -> str:
     'fine�bad�]0;title�\n'
     """
     cleaned = safe(text)
+    if not cleaned.isascii():
+        cleaned = _REORDERING.sub(REPLACEMENT, cleaned)
     return cleaned if text in {"\r", ""} else _RETURNS.sub(REPLACEMENT, cleaned)
 
 

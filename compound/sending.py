@@ -15,9 +15,10 @@ from compound.budget import Meter, bounded
 from compound.contracts import NO_USAGE, Completion, Engine, Request, Usage
 from compound.errors import CallError, CompoundError, DeclarationError, RateLimited, nearest
 from compound.sanitize import safe
-from compound.throttle import Throttle
+from compound.throttle import NeverAdmitted, Throttle
 
 MAX_WAIT = 600.0  # seconds that a call may wait for rate limits, where the engine does not say
+WAIT_HINT = "lower the engine's concurrency, or raise its max_wait"
 IN_PROCESS = Usage(calls=1)  # charged for a failed call of a model in this process: nobody bills its tokens
 
 Engines = Mapping[str, Engine] | Callable[[str], Engine]
@@ -83,11 +84,29 @@ class Sender:
                 "dollars per million completion tokens]; [0, 0] for a server of your own",
             )
         most = getattr(engine, "max_wait", MAX_WAIT)
+        try:
+            return await self._admitted(engine, lm, request, meter, clock)
+        except NeverAdmitted:
+            most = getattr(engine, "max_wait", MAX_WAIT)
+            raise CallError(
+                f"{lm} limits the rate: it has admitted no request for as long as max_wait allows, "
+                f"{_seconds(most)}",
+                hint=WAIT_HINT,
+                kind=RateLimited.kind,
+                charged=NO_USAGE,
+            ) from None
+
+    async def _admitted(
+        self, engine: Engine, lm: str, request: Request, meter: Meter, clock: Clock
+    ) -> Completion:
+        """Send a request as often as the server refuses it because of its rate limit."""
+        most = getattr(engine, "max_wait", MAX_WAIT)
         throttle, worst = self._throttle(engine), engine.worst_case(request)
-        waited, tries = 0.0, 0
+        waited, tries, refusal = 0.0, 0, ""
         while True:
             tries += 1
-            async with throttle.turn(request.seed + tries) as turn, meter.reserve(worst) as used:
+            turns = throttle.turn(request.seed + tries, patience=most)
+            async with turns as turn, meter.reserve(worst) as used:
                 waited += turn.waited
                 meter.incidents["milliseconds_waited"] += round(1000 * turn.waited)
                 if engine.remote:
@@ -97,12 +116,12 @@ class Sender:
                 except RateLimited as error:
                     used.append(NO_USAGE)
                     meter.incidents["rate_limited"] += 1
+                    first = turn.round == throttle.round
                     ahead = throttle.slow_down(turn, error.retry_after)
                     if waited + ahead > most:
                         raise _waited_too_long(error, lm, waited, ahead, most) from error
-                    refusal = (
-                        f"{lm} limits the rate: waiting {_seconds(ahead)}, {throttle.sent - 1} in flight"
-                    )
+                    in_flight = f"{throttle.sent - 1} in flight"
+                    refusal = f"{lm} limits the rate: waiting {_seconds(ahead)}, {in_flight}" if first else ""
                 except BaseException as error:
                     lost = self._failed(error, engine, worst, meter)
                     used.append(lost)
@@ -118,7 +137,8 @@ class Sender:
                     if not engine.remote:
                         clock.go()
             clock.wait()
-            self._notify(refusal)
+            if refusal:
+                self._notify(refusal)
 
     def _failed(self, error: BaseException, engine: Engine, worst: Usage, meter: Meter) -> Usage:
         """Return what a failed request is charged; make its error harmless."""
@@ -163,7 +183,7 @@ def _waited_too_long(error: RateLimited, lm: str, waited: float, ahead: float, m
     return CallError(
         f"{lm} limits the rate: after {_seconds(waited)} of waiting it asks for another {_seconds(ahead)}, "
         f"and max_wait is {_seconds(most)} ({safe(error.message)})",
-        hint="lower the engine's concurrency, or raise its max_wait",
+        hint=WAIT_HINT,
         kind=error.kind,
         charged=NO_USAGE,
     )

@@ -11,12 +11,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from compound.checkpoint import FORMAT, Checkpoint, read_checkpoint
-from compound.errors import CompoundError, RunDirectoryError
+from compound.errors import FRESH, CompoundError, RunDirectoryError
+from compound.locking import FILE as LOCK
 from compound.locking import Lock
 from compound.records import Damaged, opened_document, read_lines, sealed_document, sealed_line
 from compound.untrusted import FULL, UntrustedFolder, named
@@ -172,6 +173,17 @@ class RunDirectory:
         if self.folder.size(name) > size:
             self.folder.truncate(name, size)
 
+    def discard(self) -> None:
+        """Delete the run and close it; folders in it stay, and so does what surrounds it."""
+        for name in self.folder.names():
+            if name != LOCK and self.folder.kind(name) == "file":
+                self.folder.remove(name)
+        if self.folder.names() == [LOCK]:
+            with suppress(OSError):
+                self.folder.remove(LOCK)
+                self.path.rmdir()
+        self.close()
+
     def close(self) -> None:
         """Close the files and let others write."""
         for file in self._files.values():
@@ -188,7 +200,7 @@ def _refuse_used(folder: UntrustedFolder) -> None:
     if used:
         raise RunDirectoryError(
             f"{path} already exists and is not an unfinished run: it has no {CONFIG}",
-            hint="choose another --run, or pass --new for a fresh numbered one",
+            hint=FRESH,
         )
 
 

@@ -257,7 +257,7 @@ def _refuse_another(run: Planned) -> None:
     keys = changed(run.path, describe(problem), MAY_DIFFER)
     if keys:
         raise RunDirectoryError(
-            f"{run.path} was begun with another configuration; changed: {', '.join(keys)}",
+            f"{run.path} was begun with another configuration; changed: {'; '.join(keys)}",
             hint="all runs of a sweep have the file's settings; choose another --run, or remove that folder",
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,15 +25,16 @@ from compound.engines import for_system
 from compound.errors import DataError, DeclarationError, RunDirectoryError, nearest
 from compound.evaluation import Evaluation, OnTrace, Rules
 from compound.evaluation import evaluate as evaluate_async
+from compound.examples import from_text, read_examples
 from compound.executor import Executor
 from compound.metrics import check_rows
 from compound.optimizing import Result, read_result
 from compound.optimizing import optimize as run_optimization
-from compound.paths import cache_folder, unused
-from compound.ports import convert, spell
+from compound.paths import cache_folder, run_folder, unused
+from compound.ports import spell
 from compound.progress import watching
 from compound.settings import OptimizeSettings, make_settings
-from compound.store import load_checkpoint, read_json, understood
+from compound.store import APPENDED, CHECKPOINT, CONFIG, load_checkpoint, read_json, understood
 from compound.system import System
 from compound.trace import Trace
 from compound.untrusted import UntrustedFolder
@@ -109,13 +109,14 @@ def evaluate(
         on_trace: receives each scored trace, in input order.
 
     Raises:
-        DataError: the split is empty, or an example holds nothing that the metric can compare with.
+        DataError: the split is empty, a value does not belong to the type of its input, or an example holds
+            nothing that the metric can compare with.
         TooManyFailures: more runs failed than ``settings.max_failed`` allows.
     """
     settings = settings or OptimizeSettings()
     find, scoring = engines_for(system, engines), metric_for(metric, system)
     data = as_data(data, splits=False)
-    examples = data.examples(split, list(system.inputs), limit=limit, seed=settings.seed)
+    examples = read_examples(data, split, system.inputs, limit=limit, seed=settings.seed)
     if not examples:
         raise DataError(f"the {split} split is empty")
     check_rows(scoring, system.outputs, examples)
@@ -182,7 +183,7 @@ def optimize(
     resolved = make_settings({**base, **changes})
     find, scoring = engines_for(system, engines), metric_for(metric, system)
     data = as_data(data, splits=True)
-    path = Path(run_dir) if run_dir is not None else Path("runs") / system.name
+    path = Path(run_dir) if run_dir is not None else run_folder(system.name)
     path = unused(path) if new else path
     with watching(resolved.budget.model_dump(), quiet=not progress) as listener:
         return run_optimization(
@@ -228,7 +229,8 @@ def read_inputs(system: System, arguments: Sequence[str]) -> dict[str, Any]:
     """Turn ``NAME=VALUE`` arguments into the system's inputs.
 
     Raises:
-        DeclarationError: an argument has another form, names no input, or does not fit its type.
+        DeclarationError: an argument has another form, names no input, or does not fit its type; or an input
+            has no argument.
     """
     values: dict[str, Any] = {}
     for argument in arguments:
@@ -240,19 +242,19 @@ def read_inputs(system: System, arguments: Sequence[str]) -> dict[str, Any]:
         if name not in system.inputs:
             raise DeclarationError(f"no input {name!r}; {nearest(name, system.inputs)}")
         values[name] = _value(name, text, system.inputs[name])
+    for name, kind in system.inputs.items():
+        if name not in values:
+            raise DeclarationError(
+                f"system {system.name!r} needs input {name!r}: {spell(kind)}", hint=f"write {name}=VALUE"
+            )
     return values
 
 
 def _value(name: str, text: str, kind: Any) -> Any:
-    if kind is str:
-        return text
     try:
-        return convert(kind, json.loads(text))
+        return from_text(kind, text)
     except ValueError:
-        try:
-            return convert(kind, text)
-        except ValueError:
-            raise DeclarationError(f"input {name!r} must be {spell(kind)}, but got {text!r}") from None
+        raise DeclarationError(f"input {name!r} must be {spell(kind)}, but got {text!r}") from None
 
 
 def list_runs(folder: Path) -> list[dict[str, Any]]:
@@ -275,6 +277,15 @@ def run_directories(folder: Path) -> list[Path]:
         except RunDirectoryError:
             found.append(path)
     return found
+
+
+def is_run(path: Path) -> bool:
+    """Return whether anything of a run lies in a folder, or it cannot be looked into."""
+    folder = UntrustedFolder(path)
+    try:
+        return any(folder.kind(name) is not None for name in (CONFIG, CHECKPOINT, *APPENDED))
+    except RunDirectoryError:
+        return True
 
 
 def _listed(path: Path) -> dict[str, Any]:

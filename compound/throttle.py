@@ -17,6 +17,10 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds, where the server does not say h
 JITTER = 0.25  # the most that is added to a wait, as a share of it
 
 
+class NeverAdmitted(Exception):
+    """A server has refused everything for longer than a request may wait."""
+
+
 @dataclass(slots=True)
 class Turn:
     """Permission to send one request.
@@ -40,6 +44,7 @@ class Throttle:
     Attributes:
         limit: how many may be in flight now.
         sent: how many are.
+        round: how often it was slowed down.
 
     Example:
         >>> async def scenario() -> tuple[int, float]:
@@ -58,18 +63,27 @@ class Throttle:
         self._held = 0  # turns given: those that wait for the rate limit, too
         self._queue: deque[asyncio.Future[None]] = deque()
         self._sleep = sleep
+        self.round = 0
         self._until = float("-inf")  # by the loop's clock
-        self._round = 0
         self._refused = 0  # times in a row that it was slowed down
+        self._refusing_since = float("inf")  # by the loop's clock: the first refusal after the last answer
 
     @asynccontextmanager
-    async def turn(self, seed: int = 0) -> AsyncIterator[Turn]:
-        """Wait for a turn and hold it; ``seed`` names the jitter of the wait."""
+    async def turn(self, seed: int = 0, patience: float = float("inf")) -> AsyncIterator[Turn]:
+        """Wait for a turn and hold it.
+
+        Args:
+            seed: names the jitter of the wait.
+            patience: how many seconds the server may refuse everything until nobody waits for it any more.
+
+        Raises:
+            NeverAdmitted: it has, and the next request may not be sent yet.
+        """
         turn = Turn()
         await self._enter()
         try:
-            await self._wait(turn, seed)
-            turn.round = self._round
+            await self._wait(turn, seed, patience)
+            turn.round = self.round
             self.sent += 1
             try:
                 yield turn
@@ -81,7 +95,7 @@ class Throttle:
 
     def speed_up(self) -> None:
         """Note an answer."""
-        self._refused = 0
+        self._refused, self._refusing_since = 0, float("inf")
         if self.limit < self.most:
             self.limit = min(float(self.most), self.limit + 1 / self.limit)
             self._admit()
@@ -92,8 +106,9 @@ class Throttle:
         Requests that were in flight together and are all refused slow the engine down once.
         """
         now = asyncio.get_running_loop().time()
-        if turn.round == self._round:
-            self._round += 1
+        self._refusing_since = min(self._refusing_since, now)
+        if turn.round == self.round:
+            self.round += 1
             self._refused += 1
             self.limit = max(1.0, self.limit / 2)
             if retry_after is None:
@@ -126,10 +141,12 @@ class Throttle:
                 self._held += 1
                 waiter.set_result(None)
 
-    async def _wait(self, turn: Turn, seed: int) -> None:
+    async def _wait(self, turn: Turn, seed: int, patience: float) -> None:
         """Wait until the rate limit is over, however often it is extended meanwhile."""
         clock, waited_for = asyncio.get_running_loop().time, float("-inf")
         while self._until > max(clock(), waited_for):
+            if self._until - self._refusing_since > patience:
+                raise NeverAdmitted
             waited_for = self._until
             seconds = waited_for - clock()
             turn.waited += seconds

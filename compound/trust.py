@@ -23,7 +23,7 @@ from compound.errors import ConfigurationError, DeclarationError, nearest
 VARIABLE = "COMPOUND_TRUST"
 _ADDRESS = re.compile(
     r"(?P<scheme>https?)://(?P<host>[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?|\[[0-9a-f:.]+\])"
-    r"(?::(?P<port>[0-9]{1,5}))?(?P<path>/[!-\[\]-~]*)?",
+    r"(?::(?P<port>[0-9]{1,5}))?(?P<path>/[!\"$->@-\[\]-~]*)?",
     re.IGNORECASE,
 )
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

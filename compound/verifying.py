@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 
 from compound.artifacts import is_reference, verified
-from compound.cache import FORMAT, read_row
+from compound.cache import CURRENT, FORMAT, WAIT, bounded, check_files, read_row, restrict, table
 from compound.checkpoint import Checkpoint
 from compound.configuration import Configuration, load
 from compound.errors import CompoundError
+from compound.limits import LINE
 from compound.recorder import CACHE, MEMORY_FOLDER
 from compound.records import Damaged, parse
 from compound.store import (
@@ -124,32 +125,54 @@ def _check_rewards(folder: UntrustedFolder) -> None:
 
 def _cache_problems(folder: UntrustedFolder, stored: Checkpoint | None) -> list[str]:
     """Return what is wrong with a cache, which is opened for reading only."""
+    unfinished = check_files(folder, CACHE)  # SQLite looks at no journal of what it only reads
     path = folder.place(CACHE)
     if folder.kind(CACHE) is None:
         return [f"{path} is missing"] if stored is not None and stored.cached else []
-    problems = []
-    alone = not folder.size(f"{CACHE}-wal")  # SQLite then leaves nothing behind, and needs to write nothing
-    address = f"{path.absolute().as_uri()}?{'immutable=1' if alone else 'mode=ro'}"
+    problems: list[str] = []
+    shown: list[str] = []
+    covered = damaged = 0
     try:
-        with closing(sqlite3.connect(address, uri=True, timeout=30)) as db:
-            db.text_factory = lambda raw: raw.decode(errors="surrogateescape")
-            problems += [f"{path}: {text}" for (text,) in db.execute("PRAGMA quick_check") if text != "ok"]
-            columns = [name for _, name, *_ in db.execute("PRAGMA table_info(outcome)")]
-            (version,) = db.execute("PRAGMA user_version").fetchone()
-            checksum = "checksum" if "checksum" in columns else "NULL"
-            covered, damaged = 0, []
-            query = f"SELECT key, step, value, {checksum} FROM outcome"  # nosec B608  # one of two constants
-            for key, step, value, found in db.execute(query):
-                try:
-                    read_row(key, step, value, found, checked=version >= FORMAT)
-                    covered += stored is not None and step < stored.step
-                except Damaged as error:
-                    damaged.append(f"{path}: the recorded call {str(key)[:16]}… is damaged ({error})")
+        for step, problem in () if unfinished else _entries(folder, path, problems):
+            if problem:
+                damaged += 1
+                shown += [problem] * (damaged <= SHOWN)  # there may be many
+            else:
+                covered += stored is not None and step < stored.step
+    except sqlite3.DataError:
+        return [
+            *problems,
+            f"{path}: a recorded call is larger than {LINE}; to check it and those after it, set "
+            f"{LINE.variable} to a larger number of mebibytes",
+        ]
     except sqlite3.Error as error:
         return [f"{path} is not a usable cache: {error}"]
-    if len(damaged) > SHOWN:
-        damaged[SHOWN:] = [f"{path}: {len(damaged) - SHOWN} more recorded calls are damaged"]
-    lost = stored.cached - covered - len(damaged) if stored is not None else 0
+    if damaged > SHOWN:
+        shown.append(f"{path}: {damaged - SHOWN} more recorded calls are damaged")
+    lost = stored.cached - covered - damaged if stored is not None else 0
     if lost > 0:
         problems.append(f"{path}: {lost} of {stored.cached if stored else 0} recorded calls are missing")
-    return problems + damaged
+    return problems + shown
+
+
+def _entries(folder: UntrustedFolder, path: Path, problems: list[str]) -> Iterator[tuple[int, str]]:
+    """Yield the step of each entry of a cache, and what is wrong with it; note what else is wrong."""
+    alone = not folder.size(f"{CACHE}-wal")  # SQLite then leaves nothing behind, and needs to write nothing
+    address = f"{path.absolute().as_uri()}?{'immutable=1' if alone else 'mode=ro'}"
+    with closing(sqlite3.connect(address, uri=True, timeout=WAIT)) as db, bounded(db, path):
+        restrict(db)
+        made = table(db, path)
+        if made is None:
+            return
+        found = [text for (text,) in db.execute("PRAGMA quick_check")]
+        problems += [f"{path}: {text}" for text in found if text != "ok"]
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        checksum = "checksum" if made == CURRENT else "NULL"
+        query = f"SELECT key, step, value, {checksum} FROM outcome"  # nosec B608  # one of two constants
+        for key, *row in db.execute(query):
+            try:
+                read_row(key, *row, checked=version >= FORMAT)
+            except Damaged as error:
+                yield 0, f"{path}: the recorded call {str(key)[:16]}… is damaged ({error})"
+            else:
+                yield row[0], ""

@@ -28,6 +28,7 @@ PAGES = tuple(
         "guides/weights_evidence.md",
         "adr/0024-intervals-stay-in-the-range.md",
         "guides/nothing_found.md",
+        "guides/reliability.md",
     )
 )
 DATA = ROOT / "benchmarks" / "data"
@@ -377,6 +378,87 @@ def needed() -> str:
     return markdown(["planned decisions", "level", *headings], rows)
 
 
+def kills() -> str:
+    """What became of runs that were ended at random moments and continued, by workload."""
+
+    def row(name: str, runs: Sequence[Mapping[str, Any]]) -> list[str]:
+        same = [sum(run[what] for run in runs) for what in ("same_best", "same_events", "same_spent")]
+        return [
+            name,
+            str(len(runs)),
+            str(sum(len(run["codes"]) - 1 for run in runs)),
+            *(f"{count} of {len(runs)}" for count in same),
+            str(sum(run["repeated"] for run in runs)),
+        ]
+
+    headings = [
+        "workload", "runs", "times ended", "same configuration", "same decisions", "same spending",
+        "requests made twice",
+    ]  # fmt: skip
+    return by("kills", "workload", headings, row)
+
+
+def faults() -> str:
+    """What became of runs against a server with faults, by kind of fault."""
+
+    def row(kind: str, runs: Sequence[Mapping[str, Any]]) -> list[str]:
+        results = [run for run in runs if run["same_best"] is not None]
+        covered = sum(run["metered"] >= run["billed"] - 1e-12 for run in runs)
+        return [
+            kind.replace("_", " "),
+            str(sum(run["injected"] for run in runs)),
+            ", ".join(str(run["code"]) for run in runs),
+            str(sum(run["failed"] for run in runs)),
+            f"{sum(run['same_best'] for run in results)} of {len(results)}" if results else "not required",
+            f"{covered} of {len(runs)}",
+        ]
+
+    headings = [
+        "fault", "faults injected", "exit codes", "failed calls", "same configuration",
+        "counted at least the bill",
+    ]  # fmt: skip
+    return by("faults", "kind", headings, row)
+
+
+def damages() -> str:
+    """What commands said of damaged run directories, by kind of damage."""
+
+    def row(damage: str, commands: Sequence[Mapping[str, Any]]) -> list[str]:
+        refused = sum(command["code"] != 0 for command in commands)
+        return [
+            damage.replace("_", " "),
+            str(len(commands)),
+            str(len(commands) - refused),
+            str(refused),
+            str(sum(bool(command["problems"]) for command in commands)),
+        ]
+
+    headings = ["damage", "commands", "ended as usual", "ended with a message", "tracebacks or other results"]
+    return by("damages", "damage", headings, row)
+
+
+def disks() -> str:
+    """What became of runs whose files could not grow, by limit."""
+    found = json.loads((DATA / "chaos.json").read_text(encoding="utf-8"))["disk"]
+    rows = [
+        [f"{run['limit']:,}", *map(str, run["codes"]), "; ".join(run["problems"]) or "none"] for run in found
+    ]
+    return markdown(["bytes of a file", "exit code", "exit code with room again", "problems"], rows)
+
+
+def by(
+    part: str,
+    key: str,
+    headings: Sequence[str],
+    row: Callable[[str, Sequence[Mapping[str, Any]]], list[str]],
+) -> str:
+    """Return a table of a part of the fault-injection record: a row for each value of a key, and for all."""
+    found = json.loads((DATA / "chaos.json").read_text(encoding="utf-8"))[part]
+    names = list(dict.fromkeys(record[key] for record in found))
+    rows = [row(name, [record for record in found if record[key] == name]) for name in names]
+    return markdown(headings, [*rows, row("**all**", found)])
+
+
 def spread(found: Mapping[str, float], *, digits: int = 3, signed: bool = False) -> str:
     """Return a mean with its limits."""
     form = f"{'+' if signed else ''}.{digits}f"
@@ -392,7 +474,7 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 MADE: tuple[Callable[..., str], ...] = (
     search, accuracy, lora, interaction, misaligned, regret, same, sweep, rewards, judged,
     trained, course, rollouts, learned, speed, several, batches, prefill, sampling,
-    coverage, of_seeds, needed,
+    coverage, of_seeds, needed, kills, faults, damages, disks,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {made.__name__: made for made in MADE}
 

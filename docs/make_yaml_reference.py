@@ -6,10 +6,13 @@ written by hand and loaded by the tests.
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings, RewardSettings, WeightSettings
 from compound.spec import file_components as components
@@ -67,7 +70,7 @@ VALUES = {
     "Engine": "engine",
     "Proposer": "`demos`, `edits`, `opro`",
     "tuple[str, ...] | list[str]": "list of text",
-    "tuple[float, float]": "[number, number]",
+    "tuple[float, float]": "two numbers",
     "Metric": "metric",
     "Demonstration": "`{inputs: …, outputs: …}`",
     "SplitBy": "a column, or `{train: SHARE, …}`",
@@ -133,7 +136,7 @@ def value(model: Any, name: str) -> str:
     if (model, name) == (file_settings.IntSpace, "value"):
         return VALUES["int"]
     declared = next(vars(cls)["__annotations__"][name] for cls in model.__mro__ if name in _annotations(cls))
-    text = declared if isinstance(declared, str) else _spelled(declared)
+    text = declared if isinstance(declared, str) else _spelled(_bare(declared))
     optional = re.sub(r"^Annotated\[(.*?), .*\]( \| None)?$", r"\1\2", text).removesuffix(" | None")
     return _value(optional)
 
@@ -141,6 +144,17 @@ def value(model: Any, name: str) -> str:
 def _annotations(cls: type) -> Mapping[str, Any]:
     found: Mapping[str, Any] = vars(cls).get("__annotations__", {})
     return found
+
+
+def _bare(declared: Any) -> Any:
+    """Return a type without the limits of its values."""
+    if get_origin(declared) is Annotated:
+        return _bare(get_args(declared)[0])
+    if get_origin(declared) is tuple:
+        return tuple[tuple(_bare(part) for part in get_args(declared))]  # type: ignore[misc]
+    if get_origin(declared) in (Union, UnionType):
+        return functools.reduce(operator.or_, map(_bare, get_args(declared)))
+    return declared
 
 
 def _spelled(declared: Any) -> str:

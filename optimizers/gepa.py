@@ -86,7 +86,7 @@ class GEPA:
                 return
             scores = [trace.score or 0.0 for trace in await task.scorer.traces({}, examples[:size])]
             state = {"answers": [scores], "best": {}, "mean": fmean(scores)}
-            yield Progress(state, f"the incumbent on {size} examples: {state['mean']:.3f}")
+            yield Progress(state, f"the incumbent on {size} example{'s' * (size != 1)}: {state['mean']:.3f}")
         size = len(state["answers"][0])
         answers = Answers(task, self.lm, state["answers"])
         evolve = partial(

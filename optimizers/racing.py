@@ -103,7 +103,8 @@ async def race(
                 "standings": [[s.candidate, s.mean, s.incumbent, s.n] for s in standings.values()],
                 "failed": {**failed},
             },
-            f"{len(alive)} on {size} examples: best {best.mean:.3f}, incumbent {best.incumbent:.3f}",
+            f"{len(alive)} candidate{'s' * (len(alive) != 1)} on {size} example{'s' * (size != 1)}: "
+            f"best {best.mean:.3f}, incumbent {best.incumbent:.3f}",
         )
         if hopeless:
             break

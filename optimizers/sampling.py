@@ -50,7 +50,7 @@ class NumberSearch:
                     yield Progress(state, f"{len(trials)} trials: best {max(t[1] for t in trials):.3f}")
                 finalists = _best(state["trials"]) or _drawn(task, len(examples))
                 state = {**state, "finalists": finalists}
-            yield Progress(state, f"{len(state['finalists'])} settings to race")
+            yield Progress(state, f"{_settings(len(state['finalists']))} to race")
         async for event in contest(task, state["finalists"], examples, state):
             yield event
 
@@ -136,3 +136,7 @@ def _best(trials: Sequence[Any]) -> list[dict[str, Any]]:
         if trials[i][0] not in found:
             found.append(trials[i][0])
     return found[:FINALISTS]
+
+
+def _settings(n: int) -> str:
+    return f"{n} setting" if n == 1 else f"{n} settings"

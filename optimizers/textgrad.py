@@ -65,7 +65,7 @@ class TextGrad:
             mean = (await task.scorer.score([{}], examples[:size]))[0].mean
             state = {"step": 0, "held": size, "before": mean, "mean": mean, "tried": 0}
             state |= {"best": {}, "values": {}}
-            yield Progress(dict(state), f"the incumbent on {size} examples: {mean:.3f}")
+            yield Progress(dict(state), f"the incumbent on {size} example{'s' * (size != 1)}: {mean:.3f}")
         held, learn = examples[: state["held"]], examples[len(examples) // 2 :]
         while state["step"] < self.steps:
             step = state["step"]

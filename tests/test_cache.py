@@ -6,7 +6,9 @@ import asyncio
 import json
 import shutil
 import sqlite3
+import struct
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,9 +31,11 @@ from compound.errors import BudgetExhausted, CallError, RunDirectoryError, Trans
 from compound.executor import Executor
 from compound.ports import Port
 from compound.space import Float, Text
+from compound.store import RunDirectory
 from compound.system import System
 from compound.testing import ScriptedLM
 from compound.trace import Failure, Trace
+from compound.verifying import verify
 
 Q = Input("q", str)
 
@@ -683,3 +687,272 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     ):
         cache.put("k", {"outputs": 1})
     cache.close()
+
+
+# --- files of someone else -----------------------------------------------------------------------------
+
+OUTCOME = "CREATE TABLE outcome (key TEXT PRIMARY KEY, step INTEGER, value TEXT, checksum TEXT) WITHOUT ROWID"
+COUNTING = "WITH RECURSIVE c(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM c WHERE i < 30000000)"
+FOREIGN = {
+    "trigger": (
+        OUTCOME,
+        "CREATE TABLE fill (x)",
+        f"CREATE TRIGGER t AFTER INSERT ON outcome BEGIN INSERT INTO fill {COUNTING} "
+        "SELECT zeroblob(10000000) FROM c LIMIT 4; END",
+    ),
+    "view": (
+        "CREATE TABLE other (x)",
+        f"CREATE VIEW outcome AS {COUNTING} "
+        "SELECT 'k' || i AS key, 0 AS step, '{}' AS value, 'x' AS checksum FROM c",
+    ),
+    "only a view": ("CREATE VIEW outcome AS SELECT 'k' AS key, 0 AS step, '{}' AS value, 'x' AS checksum",),
+    "view beside it": (OUTCOME, "CREATE VIEW v AS SELECT 1"),
+    "index": (OUTCOME, "CREATE INDEX i ON outcome (step, value)"),
+    "index of expressions": (OUTCOME, "CREATE INDEX i ON outcome (hex(value))"),
+    "table beside it": (OUTCOME, "CREATE TABLE fill (x)"),
+    "statistics": (OUTCOME, "INSERT INTO outcome VALUES ('k', 0, '{}', 'x')", "ANALYZE"),
+    "virtual table": (OUTCOME, "CREATE VIRTUAL TABLE v USING fts5(x)"),
+    "default": (OUTCOME.replace("step INTEGER", "step INTEGER DEFAULT (hex(zeroblob(100000000)))"),),
+    "check": (OUTCOME.replace("value TEXT", "value TEXT CHECK (length(value) < 10)"),),
+    "generated": (OUTCOME.replace("checksum TEXT", "checksum TEXT AS (hex(value))"),),
+    "with rowid": (OUTCOME.replace(" WITHOUT ROWID", ""),),
+    "other order of keys": (OUTCOME.replace("TEXT PRIMARY KEY", "TEXT COLLATE NOCASE PRIMARY KEY"),),
+}
+
+
+def run_with(folder: Path, make: Callable[[Path], object]) -> Path:
+    """Return the path of a cache that is made in a new run directory."""
+    made = RunDirectory.create(folder / "run", "", {"seed": 0})
+    made.close()
+    make(made.path / "cache.sqlite")
+    return made.path / "cache.sqlite"
+
+
+def refused(path: Path, reason: str) -> None:
+    """Assert that a cache is neither opened nor called well, and that it stays as it is."""
+    before = {p.name: p.read_bytes() for p in path.parent.iterdir() if p.suffix != ".sqlite-shm"}
+    with pytest.raises(RunDirectoryError, match=reason) as error:
+        DiskCache(path)
+    assert f"{path} is not a usable cache" in str(error.value)
+    assert "delete the file to start an empty one" in str(error.value)
+    problems = verify(path.parent)
+    assert [p for p in problems if f"{path} is not a usable cache" in p and str(error.value).startswith(p)]
+    after = {p.name: p.read_bytes() for p in path.parent.iterdir() if p.suffix != ".sqlite-shm"}
+    assert after == before
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_cache_holds_its_own_table_and_nothing_else(tmp_path: Path, kind: str) -> None:
+    """Regression test: a trigger wrote 400 MB when one call was stored, and a view made each call slow."""
+    path = run_with(tmp_path, lambda path: sqlite_file(path, *FOREIGN[kind], "PRAGMA user_version = 2"))
+    start = time.monotonic()
+    refused(path, r"it holds the (table|view|index|trigger) '\w+'|its table is not the one of a cache")
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("what", ["table", "schema"])
+def test_a_cache_whose_pages_repeat_without_end_is_refused(tmp_path: Path, what: str) -> None:
+    """Some pages of 4 KiB that name one other page 300 times each hold hundreds of millions of rows."""
+
+    def repeated(path: Path) -> None:
+        cache = DiskCache(path)
+        for i in range(10):
+            cache.put(f"k{i}", {"outputs": i})
+        cache.close()
+        raw = path.read_bytes()
+        pages = [bytearray(raw[at : at + 4096]) for at in range(0, len(raw), 4096)]
+        at, start = (1, 0) if what == "table" else (0, 100)
+        leaf = bytearray(4096)
+        cells = 2 * int.from_bytes(pages[at][start + 3 : start + 5])
+        leaf[: 8 + cells] = pages[at][start : start + 8 + cells]
+        content = int.from_bytes(pages[at][start + 5 : start + 7])
+        leaf[content:] = pages[at][content:]
+        pages.append(leaf)
+        for _ in range(2):
+            pages.append(many(what, len(pages), 0))
+        pages[at] = pages[at][:start] + many(what, len(pages), start)[start:]
+        pages[0][28:32] = struct.pack(">I", len(pages))
+        path.write_bytes(b"".join(pages))
+
+    def many(what: str, child: int, start: int) -> bytearray:
+        """Return an inner page that names one child 300 times."""
+        kind, key = (2, b"\6\5\x0f\x08\x0d\x0dk") if what == "table" else (5, b"\1")
+        cell = struct.pack(">I", child) + key
+        first = 4096 - 300 * len(cell)
+        places = struct.pack(">300H", *range(first, 4096, len(cell)))
+        head = struct.pack(">BHHHBI", kind, 0, 300, first, 0, child)
+        page = bytes(start) + head + places
+        return bytearray(page + bytes(first - len(page)) + 300 * cell)
+
+    path = run_with(tmp_path, repeated)
+    start = time.monotonic()
+    with pytest.raises(RunDirectoryError, match=r"cache\.sqlite is not a usable cache: .*without end"):
+        DiskCache(path, step=0)
+    assert any("cache.sqlite is not a usable cache" in problem for problem in verify(path.parent))
+    assert time.monotonic() - start < 20
+
+
+def test_a_large_cache_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit on the work follows the size: the smallest entries that there can be stay below it."""
+    monkeypatch.setattr("compound.cache.SPARE", 0)
+    monkeypatch.setattr("compound.cache.BETWEEN", 1000)
+
+    def many(path: Path) -> None:
+        cache = DiskCache(path)
+        cache._db.execute("BEGIN")
+        for i in range(20_000):
+            cache.put(f"{i:064}", {})
+        cache._db.execute("COMMIT")
+        cache.close()
+
+    path = run_with(tmp_path, many)
+    cache = DiskCache(path, step=0)
+    assert cache.count == 20_000
+    assert verify(path.parent) == []  # the log is not empty
+    cache.close()
+    assert verify(path.parent) == []
+
+
+def test_an_entry_beyond_the_limit_is_a_miss_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def large(path: Path) -> None:
+        cache = DiskCache(path)
+        cache.put("large", {"outputs": "x" * 2**21})
+        cache.put("small", {"outputs": 1})
+        cache.close()
+
+    path = run_with(tmp_path, large)
+    assert verify(path.parent) == []
+    monkeypatch.setenv("COMPOUND_MAX_LINE_MB", "1")
+    (problem,) = verify(path.parent)
+    assert f"{path}: a recorded call is larger than 1 MiB" in problem
+    assert "COMPOUND_MAX_LINE_MB" in problem
+    cache = DiskCache(path, step=0)
+    assert (cache.get("large"), cache.get("small")) == (None, {"outputs": 1})
+    assert [p for p in cache.problems if "the recorded call large… is damaged (it is larger than 1 MiB)" in p]
+    cache.put("large", {"outputs": 2})
+    assert (cache.get("large"), cache.count) == ({"outputs": 2}, 2)
+    cache.close()
+
+
+def test_of_many_damaged_entries_some_are_named_and_the_others_counted(tmp_path: Path) -> None:
+    def damaged(path: Path) -> None:
+        cache = DiskCache(path)
+        for i in range(9):
+            cache.put(f"k{i}", {"outputs": i})
+        cache._db.execute("UPDATE outcome SET value = '[]' WHERE key <> 'k3'")
+        cache.close()
+
+    path = run_with(tmp_path, damaged)
+    problems = verify(path.parent)
+    assert [problem.split("…")[0][-2:] for problem in problems[:5]] == ["k0", "k1", "k2", "k4", "k5"]
+    assert problems[5:] == [f"{path}: 3 more recorded calls are damaged"]
+
+
+def test_an_outcome_beyond_the_limit_is_not_recorded_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPOUND_MAX_LINE_MB", "1")
+    cache = DiskCache(tmp_path / "cache.sqlite", step=0)
+    cache.put("large", {"outputs": "x" * 2**21})
+    assert (cache.get("large"), cache.count) == (None, 0)
+    (problem,) = cache.problems
+    assert "the call large… is larger than 1 MiB and is not recorded" in problem
+    assert "COMPOUND_MAX_LINE_MB" in problem
+    cache.put("small", {"outputs": 1})
+    assert cache.get("small") == {"outputs": 1}
+    cache.close()
+
+
+def test_a_file_does_not_say_how_much_memory_is_used(tmp_path: Path) -> None:
+    path = tmp_path / "cache.sqlite"
+    disk(tmp_path).close()
+    sqlite_file(path, "PRAGMA default_cache_size = 2000000000")
+    cache = disk(tmp_path)
+    assert cache._db.execute("PRAGMA cache_size").fetchone() == (-2000,)
+    cache.close()
+
+
+# --- at the beginning ----------------------------------------------------------------------------------
+
+
+def test_a_cache_that_another_process_is_making_is_waited_for(tmp_path: Path) -> None:
+    """Regression test: of two processes that made one cache at the same time, one ended with an error."""
+    other = sqlite3.connect(tmp_path / "cache.sqlite", isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    timer = threading.Timer(0.3, other.execute, ["COMMIT"])
+    timer.start()
+    try:
+        cache = disk(tmp_path)
+    finally:
+        timer.join()
+        other.close()
+    cache.put("k", {"outputs": 1})
+    assert cache.get("k") == {"outputs": 1}
+    cache.close()
+
+
+def test_a_cache_that_is_used_elsewhere_for_long_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compound.cache.WAIT", 0.2)
+    other = sqlite3.connect(tmp_path / "cache.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(RunDirectoryError, match="another process is using it"):
+        disk(tmp_path)
+    other.close()
+
+
+MAGIC = bytes.fromhex("d9d505f920a163d7")  # what the journals of SQLite begin with
+
+
+@pytest.mark.parametrize("moment", ["opened", "journal", "synced", "half", "written", "done"])
+def test_a_cache_whose_making_was_killed_is_used(tmp_path: Path, moment: str) -> None:
+    """SQLite writes the first page of a new file with a journal; what is left of both is harmless."""
+    sqlite_file(tmp_path / "made", "PRAGMA journal_mode = WAL")
+    page = (tmp_path / "made").read_bytes()
+    assert len(page) == 4096
+    other = sqlite3.connect(tmp_path / "other", isolation_level=None)
+    other.execute("BEGIN")
+    other.execute("CREATE TABLE t (x)")
+    journal = (tmp_path / "other-journal").read_bytes()
+    other.close()
+    assert len(journal) >= 512
+    synced = MAGIC + bytes(4) + journal[12:]  # until then there are zeros in their place
+    written, left = {
+        "opened": (0, None), "journal": (0, journal), "synced": (0, synced), "half": (2048, synced),
+        "written": (4096, synced), "done": (4096, None),
+    }[moment]  # fmt: skip
+
+    def killed(path: Path) -> None:
+        path.write_bytes(page[:written])
+        if left is not None:
+            path.with_name("cache.sqlite-journal").write_bytes(left)
+
+    path = run_with(tmp_path, killed)
+    assert verify(path.parent) == []
+    cache = DiskCache(path, step=0)
+    cache.put("k", {"outputs": 1})
+    cache.close()
+    assert verify(path.parent) == []
+    assert not path.with_name("cache.sqlite-journal").exists()
+
+
+def test_the_table_and_its_version_are_made_together(tmp_path: Path) -> None:
+    """Else a kill in between leaves a file whose entries need no checksums."""
+    seen: list[str] = []
+
+    class Noting(sqlite3.Connection):
+        def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+            seen.append(sql.split("(", maxsplit=1)[0].strip())
+            return super().execute(sql, *values)
+
+    connect = sqlite3.connect
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite3, "connect", lambda *args, **options: connect(*args, **options, factory=Noting))
+        disk(tmp_path).close()
+    at = seen.index("BEGIN IMMEDIATE")
+    assert seen[at + 1 : at + 4] == [
+        "CREATE TABLE IF NOT EXISTS outcome", "PRAGMA user_version=2", "COMMIT",
+    ]  # fmt: skip

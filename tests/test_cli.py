@@ -79,6 +79,7 @@ def test_check_says_ok_and_names_examples_in_several_splits(game: Path, cli: Any
         "method": "search",
         "notes": [],
         "not_checked": [],
+        "problems": [],
     }
 
 

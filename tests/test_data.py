@@ -8,12 +8,13 @@ import hashlib
 import itertools
 import json
 import os
+import re
+import subprocess
 import sys
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -21,8 +22,19 @@ from hypothesis import strategies as st
 
 from compound.components.index import BM25
 from compound.data import Dataset, file_digest, read_rows
-from compound.errors import DataError, DeclarationError, MissingExtra
+from compound.errors import DataError, DeclarationError, MissingExtra, SpecError
+from compound.examples import read_examples
+from compound.spec import loads
 
+ROOT = Path(__file__).parents[1]
+SYSTEM = """\
+system: demo
+lm: smollm2
+inputs: {question: str}
+components:
+  answerer: {llm: {prompt: {tune: Answer.}}, in: {question: $question}}
+outputs: {answer: $answerer}
+"""
 IDS = st.lists(st.text(alphabet="abc123é-", min_size=1, max_size=6), min_size=1, max_size=30, unique=True)
 
 SURE = {"train": "row 2", "valid": "row 0", "test": "row 6"}
@@ -315,29 +327,379 @@ def test_a_path_that_is_neither_local_nor_a_hub_id_says_both_ways(path: str) -> 
         ids(Dataset(path))
 
 
-def test_a_hub_id_without_the_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingExtra, match=r"no file or folder 'owner/name' here; .*compound-ai\[hub\]"):
+@pytest.mark.parametrize("module", ["huggingface_hub", "pyarrow"])
+def test_a_hub_id_without_the_library_names_the_extra(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(
+        MissingExtra, match=rf"no file or folder 'owner/name' here; .*{module}.*compound-ai\[hub\]"
+    ):
         ids(Dataset("owner/name"))
 
 
-def test_a_hub_data_set_is_read_by_subset_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+# --- the hub -------------------------------------------------------------------------------------------
 
-    def load_dataset(name: str, subset: str | None, *, split: str) -> list[dict[str, Any]]:
-        asked.append((name, subset, split))
-        if split != "validation":
-            raise ValueError(f"Unknown split {split!r}")
-        return questions(2)
+PACKAGED = ("pandas", "json", "text", "csv", "parquet", "arrow", "imagefolder", "webdataset", "xml", "squad")
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+
+class Hub:
+    """The hub's files by revision, and what was asked for; a repository's own files have no revision."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.asked: list[tuple[str, str | None, list[str]]] = []
+
+    def put(self, revision: str | None, name: str, rows: Sequence[Any]) -> None:
+        path = self.folder / str(revision) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith(".parquet"):
+            parquet = pytest.importorskip("pyarrow.parquet")
+            pyarrow = pytest.importorskip("pyarrow")
+            parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+        else:
+            # The cache of the library holds links to files without endings.
+            (self.folder / "blobs").mkdir(exist_ok=True)
+            blob = self.folder / "blobs" / hashlib.sha256(name.encode()).hexdigest()
+            blob.write_bytes(write(self.folder / f"made{path.suffix}", rows).read_bytes())
+            path.symlink_to(blob)
+
+    def snapshot_download(
+        self,
+        name: str,
+        *,
+        repo_type: str,
+        revision: str | None = None,
+        allow_patterns: list[str],
+        local_files_only: bool = False,
+    ) -> str:
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        assert repo_type == "dataset"
+        if not local_files_only:
+            self.asked.append((name, revision, allow_patterns))
+        if not (self.folder / str(revision)).is_dir():
+            raise LocalEntryNotFoundError(f"no {revision}")
+        return str(self.folder / str(revision))
+
+    def list_repo_tree(self, name: str, *, repo_type: str, revision: str) -> list[Any]:
+        assert repo_type == "dataset"
+        from huggingface_hub.hf_api import RepoFile, RepoFolder
+
+        if not (self.folder / revision).is_dir():
+            raise OSError("out of reach")
+        folder, file = cast(Any, RepoFolder), cast(Any, RepoFile)
+        names = sorted(path.name for path in (self.folder / revision).iterdir())
+        return [file(path=".gitattributes", oid="", size=1), *(folder(path=name, oid="") for name in names)]
+
+
+EXPORT = "refs/convert/parquet"
+
+
+@pytest.fixture
+def hub(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    library = pytest.importorskip("huggingface_hub")
+    pytest.importorskip("pyarrow.parquet")
+    made = Hub(tmp_path_factory.mktemp("hub"))
+    monkeypatch.setattr(library, "snapshot_download", made.snapshot_download)
+    monkeypatch.setattr(library, "HfApi", lambda: made)
+    return made
+
+
+@pytest.mark.parametrize("name", PACKAGED)
+def test_a_name_without_an_owner_is_never_looked_for_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: Hub, name: str
+) -> None:
+    """Regression test: `load_dataset("pandas")` unpickled ``train.pkl`` of the working directory, and
+    `load_dataset("json")` sent its ``train.jsonl`` to the model."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "train.jsonl", questions(3))
+    (tmp_path / "train.pkl").write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")
+    program = loads(f"{SYSTEM}data: {{path: {name}}}\n", path=tmp_path / "theirs" / "f.yaml")
+    assert program.data is not None
+    for data in (Dataset(name), program.data, Dataset(f"hf://datasets/{name}")):
+        with pytest.raises(
+            DataError, match=rf"no file or folder .*; .* a hub id with its owner, such as 'owner/{name}'"
+        ):
+            data.examples("train", ["question"])
+    assert not (tmp_path / "ran").exists()
+    assert hub.asked == []
+
+
+def test_what_a_file_means_on_the_hub_is_not_looked_for_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: Hub
+) -> None:
+    """A hub id of a file read the user's own folder of that name, wherever a command was started."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("private/notes", "hf:/datasets/private/notes"):
+        (tmp_path / folder).mkdir(parents=True)
+        write(tmp_path / folder / "train.jsonl", questions(3))
+        (tmp_path / folder / "notes.py").write_text("raise SystemExit('ran')")
+    hub.put(EXPORT, "default/train/0000.parquet", questions(1, start=7))
+    for path in ("private/notes", "hf://datasets/private/notes"):
+        program = loads(f"{SYSTEM}data: {{path: {path}}}\n", path=tmp_path / "theirs" / "f.yaml")
+        assert program.data is not None
+        assert ids(program.data) == ["q7"]
+    assert {name for name, _, _ in hub.asked} == {"private/notes"}
+
+
+def test_a_file_names_no_data_set_of_the_hub_without_an_owner(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"f.yaml:7:14: data.path: .* hf://datasets/OWNER/NAME"):
+        loads(f"{SYSTEM}data: {{path: hf://datasets/json}}\n", path=tmp_path / "f.yaml")
+
+
+def test_a_hub_data_set_is_read_by_subset_and_split(hub: Hub) -> None:
+    hub.put(EXPORT, "small/validation/0000.parquet", questions(2))
+    hub.put(EXPORT, "small/validation/0001.parquet", questions(1, start=2))
     data = Dataset("owner/name", valid="validation", subset="small")
-    assert ids(data, "valid") == ["q0", "q1"]
-    assert asked == [("owner/name", "small", "validation")]
+    assert ids(data, "valid") == ["q0", "q1", "q2"]
+    assert [row.inputs["question"] for row in data.examples("valid", ["question"])] == [
+        "0 + 1?", "1 + 1?", "2 + 1?",
+    ]  # fmt: skip
+    name, revision, patterns = hub.asked[0]
+    assert (name, revision) == ("owner/name", "refs/convert/parquet")
+    assert patterns == ["small/validation/*.parquet"]
     with pytest.raises(
-        DataError, match=r"no file or folder .* and the hub gave no .* split 'dev': Unknown split"
+        DataError,
+        match=r"no file or folder .* and the hub gave no .* split 'dev'.*; check the path, or the id",
     ):
-        ids(Dataset("owner/name"), "valid")
+        ids(Dataset("owner/name", valid="dev", subset="other"), "valid")
+
+
+def test_only_the_kinds_that_hold_plain_rows_are_asked_for(hub: Hub) -> None:
+    """A repository may hold scripts, pickles and archives: they are not even downloaded."""
+    hub.put(None, "train.jsonl", questions(1))
+    (hub.folder / "None" / "train.pkl").write_bytes(b"x")
+    (hub.folder / "None" / "name.py").write_text("raise SystemExit('ran')")
+    assert ids(Dataset("owner/name")) == ["q0"]
+    patterns = [pattern for _, _, asked in hub.asked for pattern in asked]
+    assert patterns
+    assert all(p.endswith((".parquet", ".jsonl", ".jsonl.gz", ".csv", ".csv.gz")) for p in patterns)
+
+
+def test_a_subset_is_chosen_only_where_there_is_one(hub: Hub) -> None:
+    hub.put(EXPORT, "plain_text/train/0000.parquet", questions(1))
+    assert ids(Dataset("owner/name")) == ["q0"]
+    hub.put(EXPORT, "other/train/0000.parquet", questions(2))
+    with pytest.raises(DataError, match="it has several parts; give subset: one of other, plain_text"):
+        ids(Dataset("owner/name"))
+    hub.put(EXPORT, "default/train/0000.parquet", questions(3))
+    assert len(ids(Dataset("owner/name"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("subset", "files"),
+    [
+        (None, ["train.jsonl"]),
+        (None, ["data/train.csv"]),
+        (None, ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"]),
+        ("small", ["small/train-00000-of-00001.parquet"]),
+        ("small", ["data/small/train.jsonl.gz"]),
+    ],
+)
+def test_a_data_set_of_which_the_hub_made_no_copy_is_read_from_its_own_files(
+    hub: Hub, subset: str | None, files: list[str]
+) -> None:
+    for number, file in enumerate(files):
+        rows: list[Any] = questions(1, start=number)
+        hub.put(None, file, ["id,question", f"q{number},?"] if file.endswith(".csv") else rows)
+    assert ids(Dataset("owner/name", subset=subset)) == [f"q{i}" for i in range(len(files))]
+    with pytest.raises(DataError, match=r"the hub gave no data set of that id with a split 'test'"):
+        ids(Dataset("owner/name", subset=subset), "test")
+
+
+def test_an_unusable_row_of_the_hub_is_named(hub: Hub) -> None:
+    hub.put(None, "train.jsonl", ["{}", "[]"])
+    with pytest.raises(DataError, match=r"^hf://datasets/owner/name/train.jsonl:2: a row must be an object"):
+        ids(Dataset("owner/name"))
+
+
+@pytest.mark.parametrize("part", ["../x", "a/b", "*", "t[r]ain", ".", "..", "", "a\\b"])
+def test_a_split_or_subset_of_the_hub_is_a_plain_name(hub: Hub, part: str) -> None:
+    hub.put(EXPORT, "default/train/0000.parquet", questions(1))
+    for data in (Dataset("owner/name", train=part), Dataset("owner/name", subset=part)):
+        with pytest.raises(DataError, match="no name of a split or a subset"):
+            ids(data)
+    assert hub.asked == []
+
+
+def test_a_large_data_set_of_the_hub_is_read_up_to_a_limit(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.put(EXPORT, "default/train/0000.parquet", [{"q": "x" * 1000}] * 3000)
+    monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "1")
+    with pytest.raises(DataError, match="0000.parquet: holds more than 1 MiB; .*COMPOUND_MAX_DATA_MB"):
+        ids(Dataset("owner/name"))
+    monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "8")
+    assert len(ids(Dataset("owner/name"))) == 3000
+
+
+def test_media_of_the_hub_are_not_opened(hub: Hub, tmp_path: Path) -> None:
+    """The library that shows images opens the paths and addresses that a row names."""
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    hub.put(
+        EXPORT,
+        "default/train/0000.parquet",
+        [{"image": {"bytes": None, "path": str(tmp_path / "secret.png")}}],
+    )
+    (example,) = Dataset("owner/name").examples("train", [])
+    assert example.gold["image"] == {"bytes": None, "path": str(tmp_path / "secret.png")}
+
+
+def test_other_errors_of_the_hub_are_told(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError("gated: ask for access")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refused)
+    with pytest.raises(DataError, match="the hub gave no data set of that id.*: gated: ask for access"):
+        ids(Dataset("owner/name"))
+
+
+SERVED = """
+import hashlib, http.server, json, os, re, sys, threading
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+os.environ |= {"HF_HUB_OFFLINE": "0", "HF_HOME": sys.argv[2], "HF_HUB_DISABLE_XET": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+SHA = "a" * 40
+
+def named(path):
+    return hashlib.sha1(str(path).encode()).hexdigest()
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        path = self.path.partition("?")[0]
+        files = [p for p in folder.rglob("*") if p.is_file()]
+        resolved = re.fullmatch(r"/datasets/owner/name/resolve/[^/]+/(.*)", path)
+        if re.fullmatch(r"/api/datasets/owner/name/revision/refs(/|%2F)convert(/|%2F)parquet", path):
+            body = json.dumps({"id": "owner/name", "sha": SHA, "siblings": []}).encode()
+        elif path.startswith("/api/datasets/owner/name/tree/"):
+            deep = "recursive=True" in self.path or "recursive=true" in self.path
+            tree = [{"type": "file", "path": p.relative_to(folder).as_posix(), "size": p.stat().st_size,
+                     "oid": named(p)} for p in files] if deep else [
+                    {"type": "directory", "path": p.name, "oid": "c" * 40} for p in folder.iterdir()]
+            body = json.dumps(tree).encode()
+        elif resolved and (folder / resolved[1]).is_file():
+            body = (folder / resolved[1]).read_bytes()
+        else:
+            self.send_response(404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Type", "application/json")
+        self.send_header("X-Repo-Commit", SHA)
+        self.send_header("ETag", f'"{named(folder / resolved[1]) if resolved else SHA}"')
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+    log_message = lambda *_: None
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+os.environ["HF_ENDPOINT"] = f"http://127.0.0.1:{server.server_port}"
+
+from compound.data import Dataset
+data = Dataset("owner/name", valid="validation")
+print([e.id for e in data.examples("train", [])], [e.id for e in data.examples("valid", [])])
+server.shutdown()
+server.server_close()
+print([e.id for e in data.examples("train", [])], "again, without the hub")
+"""
+
+
+def test_the_hub_is_asked_as_its_library_asks_it(tmp_path: Path) -> None:
+    """The whole way, with a server that answers as the hub does; then once more when it is gone."""
+    pytest.importorskip("huggingface_hub")
+    parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    for number, split in enumerate(("train", "validation", "unwanted")):
+        folder = tmp_path / "hub" / "plain" / split
+        folder.mkdir(parents=True)
+        parquet.write_table(
+            pyarrow.Table.from_pylist(questions(2, start=10 * number)), folder / "0000.parquet"
+        )
+    (tmp_path / "work").mkdir()
+    ran = subprocess.run(
+        [sys.executable, "-c", SERVED, str(tmp_path / "hub"), str(tmp_path / "cache")],
+        cwd=tmp_path / "work", capture_output=True, text=True, check=False, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == [
+        "['q0', 'q1'] ['q10', 'q11']",
+        "['q0', 'q1'] again, without the hub",
+    ]
+    assert not list((tmp_path / "cache").rglob("unwanted"))
+
+
+# --- the name of the validation split ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["valid", "validation", "val"])
+def test_without_a_dev_file_the_validation_split_may_have_its_other_names(
+    tmp_path: Path, name: str, hub: Hub
+) -> None:
+    """Regression test: the command line speaks of train, valid and test, and so do people's folders."""
+    write(tmp_path / "train.jsonl", questions(2))
+    path = write(tmp_path / f"{name}.jsonl", [{"question": "?"}])
+    assert ids(Dataset(tmp_path), "valid") == [f"{name}-1"]
+    assert Dataset(tmp_path).digest("valid") == file_digest(path)
+    hub.put(EXPORT, f"default/{name}/0000.parquet", [{"question": "?"}])
+    assert ids(Dataset("owner/name"), "valid") == [f"{name}-1"]
+    write(tmp_path / "dev.jsonl", questions(3))
+    assert ids(Dataset(tmp_path), "valid") == ["q0", "q1", "q2"]
+
+
+def test_cells_of_a_split_under_another_name_are_converted_too(tmp_path: Path) -> None:
+    (tmp_path / "valid.csv").write_text("x\n5\n")
+    (example,) = read_examples(Dataset(tmp_path), "valid", {"x": int})
+    assert example.inputs["x"] == 5
+    assert Dataset(tmp_path).file("valid") == tmp_path / "valid.csv"
+    assert Dataset.of(valid=[{"x": 1}]).file("valid") is None
+    assert Dataset("owner/name").file("valid") is None
+
+
+def test_of_several_names_of_the_validation_split_none_is_chosen(tmp_path: Path) -> None:
+    for name in ("train", "valid", "val"):
+        write(tmp_path / f"{name}.jsonl", questions(2))
+    with pytest.raises(
+        DataError, match="no file of split 'dev'; val and valid could be meant: say which, such as valid: val"
+    ):
+        ids(Dataset(tmp_path), "valid")
+
+
+def test_another_split_has_no_other_names(tmp_path: Path) -> None:
+    write(tmp_path / "valid.jsonl", questions(2))
+    for data, role in ((Dataset(tmp_path, train="dev"), "train"), (Dataset(tmp_path, valid="val"), "valid")):
+        with pytest.raises(DataError, match="no file of split"):
+            ids(data, role)
+
+
+def test_a_split_that_is_named_by_its_file_says_how_to_name_it(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", questions(2))
+    with pytest.raises(DataError, match=r"no file of split 'a.jsonl'; write it without its ending: a"):
+        ids(Dataset(tmp_path, train="a.jsonl"))
+
+
+@pytest.mark.parametrize("given", ["{train: a.jsonl, valid: b.jsonl}", "{}", "{split_by: part}"])
+def test_data_without_a_path_say_how_to_write_it(tmp_path: Path, given: str) -> None:
+    """Regression test: it said only that the path is missing. What it says to write can be read."""
+    with pytest.raises(SpecError) as caught:
+        loads(f"{SYSTEM}data: {given}\n", path=tmp_path / "f.yaml")
+    (problem,) = caught.value.problems
+    assert problem.startswith(
+        f"{tmp_path}/f.yaml:7:1: data: 'path' is missing; for a folder with train.jsonl"
+    )
+    forms = re.findall(r"`(data: .*?)`", problem)
+    assert len(forms) == 3
+    (tmp_path / "FOLDER").mkdir()
+    for name in ("train", "dev", "test", "a", "b"):
+        write(tmp_path / "FOLDER" / f"{name}.jsonl", questions(2))
+    write(tmp_path / "rows.jsonl", questions(60))
+    for form in forms:
+        data = loads(f"{SYSTEM}{form}\n", path=tmp_path / "f.yaml").data
+        assert data is not None
+        assert all(ids(data, role) for role in ("train", "valid", "test") if data.has(role))
 
 
 def test_rows_in_memory_are_named_by_split_and_position() -> None:
@@ -466,10 +828,14 @@ def test_rows_that_are_nested_too_deeply_are_refused(tmp_path: Path, depth: int)
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "train.jsonl", questions(2))
 
-    def refused(self: Path, *_: object, **__: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+    opened = os.open
 
-    monkeypatch.setattr(Path, "open", refused)
+    def refused(name: Any, flags: int, *rest: Any, **options: Any) -> int:
+        if name == "train.jsonl":
+            raise PermissionError(errno.EACCES, "Permission denied", name)
+        return opened(name, flags, *rest, **options)
+
+    monkeypatch.setattr(os, "open", refused)
     with pytest.raises(
         DataError, match=r"train\.jsonl cannot be used: Permission denied; change its permissions"
     ):

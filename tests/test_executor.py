@@ -581,7 +581,7 @@ def test_outputs_of_another_type_than_declared_are_a_failed_call(value: Any, mes
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({}, "system 's' needs input 'x': int; got []"),
+        ({}, "system 's' needs input 'x': int; got no inputs"),
         ({"y": 1}, "system 's' has no input 'y'; possible: x"),
         ({"x": "1"}, "input 'x' must be int, but got '1'"),
         ({"x": True}, "input 'x' must be int, but got True"),

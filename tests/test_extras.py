@@ -72,7 +72,7 @@ ACTIONS = [
     ("bm25s", "retrieve(cp.BM25('corpus.jsonl'))"),
     ("sentence_transformers", "retrieve(cp.Dense('corpus.jsonl', model=str(folder)))"),
     ("matplotlib", "from compound.drawing import draw; draw(llm(), 'svg')"),
-    ("datasets", "cp.evaluate(llm(), cp.Dataset('someone/numbers'), 'exact_match', engines=lm)"),
+    ("pyarrow", "cp.evaluate(llm(), cp.Dataset('someone/numbers'), 'exact_match', engines=lm)"),
     (
         "sklearn",
         "import numpy as np; from compound.rewards.heads import _logistic; "

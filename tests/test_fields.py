@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import string
 from typing import Any, Literal
 
@@ -267,6 +268,8 @@ def test_any_text_is_parsed_or_is_a_parse_error(text: str, layout: Layout) -> No
         ("not sure", Literal["not sure", "sure"], "not sure"),
         ("I am not sure.", Literal["not sure", "sure"], "not sure"),
         ("I'd say C++.", Literal["C", "C++"], "C++"),
+        ("It is not negative but positive", Literal["positive", "negative"], "positive"),
+        ("positive, not negative", Literal["positive", "negative"], "positive"),
         ("2", Literal[1, 2], 2),
         ("- a\n- b", list[str], ["a", "b"]),
         ("1. a\n2) b", list[str], ["a", "b"]),
@@ -311,6 +314,9 @@ def test_a_models_word_becomes_a_typed_value(raw: Any, kind: Any, value: Any) ->
         ("diagnosis", Literal["yes", "no"]),
         ("casino", Literal["yes", "no"]),
         ("yes and no", Literal["yes", "no"]),
+        ("not positive", Literal["positive", "negative"]),
+        ("It isn't a **positive** one", Literal["positive", "negative"]),
+        ("not only negative but positive", Literal["positive", "negative"]),
         ("", Literal["yes", "no"]),
         ("a", list[int]),
         ("{", dict[str, int]),
@@ -323,6 +329,37 @@ def test_a_models_word_becomes_a_typed_value(raw: Any, kind: Any, value: Any) ->
 def test_a_word_that_is_no_value_is_refused(raw: Any, kind: Any) -> None:
     with pytest.raises(ValueError, match="."):
         read(raw, kind)
+
+
+def json_that_is_costly_to_look_for() -> list[str]:
+    nested = '{"a":' * 900 + "[" + "1," * 400_000
+    return ["{" * 1_000_000, nested, '{"a": 1, ' * 100_000, '{"a":[' * 200_000]
+
+
+@pytest.mark.parametrize("text", json_that_is_costly_to_look_for(), ids=range(4))
+def test_looking_for_json_takes_steps_in_proportion_to_the_text(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One answer of a server must not stop the process."""
+    steps = 0
+    decode = json.JSONDecoder.raw_decode
+
+    def counted(self: json.JSONDecoder, doc: str, start: int = 0) -> Any:
+        nonlocal steps
+        try:
+            return decode(self, doc, start)
+        except (ValueError, RecursionError) as error:
+            steps += getattr(error, "pos", len(doc))  # its line and column are counted from the beginning
+            raise
+
+    monkeypatch.setattr(json.JSONDecoder, "raw_decode", counted)
+    with pytest.raises(ParseError):
+        parse(text, ports(label=str), "json")
+    assert steps <= 20 * len(text)
+
+
+def test_json_is_found_behind_many_braces() -> None:
+    assert parse("{{a}} {b} { c } " * 10 + '{"label": "x"}', ports(label=str), "json") == {"label": "x"}
 
 
 # --- laws ----------------------------------------------------------------------------------------------

@@ -121,6 +121,9 @@ def test_normalising_twice_changes_nothing(text: str) -> None:
         ("Answer: unclear", None),
         ("No-one knows, so maybe.", "maybe"),
         ("yesterday, a nobody", None),
+        ("It is not yes.", None),
+        ("Answer: not maybe", None),
+        ("It isn't yes but maybe", "maybe"),
         ("", None),
     ],
 )

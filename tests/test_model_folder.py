@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -185,6 +186,51 @@ def with_another_base(folder: Path, canary: Path) -> None:
     change(folder / "adapter_config.json", peft_type="LORA", base_model_name_or_path=str(base))
 
 
+def with_weights_of_another_name(folder: Path, canary: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "weights.txt").write_bytes(pickle.dumps(Touch(canary), protocol=2))
+    index = {"metadata": {"total_size": 1}, "weight_map": {"model.embed_tokens.weight": "weights.txt"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+def with_weights_that_the_settings_name(folder: Path, canary: Path) -> None:
+    (folder / "weights.txt").write_bytes(pickle.dumps(Touch(canary), protocol=2))
+    change(folder / "config.json", transformers_weights="weights.txt")
+
+
+def with_arguments_of_loaders(folder: Path, _: Path) -> None:
+    """sentence-transformers passes them on, and would read pickled weights without restrictions."""
+    (folder / "0_T").mkdir()
+    change(folder / "0_T" / "sentence_roberta_config.json", model_args={"weights_only": False})
+
+
+def with_kernels_of_a_module(folder: Path, _: Path) -> None:
+    (folder / "0_T").mkdir()
+    change(folder / "0_T" / "config.json", _attn_implementation="someone/kernel")
+
+
+def with_another_base_of_a_module(folder: Path, canary: Path) -> None:
+    (folder / "0_T").mkdir()
+    with_another_base(folder, canary)
+    (folder / "adapter_config.json").rename(folder / "0_T" / "adapter_config.json")
+
+
+def with_a_module_elsewhere(folder: Path, _: Path) -> None:
+    modules = [{"idx": 0, "name": "0", "path": "../base", "type": "sentence_transformers.models.Transformer"}]
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+
+
+def with_a_link_to_a_folder(folder: Path, _: Path) -> None:
+    (folder.parent / "elsewhere").mkdir()
+    (folder / "0_T").symlink_to(folder.parent / "elsewhere")
+
+
+def with_a_pipe(folder: Path, _: Path) -> None:
+    """Opening it would wait forever."""
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
+
+
 FOREIGN: dict[str, tuple[Callable[[Path, Path], None], str]] = {
     "pickled weights": (with_pickled_weights, "pickled weights"),
     "pickled weights of a module": (with_pickled_weights_of_a_module, "pickled weights"),
@@ -192,6 +238,14 @@ FOREIGN: dict[str, tuple[Callable[[Path, Path], None], str]] = {
     "a foreign activation": (with_a_foreign_activation, "not called"),
     "downloaded kernels": (with_downloaded_kernels, "would be downloaded"),
     "another base": (with_another_base, "names its base model"),
+    "pickled weights of another name": (with_weights_of_another_name, "no safetensors file beside it"),
+    "weights that the settings name": (with_weights_that_the_settings_name, "no safetensors file beside it"),
+    "arguments of loaders": (with_arguments_of_loaders, "gives weights_only=False"),
+    "downloaded kernels of a module": (with_kernels_of_a_module, "would be downloaded"),
+    "another base of a module": (with_another_base_of_a_module, "names its base model"),
+    "a module elsewhere": (with_a_module_elsewhere, "no folder beside it"),
+    "a link to a folder": (with_a_link_to_a_folder, "is a link"),
+    "a pipe": (with_a_pipe, "no regular file"),
 }
 
 
@@ -297,7 +351,7 @@ def test_every_call_that_loads_a_model_refuses_code_and_pickles() -> None:
         if name.rpartition(".")[2] in {"SentenceTransformer", "CrossEncoder", "SparseEncoder"}:
             seen += 1
             assert given.get("trust_remote_code") == "False", place
-            assert given.get("model_kwargs") == "{'use_safetensors': True}", place
+            assert given.get("model_kwargs") == "{'use_safetensors': True, 'weights_only': True}", place
     assert seen == 7
 
 

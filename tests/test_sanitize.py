@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from compound import sanitize
 from compound.cache import DiskCache
 from compound.component import Input
+from compound.components.engines.remote import first_line
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.configuration import digest, readable
@@ -139,6 +140,18 @@ def test_known_keys_are_removed_from_answers_and_errors() -> None:
     assert answering("your key is sk-secret-value!").outputs["y"] == f"your key is {HIDDEN}!"
     assert Failure("error", "denied: sk-secret-value").message == f"denied: {HIDDEN}"
     assert printable("sk-secret-value\n") == f"{HIDDEN}\n"
+
+
+def test_a_key_is_removed_before_a_message_is_cut() -> None:
+    remember_secret("sk-of-a-message-that-is-cut-0123456789")
+    said = "y" * 280 + " sk-of-a-message-that-is-cut-0123456789"
+    assert "sk-of" not in first_line(said)
+    assert first_line(said).endswith(HIDDEN)
+
+
+def test_text_that_would_be_shown_in_another_order_is_not_printed() -> None:
+    assert printable("safe\u202egnp.exe\u2066\u2028\U000e0041") == "safe\ufffdgnp.exe\ufffd\ufffd\ufffd"
+    assert printable("نمی\u200cخواهم 👩\u200d🔬") == "نمی\u200cخواهم 👩\u200d🔬"
 
 
 def test_a_value_that_occurs_by_chance_is_no_key() -> None:

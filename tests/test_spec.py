@@ -71,7 +71,7 @@ def test_the_example_of_the_design_loads(tmp_path: Path) -> None:
         "searcher.k": 5,
     }
     assert program.system.defaults == {"lm": "smollm2"}
-    assert program.data == Dataset("data/hotpotqa", "train", "dev", "test")
+    assert program.data == Dataset("hf://datasets/data/hotpotqa", "train", "dev", "test")
     assert program.metric == TokenF1("token_f1", "answer", "answer")
     assert program.optimize.method == "search"
     assert program.optimize.budget.system_runs == 400
@@ -225,7 +225,7 @@ def test_data_beside_the_file_comes_before_the_hub(tmp_path: Path) -> None:
     path = folder_with(tmp_path / "nested", DESIGN)
     found = load(path).data
     assert found is not None
-    assert found.path == "data/hotpotqa"
+    assert found.path == "hf://datasets/data/hotpotqa"
     (path.parent / "data" / "hotpotqa").mkdir(parents=True)
     found = load(path).data
     assert found is not None

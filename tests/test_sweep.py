@@ -225,7 +225,7 @@ def test_a_failing_file_is_reported_and_the_others_go_on(game: Path) -> None:
     mine = [r for r in facts["rows"] if r["file"] == "broken"]
     assert all(r["test"] is None for r in mine)
     shutil.copy("rows.jsonl", "bad.jsonl")
-    with pytest.raises(RunDirectoryError, match=r"changed: data\.test\.digest.*remove that folder"):
+    with pytest.raises(RunDirectoryError, match=r"changed: data\.test: other examples.*remove that folder"):
         run("random", (0, 1), "broken.yaml", "game.yaml")
     shutil.rmtree(game / "out/broken")
     mended = run("random", (0, 1), "broken.yaml", "game.yaml")

@@ -165,7 +165,7 @@ def test_a_call_waits_no_longer_than_the_engine_allows() -> None:
     trace, seconds = virtual.run(scenario())
     assert trace.failure is not None
     assert trace.failure.kind == "rate_limit"
-    assert "max_wait is 90 s (slow down); lower the engine's concurrency, or raise" in trace.failure.message
+    assert "max_wait allows, 90 s; lower the engine's concurrency, or raise" in trace.failure.message
     assert 60 < seconds < 140
     assert meter.usage == NO_USAGE
 
@@ -183,6 +183,41 @@ def test_a_wait_that_is_too_long_is_not_begun() -> None:
         return asyncio.get_running_loop().time()
 
     assert virtual.run(scenario()) < 1
+
+
+def test_calls_do_not_wait_one_after_another_for_a_server_that_admits_none() -> None:
+    lm, notes = Limited(0.0), list[str]()
+    lm.max_wait = 10.0
+    lm._limiter = Limiter(0.0)
+    lm._limiter._tokens = 0.0
+
+    async def scenario() -> tuple[list[Trace], float]:
+        traces = await sixty(lm, notes)
+        return traces, asyncio.get_running_loop().time()
+
+    traces, seconds = virtual.run(scenario())
+    assert {trace.failure.kind for trace in traces if trace.failure} == {"rate_limit"}
+    assert "it has admitted no request for as long as max_wait allows, 10 s" in str(traces[-1].failure)
+    assert seconds < 25
+    assert len(notes) < 20, "one notice for each time that all wait"
+
+
+def test_a_server_that_admits_again_is_used_again() -> None:
+    lm = Limited(0.0)
+    lm.max_wait = 10.0
+    lm._limiter = Limiter(0.0)
+    lm._limiter._tokens = 0.0
+
+    async def scenario() -> list[Trace]:
+        executor = Executor({"m": lm}, on_notice=lambda _: None)
+        first = await executor.run(asking(), {"q": "1"})
+        lm._limiter = Limiter(100.0)
+        await asyncio.sleep(2)
+        return [first, await executor.run(asking(), {"q": "2"})]
+
+    first, second = virtual.run(scenario())
+    assert first.failure is not None
+    assert second.outputs == {"y": "2"}
 
 
 def test_a_wait_for_the_rate_limit_is_no_part_of_the_time_limit_of_a_try() -> None:

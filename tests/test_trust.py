@@ -351,6 +351,8 @@ class TestServers:
             "http://127.0.0.1\t.evil.example",
             "http://evil。example",
             "http://127.0.0.1:99999/",
+            "http://127.0.0.1:8000/admin/delete?all=1&x=",
+            "http://127.0.0.1:8000/v1#",
             "http://127.0.0.1:0/",
             "//evil.example",
             "file:///etc/passwd",

@@ -9,6 +9,8 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,9 +23,11 @@ from compound.artifacts import folder_digest, put, verified
 from compound.cache import DiskCache
 from compound.configuration import Configuration, load
 from compound.errors import CompoundError, ConfigurationError, RunDirectoryError
+from compound.paths import run_folder
 from compound.rewards.feature_store import FeatureStore
 from compound.store import RunDirectory
 from compound.untrusted import UntrustedFolder
+from compound.verifying import verify
 
 ROOT = Path(__file__).parents[1]
 GAME = Path(__file__).parent / "cli"
@@ -341,6 +345,105 @@ def test_no_file_of_a_database_is_opened_through_a_link(tmp_path: Path, ending: 
     assert (tmp_path / "victim").read_text() == ""
 
 
+MAGIC = bytes.fromhex("d9d505f920a163d7")
+
+
+def journal(victim: str, kind: str) -> bytes:
+    """Return a rollback journal of SQLite; all but the last name a file, which SQLite would delete."""
+    name = os.fsencode(victim)
+    total = sum(byte if byte < 128 else byte - 256 for byte in name) & 0xFFFFFFFF
+    end = name + struct.pack(">II", len(name), total) + MAGIC
+    head = MAGIC + struct.pack(">IIIII", 0, 0, 0 if "empty" in kind else 1, 512, 4096)
+    page = struct.pack(">I", 1) + bytes(4096) + struct.pack(">I", 0)
+    return {
+        "header": head.ljust(512, b"\0") + struct.pack(">I", 0x40000000 // 4096 + 1) + end,
+        "empty database": head.ljust(512, b"\0") + end,
+        "page": head.ljust(512, b"\0") + page + end,
+        "long": head.ljust(512, b"\0") + bytes(2**20) + end,
+        "no header": b"x" * 600 + end,
+        "short": end,
+        "only pages": head.ljust(512, b"\0") + page,
+    }[kind]
+
+
+KINDS = ("header", "empty database", "page", "long", "no header", "short", "only pages")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("first", ["used", "new", "empty", "missing"])
+def test_no_journal_of_someone_else_is_rolled_back(tmp_path: Path, kind: str, first: str) -> None:
+    """Regression test: a journal can name any file of the user, and SQLite deleted it."""
+    victim = tmp_path / "victim"
+    victim.write_text(SECRET)
+    run = RunDirectory.create(tmp_path / "run", "", {"seed": 0})
+    run.close()
+    path = run.path / "cache.sqlite"
+    cache = DiskCache(path)
+    if first == "used":
+        cache.put("k", {"outputs": 1})
+    cache.close()
+    if first == "empty":
+        path.write_bytes(b"")
+    if first == "missing":
+        path.unlink()
+    theirs = journal(str(victim), kind)
+    (run.path / "cache.sqlite-journal").write_bytes(theirs)
+    before = path.read_bytes() if path.exists() else None
+    with pytest.raises(RunDirectoryError, match=r"cache\.sqlite-journal .*; delete this file") as error:
+        DiskCache(path)
+    assert verify(run.path) == [error.value.message]
+    assert victim.read_text() == SECRET
+    assert (path.read_bytes() if path.exists() else None) == before
+    assert (run.path / "cache.sqlite-journal").read_bytes() == theirs
+
+
+def test_a_run_directory_deletes_no_file_of_the_user(place: Path, cli: Any) -> None:
+    victim = place.parent / "outside" / "victim"
+    theirs = journal(str(victim), "header")
+    for run in ("game", "killed"):
+        (place / "runs" / run / "cache.sqlite-journal").write_bytes(theirs)
+    ran = cli("optimize", "game.yaml", "--run", "killed", "--quiet")
+    assert ran.code == 2
+    assert "runs/killed/cache.sqlite-journal" in ran.err
+    listed = cli("runs", "--verify")
+    assert listed.code == 1
+    for run in ("game", "killed"):
+        assert f"runs/{run}/cache.sqlite-journal" in " ".join((listed.out + listed.err).split())
+    assert is_untouched(place)
+
+
+@pytest.mark.parametrize("ending", ["", "-wal", "-shm", "-journal"])
+def test_verifying_writes_through_no_hard_link(place: Path, ending: str) -> None:
+    """Regression test: SQLite empties the shared memory of a log even of a file that it may only read."""
+    run = place / "runs" / "killed"
+    assert (run / "cache.sqlite-wal").stat().st_size
+    victim = place.parent / "outside" / "victim"
+    (run / f"cache.sqlite{ending}").unlink(missing_ok=True)
+    (run / f"cache.sqlite{ending}").hardlink_to(victim)
+    assert any(f"cache.sqlite{ending} is a hard link" in problem for problem in verify(run))
+    assert is_untouched(place)
+
+
+def test_a_log_of_someone_else_changes_only_its_cache(tmp_path: Path) -> None:
+    """A write-ahead log names no file, and what it makes of the cache is checked as the cache is."""
+    (tmp_path / "theirs").mkdir()
+    other = sqlite3.connect(tmp_path / "theirs" / "cache.sqlite", isolation_level=None)
+    other.execute("PRAGMA journal_mode=WAL")
+    other.execute(
+        "CREATE TABLE outcome (key TEXT PRIMARY KEY, step INTEGER, value TEXT, checksum TEXT) WITHOUT ROWID"
+    )
+    other.execute("PRAGMA user_version=2")
+    other.execute("CREATE TRIGGER t AFTER INSERT ON outcome BEGIN DELETE FROM outcome; END")
+    run = RunDirectory.create(tmp_path / "run", "", {"seed": 0})
+    run.close()
+    DiskCache(run.path / "cache.sqlite").close()
+    for ending in ("-wal", "-shm"):
+        shutil.copy(tmp_path / "theirs" / f"cache.sqlite{ending}", run.path)
+    other.close()
+    with pytest.raises(RunDirectoryError, match="it holds the trigger 't'"):
+        DiskCache(run.path / "cache.sqlite")
+
+
 # --- no other way --------------------------------------------------------------------------------------
 
 FILE_CALLS = {
@@ -359,7 +462,7 @@ ALLOWED = {
     "compound/verifying.py": "SQLite, after UntrustedFolder.place; asks whether the folder is there",
     "compound/store.py": "asks whether the user's own path is taken",
     "compound/artifacts.py": "fills a new folder, and deletes a folder by its full name after a check",
-    "compound/data.py": "data files, which the user's own file names",
+    "compound/data.py": "asks whether the user's own path is there; looks through what the hub's library fetched",
     "compound/engines.py": "asks whether a model's name is a folder",
     "compound/optimizing.py": "asks whether a teacher, which the user's own file names, is there",
     "compound/cli.py": "the standard output",
@@ -410,6 +513,23 @@ def calls_by_source() -> dict[str, list[tuple[str, int]]]:
                 calls = file_calls(ast.parse(path.read_text(encoding="utf-8")))
                 found[path.relative_to(ROOT).as_posix()] = calls
     return found
+
+
+def test_a_run_is_not_written_through_a_link_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "outside" / "x").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "theirs")
+    Path("runs").symlink_to("../outside")
+    with pytest.raises(RunDirectoryError, match="runs is a link to ../outside; name the folder itself"):
+        run_folder("x")
+    Path("runs").unlink()
+    Path("runs").mkdir()
+    assert run_folder("x") == Path("runs/x")
+    Path("runs/x").symlink_to("../../outside/x")
+    with pytest.raises(RunDirectoryError, match="runs/x is a link"):
+        run_folder("x")
 
 
 def test_files_are_opened_in_one_way_only() -> None:

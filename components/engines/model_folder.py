@@ -3,12 +3,13 @@
 Every model, tokenizer and embedding is opened here. The libraries are told not to run Python code and not to
 read pickled weights. What they would still act on, in some versions or in all, is refused before they see the
 folder: a module class named by its import path, attention kernels that are downloaded, an adapter that names
-another base.
+another base, weights of another format under any name, and arguments that turn these defences off.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,28 @@ from typing import Any
 
 from compound.errors import CompoundError
 
-PICKLED = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt", "*.joblib")
+PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
+SAFE = ".safetensors"
+ARGUMENTS = {
+    "model_kwargs",
+    "model_args",
+    "processor_kwargs",
+    "tokenizer_args",
+    "config_kwargs",
+    "config_args",
+}
+"""Settings of sentence-transformers that are passed on to transformers."""
+HARMLESS = {
+    *(
+        "add_pooling_layer",
+        "attn_implementation",
+        "do_lower_case",
+        "dtype",
+        "model_max_length",
+        "padding_side",
+    ),
+    *("torch_dtype", "truncation_side", "use_cache", "use_fast", "use_safetensors"),
+}
 MODULES = ("Transformer", "Pooling", "Normalize", "Dense", "Dropout", "LayerNorm", "StaticEmbedding")
 _MODULE = re.compile(rf"sentence_transformers(\.[a-z_]+)*\.({'|'.join(MODULES)})")
 _ACTIVATION = re.compile(r"torch\.nn\.modules\.(activation|linear)\.\w+")
@@ -62,7 +84,7 @@ def load_embedder(folder: Path, device: str | None) -> Any:
         device=device,
         trust_remote_code=False,
         local_files_only=True,
-        model_kwargs={"use_safetensors": True},
+        model_kwargs={"use_safetensors": True, "weights_only": True},
     )
 
 
@@ -70,23 +92,29 @@ def check_model_folder(folder: Path) -> None:
     """Refuse a folder that asks a library to run code; a path that is no folder passes.
 
     Raises:
-        CompoundError: it holds pickled weights only, or a setting that leads to code from elsewhere.
+        CompoundError: it holds pickled weights only, or a setting that leads to code or files from elsewhere.
     """
-    for place in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
-        pickled = sorted(path.name for pattern in PICKLED for path in place.glob(pattern))
-        if pickled and not any(place.glob("*.safetensors")):
+    for root, names, files in os.walk(folder):
+        place = Path(root)
+        _check_kinds(place, names, files)
+        pickled = sorted(name for name in files if name.endswith(PICKLED))
+        if pickled and not any(name.endswith(SAFE) for name in files):
             raise CompoundError(
                 f"{place} holds pickled weights ({pickled[0]}), which can run code",
                 hint="save the model as safetensors: model.save_pretrained(folder, safe_serialization=True)",
             )
-    if (folder / "adapter_config.json").exists():
-        raise CompoundError(
-            f"{folder} is an adapter, which names its base model itself",
-            hint="name the base as the model, and the adapter as the component's weights",
-        )
-    for name in ("config.json", "sentence_bert_config.json"):
-        _check_settings(folder / name)
-    _check_modules(folder)
+        if "adapter_config.json" in files:
+            raise CompoundError(
+                f"{place} is an adapter, which names its base model itself",
+                hint="name the base as the model, and the adapter as the component's weights",
+            )
+        for name in sorted(files):
+            if name.endswith(".index.json"):
+                _check_index(place / name)
+            elif name.endswith("config.json"):
+                _check_settings(place / name)
+        if "modules.json" in files:
+            _check_modules(place)
 
 
 def explain(error: Exception) -> str:
@@ -97,32 +125,79 @@ def explain(error: Exception) -> str:
     return text
 
 
+def _check_kinds(place: Path, folders: list[str], files: list[str]) -> None:
+    """Refuse links to folders, which are not looked into, and what would block when it is read."""
+    for name in folders:
+        if (place / name).is_symlink():
+            raise CompoundError(f"{place / name} is a link to a folder", hint="put the folder itself there")
+    for name in files:
+        if (place / name).exists() and not (place / name).is_file():
+            raise CompoundError(f"{place / name} is no regular file", hint="remove it")
+
+
+def _check_index(file: Path) -> None:
+    """Refuse an index of weights in files of another format."""
+    index = _read(file)
+    weights = index.get("weight_map") if isinstance(index, Mapping) else None
+    for value in weights.values() if isinstance(weights, Mapping) else ():
+        _require_safetensors(file, value)
+
+
 def _check_settings(file: Path) -> None:
-    """Refuse settings that name an implementation to be downloaded."""
+    """Refuse settings that name downloaded implementations, other weights, or arguments of loaders."""
     for key, value in _entries(_read(file)):
         if key.strip("_").startswith(("attn_implementation", "experts_implementation")) and "/" in str(value):
             raise CompoundError(
                 f"{file}: {key} names {value!r}, code that would be downloaded", hint=f"remove {key}"
             )
+        if key == "transformers_weights" and value is not None:
+            _require_safetensors(file, value)
+        if key in ARGUMENTS and isinstance(value, Mapping):
+            wrong = [name for name, given in value.items() if name not in HARMLESS or given in ({}, [])]
+            if wrong or value.get("use_safetensors", True) is not True:
+                name = wrong[0] if wrong else "use_safetensors"
+                raise CompoundError(
+                    f"{file}: {key} gives {name}={value[name]!r} to the library that loads the model",
+                    hint=f"remove it; possible: {', '.join(sorted(HARMLESS))}",
+                )
+
+
+def _require_safetensors(file: Path, name: object) -> None:
+    if not (isinstance(name, str) and name.endswith((SAFE, f"{SAFE}.index.json")) and _is_plain(name)):
+        raise CompoundError(
+            f"{file} names {name!r}, which is no safetensors file beside it; other weights can run code",
+            hint="save the model as safetensors: model.save_pretrained(folder, safe_serialization=True)",
+        )
+
+
+def _is_plain(name: str) -> bool:
+    return name not in {"", ".", ".."} and not re.search(r"[/\\\x00]", name)
 
 
 def _check_modules(folder: Path) -> None:
-    """Refuse modules of an embedding model that are not those of sentence-transformers."""
-    modules = _read(folder / "modules.json")
-    for key, value in _entries(modules):
-        if key == "type" and not (isinstance(value, str) and _MODULE.fullmatch(value)):
+    """Refuse modules of an embedding model that are not those of sentence-transformers, or are elsewhere."""
+    file = folder / "modules.json"
+    modules = _read(file)
+    for module in modules if isinstance(modules, list) else [modules]:
+        kind, path = (module.get("type"), module.get("path")) if isinstance(module, Mapping) else (None, None)
+        if not (isinstance(kind, str) and _MODULE.fullmatch(kind)):
             raise CompoundError(
-                f"{folder / 'modules.json'} names the class {value!r}, which is not imported",
+                f"{file} names the class {kind!r}, which is not imported",
                 hint=f"possible: {', '.join(MODULES)} of sentence_transformers",
             )
-        if key == "path" and isinstance(value, str) and value:
-            file = folder / value / "config.json"
-            for name, activation in _entries(_read(file)):
-                if name == "activation_function" and not _ACTIVATION.fullmatch(str(activation)):
-                    raise CompoundError(
-                        f"{file}: {name} names {activation!r}, which is not called",
-                        hint="possible: torch.nn.modules.activation.Tanh and the like",
-                    )
+        if not isinstance(path, str) or (path and not _is_plain(path)):
+            raise CompoundError(f"{file} names {path!r}, which is no folder beside it")
+        if kind.endswith(".Dense"):
+            _check_activation(folder / path / "config.json")
+
+
+def _check_activation(file: Path) -> None:
+    for name, activation in _entries(_read(file)):
+        if name == "activation_function" and not _ACTIVATION.fullmatch(str(activation)):
+            raise CompoundError(
+                f"{file}: {name} names {activation!r}, which is not called",
+                hint="possible: torch.nn.modules.activation.Tanh and the like",
+            )
 
 
 def _entries(value: Any) -> Iterator[tuple[str, Any]]:

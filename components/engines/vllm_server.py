@@ -22,6 +22,7 @@ from pathlib import Path
 from compound.components.engines import guard
 from compound.errors import CompoundError
 from compound.paths import cache_folder
+from compound.sanitize import safe
 
 VARIABLE = "COMPOUND_VLLM"
 ACCELERATORS = ("nvidia[0-9]*", "kfd", "accel*", "davinci[0-9]*")  # in /dev: NVIDIA, AMD, TPU, Ascend
@@ -101,7 +102,7 @@ class VLLMServer:
     def failure(self, what: str) -> CompoundError:
         """Return the error of a server that does not start, with the end of its log."""
         lines = self.log.read_text("utf-8", "replace").splitlines()[-SHOWN:]
-        said = "\n".join(f"    {line[:300]}" for line in lines) or "    (it printed nothing)"
+        said = "\n".join(f"    {safe(line)[:300]}" for line in lines) or "    (it printed nothing)"
         seconds = time.monotonic() - self._started
         return CompoundError(
             f"the vLLM server {what} after {seconds:.0f} s. The end of its log:\n{said}\n",

@@ -218,6 +218,7 @@ def provenance(record: Record) -> Facts:
     return {
         "signature": config["signature"],
         "defaults": config["defaults"],
+        "engines": config.get("engines", {}),
         "data": config["data"],
         "settings": config["optimize"],
         "versions": config["versions"],

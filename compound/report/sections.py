@@ -172,6 +172,7 @@ def _provenance(facts: Mapping[str, Any]) -> list[Block]:
         ("system", facts["system"]), ("signature", found["signature"]), ("metric", facts["metric"]),
         ("method", facts["method"]), ("seed", str(facts["seed"])), ("budget", _spelled(limits)),
         ("settings that are not the default", _spelled(others)), ("defaults", _spelled(found["defaults"])),
+        ("models", _spelled(found["engines"])),
         ("configuration at the start", found["start"]), ("best configuration", found["best"]),
         ("began", _moment(found["began"])), ("last recorded", _moment(found["ended"])),
         ("spent", spending(facts["spent"])),

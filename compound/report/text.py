@@ -89,12 +89,12 @@ def money(value: float | None, unpriced: float | None = 0) -> str:
     """Return US dollars; ``unpriced`` is the number of calls whose price is not known.
 
     >>> money(0.0), money(0.0, unpriced=3), money(1.5, unpriced=3)
-    ('$0', 'not known', 'at least $1.50')
+    ('$0', 'cost not known', 'at least $1.50')
     """
     if value is None:
         return "–"
     if unpriced:
-        return f"at least {money(value)}" if value else "not known"
+        return f"at least {money(value)}" if value else "cost not known"
     return "$0" if not value else f"${value:,.2f}" if value >= 1 else f"${value:.4f}"
 
 

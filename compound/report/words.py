@@ -9,6 +9,7 @@ from compound.proposals import described
 from compound.report.text import interval, number, p_value, plural, signed
 
 GUIDE = "docs/guides/nothing_found.md, 'My run found nothing, what now?'"
+ONE_SIDED = 0.05  # a p-value below it may stand beside a two-sided interval that includes zero
 SPLITS = {"test": "test", "valid": "validation"}
 
 
@@ -55,7 +56,9 @@ def _change(result: Mapping[str, Any], split: str, verdict: str) -> str:
     if verdict != "unclear":
         return f"{start} ({basis})."
     if gain["low"] is not None:
-        reason = "the interval includes zero"
+        one_sided = split == "test" and gain["p"] < ONE_SIDED
+        which = ", which is two-sided," if one_sided else ""
+        reason = f"the interval{which} includes zero"
     elif gain["n"] == 1:
         reason = "one example says nothing about chance"
     else:

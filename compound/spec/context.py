@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from compound.components.engines.credentials import is_model_name
 from compound.engines import EMBEDDED
 from compound.errors import CompoundError, DeclarationError, nearest
-from compound.spec.document import Address, Document, shown
+from compound.spec.document import Address, Document, dotted, shown
 from compound.spec.python_code import find_code
+from compound.untrusted import UntrustedFolder
+
+_ENGINES = ("local/", "vllm/")  # what the name of a model's engine puts before a folder or hub id
+OUTSIDE = "leads out of the file's folder, and --no-import refuses that"
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,8 @@ class Context:
     """Where each component's name was first seen: it must be the only one, bodies included."""
     without_model: dict[str, Address] = field(default_factory=dict)
     """LLM components that neither name a model nor are fed one."""
+    outside: set[str] = field(default_factory=set)
+    """What the command line names outside of the file's folder."""
 
     def code(self, spec: str, address: Address) -> Any:
         """Return the Python object an entry names, or None after noting why there is none."""
@@ -61,9 +67,49 @@ class Context:
             self.document.report(address, f"{who} failed: {type(error).__name__}: {error}")
         return None
 
+    def place(self, given: str, address: Address, *, key: bool = False) -> tuple[Path, Path | None]:
+        """Return a path of the file, and the folder below which no link is followed on the way to it, if any.
+
+        Paths count from the file's folder, and no link in it is followed: whoever prepared the folder could
+        have a secret read by it. A path that leads out of the folder is in plain sight, and may lead through
+        links; without imports only the command line may name one.
+        """
+        if not self.may_lead_to(given, address, key=key):
+            return self.folder / given, None
+        root = os.path.abspath(self.folder)
+        inside = os.path.relpath(os.path.normpath(os.path.join(root, given)), root)
+        if inside == os.curdir:
+            return self.folder, self.folder
+        if leads_out(inside):
+            return self.folder / given, None
+        try:
+            UntrustedFolder(self.folder, error=DeclarationError).kind(inside)
+        except DeclarationError as error:
+            target, hint = os.path.realpath(self.folder / inside), error.hint
+            if not key and target != os.path.join(os.path.realpath(self.folder), inside):
+                hint = f"if you trust what it leads to, name that: --set {dotted(address)}={target}"
+            self.document.report(address, error.message, hint, key=key)
+        except ValueError:
+            self.document.report(address, "is no path that a file can have", key=key)
+        return self.folder / inside, self.folder
+
+    def may_lead_to(self, given: str, address: Address, *, key: bool = False) -> bool:
+        """Return whether a path or model may be read; note that it may not, without imports, outside."""
+        if self.allow_import or not leads_out(given):
+            return True
+        if self.document.is_override(address):
+            self.outside.add(given)
+            return True
+        again = f"if you trust it, say so: --set {dotted(address)}={given}"
+        hint = "copy it beside the file, and name it there" if key else again
+        self.document.report(address, f"{shown(given)} {OUTSIDE}", hint, key=key)
+        return False
+
     def check_models(self, names: Iterable[object], address: Address) -> None:
         """Note model names that no engine answers to."""
         for name in names:
+            if isinstance(name, str) and name not in self.models and not self.may_lead_to(name, address):
+                continue
             if not isinstance(name, str) or not self._is_model(name):
                 close = nearest(str(name), [*self.models, *EMBEDDED])
                 hint = close if close.endswith("?") else f"{close}, a folder, local/HUB-ID, provider/model"
@@ -73,3 +119,14 @@ class Context:
         if name in self.models or name in EMBEDDED or os.path.isdir(name):
             return True
         return "/" in name and (name.startswith("local/") or is_model_name(name))
+
+
+def leads_out(path: str) -> bool:
+    """Return whether a path, or the folder of a model, is absolute or may lead above where it starts.
+
+    >>> leads_out("data/qa"), leads_out("../qa"), leads_out("/qa"), leads_out("local//qa"), leads_out("a/b")
+    (False, True, True, True, False)
+    """
+    prefix = next((name for name in _ENGINES if path.startswith(name)), "")
+    pure = PurePosixPath(path.removeprefix(prefix))
+    return pure.is_absolute() or ".." in pure.parts

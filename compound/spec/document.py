@@ -78,6 +78,10 @@ class Document:
         """Return whether the file says anything at an address."""
         return address in self._values
 
+    def is_override(self, address: Address) -> bool:
+        """Return whether a value comes from the command line."""
+        return self._place(address, False).group == 1
+
     def override(self, address: Address, value: Any, label: str, order: int) -> None:
         """Put a value of the command line into the tree; ``label`` says where it comes from."""
         parent = self.tree

@@ -131,7 +131,7 @@ class _Dumping:
         index = component.index
         if type(index) not in INDEXES:
             raise DeclarationError(f"{component.name}: the index {type(index).__name__} has no name in YAML")
-        given: Tree = {"index": INDEXES[type(index)], **self._given(component, index, ())}
+        given: Tree = {"index": INDEXES[type(index)], **self._given(component, index, ("within",))}
         if "corpus" in given:
             given["corpus"] = str(given["corpus"])
         return {"retriever": {**given, "k": self._setting(component, "k", component.k)}}

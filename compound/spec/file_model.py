@@ -36,11 +36,12 @@ class DataSettings(Model):
     """Where the examples are."""
 
     path: str = Field(min_length=1)
-    """A folder or file relative to this file, or a data set's id on the Hugging Face hub."""
+    """A folder or file relative to this file, or a data set's id on the Hugging Face hub, `owner/name`."""
     train: str = "train"
     """The split to learn from."""
     valid: str = "dev"
-    """The split that decides about acceptance."""
+    """The split that decides about acceptance. Without a file or hub split `dev`, the one called `valid`,
+    `validation` or `val` is read."""
     test: str | None = "test"
     """The split the report reads, once; `null` when there is none."""
     fields: dict[str, str] = Field(default={})

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from compound.artifacts import located
+from compound.artifacts import is_reference, located
 from compound.component import Component, Composite, Operation
 from compound.components.flow import Loop, Map
 from compound.components.function import FirstOf, Function
@@ -60,6 +60,13 @@ def _made(given: Mapping[str, Any]) -> dict[str, Any]:
     return {key: made(value) for key, value in given.items()}
 
 
+def _stored(context: Context, value: Any, address: Address) -> Any:
+    """Return a reference to a stored folder with its path made absolute; any other value as it is."""
+    if is_reference(value):
+        context.place(value["path"], (*address, "path"))
+    return located(value, context.folder)
+
+
 def _llm(context: Context, name: str, entry: LLMEntry, address: Address, _: MakeBody) -> LLM | None:
     inside = (*address, "llm")
     given = _made(entry.llm.given)
@@ -69,7 +76,9 @@ def _llm(context: Context, name: str, entry: LLMEntry, address: Address, _: Make
     if lm is not None:
         context.check_models(lm.options if isinstance(lm, Choice) else [lm], (*inside, "lm"))
     if isinstance(weights := given.get("weights"), Weights):
-        given["weights"] = replace(weights, value=located(weights.value, context.folder))
+        given["weights"] = replace(
+            weights, value=_stored(context, weights.value, (*inside, "weights", "value"))
+        )
     given |= {"stop": tuple(entry.llm.stop), "output": entry.out}
     component: LLM | None = context.attempt(inside, lambda: LLM(name, **given))
     return component
@@ -83,7 +92,9 @@ def _retriever(
     kind = {BM25Settings: BM25, DenseSettings: Dense}.get(type(entry.retriever), PassageIndex)
     index = {key: value for key, value in given.items() if key not in ("index", "k")}
     if "corpus" in index:
-        index["corpus"] = context.folder / index["corpus"]
+        index["corpus"], index["within"] = context.place(index["corpus"], (*inside, "corpus"))
+    if index.get("model"):
+        context.may_lead_to(index["model"], (*inside, "model"))
     rest = {"k": given["k"]} if "k" in given else {}
     component: Retriever | None = context.attempt(inside, lambda: Retriever(name, kind(**index), **rest))
     return component
@@ -93,7 +104,7 @@ def _selector(context: Context, name: str, entry: SelectorEntry, address: Addres
     given = entry.selector
     value = given.value
     if isinstance(value, StoredFolder):
-        value = located(value.model_dump(), context.folder)
+        value = _stored(context, value.model_dump(), (*address, "selector", "value"))
     return context.attempt(
         (*address, "selector"),
         lambda: Selector(name, *given.options, value=value, per_input=given.per_input),
@@ -103,7 +114,11 @@ def _selector(context: Context, name: str, entry: SelectorEntry, address: Addres
 def _hyperparameter(
     context: Context, name: str, entry: HyperparameterEntry, address: Address, _: MakeBody
 ) -> Hyperparameter | None:
-    return Hyperparameter(name, entry.hyperparameter.make())
+    space = entry.hyperparameter.make()
+    if isinstance(space, Weights):
+        inside = (*address, "hyperparameter", "value")
+        space = replace(space, value=_stored(context, space.value, inside))
+    return Hyperparameter(name, space)
 
 
 def _function(

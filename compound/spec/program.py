@@ -11,22 +11,21 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from compound.contracts import Engine, Metric
-from compound.data import EXTENSIONS, Dataset
+from compound.data import HUB, Dataset, hub_id
 from compound.engines import find_engine, open_engine
 from compound.errors import DeclarationError, SpecError, nearest
 from compound.metrics import METRICS, custom
 from compound.settings import OptimizeSettings
 from compound.spec.build import Graph
 from compound.spec.consent import check_consent
-from compound.spec.context import Context
-from compound.spec.document import Address, Document
+from compound.spec.context import OUTSIDE, Context, leads_out
+from compound.spec.document import Address, Document, shown
 from compound.spec.file_model import POSSIBLE, RUNS, CustomMetric, DataSettings, SplitBy
 from compound.spec.file_model import Engine as EngineModel
 from compound.spec.file_model import Metric as MetricModel
@@ -37,15 +36,23 @@ from compound.system import System
 from compound.trust import Trust
 
 EngineSettings = tuple[str, Mapping[str, Any]]
-_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+LOCAL = ("transformers", "vllm")  # the engines that read a model's folder
 
 
 @dataclass(frozen=True)
 class FileEngines:
-    """Finds the engine of a model: one of a file's, or one by the form of the name."""
+    """Finds the engine of a model: one of a file's, or one by the form of the name.
+
+    Attributes:
+        path: the file.
+        engines: the kind and the settings of those that it names.
+        outside: the models that may be read outside of the file's folder, None for any. A model's name may be
+            the output of a component, so that the file does not spell it.
+    """
 
     path: Path
     engines: Mapping[str, EngineSettings]
+    outside: Collection[str] | None = None
 
     def __call__(self, lm: str) -> Engine:
         """Return the engine of a model.
@@ -54,6 +61,8 @@ class FileEngines:
             DeclarationError: there is none, or its settings are not those of its kind.
         """
         if lm not in self.engines:
+            if self.outside is not None and leads_out(lm) and lm not in self.outside:
+                raise DeclarationError(f"{self.path}: the model {lm!r} {OUTSIDE}")
             return find_engine(lm)
         kind, settings = self.engines[lm]
         try:
@@ -74,6 +83,7 @@ class Program:
         metric: how outputs are scored, if the file says so.
         optimize: how to optimize.
         engines: the models the file names, each with the kind of its engine and settings.
+        outside: the models that may be read outside of the file's folder; None for any.
     """
 
     path: Path
@@ -83,6 +93,7 @@ class Program:
     metric: Metric | None
     optimize: OptimizeSettings
     engines: Mapping[str, EngineSettings]
+    outside: Collection[str] | None = None
 
     @property
     def folder(self) -> Path:
@@ -95,7 +106,7 @@ class Program:
         Raises:
             DeclarationError: there is none, or its settings are not those of its kind.
         """
-        return FileEngines(self.path, self.engines)(lm)
+        return FileEngines(self.path, self.engines, self.outside)(lm)
 
 
 def load(
@@ -112,7 +123,8 @@ def load(
         path: the file.
         overrides: entries to replace, such as ``("optimize.budget.system_runs", "150")``; a value is read
             as YAML.
-        allow_import: whether the file may name Python code, and use what the user trusts in general.
+        allow_import: whether the file may name Python code, read what lies outside of its folder, and use
+            what the user trusts in general.
         models: model names besides the file's own that the caller has engines for.
         trust: servers and keys that the file may use besides those the user trusts anyway, such as
             ``"gpu.example:8000"`` and ``"LLM_KEY@llm.example.com"``; without imports, these alone.
@@ -179,8 +191,9 @@ def _load(
     engines = _engines(context)
     document.check()
     assert system is not None
-    system = system.with_engines(FileEngines(path, engines))
-    return Program(path, document.text, system, data, metric, optimize, engines)
+    outside = None if allow_import else frozenset(context.outside)
+    system = system.with_engines(FileEngines(path, engines, outside))
+    return Program(path, document.text, system, data, metric, optimize, engines, outside)
 
 
 def _keys(document: Document, section: str) -> list[str]:
@@ -206,6 +219,9 @@ def _engines(context: Context) -> dict[str, EngineSettings]:
         ((kind, settings),) = found.given.items()
         engines[name] = (kind, settings.given)
         check_consent(context, kind, settings.given, ("engines", name, kind))
+        if kind in LOCAL and settings.given.get("api_base") is None:  # else it is a name on that server
+            model = settings.given.get("model", "")
+            context.may_lead_to(model, ("engines", name, kind, "model"))
         for key in RUNS.get(kind, ()):
             if key in settings.given and not context.allow_import:
                 address = ("engines", name, kind, key)
@@ -219,6 +235,9 @@ def _optimize(context: Context) -> OptimizeSettings:
     settings = found or OptimizeSettings()
     if settings.prompts.lm is not None:
         context.check_models([settings.prompts.lm], (*address, "prompts", "lm"))
+    context.may_lead_to(settings.rewards.backbone, (*address, "rewards", "backbone"))
+    for teacher in settings.weights.teachers:
+        context.place(teacher, (*address, "weights", "teachers", teacher), key=True)
     _check_method(context, settings.method, (*address, "method"))
     for i, name in enumerate(settings.baselines):
         _check_method(context, name, (*address, "baselines", i))
@@ -245,14 +264,15 @@ def _data(context: Context) -> Dataset | None:
     if given is None or context.document.wrong(("data",)):
         return None
     rest = {key: value for key, value in given.given.items() if key != "path"}
-    return Dataset(_data_path(context.folder, given.path), **rest)
-
-
-def _data_path(folder: Path, path: str) -> str | Path:
-    """Return a path beside the file, unless nothing lies there and it can be a data set's id on the hub."""
-    beside = folder / path
-    is_id = _HUB_ID.fullmatch(path) is not None and not path.endswith(EXTENSIONS)
-    return path if is_id and not os.path.exists(beside) else beside
+    path, address = given.path, ("data", "path")
+    # What lies beside the file comes first; what the working directory holds never counts.
+    is_there = os.path.lexists(context.folder / path)
+    if path.startswith(HUB) or (hub_id(path) is not None and not is_there):
+        if hub_id(path) is None:
+            context.document.report(address, f"{shown(path)} is no data set's id", f"write {HUB}OWNER/NAME")
+        return Dataset(f"{HUB}{path.removeprefix(HUB)}", **rest)
+    place, within = context.place(path, address)
+    return Dataset(place, **rest, within=within)
 
 
 def _metric(context: Context) -> Metric | None:

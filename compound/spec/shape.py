@@ -38,6 +38,12 @@ _MUST: Mapping[str, str] = {
     "form": "{message}",
     "wrong": "{what}",
 }
+_MISSING: Mapping[Address, str] = {
+    ("data", "path"): "for a folder with train.jsonl, dev.jsonl and test.jsonl write `data: {path: FOLDER}`; "
+    "for files a.jsonl and b.jsonl in it, `data: {path: FOLDER, train: a, valid: b, test: null}`; for one "
+    "file, `data: {path: rows.jsonl, split_by: {train: 0.6, valid: 0.2, test: 0.2}}`",
+}
+"""How to write what is missing, where its key alone does not say so."""
 _BESIDES = ("in", "when", "out", "settings")
 
 
@@ -76,7 +82,7 @@ def _note(document: Document, detail: ErrorDetails) -> None:
     elif detail["type"] in _SPECIAL:
         _SPECIAL[detail["type"]](document, detail, address)
     elif detail["type"] == "missing":
-        document.report(address[:-1], f"{str(address[-1])!r} is missing", key=True)
+        document.report(address[:-1], f"{str(address[-1])!r} is missing", _MISSING.get(address, ""), key=True)
     else:
         context = {**detail.get("ctx", {}), "message": detail["msg"]}
         hint = str(context.get("hint", ""))

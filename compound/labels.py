@@ -1,0 +1,19 @@
+"""Reading labels in what a model writes."""
+
+from __future__ import annotations
+
+import re
+
+_DENIAL = re.compile(
+    r"(?:\b(?:not|never|nor|non|neither)|n['’]t)(?:\s+(?:a|an|the|very))?[\s\-\"'`*]*$", re.IGNORECASE
+)
+_LONGEST = 24  # characters in which a denial stands before a label
+
+
+def is_denied(text: str, start: int) -> bool:
+    """Return whether a denial stands directly before a position of a text.
+
+    >>> is_denied("It is not positive", 10), is_denied("It is positive, not bad", 6)
+    (True, False)
+    """
+    return _DENIAL.search(text[max(0, start - _LONGEST) : start]) is not None

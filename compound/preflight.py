@@ -1,0 +1,111 @@
+"""What can be known of a run's models before the first call: their names, their prices, their keys."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+
+from compound.allowance import allowance
+from compound.bounds import CallBound
+from compound.contracts import Engine
+from compound.errors import CompoundError, DeclarationError
+from compound.plan import values_of
+from compound.problem import Problem
+from compound.prospects import planned
+from compound.sanitize import safe
+from compound.sending import Sender
+from compound.space import Choice
+
+
+def models(problem: Problem) -> list[str]:
+    """Return the models that a run may ask, by the names that the system and the settings give them.
+
+    What a component asks without declaring it (`compound.component.Component.reach`) is not known.
+    """
+    default = problem.system.defaults.get("lm")
+    own = (default,) if default else ()
+    plan, free = planned(problem)
+    allowed = allowance(problem, free, plan.decisions, lms=own)
+    requests: list[CallBound] = []
+    found: list[str] = []
+    for name, use in allowed.survey.uses.items():
+        if use.requests is None:
+            found += _settings(problem, name)
+        requests += use.requests or ()
+    requests += [request for job in allowed.jobs for request in job.requests]
+    found += [lm for request in requests if request.calls for lm in request.lms or own]
+    if allowed.undeclared and problem.settings.prompts.lm:
+        found.append(problem.settings.prompts.lm)
+    return sorted(set(found))
+
+
+def _settings(problem: Problem, component: str) -> Iterator[str]:
+    """Yield the models that the setting ``lm`` of a component may name."""
+    declared = problem.system.components[component]
+    setting = declared.settings.get("lm")
+    own = values_of(declared, problem.system).get("lm")
+    values = setting.options if isinstance(setting, Choice) else [own]
+    yield from (value for value in values if isinstance(value, str))
+
+
+def engines(problem: Problem) -> dict[str, Engine]:
+    """Return the engines of a run by name, without those that cannot be opened: the run will say why.
+
+    No model is loaded.
+    """
+    sender, found = Sender(problem.engines), {}
+    for lm in models(problem):
+        with suppress(CompoundError):
+            found[lm] = sender.engine(lm)
+    return found
+
+
+def engine_names(problem: Problem) -> dict[str, str]:
+    """Return what stands behind the names of models: `Engine.name`, without keys that are known."""
+    found = {}
+    for lm, engine in engines(problem).items():
+        with suppress(CompoundError):  # a library is missing that the name depends on
+            found[lm] = safe(engine.name)
+    return found
+
+
+def refuse_unpriced(problem: Problem) -> None:
+    """Refuse a limit of cost where a model has no known price, as the first call would.
+
+    Raises:
+        DeclarationError: the message names the model.
+    """
+    if problem.settings.budget.cost is None:
+        return
+    for lm, engine in engines(problem).items():
+        if not engine.priced:
+            raise DeclarationError(
+                f"budget.cost is set, but the price of {lm!r} is not known",
+                hint="give the model a price under engines: price: [dollars per million prompt tokens, "
+                "dollars per million completion tokens]; [0, 0] for a server of your own",
+            )
+
+
+def missing_keys(problem: Problem) -> list[str]:
+    """Return a line for each model whose key is not set; the first call to it would be refused."""
+    return list(dict.fromkeys(line for each in engines(problem).values() if (line := _missing_key(each))))
+
+
+def _missing_key(engine: Engine) -> str:
+    name = getattr(engine, "api_key_env", None)
+    if name:
+        model = getattr(engine, "model", engine.name)
+        return "" if os.environ.get(name) else f"the key of {model!r} is not set; export {name}=…"
+    require = getattr(engine, "_require_key", None)
+    library = getattr(sys.modules[type(engine).__module__], "_litellm", None)
+    if require is None or library is None:
+        return ""
+    try:
+        require(library())
+    except ImportError:  # the library itself is missing, which says nothing about the key
+        return ""
+    except CompoundError as error:
+        return str(error)
+    return ""
