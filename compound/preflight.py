@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 
 from compound.allowance import allowance
 from compound.bounds import CallBound
 from compound.contracts import Engine
-from compound.errors import CompoundError, DeclarationError
+from compound.errors import CompoundError, MissingExtra
 from compound.plan import values_of
 from compound.problem import Problem
 from compound.prospects import planned
 from compound.sanitize import safe
-from compound.sending import Sender
+from compound.sending import Sender, unpriced
 from compound.space import Choice
 
 
@@ -81,31 +79,17 @@ def refuse_unpriced(problem: Problem) -> None:
         return
     for lm, engine in engines(problem).items():
         if not engine.priced:
-            raise DeclarationError(
-                f"budget.cost is set, but the price of {lm!r} is not known",
-                hint="give the model a price under engines: price: [dollars per million prompt tokens, "
-                "dollars per million completion tokens]; [0, 0] for a server of your own",
-            )
+            raise unpriced(lm)
 
 
 def missing_keys(problem: Problem) -> list[str]:
     """Return a line for each model whose key is not set; the first call to it would be refused."""
-    return list(dict.fromkeys(line for each in engines(problem).values() if (line := _missing_key(each))))
-
-
-def _missing_key(engine: Engine) -> str:
-    name = getattr(engine, "api_key_env", None)
-    if name:
-        model = getattr(engine, "model", engine.name)
-        return "" if os.environ.get(name) else f"the key of {model!r} is not set; export {name}=…"
-    require = getattr(engine, "_require_key", None)
-    library = getattr(sys.modules[type(engine).__module__], "_litellm", None)
-    if require is None or library is None:
-        return ""
-    try:
-        require(library())
-    except ImportError:  # the library itself is missing, which says nothing about the key
-        return ""
-    except CompoundError as error:
-        return str(error)
-    return ""
+    found: dict[str, None] = {}
+    for engine in engines(problem).values():
+        try:
+            getattr(engine, "require_key", bool)()
+        except MissingExtra:  # says nothing about the key
+            continue
+        except CompoundError as error:
+            found[str(error)] = None
+    return list(found)

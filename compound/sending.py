@@ -78,11 +78,7 @@ class Sender:
         if warm_up := getattr(engine, "warm_up", None):
             await warm_up()
         if meter.budget.cost is not None and not engine.priced:
-            raise DeclarationError(
-                f"budget.cost is set, but the price of {lm!r} is not known",
-                hint="give the model a price under engines: price: [dollars per million prompt tokens, "
-                "dollars per million completion tokens]; [0, 0] for a server of your own",
-            )
+            raise unpriced(lm)
         most = getattr(engine, "max_wait", MAX_WAIT)
         try:
             return await self._admitted(engine, lm, request, meter, clock)
@@ -177,6 +173,15 @@ class Sender:
             await engine.aclose()
         self._engines.clear()
         self._throttles.clear()
+
+
+def unpriced(lm: str) -> DeclarationError:
+    """Return the error of a model without a price under a limit of cost."""
+    return DeclarationError(
+        f"budget.cost is set, but the price of {lm!r} is not known",
+        hint="give the model a price under engines: price: [dollars per million prompt tokens, "
+        "dollars per million completion tokens]; [0, 0] for a server of your own",
+    )
 
 
 def _waited_too_long(error: RateLimited, lm: str, waited: float, ahead: float, most: float) -> CallError:

@@ -379,7 +379,7 @@ def test_a_model_is_loaded_from_safetensors_once_and_used_by_one_thread_at_a_tim
     assert module._encoder("owner/threads", "main", None) is encode
     (options,) = loads
     assert options["folder"] == str(folder / "owner/threads" / "main")
-    assert options["model_kwargs"] == {"use_safetensors": True}
+    assert options["model_kwargs"] == {"use_safetensors": True, "weights_only": True}
     assert options["trust_remote_code"] is False
 
 

@@ -149,7 +149,10 @@ class TestOpening:
         before = contents(tmp_path / "run")
         other: dict[str, Any] = {**CONFIG, "system": "other", "extra": [1]}
         other["optimize"] = {"seed": 1, "budget": {"calls": 20}}
-        with pytest.raises(RunDirectoryError, match=r"changed: extra: nothing → \[1\]; optimize\.seed: 0 → 1; system: demo → other;"):
+        with pytest.raises(
+            RunDirectoryError,
+            match=r"changed: extra: nothing → \[1\]; optimize\.seed: 0 → 1; system: demo → other;",
+        ):
             open_run(tmp_path / "run", "system: other", other)
         assert contents(tmp_path / "run") == before
 

@@ -87,6 +87,11 @@ class Connection:
         if client is not None:
             await client.close()
 
+    def require_key(self) -> None:
+        """Raise as `arguments` does where the key is not set."""
+        if self.api_key_env:
+            self._key()
+
     def _key(self) -> str:
         name = self.api_key_env or ""
         key = os.environ.get(name)

@@ -142,7 +142,7 @@ class LiteLLMEngine:
         litellm = await asyncio.to_thread(_litellm)
         if not self.api_key_env:
             remember_environment()  # litellm reads the key of its provider there at each call
-        self._require_key(litellm)
+        self.require_key()
         response = await in_background(self._call(litellm, request, request.timeout or self.timeout))
         return self._completion(request, response)
 
@@ -268,15 +268,17 @@ class LiteLLMEngine:
             charged=charged,
         )
 
-    def _require_key(self, litellm: Any) -> None:
+    def require_key(self) -> None:
         """Refuse to call a provider without its key: no request could succeed.
 
         Raises:
-            CompoundError: the environment holds none of the provider's keys.
+            CompoundError: the environment does not hold the key that is named, or none of the provider's.
         """
+        self._connection.require_key()
         provider = self.model.partition("/")[0]
         if provider not in KEYED or self.api_base or self.api_key_env:
             return
+        litellm = _litellm()
         if litellm.api_key or getattr(litellm, f"{provider}_key", None):
             return
         names = litellm.validate_environment(self.model)["missing_keys"]

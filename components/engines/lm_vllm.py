@@ -170,6 +170,14 @@ class VLLMEngine:
         """The limit that a server of its own is started with: what is needed, as vLLM allows it."""
         return self._rank or next((rank for rank in RANKS if rank >= self._rank_needed), self._rank_needed)
 
+    def require_key(self) -> None:
+        """Refuse to call a server without the key that is named for it.
+
+        Raises:
+            CompoundError: the environment does not hold it.
+        """
+        vllm_link.key_of(self.model, self.api_key_env)
+
     def prepare(self, lora_rank: int) -> None:
         """Let a server of its own that is started later take adapters of a rank, unless a limit is set."""
         if self._link is None and self._opening is None:

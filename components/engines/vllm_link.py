@@ -63,6 +63,19 @@ class Link:
             await self.server.stop()
 
 
+def key_of(model: str, key_env: str | None) -> str | None:
+    """Return the value of a key's environment variable, if one is named.
+
+    Raises:
+        CompoundError: it is not set.
+    """
+    key = os.environ.get(key_env) if key_env else None
+    if key_env and not key:
+        raise CompoundError(f"the key of {model!r} is not set", hint=f"export {key_env}=…")
+    remember_secret(key)
+    return key
+
+
 async def find(
     address: str, model: str, *, key_env: str | None, connections: int, adapters: int, seconds: float
 ) -> Link:
@@ -72,10 +85,7 @@ async def find(
         CompoundError: it does not serve the model, or its key is not set.
         TransientError: it does not answer.
     """
-    key = os.environ.get(key_env) if key_env else None
-    if key_env and not key:
-        raise CompoundError(f"the key of {model!r} is not set", hint=f"export {key_env}=…")
-    remember_secret(key)
+    key = key_of(model, key_env)
     api = API(address, model, key=key, key_name=key_env or "api_key_env", connections=connections)
     link = Link(api, Adapters(api, adapters, seconds), None)
     try:
