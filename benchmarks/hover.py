@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from compound.data import EXTENSIONS, read_rows
+from compound.rows import EXTENSIONS, read_rows
 
 QUERIES = 3
 

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compound.components.engines import model_folder, models
-from compound.data import file_digest, read_rows
 from compound.errors import CallError, DataError, MissingExtra, ModelNotFound, nearest
 from compound.paths import cache_folder
+from compound.rows import file_digest, read_rows
 from compound.untrusted import UntrustedFolder, named
 
 Passage = dict[str, Any]

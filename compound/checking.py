@@ -14,10 +14,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from compound.data import HUB, ROLES, Dataset
+from compound.data import ROLES, Dataset
 from compound.duplicates import in_data, refuse
 from compound.errors import CompoundError, SeveralErrors, SpecError
 from compound.examples import read_examples
+from compound.hub import HUB
 from compound.metrics import check_rows
 from compound.optimizing import make_problem
 from compound.prospects import outlook

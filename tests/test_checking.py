@@ -132,7 +132,7 @@ def test_check_does_not_look_for_data_on_the_hub(
     def refuse(*_: Any) -> Any:
         raise AssertionError("a check must not load anything from the hub")
 
-    monkeypatch.setattr("compound.data._hub_rows", refuse)
+    monkeypatch.setattr("compound.data.hub_rows", refuse)
     ran = cli("check", "game.yaml", "--set", "data.path=someone/numbers", "--set", "data.split_by=null")
     assert ran.code == 0
     assert "not checked: data: there is no file or folder 'someone/numbers'; a data set on the hub" in ran.out

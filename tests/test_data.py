@@ -21,9 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compound.components.index import BM25
-from compound.data import Dataset, file_digest, read_rows
+from compound.data import Dataset
 from compound.errors import DataError, DeclarationError, MissingExtra, SpecError
 from compound.examples import read_examples
+from compound.rows import file_digest, read_rows
 from compound.spec import loads
 
 ROOT = Path(__file__).parents[1]

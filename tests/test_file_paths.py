@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from compound.components.index import BM25
-from compound.data import Dataset, file_digest, read_rows
+from compound.data import Dataset
 from compound.errors import DataError, DeclarationError, SpecError
+from compound.rows import file_digest, read_rows
 from compound.spec import dump, load, loads
 from compound.spec.program import Program
 

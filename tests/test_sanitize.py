@@ -22,10 +22,10 @@ from compound.components.engines.remote import first_line
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.configuration import digest, readable
-from compound.data import read_rows
 from compound.errors import CallError
 from compound.executor import Executor
 from compound.progress import Lines, describe
+from compound.rows import read_rows
 from compound.sanitize import (
     HIDDEN,
     SafeStream,

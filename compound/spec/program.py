@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from compound.contracts import Engine, Metric
-from compound.data import HUB, Dataset, hub_id
+from compound.data import Dataset
 from compound.engines import find_engine, open_engine
 from compound.errors import DeclarationError, SpecError, nearest
+from compound.hub import HUB, hub_id
 from compound.metrics import METRICS, custom
 from compound.settings import OptimizeSettings
 from compound.spec.build import Graph
