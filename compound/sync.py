@@ -262,18 +262,25 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
     return [_listed(path) for path in run_directories(folder)]
 
 
-def run_directories(folder: Path) -> list[Path]:
+def run_directories(folder: Path, levels: int = 4) -> list[Path]:
     """Return the run directories in a folder, and what cannot be looked into.
+
+    Args:
+        folder: where to look.
+        levels: how many folders deep; a sweep has its runs in ``SYSTEM/METHOD/SEED``.
 
     Raises:
         RunDirectoryError: the folder cannot be read.
     """
     found = []
-    for name in UntrustedFolder(folder).names():
+    parent = UntrustedFolder(folder)
+    for name in parent.names():
         path = folder / name
         try:
-            if UntrustedFolder(path).kind("config.json") is not None:
+            if UntrustedFolder(path).kind(CONFIG) is not None:
                 found.append(path)
+            elif levels > 1 and parent.kind(name) == "folder":
+                found += run_directories(path, levels - 1)
         except RunDirectoryError:
             found.append(path)
     return found

@@ -306,6 +306,10 @@ def test_the_command_shows_progress_and_the_table(game: Path, cli: Any) -> None:
     assert "table: out/sweep.md" in out
     assert "[2 of 4] game, random, seed 0" in err
     assert "baseline" in err
+    listed = json.loads(cli("runs", "--dir", "out", "--json").out)
+    assert [row["run"] for row in listed] == [
+        f"out/game/{method}/{seed}" for method in ("random", "search") for seed in (0, 1)
+    ]
     code, out, err = cli(
         "sweep", "game.yaml", "--methods", "search,random", "--seeds", "0,1", *SMALL, "--json", "--quiet"
     )
