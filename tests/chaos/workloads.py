@@ -21,6 +21,7 @@ REMOTE_METHODS = (
 TRAINING_METHODS = ("mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "ppo", "mappo", "mygo", "better_together")
 PRICES = (100.0, 200.0)  # dollars per million tokens, of the server and of the meter
 IN_FLIGHT = 4  # of each engine: the most requests that a kill can lose
+RETRIES = 11  # with faults in 40 % of the requests, one call in 60,000 then fails
 
 PARTS = """
 def end(answer: str, mark: str) -> str:
@@ -109,13 +110,19 @@ def _remote(folder: Path, url: str, timeout: float) -> dict[str, Any]:
         name: {"litellm": {"model": f"openai/{name}", **served}} for name in ("small", "strong", "writer")
     }
     question = {"question": "$question"}
-    hinter = {"prompt": {"tune": "Write a hint."}, "max_tokens": 12, "temperature": 1.0}
+    hinter = {
+        "prompt": {"tune": "Write a hint."},
+        "max_tokens": 12,
+        "temperature": 1.0,
+        "retries": RETRIES,
+    }
     answerer = {
         "prompt": {"tune": "Answer the question."},
         "demos": {"tune": 2},
         "lm": {"choice": ["small", "strong"]},
         "max_tokens": 8,
         "temperature": 1.0,
+        "retries": RETRIES,
     }
     ending = {"call": "parts:end", "mark": {"choice": ["", " or so", "!"], "value": " or so"}}
     return {

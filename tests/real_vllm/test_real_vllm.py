@@ -111,7 +111,7 @@ def test_adapters_are_swapped_and_each_record_is_its_own_adapters(
         sampled = record(completion)
         assert sampled.adapter == (adapter.sha256 if adapter else "")
         near = {other: distance(sampled, reference, other) for other in ("one", "two", "")}
-        assert near[name] < NOISE
+        assert near[name] < 2 * NOISE  # one sample, with unlikely tokens or without
         assert min(near, key=lambda other: near[other]) == name, near
 
 
