@@ -20,12 +20,16 @@ from chaos.launcher import Launcher
 from chaos.server import Fault
 from chaos.workloads import workloads
 
+PARTS = ("kills", "faults", "damages", "disk")
 LIMITS = (0, 1_000, 20_000, 60_000, 100_000, 200_000)  # bytes of a file on the full disk
 
 
 def main() -> int:
     """Return the exit code: 1 when something went wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--parts", nargs="*", choices=PARTS, default=PARTS, help="the others stay in the file"
+    )
     parser.add_argument("--kills", type=int, default=60, help="runs that are killed")
     parser.add_argument(
         "--rates", type=float, nargs="*", default=[0.2, 0.4], help="shares of faulty requests"
@@ -37,6 +41,9 @@ def main() -> int:
     from compound.benchmarks.toy_model import make_toy_model
 
     found: dict[str, list[dict[str, Any]]] = {}
+    if given.out is not None and given.out.exists():
+        earlier = json.loads(given.out.read_text(encoding="utf-8"))
+        found = {part: earlier[part] for part in PARTS if part in earlier and part not in given.parts}
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as place, Launcher() as launcher:
         base = Path(place)
@@ -49,8 +56,8 @@ def main() -> int:
             "damages": damaged_runs(launcher, search, given.damages, base / "damages", given.seed),
             "disk": full_disks(launcher, search, LIMITS, base / "disk"),
         }
-        for name, records in parts.items():
-            found[name] = [_shown(name, record) for record in records]
+        for name in given.parts:
+            found[name] = [_shown(name, record) for record in parts[name]]
     wrong = sum(bool(record["problems"]) for records in found.values() for record in records)
     if given.out is not None:
         given.out.write_text(json.dumps({"seed": given.seed, **found}, indent=1) + "\n", encoding="utf-8")

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.launcher import Launcher
+from chaos.launcher import Attempt, Launcher
 from chaos.observe import Ending, ending
 from chaos.server import FaultyServer
 from chaos.workloads import IN_FLIGHT, Workload, answer
@@ -112,7 +112,7 @@ def _killed_run(
             codes.append(attempt.code)
             if attempt.has_traceback:
                 problems.append(f"traceback: {attempt.err[-500:]}")
-            if attempt.code == 0:
+            if attempt.code == 0 or (landed and _had_finished(attempt)):
                 break
             landed += 1
             if attempt.code not in {-number, 130}:
@@ -121,9 +121,10 @@ def _killed_run(
             attempt = launcher.run(COMMAND, folder)
             codes.append(attempt.code)
         asked = _answered(server)
-    if attempt.code != 0:
+    ended = attempt.code == 0 or _had_finished(attempt)
+    if not ended:
         problems.append(f"the run could not be continued: exit code {attempt.code}: {attempt.err[-500:]}")
-    found = ending(folder / "run") if attempt.code == 0 else None
+    found = ending(folder / "run") if ended else None
     repeated, bound = asked.total() - len(asked), landed * ENGINES * IN_FLIGHT
     problems += _differences(found, expected, asked)
     if repeated > bound:
@@ -139,6 +140,11 @@ def _killed_run(
         bound=bound,
         problems=tuple(problems),
     )
+
+
+def _had_finished(attempt: Attempt) -> bool:
+    """Return whether the signal came when the run had been reported, and only its process had to end."""
+    return attempt.code == 2 and "holds a finished run" in attempt.err
 
 
 def _differences(found: Ending | None, expected: Reference, asked: Counter[str]) -> Iterator[str]:
