@@ -46,7 +46,11 @@ Sets = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override one entry of the file, e.g. optimize.seed=1."),
 ]
 NoImport = Annotated[
-    bool, typer.Option("--no-import", help="Refuse files that name code, programs, servers or keys.")
+    bool,
+    typer.Option(
+        "--no-import",
+        help="Refuse files that name code, programs, servers, keys or outside paths.",
+    ),
 ]
 TrustOption = Annotated[
     Optional[list[str]],  # noqa: UP045 - typer reads this at run time
