@@ -403,19 +403,21 @@ def faults() -> str:
 
     def row(kind: str, runs: Sequence[Mapping[str, Any]]) -> list[str]:
         results = [run for run in runs if run["same_best"] is not None]
-        covered = sum(run["metered"] >= run["billed"] - 1e-12 for run in runs)
+        ended = [run for run in runs if run["code"] == 0]
+        covered = sum(run["metered"] >= run["billed"] - 1e-12 for run in ended)
+        codes = Counter(run["code"] for run in runs)
         return [
             kind.replace("_", " "),
             str(sum(run["injected"] for run in runs)),
-            ", ".join(str(run["code"]) for run in runs),
+            ", ".join(f"{codes[code]} × {code}" for code in sorted(codes)),
             str(sum(run["failed"] for run in runs)),
             f"{sum(run['same_best'] for run in results)} of {len(results)}" if results else "not required",
-            f"{covered} of {len(runs)}",
+            f"{covered} of {len(ended)}" if ended else "–",
         ]
 
     headings = [
         "fault", "faults injected", "exit codes", "failed calls", "same configuration",
-        "counted at least the bill",
+        "with a result: counted at least the bill",
     ]  # fmt: skip
     return by("faults", "kind", headings, row)
 

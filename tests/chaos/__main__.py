@@ -21,7 +21,13 @@ from chaos.server import Fault
 from chaos.workloads import workloads
 
 PARTS = ("kills", "faults", "damages", "disk")
-LIMITS = (0, 1_000, 20_000, 60_000, 100_000, 200_000)  # bytes of a file on the full disk
+LIMITS = (
+    1_000,
+    20_000,
+    60_000,
+    100_000,
+    200_000,
+)  # bytes of a file on the full disk; the smallest holds the message
 
 
 def main() -> int:
