@@ -27,7 +27,7 @@ def recent(session: str, last: int, words: int) -> str:
 
 
 def cut_all(titles: list[str], words: int) -> list[str]:
-    """Return each title cut to so many words.
+    """Return the first ``words`` words of each title.
 
     >>> cut_all(["Arsenal Travel Mug", "Tower 4L Air Fryer"], 2)
     ['Arsenal Travel', 'Tower 4L']

@@ -67,8 +67,8 @@ def by_rule(finding: str, balance: float, doubt: int) -> Verdict:
 
     Args:
         finding: the main result, in a sentence or a few.
-        balance: "no" if its denials are more than so many times its claims.
-        doubt: otherwise "maybe" if it has at least so many hedges.
+        balance: the ratio of denials to claims above which the verdict is "no".
+        doubt: the number of hedges from which it is otherwise "maybe".
 
     >>> by_rule("The drug did not help.", 1.0, 2), by_rule("Mortality was reduced.", 1.0, 2)
     ('no', 'yes')

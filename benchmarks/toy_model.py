@@ -25,8 +25,8 @@ def make_toy_model(folder: Path, seed: int = 0) -> Path:
 
     The weights are random, but for what makes a task of a few words learnable in a hundred steps: words have
     orthogonal vectors; those that only frame a prompt are small; the last coordinate of every word is the
-    same, and through it words that nobody should say are made improbable; and the base writes little into the
-    coordinates from which the words of `SAID` are read, so that an adapter decides between them.
+    same, and through it words outside the answer vocabulary are made improbable; and the base writes little
+    into the coordinates from which the words of `SAID` are read, so that an adapter decides between them.
 
     Args:
         folder: is made if it is missing.

@@ -91,7 +91,7 @@ def ours(
     most: int = SETTINGS.micro_tokens,
     repeats: int = REPEATS,
 ) -> dict[str, Any]:
-    """Measure our step on 32 sequences in 8 groups, with at most so many tokens at once."""
+    """Measure our step on 32 sequences in 8 groups, with at most ``most`` tokens in a micro-batch."""
     from compound.optimizers.policy import forward
 
     if shared is not None:

@@ -236,8 +236,8 @@ class _Unknown:
         return Usage(1, size, request.max_tokens)
 
     async def generate(self, request: Request) -> Completion:
-        """Refuse: nothing is asked in a dry run."""
-        raise NotImplementedError
+        """Refuse: an estimate sends no requests."""
+        raise CompoundError("an estimate sends no requests to a model")
 
     async def aclose(self) -> None:
         """Do nothing."""

@@ -136,6 +136,7 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
         hint = "weights are read from safetensors only; other formats can run code"
         raise _refused(folder, f"has no {WEIGHTS}", hint)
     try:
+        # Unlike torch.load, this parses a header of JSON and copies numbers: nothing is unpickled.
         tensors: dict[str, torch.Tensor] = safetensors.torch.load(files.read(WEIGHTS, ARTIFACT))
     except (ValueError, KeyError, safetensors.SafetensorError) as error:
         raise _refused(folder, f"has a {WEIGHTS} that cannot be read: {error}") from error
