@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeGuard
 
 from compound.errors import ConfigurationError
 from compound.untrusted import UntrustedFolder, named
@@ -22,7 +22,7 @@ SHOWN = 16  # digits of a digest that name a folder
 _STORED = re.compile(rf"[^/\\]+-[0-9a-f]{{{SHOWN}}}")
 
 
-def is_reference(value: Any) -> bool:
+def is_reference(value: object) -> TypeGuard[Mapping[str, str]]:
     """Return whether a value is ``{"path": folder, "sha256": digest}``.
 
     >>> is_reference({"path": "adapter", "sha256": "9f"}), is_reference({"path": "adapter"})

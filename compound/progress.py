@@ -25,13 +25,13 @@ QUIET = 10.0  # seconds between two lines about waiting, where lines cannot be r
 def describe(event: Mapping[str, Any]) -> str:
     """Return an event as one line of text.
 
-    >>> describe({"event": "baseline", "mean": 0.25, "low": 0.1, "high": 0.4, "n": 40, "failed": 0})
-    'baseline  valid 0.250 [0.100, 0.400] on 40'
+    >>> describe({"event": "start", "mean": 0.25, "low": 0.1, "high": 0.4, "n": 40, "failed": 0})
+    'start     valid 0.250 [0.100, 0.400] on 40'
     """
     kind = event["event"]
     prefix = f"{event['method']}: " if event.get("method") else ""
     text = {
-        "baseline": lambda: f"valid {_score(event)}",
+        "start": lambda: f"valid {_score(event)}",
         "progress": lambda: str(event["note"]),
         "job": lambda: _job(event),
         "outlook": lambda: "\n".join([*event["duplicates"], *event["told"]]),
