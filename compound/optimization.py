@@ -33,7 +33,7 @@ class Job:
         optimizer: a name in `Method.optimizers`.
         keys: the parameters it may change.
         reason: the numbers the choice was made from, for the record.
-        weight: its part of a sweep's budget, against the other jobs'.
+        weight: its part of a round's budget, relative to other jobs.
         step: system runs of one step of it, where it goes by steps: with fewer there is no point in it.
         steps: how many it would take.
         examples: how many train examples a step works on, where there are so many.

@@ -43,7 +43,7 @@ class BudgetPlan:
 
 
 def make_plan(problem: Problem, left: float, jobs: int) -> BudgetPlan:
-    """Divide ``left`` system runs: a sweep of all jobs before each decision, at most half for decisions.
+    """Divide ``left`` system runs: a round of all jobs before each decision, at most half for decisions.
 
     A deterministic incumbent whose runs are in the cache need not be run again: a decision then costs half
     as much.

@@ -28,7 +28,7 @@ SMALL = 0.1  # a larger gain than this being the least detectable one is worth a
 
 @dataclass(frozen=True)
 class Prospect:
-    """What one job of the first sweep can do.
+    """What one job of the first round can do.
 
     Attributes:
         job: its optimizer and keys.
@@ -70,7 +70,7 @@ def planned(problem: Problem) -> tuple[BudgetPlan, float]:
 
 
 def prospects(problem: Problem, plan: BudgetPlan, free: float, allowed: Allowance) -> list[Prospect]:
-    """Return what the jobs of the first sweep can do, in the order in which they come."""
+    """Return what the jobs of the first round can do, in the order in which they come."""
     method, settings = problem.method, problem.settings
     found, history = list[Prospect](), list[JobRecord]()
     if method.opening is not None:
