@@ -85,11 +85,14 @@ class Progress:
     """A point an optimizer can go on from. ``state`` is JSON; ``note`` is for people.
 
     A note that begins with ``step 3 of 40`` moves a bar on a terminal. ``facts`` are recorded in the event.
+    ``step`` and ``of`` are the completed steps, and how many there are, where the job goes by steps.
     """
 
     state: Mapping[str, Any]
     note: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    step: int | None = None
+    of: int | None = None
 
 
 @dataclass(frozen=True)
