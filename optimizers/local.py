@@ -42,7 +42,6 @@ from compound.streams import generator
 
 ONLINE, LOCAL = 0.2, 0.5  # of a job's share: for fresh pairs, and for local runs; the rest tests the best
 
-
 Phase = Literal["collecting", "searching", "testing", "decided"]
 
 
@@ -186,13 +185,11 @@ class LocalSearch:
         tried = state.scoring.tried
         facts = {} if guidance.distrust else {"local_gain": state.local_gain, "locally_tried": tried}
         if state.phase == "decided":
-            found = bool(state.finalists)
+            best = state.finalists[0] if state.finalists else {}
             note = (
-                "by the local reward alone"
-                if found
-                else "no candidate beat the incumbent by the local reward"
+                "by the local reward alone" if best else "no candidate beat the incumbent by the local reward"
             )
-            yield Proposal(state.finalists[0] if found else {}, tried=tried, note=note, facts=facts)
+            yield Proposal(best, tried=tried, note=note, facts=facts)
             return
         async for event in contest(task, state.finalists, split(task)[1], state):
             if isinstance(event, Progress):

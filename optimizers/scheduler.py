@@ -140,7 +140,7 @@ def _because(job: Job, reason: Mapping[str, float]) -> Job:
 
 def _gains(jobs: Sequence[Job], history: History) -> list[list[float]]:
     """Return each job's measured gains on train examples per system run, in order; no gain is 0."""
-    found: dict[Any, list[float]] = {(job.optimizer, job.keys): [] for job in jobs}
+    found: dict[tuple[str, tuple[str, ...]], list[float]] = {(job.optimizer, job.keys): [] for job in jobs}
     for step in history:
         key = step["optimizer"], tuple(step["keys"])
         if key in found:

@@ -554,9 +554,9 @@ class TestDemos:
         assert [f.weight for f in large] == pytest.approx([1.0, 1 / 16])
 
     def test_demonstrations_of_better_traces_are_drawn_more_often(self) -> None:
-        pool = [Found({"n": 0}, 1.0), Found({"n": 1}, 1 / 16)]
+        pool = [Found({"inputs": {"n": 0}}, 1.0), Found({"inputs": {"n": 1}}, 1 / 16)]
         drawn = [draw(pool, 1, rng(seed)) for seed in range(400)]
-        firsts = sum(d == [{"n": 0}] for d in drawn)
+        firsts = sum(d == [{"inputs": {"n": 0}}] for d in drawn)
         assert 355 <= firsts <= 395  # 16 of 17: 376, standard deviation 4.7
 
     def test_a_failed_call_is_no_demonstration(self) -> None:
