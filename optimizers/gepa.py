@@ -76,7 +76,7 @@ class GEPA:
     lm: str | None = None
 
     def __post_init__(self) -> None:
-        _need_the_library()  # who lacks it should know before anything is spent
+        _need_the_library()  # a missing library is reported before anything is spent
 
     def bound(self, outlook: Outlook) -> JobBound:
         """Declare one reflection for each iteration."""
@@ -84,7 +84,7 @@ class GEPA:
         return JobBound([bound(outlook, calls, self.batch, self.lm)], written=WRITTEN)
 
     def most_iterations(self, runs: float) -> int:
-        """Return how many iterations a job makes at most with so many system runs.
+        """Return how many iterations a job makes at most with this number of system runs.
 
         A reflection that gives a new text is followed by runs of it on a minibatch. A job makes `TRIES` times
         as many reflections as its runs hold minibatches, since some give nothing new.

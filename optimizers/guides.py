@@ -76,7 +76,7 @@ class LearnedRewards:
     async def unsettled(self, rewards: RunRewards, components: Sequence[str]) -> list[str]:
         """Return those whose reward is neither surely good nor has nothing to learn."""
         learned = await rewards.learn(components)
-        return [name for name in components if not rewards.settled(learned, name)]
+        return [name for name in components if not rewards.is_settled(learned, name)]
 
     async def opened(self, rewards: RunRewards, components: Sequence[str]) -> Proposal:
         """Fit and judge the rewards."""
@@ -89,7 +89,7 @@ class LearnedRewards:
     async def guidance(self, rewards: RunRewards, component: str) -> Guidance:
         """Fit the rewards to what the buffer holds by now."""
         learned = await rewards.learn()
-        distrusted = [name for name in rewards.components if not rewards.trusted(learned, name)]
+        distrusted = [name for name in rewards.components if not rewards.is_trusted(learned, name)]
         distrust = rewards.distrust(learned, component) if component in distrusted else ""
         reward = learned.model.rewards_of.get(component)
         accuracy = None if reward is None else reward.accuracy.mean

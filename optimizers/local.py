@@ -135,7 +135,7 @@ class LocalSearch:
         Returns:
             A note on what was found; ``None`` where no pairs were collected.
         """
-        if not self.guide.adapts or rewards.mute(component):
+        if not self.guide.adapts or rewards.is_constant(component):
             return None
         enough = len({pair.example for pair, _ in rewards.buffer.pairs(component)}) >= LEAST_INPUTS
         wanted = self.settings.fresh if enough else self.settings.inputs

@@ -237,22 +237,22 @@ class RunRewards:
         it takes many. Before the first draws, returns what it takes to know more.
         """
         drawn = {draw.example for draw in self.draws(component)}
-        told = {pair.example for pair, _ in self.buffer.pairs(component)}
-        share = (len(told) + 1) / (len(drawn) + 2)
-        inputs = max(0, ENOUGH - len(told)) / share if drawn else LEAST_INPUTS
+        useful = {pair.example for pair, _ in self.buffer.pairs(component)}
+        share = (len(useful) + 1) / (len(drawn) + 2)
+        inputs = max(0, ENOUGH - len(useful)) / share if drawn else LEAST_INPUTS
         return inputs * expected_cost(self.task.system, component, self.buffer.sampling)
 
     def draws(self, component: str) -> list[Draw]:
         """Return the remembered draws of a component."""
         return [entry.draw for entry in self.buffer.of(component)]
 
-    def trusted(self, learned: Learned, component: str) -> bool:
+    def is_trusted(self, learned: Learned, component: str) -> bool:
         """Return whether a component's reward may steer."""
         reward = learned.model.rewards_of.get(component)
         return reward is not None and reward.accuracy.mean >= self.settings.accuracy
 
-    def mute(self, component: str) -> bool:
-        """Return whether a component said the same in all draws of a call, under the present configuration.
+    def is_constant(self, component: str) -> bool:
+        """Return whether a component always wrote the same: in all draws of a call, as it is configured now.
 
         More draws would give no pairs; another configuration may let it read other things.
         """
@@ -260,10 +260,10 @@ class RunRewards:
         draws = [draw for draw in self.draws(component) if draw.configuration == here]
         return bool(draws) and all(len(draw.candidates) == 1 for draw in draws)
 
-    def settled(self, learned: Learned, component: str) -> bool:
-        """Return whether more pairs would not help: it is surely good, or always says the same."""
+    def is_settled(self, learned: Learned, component: str) -> bool:
+        """Return whether more pairs would not help: it is surely good, or always writes the same."""
         if component in learned.missing:
-            return self.mute(component)
+            return self.is_constant(component)
         found = learned.model.rewards_of[component].accuracy
         return found.low is not None and found.low >= self.settings.sure
 

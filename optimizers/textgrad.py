@@ -2,8 +2,8 @@
 
 Yuksekgonul et al. 2024, "TextGrad: Automatic 'Differentiation' via Text". A model reads a few runs and
 says what the prompt of one component did wrong; a second request rewrites the prompt accordingly. Every
-few steps the prompt is scored on examples held out from the criticism, and the search goes on from the
-best.
+few steps the prompt is scored on examples held out from the criticism, and the search continues
+from the best.
 """
 
 from __future__ import annotations

@@ -700,7 +700,7 @@ class TestSettled:
             configuration = configuration or made.task.system.configuration.digest
             draw = Draw("a", "a", "e", configuration, {"x": 1.0}, candidates)
             rewards.buffer.add([draw], 1)
-        return rewards.settled(learned, "a")
+        return rewards.is_settled(learned, "a")
 
     def with_accuracy(self, mean: float, low: float | None) -> Learned:
         features = FeatureMap(Template("a", frozenset(), {}), (), (), 0)

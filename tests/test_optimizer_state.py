@@ -224,7 +224,7 @@ def script(message: str, rng: np.random.Generator) -> str:
 
 def two_steps() -> System:
     question = Input("question", str)
-    plan = LLM("first", prompt=Text("Think."), temperature=1.0)(question=question)
+    plan = LLM("first", prompt=Text("Think."), temperature=1.0, max_tokens=Choice(8, 16))(question=question)
     step = LLM(
         "second",
         prompt=Text("Answer."),
@@ -240,8 +240,8 @@ def is_right(outputs: Any, example: Example) -> float:
 
 
 REWARDS = RewardSettings(
-    backbone="none", samples=2, rollouts=1, most_rollouts=1, inputs=8, fresh=4, accuracy=0.0, sure=1.01, steps=2
-)  # fmt: skip
+    backbone="none", samples=2, rollouts=1, most_rollouts=1, inputs=8, fresh=4, accuracy=0.5, sure=1.01, steps=2
+).model_copy(update={"accuracy": 0.0})  # fmt: skip
 PROMPTS = PromptSearch(("demos", "edits", "opro"))
 TEXTS = ("first.prompt", "second.prompt")
 SECOND = ("second.prompt", "second.demos")
@@ -252,7 +252,7 @@ OPTIMIZERS: dict[str, tuple[Optimizer, tuple[str, ...], type[State]]] = {
     "mipro": (Mipro(("edits", "opro")), (*TEXTS, "second.demos"), JointSearch),
     "textgrad": (TextGrad(), TEXTS, Descent),
     "gepa": (GEPA(iterations=6), TEXTS, Evolution),
-    "llm_selector": (LLMSelector(), ("second.max_tokens",), Selection),
+    "llm_selector": (LLMSelector(), ("first.max_tokens", "second.max_tokens"), Selection),
     "offline": (OfflineRewards(REWARDS, PROMPTS), (*SECOND, "first.prompt"), Collecting),
     "local": (LocalSearch(REWARDS, PROMPTS), SECOND, LocalProgress),
     "distrusted": (
