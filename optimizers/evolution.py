@@ -1,6 +1,6 @@
-"""The search of the library ``gepa``, as questions: it asks for scores, for new texts, and whether to go on.
+"""The search of the library ``gepa``, as questions for scores, for new texts, and whether to continue.
 
-It runs in a thread of its own (`compound.questions`), and is the same whenever its answers are. It says
+It runs in a thread of its own (`compound.questions`), and is the same whenever its answers are. It logs
 nothing, and neither writes nor reads the library's own record of a search, which is pickled.
 """
 
@@ -42,7 +42,7 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class Proceed:
-    """Asks whether to go on, and says how far the search is: the best texts, and their mean."""
+    """Asks whether to continue, and describes the search so far: the best texts, and their mean."""
 
     iterations: int
     candidates: int

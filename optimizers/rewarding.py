@@ -110,7 +110,7 @@ class RunRewards:
         return RewardMemory.of(self.memory).iteration
 
     def fresh(self, examples: Sequence[Example], count: int) -> list[Example]:
-        """Return the next ``count`` examples of a fixed order that goes round."""
+        """Return the next ``count`` examples of a fixed, cyclic order."""
         return self._in_order(examples, RewardMemory.of(self.memory).inputs, count)
 
     def latest(self, examples: Sequence[Example], count: int) -> list[Example]:
@@ -150,7 +150,7 @@ class RunRewards:
         Args:
             component: whose settings raced.
             candidates: their values by key.
-            race: the race.
+            race: how far each candidate came, and which of its runs failed.
             examples: in the order of the race.
             iteration: of the pairs.
         """
