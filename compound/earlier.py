@@ -34,7 +34,9 @@ def read_state(state: Mapping[str, Any]) -> RunState:
             "format": RunState.FORMAT,
             "before": _evaluation(state.get("before")),
             "search": _search(state) if "plan" in state and "incumbent" in state else None,
-            "test_before": {"evaluation": _evaluation(state["test_before"])} if "test_before" in state else None,
+            "test_before": {"evaluation": _evaluation(state["test_before"])}
+            if "test_before" in state
+            else None,
             "test_after": {"evaluation": _evaluation(state["test_after"])} if "test_after" in state else None,
             "meters": [_meter(meter) for meter in state.get("meters", [])],
             "memory": state.get("memory", {}),
