@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from compound.reading import entry
 from compound.rows import EXTENSIONS, read_rows
 
 QUERIES = 3
@@ -97,7 +98,7 @@ def supported(folder: Path, corpus: Path, target: Path) -> dict[str, int]:
     counts = {}
     for file in sorted(path for path in folder.iterdir() if path.name.endswith(EXTENSIONS)):
         split = file.name.partition(".")[0]
-        rows = [row for _, row in read_rows(file) if known.issuperset(row["gold_titles"])]
+        rows = [row for _, row in read_rows(file) if known.issuperset(entry(row, "gold_titles", list))]
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         (target / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
         counts[split] = len(rows)

@@ -45,6 +45,7 @@ async def judged(program: Program, run: Path, executor: Executor, lm: str, pairs
 async def _all(args: argparse.Namespace) -> dict[str, Any]:
     program = load(args.system, overrides=[tuple(entry.split("=", 1)) for entry in args.set])
     lm = args.lm or program.system.defaults["lm"]
+    assert isinstance(lm, str)
     executor = Executor(program.find_engine, cache=DiskCache(args.output.with_suffix(".sqlite")))
     try:
         rows = {

@@ -147,7 +147,7 @@ async def _trained(case: Case, task: Toy, model: str, folder: Path) -> dict[str,
         after = await _measured(executor, system, task)
     finally:
         await executor.aclose()
-    records = memory.records()
+    records: list[Any] = memory.records()
     return {
         "task": case.task, "method": case.method, "control": case.control, "seed": case.seed,
         "chance": task.chance, "optimum": task.optimum, "before": before, "after": after,

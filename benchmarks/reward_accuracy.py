@@ -15,6 +15,7 @@ from compound.cache import MemoryCache
 from compound.contracts import Example
 from compound.evaluation import Rules, score
 from compound.executor import Executor
+from compound.reading import entry
 from compound.rewards.buffer import Entry, PairBuffer
 from compound.rewards.learning import learn, texts_of
 from compound.rewards.model import make_backbone
@@ -90,7 +91,8 @@ def _draws(
         outputs: dict[str, Mapping[str, float]] = {}
         for example in made.examples(inputs, split):
             trace = await executor.run(system, example.inputs, example=example.id)
-            outputs[example.id] = {**trace.outputs, **example.inputs}
+            values = {**trace.outputs, **example.inputs}
+            outputs[example.id] = {name: entry(values, name, (int, float)) for name in values}
             traced.append((example, await score(trace, made, example, Rules())))
         return (await collect(executor, system, traced, made.names, made, sampling=ONCE)).draws, outputs
 
@@ -107,7 +109,7 @@ def _expected(made: Simulated, pair: Pair, outputs: Mapping[str, float]) -> tupl
     known = {name: outputs[name] for name in nx.ancestors(graph, pair.component) - {"x"}}
     first = dict.fromkeys(made.names, 0)
     chosen, rejected = (
-        made.downstream(first, {**known, pair.component: y["y"]}, outputs["x"])
+        made.downstream(first, {**known, pair.component: entry(y, "y", (int, float))}, outputs["x"])
         for y in (pair.chosen, pair.rejected)
     )
     return chosen, rejected

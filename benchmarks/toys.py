@@ -32,6 +32,7 @@ from compound.components.llm import LLM
 from compound.contracts import Example, Metric, Score
 from compound.errors import DeclarationError, nearest
 from compound.metrics import custom, token_f1
+from compound.reading import entry
 from compound.rewards.gated import Gate, Turn
 from compound.space import ATTENTION, LoRA
 from compound.streams import generator
@@ -137,8 +138,9 @@ def _chain_example(colour: str, animal: str, fruit: str) -> Example:
 
 def chain_score(outputs: Mapping[str, Any], example: Example) -> Score:
     """Return the share of the three words that are right; a wrong one costs a third, whichever it is."""
-    names, wanted = ("first", "second", "third"), example.gold["said"]
-    parts = {name: float(f == w) for name, f, w in zip(names, outputs["said"], wanted, strict=True)}
+    names, wanted = ("first", "second", "third"), entry(example.gold, "said", list)
+    said = entry(outputs, "said", list)
+    parts = {name: float(f == w) for name, f, w in zip(names, said, wanted, strict=True)}
     return Score(sum(parts.values()) / 3, parts=parts)
 
 
@@ -341,11 +343,12 @@ def planning_score(outputs: Mapping[str, Any], example: Example) -> Score:
 
     Who asks nothing earns nothing.
     """
-    wanted, asked = set(example.gold["asked"]), outputs["asked"]
+    wanted, asked = set(entry(example.gold, "asked", list)), entry(outputs, "asked", list)
     if not asked:
         return Score(0.0, parts={"asked": 0.0, "found": 0.0, "f1": 0.0})
-    found = outputs["found"].removeprefix(NOTHING).split(" ")[1:]
-    right = [place_of(example.inputs["facts"][place]) for place in asked]
+    found = entry(outputs, "found", str).removeprefix(NOTHING).split(" ")[1:]
+    facts = entry(example.inputs, "facts", dict)
+    right = [place_of(facts[place]) for place in asked]
     parts = {
         "asked": len(wanted & set(asked)) / len(wanted),
         "found": sum(map(str.__eq__, found, right)) / len(right),

@@ -104,7 +104,7 @@ class Executor:
     async def run(
         self,
         system: System,
-        inputs: Mapping[str, Any],
+        inputs: Mapping[str, object],
         *,
         example: str = "",
         sample: int = 0,
@@ -141,9 +141,9 @@ class Executor:
         trace: Trace,
         address: str,
         *,
-        outputs: Mapping[str, Any] | None = None,
+        outputs: Mapping[str, object] | None = None,
         resample: int | None = None,
-        settings: Mapping[str, Any] | None = None,
+        settings: Mapping[str, object] | None = None,
         sample: int | None = None,
         others: Settings | None = None,
     ) -> Trace:
@@ -174,7 +174,7 @@ class Executor:
         trace: Trace,
         address: str,
         *,
-        settings: Mapping[str, Any] | None = None,
+        settings: Mapping[str, object] | None = None,
         sample: int = 0,
     ) -> Call:
         """Make one call of a trace again, alone: nothing that depends on it runs.
@@ -233,7 +233,7 @@ class Executor:
         """Close the engines opened here."""
         await self._caller.aclose()
 
-    async def _traced(self, run: _Run, inputs: Mapping[str, Any]) -> Trace:
+    async def _traced(self, run: _Run, inputs: Mapping[str, object]) -> Trace:
         values = {name: Value(inputs[name]) for name in run.system.inputs}
         results = await self._graph(run, run.system, "", (), values)
         calls = _in_order(run.calls)
@@ -300,7 +300,9 @@ class Executor:
             return {name: Value(mark, parents) for name in outputs}
         own = run.settings.get(node.component.name)
         wired = {name: arguments[name].data for name in step.wired_settings}
-        values: Mapping[str, Any] = {**step.values, **wired, **(own or {})} if own or wired else step.values
+        values: Mapping[str, object] = (
+            {**step.values, **wired, **(own or {})} if own or wired else step.values
+        )
         address = prefix + node.name
         here = (*place, step.place)
         wrong = misfit(step, values) if step.wired_settings else ""
@@ -331,7 +333,7 @@ class Executor:
         address: str,
         place: Place,
         arguments: Mapping[str, Value],
-        values: Mapping[str, Any],
+        values: Mapping[str, object],
     ) -> Mapping[str, Value] | Failure | None:
         """Run a composite; ``None`` when a call inside it failed, a failure when it is its own."""
         skipped: dict[int, str] = {}
@@ -366,7 +368,7 @@ class Executor:
         address: str,
         parents: tuple[str, ...],
         arguments: Mapping[str, Value],
-        values: Mapping[str, Any],
+        values: Mapping[str, object],
     ) -> Call:
         """Return the node's call: kept from the forked trace, put in by the fork, or really made."""
         sample = run.samples.get(step.node.component.name, run.sample)
@@ -415,7 +417,7 @@ def _made(
     node: Node,
     address: str,
     parents: tuple[str, ...],
-    inputs: Mapping[str, Any],
+    inputs: Mapping[str, object],
     outcome: Outcome,
     seconds: float,
     sample: int,
@@ -450,7 +452,7 @@ def _in_order(calls: Sequence[tuple[Place, Call]]) -> tuple[Call, ...]:
     return tuple(ordered)
 
 
-def _check_inputs(system: System, inputs: Mapping[str, Any]) -> None:
+def _check_inputs(system: System, inputs: Mapping[str, object]) -> None:
     unknown = [name for name in inputs if name not in system.inputs]
     if unknown:
         raise DeclarationError(

@@ -19,7 +19,7 @@ from compound.budget import Meter
 from compound.configuration import Configuration
 from compound.contracts import Example
 from compound.errors import BudgetExhausted
-from compound.evaluation import Evaluation, evaluate, gain_interval
+from compound.evaluation import Evaluation, EvaluationDocument, evaluate, gain_interval
 from compound.executor import Executor
 from compound.optimization import Bench, Job, Progress, Proposal, Task, Tried
 from compound.planning import Plan, fewest_of, job_minibatch, make_plan, stochastic, usable
@@ -77,7 +77,7 @@ class Loop:
         return dearest(requests, self.executor.engine, self._own_lm()) if limited else Amount(calls=1)
 
     def _own_lm(self) -> tuple[str, ...]:
-        lm = self.problem.system.defaults.get("lm")
+        lm = self.problem.system.lm
         return (lm,) if lm else ()
 
     def _runs_left(self) -> float:
@@ -439,8 +439,8 @@ class Loop:
         return evaluation.to_json(), ""
 
     @staticmethod
-    def _summary(evaluation: Mapping[str, Any] | None) -> dict[str, Any]:
-        return Evaluation.from_json(evaluation).summary() if evaluation else {}
+    def _summary(evaluation: EvaluationDocument | None) -> dict[str, object]:
+        return {**Evaluation.from_json(evaluation).summary()} if evaluation else {}
 
     async def _evaluate(self, system: System, examples: Sequence[Example], samples: list[int]) -> Evaluation:
         return await evaluate(

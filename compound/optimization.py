@@ -10,7 +10,7 @@ import math
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from compound.contracts import Completion, Example, Metric, Request
 from compound.evaluation import Evaluation, Rules
@@ -19,7 +19,7 @@ from compound.proposals import Outcome
 from compound.system import System
 from compound.trace import Trace
 
-ROLLOUTS = "of_rollouts"  # the fact by which a proposal says that its scores compare nothing
+ROLLOUTS: Final = "of_rollouts"  # the fact by which a proposal says that its scores compare nothing
 
 
 @dataclass(frozen=True)

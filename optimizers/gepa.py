@@ -20,6 +20,7 @@ from compound.optimizers.evolution import PERFECT, Proceed, Question, search
 from compound.optimizers.prompts import split, text_keys
 from compound.optimizers.reflection import WRITTEN, Answers, bound
 from compound.questions import Questions
+from compound.reading import entry
 from compound.streams import stream
 
 TRIES = 2  # reflections for each minibatch that a job's share holds
@@ -73,7 +74,7 @@ class GEPA:
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Score the incumbent, answer what the search asks, propose the best by the Pareto set."""
         _, examples = split(task)
-        start = {key: task.system.configuration[key] for key in text_keys(task)}
+        start = {key: entry(task.system.configuration, key, str) for key in text_keys(task)}
         state = dict(task.resume or {})
         if not state and not task.scorer.may_ask(self.lm):
             yield Proposal({}, note="the model that reflects is not asked")

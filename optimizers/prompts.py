@@ -21,6 +21,7 @@ from compound.optimizers.demos import Found, bootstrap, corrected, draw
 from compound.optimizers.edits import GROWTH, bounded_edit
 from compound.optimizers.opro import written
 from compound.optimizers.racing import Standing, race, rungs
+from compound.reading import entry
 from compound.space import Demos, Text
 from compound.streams import generator
 from compound.trace import Trace
@@ -117,7 +118,7 @@ class PromptSearch:
             }
         keys = text_keys(task)
         key = keys[rng.integers(len(keys))]
-        current = task.system.configuration[key]
+        current = entry(task.system.configuration, key, str)
         if proposer == "edits":
             space = task.system.parameters[key]
             assert isinstance(space, Text)  # of `text_keys`

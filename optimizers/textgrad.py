@@ -22,6 +22,7 @@ from compound.optimizers.criticism import WRITTEN, bounds, criticise, rewrite
 from compound.optimizers.opro import proposal
 from compound.optimizers.prompts import split, text_keys
 from compound.optimizers.proposing import ask
+from compound.reading import entry
 from compound.streams import generator, stream
 
 EVERY = 2  # steps between two validations
@@ -94,7 +95,7 @@ class TextGrad:
         best: dict[str, str] = state["best"]
         step = state["step"]
         component = task.system.components[component_of(key)]
-        prompt = values.get(key, task.system.configuration[key])
+        prompt = values[key] if key in values else entry(task.system.configuration, key, str)
         order = generator(task.seed, "textgrad", step).permutation(len(learn))[: self.batch]
         try:
             traces = await task.scorer.traces(values, [learn[i] for i in order])

@@ -23,6 +23,7 @@ from compound.benchmarks.mujica import (
     topics,
     with_found,
 )
+from compound.reading import entry
 from compound.spec import load
 from compound.spec.program import Program
 from compound.testing import ScriptedLM
@@ -320,7 +321,7 @@ def test_every_graph_of_the_data_can_be_walked_to_its_end() -> None:
     reached = 0
     examples = data.examples("valid", ["evidences"])
     for example in examples:
-        evidences = example.inputs["evidences"]
+        evidences = entry(example.inputs, "evidences", list)
         known = topics(evidences)
         for _ in range(5):
             searches = [{"entity": entity, "question": "?"} for entity in known]

@@ -61,7 +61,12 @@ def settings(**changes: Any) -> OptimizeSettings:
 
 
 def run(path: Path, engine: Any, **changes: Any) -> Any:
-    given = {"system": system(), "data": data(), "metric": exact_match("answer"), "settings": settings()}
+    given: dict[str, Any] = {
+        "system": system(),
+        "data": data(),
+        "metric": exact_match("answer"),
+        "settings": settings(),
+    }
     given |= changes
     return optimize(**given, run_dir=path, engines={"lm": engine})
 
@@ -200,7 +205,8 @@ class TestValues:
             return f"{n} {x} {flag} {text}" if isinstance(maybe, str) else "wrong"
 
         inputs = {"n": int, "x": float, "flag": bool, "text": str, "maybe": str | None}
-        made = cp.Function("told", told)(**{name: cp.Input(name, kind) for name, kind in inputs.items()})
+        wires: dict[str, Any] = {name: cp.Input(name, kind) for name, kind in inputs.items()}
+        made = cp.Function("told", told)(**wires)
         whole = cp.System("typed", outputs={"y": made})
         assert cp.evaluate(whole, tmp_path, accuracy("y")).mean == 1.0
 

@@ -300,7 +300,7 @@ def test_scores_without_spread_are_not_taken_for_certainty(runs: Mapping[str, Pa
 def test_a_metric_without_a_stated_range_is_named(runs: Mapping[str, Path], tmp_path: Path) -> None:
     path = Path(shutil.copytree(runs["improved"], tmp_path / "run"))
     assert not any("range" in note for note in summarize(path)["notes"])
-    stored = opened_document((path / "checkpoint.json").read_bytes())
+    stored: dict[str, Any] = opened_document((path / "checkpoint.json").read_bytes())
     for name in ("before", "incumbent", "test_before", "test_after"):
         stored["state"][name]["bounds"] = None
     (path / "checkpoint.json").write_text(sealed_document(stored))

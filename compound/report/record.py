@@ -108,7 +108,7 @@ class Record:
 
 def summary(evaluation: Evaluation | None) -> Facts | None:
     """Return ``mean, low, high, n, failed``."""
-    return evaluation.summary() if evaluation else None
+    return {**evaluation.summary()} if evaluation else None
 
 
 def compared(before: Evaluation | None, after: Evaluation | None, *, seed: int = 0) -> Facts | None:
