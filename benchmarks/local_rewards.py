@@ -26,7 +26,7 @@ from compound.benchmarks.mislabelled import SHARES
 from compound.benchmarks.reward_accuracy import KINDS, accuracy, lora
 from compound.benchmarks.simulated import SHAPES
 from compound.benchmarks.simulated_search import Outcome, search, world
-from compound.optimization import Job
+from compound.optimization import Job, JobRecord
 from compound.optimizers.scheduler import UCB, Gaps, Thompson, Uniform
 from compound.settings import BudgetSettings, OptimizeSettings, RewardSettings
 from compound.statistics import UNIT, Bounds, interval_of_means
@@ -119,7 +119,7 @@ def regret(_: str, seed: int) -> dict[str, float]:
 
 def _regret(scheduler: Any, jobs: Sequence[Job], order: Any, seed: int) -> float:
     left = {job.keys[0]: HEADROOM[i] for job, i in zip(jobs, order, strict=True)}
-    history: list[dict[str, Any]] = []
+    history: list[JobRecord] = []
     total = 0.0
     for visit in range(VISITS):
         job = scheduler.choose(jobs, history, seed)
@@ -127,10 +127,13 @@ def _regret(scheduler: Any, jobs: Sequence[Job], order: Any, seed: int) -> float
         gain = 0.3 * rng.random() * left[job.keys[0]]
         left[job.keys[0]] -= gain
         gaps = {key[0]: max(0.0, value + 0.05 * rng.normal()) for key, value in left.items()}
-        history.append({
-            "optimizer": "local", "keys": list(job.keys), "values": {job.keys[0]: 1}, "train_before": 0.0,
-            "train_after": gain + 0.02 * rng.normal(), "runs": 10.0, "facts": {"gaps": gaps},
-        })  # fmt: skip
+        after = gain + 0.02 * rng.normal()
+        history.append(
+            JobRecord(
+                job=visit, optimizer="local", keys=job.keys, values={job.keys[0]: 1}, train_before=0.0,
+                train_after=after, runs=10.0, facts={"gaps": gaps},
+            )
+        )  # fmt: skip
         total += sum(left.values())
     return total
 

@@ -64,7 +64,7 @@ def search(world: Simulated, settings: OptimizeSettings) -> Outcome:
             blocking(Loop(problem, recorder).run())
         finally:
             recorder.close()
-        best = options_of(recorder.state["best"], world.names)
+        best = options_of(recorder.state.best or {}, world.names)
     optimum = world.optimum()[1] or 1.0  # where nothing can be gained, all shares are 0
     start = dict.fromkeys(world.names, 0)
     accepted = sum(e["event"] == "decision" and e["accepted"] for e in events)

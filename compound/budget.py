@@ -10,13 +10,16 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import astuple, dataclass, fields
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt
 
 from compound.contracts import NO_USAGE, Usage
 from compound.errors import BudgetExhausted, DeclarationError
+from compound.state import State
 
 HINT = "raise the limit; a run that has not ended yet then goes on"
 MARGIN = 0.2  # of the runs that limits other than system_runs are expected to hold
@@ -59,6 +62,25 @@ class Budget:
             cost=None if self.cost is None else self.cost * part,
             minutes=None if self.minutes is None else self.minutes * part,
         )
+
+
+def _checked_usage(usage: Usage) -> Usage:
+    if not all(0 <= number < math.inf for number in astuple(usage)):
+        raise ValueError("must hold finite numbers that are not negative")
+    return usage
+
+
+StoredUsage = Annotated[Usage, AfterValidator(_checked_usage)]
+
+
+class MeterState(State):
+    """Spending, as a checkpoint stores it; see the attributes of `Meter`."""
+
+    usage: StoredUsage
+    system_runs: NonNegativeFloat
+    runs: NonNegativeInt
+    seconds: NonNegativeFloat
+    incidents: dict[str, int] = Field(default_factory=dict)
 
 
 class Meter:
@@ -277,24 +299,23 @@ class Meter:
             )
         return ""
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> MeterState:
         """Return the state a checkpoint stores."""
-        usage = self.usage
-        return {
-            "usage": usage.to_json(),
-            "system_runs": self.system_runs,
-            "runs": self.runs,
-            "seconds": self.seconds,
-            **({"incidents": dict(self.incidents)} if self.incidents.total() else {}),
-        }
+        return MeterState(
+            usage=self.usage,
+            system_runs=self.system_runs,
+            runs=self.runs,
+            seconds=self.seconds,
+            incidents=dict(+self.incidents),
+        )
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: MeterState) -> None:
         """Continue from a `snapshot`."""
-        self.usage = Usage.from_json(state["usage"])
-        self.system_runs = state["system_runs"]
-        self.runs = state["runs"]
-        self._earlier_seconds = state["seconds"]
-        self.incidents = Counter(state.get("incidents", {}))
+        self.usage = state.usage
+        self.system_runs = state.system_runs
+        self.runs = state.runs
+        self._earlier_seconds = state.seconds
+        self.incidents = Counter(state.incidents)
         if self._started is not None:
             self._started = self._clock()
 

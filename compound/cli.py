@@ -141,7 +141,7 @@ def optimize(
     print(f"run directory: {path}", file=sys.stderr)
 
     def begun(recorder: Recorder) -> None:
-        if recorder.run.path == path and recorder.resumed and not recorder.state.get("done"):
+        if recorder.run.path == path and recorder.resumed and not recorder.state.done:
             print("continuing the run from its last checkpoint", file=sys.stderr)
         _stop_on_interrupt(recorder)
 

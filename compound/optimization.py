@@ -12,10 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from pydantic import Field
+
 from compound.contracts import Completion, Example, Metric, Request
 from compound.evaluation import Evaluation, Rules
 from compound.executor import Executor
 from compound.proposals import Outcome
+from compound.state import State
 from compound.system import System
 from compound.trace import Trace
 
@@ -30,7 +33,7 @@ class Job:
         optimizer: a name in `Method.optimizers`.
         keys: the parameters it may change.
         reason: the numbers the choice was made from, for the record.
-        weight: its part of a sweep's budget, against the other jobs'.
+        weight: its part of a round's budget, relative to other jobs.
         step: system runs of one step of it, where it goes by steps: with fewer there is no point in it.
         steps: how many it would take.
         examples: how many train examples a step works on, where there are so many.
@@ -82,14 +85,21 @@ class Job:
 
 @dataclass(frozen=True)
 class Progress:
-    """A point an optimizer can go on from. ``state`` is JSON; ``note`` is for people.
+    """A checkpoint of an optimizer.
 
-    A note that begins with ``step 3 of 40`` moves a bar on a terminal. ``facts`` are recorded in the event.
+    Attributes:
+        state: what `Task.resume` gives back after an interruption, as JSON types.
+        note: one line for people.
+        facts: JSON, recorded in the event.
+        step: completed steps, where the job consists of a known number of steps.
+        of: that number.
     """
 
     state: Mapping[str, Any]
     note: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    step: int | None = None
+    of: int | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +129,38 @@ class Tried:
     values: Mapping[str, Any]
     score: float
     n: int
+
+
+class JobRecord(State):
+    """A finished job, as schedulers and reports read it.
+
+    Attributes:
+        job: its number.
+        optimizer: the name of its optimizer.
+        keys: the parameters it could change.
+        reason: the numbers that the scheduler chose it from.
+        values: what it proposed; empty when it found nothing better.
+        train_before: the incumbent's score on train examples, where the optimizer compared.
+        train_after: the proposal's score.
+        tried: candidates it looked at.
+        runs: system runs it spent.
+        note: one line for people.
+        facts: numbers from the optimizer.
+        proposals: its requests for proposals, by model.
+    """
+
+    job: int
+    optimizer: str
+    keys: tuple[str, ...]
+    reason: dict[str, float] = Field(default_factory=dict)
+    values: dict[str, Any] = Field(default_factory=dict)
+    train_before: float | None = None
+    train_after: float | None = None
+    tried: int = 0
+    runs: float = 0.0
+    note: str = ""
+    facts: dict[str, Any] = Field(default_factory=dict)
+    proposals: dict[str, Any] = Field(default_factory=dict)
 
 
 class Scorer(Protocol):
@@ -244,8 +286,8 @@ class Optimizer(Protocol):
 class Scheduler(Protocol):
     """Chooses what to optimize next from the history alone."""
 
-    def choose(self, jobs: Sequence[Job], history: Sequence[Mapping[str, Any]], seed: int) -> Job:
-        """Return one of ``jobs``; ``history`` holds the record of every job so far."""
+    def choose(self, jobs: Sequence[Job], history: Sequence[JobRecord], seed: int) -> Job:
+        """Return one of ``jobs``; ``history`` holds the record of every finished job."""
         ...
 
 

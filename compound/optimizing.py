@@ -214,11 +214,11 @@ def _run(
                 f"{recorder.run.path} holds a finished run",
                 hint=FRESH,
             )
-        if not recorder.state.get("done"):
+        if not recorder.state.done:
             _search(problem, recorder, recorder)
             for name in problem.settings.baselines:
                 _baseline(name, problem, recorder, listener, on_start)
-            recorder.state.update(done=True, reported=False)
+            recorder.state.done = True
             recorder.event("done")
         report(recorder)
     except CompoundError as error:
@@ -273,13 +273,14 @@ def refuse_foreign_folders(problem: Problem, recorder: Recorder) -> None:
         RunDirectoryError: it does; the message names the entry.
     """
     started = [value["sha256"] for value in problem.system.configuration.values() if is_reference(value)]
-    for part in ("best", "working"):
-        for key, value in recorder.state.get(part, {}).items():
-            outside = is_reference(value) and leads_outside(value["path"])
-            if outside and value["sha256"] not in started:
+    search = recorder.state.search
+    parts = {"best": search.best, "working": search.working} if search else {}
+    for part, values in parts.items():
+        for key, value in values.items():
+            if is_reference(value) and leads_outside(value["path"]) and value["sha256"] not in started:
                 raise RunDirectoryError(
-                    f"state.{part}.{key} in {recorder.run.path}/checkpoint.json refers to {value['path']!r}, "
-                    "which is outside of the run",
+                    f"state.search.{part}.{key} in {recorder.run.path}/checkpoint.json refers to "
+                    f"{value['path']!r}, which is outside of the run",
                     hint=f"the run was changed, or moved without that folder: {FRESH}",
                 )
 
@@ -287,18 +288,13 @@ def refuse_foreign_folders(problem: Problem, recorder: Recorder) -> None:
 def report(recorder: Recorder) -> None:
     """Write the report of a finished run, and note that it is there."""
     import_module("compound.report").write(recorder.run.path)
-    recorder.state["reported"] = True
+    recorder.state.reported = True
     recorder.save()
 
 
 def is_reported(recorder: Recorder) -> bool:
-    """Return whether a run is finished and has its report; a kill may come between the two.
-
-    Earlier versions did not note it.
-    """
-    state, folder = recorder.state, recorder.run.folder
-    written = all(folder.kind(name) is not None for name in ("report.md", "report.html"))
-    return bool(state.get("done")) and bool(state.get("reported", written))
+    """Return whether a run is finished and has its report; a kill may come between the two."""
+    return recorder.state.done and recorder.state.reported
 
 
 def _baseline(
@@ -313,9 +309,9 @@ def _baseline(
     if on_start is not None:
         on_start(recorder)
     try:
-        if not recorder.state.get("done"):
+        if not recorder.state.done:
             _search(other, recorder, parent)
-            recorder.state["done"] = True
+            recorder.state.done = True
             recorder.event("done")
     finally:
         recorder.close()
@@ -336,7 +332,7 @@ def _retry(problem: Problem, recorder: Recorder, listener: Listener | None) -> N
     """Run the failed test rows of a finished run and its baselines again, and write the report anew."""
     again = import_module("compound.retrying").retry_failed
     try:
-        if not recorder.state.get("done"):
+        if not recorder.state.done:
             raise RunDirectoryError(
                 f"{recorder.run.path} is not finished: there are no rows to run again",
                 hint="continue it first: give the same command without --retry-failed",
@@ -527,25 +523,21 @@ def read_result(path: str | Path) -> Result:
 
 def _read_result(folder: UntrustedFolder) -> Result:
     stored = load_checkpoint(folder)
-    state = stored.state if stored else read_json(folder, "checkpoint.json")
-    if "before" not in state:
+    if stored is None or stored.state.before is None or stored.state.search is None:
         raise RunDirectoryError(
             f"{folder} has no result yet", hint="continue it with the command that began it"
         )
+    state, search = stored.state, stored.state.search
     with understood(folder):
         events = [e for e in read_records(folder, "events.jsonl") if "spent" in e]
         return Result(
             best=final_configuration(state, folder.path / MEMORY_FOLDER),
-            before=Evaluation.from_json(state["before"]),
-            after=Evaluation.from_json(state["incumbent"]),
-            test_before=_evaluation(state, "test_before"),
-            test_after=_evaluation(state, "test_after"),
+            before=stored.state.before,
+            after=search.incumbent,
+            test_before=state.test_before.evaluation if state.test_before else None,
+            test_after=state.test_after.evaluation if state.test_after else None,
             accepted=sum(bool(e.get("accepted")) for e in events if e["event"] == "decision"),
             spent=events[-1]["spent"],
             path=folder.path,
             baselines={b.path.name: _read_result(b) for b in baselines(folder) if load_checkpoint(b)},
         )
-
-
-def _evaluation(state: Mapping[str, Any], name: str) -> Evaluation | None:
-    return Evaluation.from_json(state[name]) if state.get(name) else None

@@ -26,11 +26,11 @@ FEWEST_RUNS = FEWEST * PARTS  # of a job that can try anything
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How the budget is divided, worked out once before the first candidate is seen.
+class BudgetPlan:
+    """The division of a budget, worked out once before the first candidate is seen.
 
     Attributes:
-        decisions: how often a configuration is put to the test on the validation split.
+        decisions: comparisons on the validation split.
         jobs: how many jobs precede each decision.
         cost: system runs one decision needs.
         level: the significance level of each decision; they sum to ``alpha``.
@@ -42,8 +42,8 @@ class Plan:
     level: float
 
 
-def make_plan(problem: Problem, left: float, jobs: int) -> Plan:
-    """Divide ``left`` system runs: a sweep of all jobs before each decision, at most half for decisions.
+def make_plan(problem: Problem, left: float, jobs: int) -> BudgetPlan:
+    """Divide ``left`` system runs: a round of all jobs before each decision, at most half for decisions.
 
     A deterministic incumbent whose runs are in the cache need not be run again: a decision then costs half
     as much.
@@ -57,7 +57,7 @@ def make_plan(problem: Problem, left: float, jobs: int) -> Plan:
     decidable = int(settings.alpha / least_p(len(problem.valid)))
     most = settings.iterations if problem.method.decisions is None else problem.method.decisions
     decisions = max(1, min(most, affordable, decidable))
-    return Plan(decisions, jobs, cost, settings.alpha / decisions)
+    return BudgetPlan(decisions, jobs, cost, settings.alpha / decisions)
 
 
 def stochastic(system: System) -> bool:

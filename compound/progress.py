@@ -5,7 +5,6 @@ Always on stderr.
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +16,6 @@ from compound.optimization import ROLLOUTS
 from compound.recorder import Listener
 from compound.sanitize import printable, raw
 
-STEP = re.compile(r"step (\d+) of (\d+)(?:: (.*))?")
 BAR = 28  # letters wide
 QUIET = 10.0  # seconds between two lines about waiting, where lines cannot be replaced
 
@@ -25,14 +23,14 @@ QUIET = 10.0  # seconds between two lines about waiting, where lines cannot be r
 def describe(event: Mapping[str, Any]) -> str:
     """Return an event as one line of text.
 
-    >>> describe({"event": "baseline", "mean": 0.25, "low": 0.1, "high": 0.4, "n": 40, "failed": 0})
-    'baseline  valid 0.250 [0.100, 0.400] on 40'
+    >>> describe({"event": "start", "mean": 0.25, "low": 0.1, "high": 0.4, "n": 40, "failed": 0})
+    'start     valid 0.250 [0.100, 0.400] on 40'
     """
     kind = event["event"]
     prefix = f"{event['method']}: " if event.get("method") else ""
     text = {
-        "baseline": lambda: f"valid {_score(event)}",
-        "progress": lambda: str(event["note"]),
+        "start": lambda: f"valid {_score(event)}",
+        "progress": lambda: _progress(event),
         "job": lambda: _job(event),
         "outlook": lambda: "\n".join([*event["duplicates"], *event["told"]]),
         "decision": lambda: _decision(event),
@@ -40,6 +38,15 @@ def describe(event: Mapping[str, Any]) -> str:
         "test_after": lambda: f"test, after {_score(event)}",
     }.get(kind, lambda: str(event.get("note") or event.get("reason") or ""))()
     return printable(f"{prefix}{kind:<9} {text}".rstrip())
+
+
+def _progress(event: Mapping[str, Any]) -> str:
+    """Return how far a job is, and its note."""
+    note = str(event["note"])
+    if event.get("step") is None:
+        return note
+    steps = f"step {event['step']} of {event['of']}"
+    return f"{steps}: {note}" if note else steps
 
 
 def _score(event: Mapping[str, Any]) -> str:
@@ -98,37 +105,40 @@ def clock(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Steps:
-    """How far a job has got, of those that say which of their steps they have done.
+    """Progress of a job with a known number of steps.
 
     Attributes:
         job: its number.
-        done: steps.
-        total: steps.
-        said: about the last one.
-        method: whose job it is, where it is a baseline's.
+        done: completed steps.
+        total: steps in all.
+        note: about the last one.
+        method: the method it belongs to, where it is a baseline's.
     """
 
     job: int
     done: int
     total: int
-    said: str = ""
+    note: str = ""
     method: str = ""
 
     @staticmethod
     def of(event: Mapping[str, Any]) -> Steps | None:
-        """Return the steps an event tells of; ``None`` where it tells of none.
+        """Return the steps that an event reports, ``None`` if it reports none.
 
-        >>> Steps.of({"event": "progress", "job": 0, "note": "step 3 of 40: mean reward 0.250"})
-        Steps(job=0, done=3, total=40, said='mean reward 0.250', method='')
+        >>> Steps.of({"event": "progress", "job": 0, "note": "mean reward 0.250", "step": 3, "of": 40})
+        Steps(job=0, done=3, total=40, note='mean reward 0.250', method='')
         >>> Steps.of({"event": "progress", "job": 0, "note": "3 candidates"})
         """
-        found = STEP.fullmatch(str(event.get("note"))) if event["event"] == "progress" else None
-        if found is None:
+        if event["event"] != "progress" or event.get("step") is None or event.get("of") is None:
             return None
-        return Steps(event["job"], int(found[1]), int(found[2]), found[3] or "", event.get("method") or "")
+        return Steps(event["job"], event["step"], event["of"], event["note"], event.get("method") or "")
 
     def left(self, first: Steps, seconds: float) -> float | None:
-        """Return how many seconds the other steps will take, when ``first`` was so many seconds ago.
+        """Return how many seconds the remaining steps will take.
+
+        Args:
+            first: the first steps seen of the job.
+            seconds: how long ago that was.
 
         >>> Steps(0, 5, 40).left(Steps(0, 3, 40), 10.0)
         175.0
@@ -248,7 +258,7 @@ class Screen:
         row.add_row(
             Text(f"{method}step {steps.done} of {steps.total}"),
             ProgressBar(total=steps.total, completed=steps.done, width=BAR),
-            Text(printable(f"{steps.said}{ahead}")),
+            Text(printable(f"{steps.note}{ahead}")),
         )
         return Group(row, spent)
 

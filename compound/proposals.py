@@ -8,14 +8,18 @@ outcome, with what they cost. It holds each job to the number of requests that i
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pydantic import Field
+
 from compound.budget import Meter
 from compound.contracts import NO_USAGE, Usage
 from compound.errors import CallError
+from compound.state import State
 
 Outcome = Literal["proposed", "unusable", "duplicate", "failed"]
 OUTCOMES: Sequence[Outcome] = ("proposed", "unusable", "duplicate", "failed")
@@ -67,9 +71,23 @@ class Tally:
         if reason in self.reasons or len(self.reasons) < REASONS:
             self.reasons[reason] = self.reasons.get(reason, 0) + 1
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the tally as JSON types."""
-        return {**self.__dict__, "counts": dict(self.counts), "reasons": dict(self.reasons)}
+
+class LedgerState(State):
+    """Requests for proposals, as a checkpoint stores them.
+
+    Attributes:
+        models: requests by model.
+        usage: what all requests took.
+        left: requests that the whole run may still make; ``None`` without a limit.
+        job_left: requests that the job may still make.
+        news: notes that are not recorded yet.
+    """
+
+    models: dict[str, Tally] = Field(default_factory=dict)
+    usage: Usage = NO_USAGE
+    left: int | None = None
+    job_left: int | None = None
+    news: list[str] = Field(default_factory=list)
 
 
 class Proposals:
@@ -191,25 +209,22 @@ class Proposals:
             tally.stopped = why
             self.news.append(f"stopped asking {lm!r} for proposals in this job: {why}")
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the ledger as JSON types, for a checkpoint."""
-        return {
-            "models": {lm: tally.to_json() for lm, tally in self.tallies.items()},
-            "usage": self.usage.to_json(),
-            "left": self.left,
-            "job_left": self.job_left,
-            "news": list(self.news),
-        }
+    def snapshot(self) -> LedgerState:
+        """Return the state a checkpoint stores."""
+        return LedgerState(
+            models=copy.deepcopy(self.tallies),
+            usage=self.usage,
+            left=self.left,
+            job_left=self.job_left,
+            news=list(self.news),
+        )
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from `to_json`."""
-        self.tallies = {
-            lm: Tally(**{**tally, "counts": dict(tally["counts"]), "reasons": dict(tally["reasons"])})
-            for lm, tally in state["models"].items()
-        }
-        self.usage = Usage.from_json(state["usage"])
-        self.left, self.job_left = state["left"], state["job_left"]
-        self.news = list(state.get("news", ()))
+    def restore(self, state: LedgerState) -> None:
+        """Continue from a `snapshot`."""
+        self.tallies = copy.deepcopy(state.models)
+        self.usage = state.usage
+        self.left, self.job_left = state.left, state.job_left
+        self.news = list(state.news)
 
 
 def difference(after: Usage, before: Usage) -> Usage:
@@ -223,21 +238,19 @@ def difference(after: Usage, before: Usage) -> Usage:
     )
 
 
-def since(state: Mapping[str, Any], earlier: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+def since(state: LedgerState, earlier: LedgerState | None = None) -> dict[str, dict[str, Any]]:
     """Return the requests that one ledger holds beyond an earlier one, by model, as JSON types.
 
-    >>> before = {"models": {}}
-    >>> now = {"models": {"lm": {"asked": 2, "counts": {"failed": 2}, "reasons": {"401": 2}}}}
-    >>> since(now, before)
+    >>> since(LedgerState(models={"lm": Tally(2, counts={"failed": 2}, reasons={"401": 2})}))
     {'lm': {'asked': 2, 'failed': 2, 'reasons': {'401': 2}}}
     """
-    known = (earlier or {"models": {}})["models"]
+    known = earlier.models if earlier else {}
     found = {}
-    for lm, tally in state["models"].items():
-        old = known.get(lm, {"asked": 0, "counts": {}, "reasons": {}})
-        counts = {name: n - old["counts"].get(name, 0) for name, n in tally["counts"].items()}
-        reasons = {text: n - old["reasons"].get(text, 0) for text, n in tally["reasons"].items()}
-        if asked := tally["asked"] - old["asked"]:
+    for lm, tally in state.models.items():
+        old = known.get(lm, Tally())
+        counts = {name: n - old.counts.get(name, 0) for name, n in tally.counts.items()}
+        reasons = {text: n - old.reasons.get(text, 0) for text, n in tally.reasons.items()}
+        if asked := tally.asked - old.asked:
             found[lm] = {"asked": asked, **counts, "reasons": {text: n for text, n in reasons.items() if n}}
     return found
 

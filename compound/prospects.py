@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypedDict
 
 from compound.allowance import Allowance, allowance
 from compound.bounds import Bounded
-from compound.optimization import Job
-from compound.planning import Plan, baseline_runs, fewest_of, job_minibatch, make_plan, usable
+from compound.optimization import Job, JobRecord
+from compound.planning import BudgetPlan, baseline_runs, fewest_of, job_minibatch, make_plan, usable
 from compound.power import POWER, detectable, examples_needed, least_improved, least_p
 from compound.streams import stream
 
@@ -69,7 +69,7 @@ class Outlook(TypedDict):
 
 @dataclass(frozen=True)
 class Prospect:
-    """What one job of the first sweep can do.
+    """What one job of the first round can do.
 
     Attributes:
         job: its optimizer and keys.
@@ -102,7 +102,7 @@ def planned_jobs(problem: Problem) -> int:
     return len(method.jobs) if method.jobs_each is None else method.jobs_each
 
 
-def planned(problem: Problem) -> tuple[Plan, float]:
+def planned(problem: Problem) -> tuple[BudgetPlan, float]:
     """Return the plan by the limit of system runs alone, and the runs left for jobs."""
     limit = problem.settings.budget.system_runs
     left = math.inf if limit is None else max(0.0, limit - baseline_runs(problem))
@@ -110,10 +110,10 @@ def planned(problem: Problem) -> tuple[Plan, float]:
     return plan, max(0.0, left - plan.decisions * plan.cost)
 
 
-def prospects(problem: Problem, plan: Plan, free: float, allowed: Allowance) -> list[Prospect]:
-    """Return what the jobs of the first sweep can do, in the order in which they come."""
+def prospects(problem: Problem, plan: BudgetPlan, free: float, allowed: Allowance) -> list[Prospect]:
+    """Return what the jobs of the first round can do, in the order in which they come."""
     method, settings = problem.method, problem.settings
-    found, history = list[Prospect](), list[dict[str, object]]()
+    found, history = list[Prospect](), list[JobRecord]()
     if method.opening is not None:
         free -= free * method.opening.weight if math.isfinite(free) else 0.0
     total = sum(job.weight for job in method.jobs) * plan.decisions
@@ -131,8 +131,7 @@ def prospects(problem: Problem, plan: Plan, free: float, allowed: Allowance) -> 
             runs = share if share >= needed else 0.0
         left -= runs if math.isfinite(runs) else 0.0
         found.append(Prospect(job, runs, _candidates(problem, job, runs, allowed)))
-        record = {"optimizer": job.optimizer, "keys": list(job.keys), "values": {}, "runs": runs, "facts": {}}
-        history.append(record)
+        history.append(JobRecord(job=len(history), optimizer=job.optimizer, keys=job.keys, runs=runs))
     return found
 
 
@@ -161,7 +160,7 @@ def detection(n: int, level: float) -> Detection:
     }
 
 
-def told(facts: Detection, plan: Plan, found: Sequence[Prospect], limit: float | None) -> list[str]:
+def told(facts: Detection, plan: BudgetPlan, found: Sequence[Prospect], limit: float | None) -> list[str]:
     """Return the prospects in sentences; what a user should know before spending comes first."""
     lines = [*_untried(found, limit), _detectable(facts, plan)]
     compared = [p for p in found if p.candidates]
@@ -199,7 +198,7 @@ def _untried(found: Sequence[Prospect], limit: float | None) -> list[str]:
     return [f"cannot be tried{budget}: {', '.join(keys)}; raise the budget, or lower optimize.valid_size"]
 
 
-def _detectable(facts: Detection, plan: Plan) -> str:
+def _detectable(facts: Detection, plan: BudgetPlan) -> str:
     n, level, gain = facts["examples"], facts["level"], facts["detectable_gain"]
     needed = ", ".join(f"+{gain} needs {n}" for gain, n in facts["examples_needed"].items() if n is not None)
     times = f"{plan.decisions} decision{'s' if plan.decisions > 1 else ''}"

@@ -12,6 +12,7 @@ from compound.cache import Cache, DiskCache
 from compound.contracts import Example
 from compound.errors import CompoundError
 from compound.evaluation import OnTrace
+from compound.run_state import RunState
 from compound.store import RunDirectory
 from compound.trace import Call, Trace, to_json
 
@@ -49,7 +50,7 @@ class Recorder:
         except BaseException:
             run.close()
             raise
-        self.state: dict[str, Any] = dict(stored or {})
+        self.state = stored or RunState()
         self.cache: Cache = own if parent is None else _Layered(own, parent.cache)
         self._parent = parent
         self._disk = own
@@ -63,7 +64,7 @@ class Recorder:
     def watch(self, search: Meter, test: Meter) -> None:
         """Restore the budget's meters from the state, and store them from now on."""
         self._meters = (search, test)
-        for meter, stored in zip(self._meters, self.state.get("meters", ()), strict=False):
+        for meter, stored in zip(self._meters, self.state.meters, strict=False):
             meter.restore(stored)
 
     def stop(self) -> None:
@@ -88,13 +89,13 @@ class Recorder:
 
     def save(self) -> None:
         """Checkpoint the state as it is."""
-        self.state["meters"] = [meter.snapshot() for meter in self._meters]
+        self.state.meters = [meter.snapshot() for meter in self._meters]
         self.run.checkpoint(self.state, self._disk.count)
         self._disk.step = self.run.step
 
     def _end_if_asked(self) -> None:
         """Stop here, unless there is nothing left to stop."""
-        if self._asked() and not self.state.get("done"):
+        if self._asked() and not self.state.done:
             self._forget_stop_files()
             raise Interrupted(
                 f"stopped; everything so far is saved in {self.run.path}",
@@ -175,8 +176,7 @@ class RunMemory:
     @property
     def state(self) -> dict[str, Any]:
         """JSON, stored with every checkpoint."""
-        found: dict[str, Any] = self._recorder.state.setdefault("memory", {})
-        return found
+        return self._recorder.state.memory
 
     @property
     def folder(self) -> Path:

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from compound.contracts import Example
 from compound.errors import BudgetExhausted
 from compound.evaluation import Evaluation, Row, evaluate
 from compound.executor import Executor
-from compound.loop import Loop, Problem
+from compound.problem import Problem
 from compound.recorder import Recorder
+from compound.run_context import RunContext
+from compound.run_state import FinalEvaluation
 from compound.system import System
 
 EVENT = "retry"
 ANSWERED = ("parse", "type")  # failures of an answer that was received
-EVALUATIONS = ("test_before", "test_after")
 
 
 def failed_rows(evaluation: Evaluation) -> list[Row]:
@@ -46,31 +47,37 @@ async def retry_failed(problem: Problem, recorder: Recorder) -> None:
         problem: the problem of the run.
         recorder: of the finished run.
     """
-    loop = Loop(problem, recorder)
-    loop.meter.pause()
-    loop.test_meter.proceed()
-    executor = loop.executor.charging(loop.test_meter)
+    context = RunContext.open(problem, recorder)
+    context.meter.pause()
+    context.test_meter.proceed()
+    executor = context.executor.charging(context.test_meter)
     state = recorder.state
-    systems = {"test_before": problem.system, "test_after": problem.bind(state["best"])}
-    unchanged = systems["test_after"].configuration == problem.system.configuration
+    best = problem.bind(context.search.best)
+    unchanged = best.configuration == problem.system.configuration
     try:
-        for name in EVALUATIONS:
-            evaluation = Evaluation.from_json(state[name]) if state.get(name) else None
-            if name == "test_after" and unchanged:
-                state[name] = state["test_before"]
-            elif evaluation is not None and (rows := failed_rows(evaluation)):
-                await _retry(name, evaluation, rows, systems[name], executor, problem, recorder)
-        loop.test_meter.pause()
+        await _retry("test_before", problem.system, executor, problem, recorder)
+        if unchanged:
+            state.test_after = state.test_before
+        else:
+            await _retry("test_after", best, executor, problem, recorder)
+        context.test_meter.pause()
         recorder.save()
     finally:
-        await loop.executor.aclose()
+        await context.executor.aclose()
 
 
 async def _retry(
-    name: str, evaluation: Evaluation, rows: Sequence[Row], system: System, executor: Executor,
-    problem: Problem, recorder: Recorder,
-) -> None:  # fmt: skip
-    """Run rows of one evaluation again, and put what they gave in their places."""
+    name: Literal["test_before", "test_after"],
+    system: System,
+    executor: Executor,
+    problem: Problem,
+    recorder: Recorder,
+) -> None:
+    """Run the failed rows of one evaluation again, and put their results in their places."""
+    stored: FinalEvaluation | None = getattr(recorder.state, name)
+    if stored is None or stored.evaluation is None or not (rows := failed_rows(stored.evaluation)):
+        return
+    evaluation = stored.evaluation
     rules = replace(problem.rules, max_failed=1.0)
     again: list[Evaluation] = []
     facts: dict[str, Any] = {}
@@ -86,7 +93,7 @@ async def _retry(
     merged = _merged(evaluation, again)
     retried = sum(len(part.rows) for part in again)
     recovered = evaluation.failed - merged.failed
-    recorder.state[name] = merged.to_json()
+    setattr(recorder.state, name, stored.model_copy(update={"evaluation": merged}))
     recorder.event(
         EVENT, evaluation=name, failed=len(rows), retried=retried, recovered=recovered,
         before=evaluation.summary(), after=merged.summary(), **facts,

@@ -132,13 +132,13 @@ class JobScorer:
             raise DeclarationError("no model to write prompts with", hint="set optimize.prompts.lm")
         return str(chosen)
 
-    def snapshot(self) -> list[list[Any]]:
-        """Return what was scored so far, for a checkpoint."""
-        return [[dict(t.values), t.score, t.n] for t in self._scores.values()]
+    def snapshot(self) -> list[Tried]:
+        """Return the candidates scored so far, for a checkpoint."""
+        return list(self._scores.values())
 
-    def restore(self, scored: Sequence[Sequence[Any]]) -> None:
-        """Take up a `snapshot` of the same job, made before an interruption."""
-        self._scores = {canonical(values): Tried(values, score, n) for values, score, n in scored}
+    def restore(self, scored: Sequence[Tried]) -> None:
+        """Continue from a `snapshot` of the same job, made before an interruption."""
+        self._scores = {canonical(candidate.values): candidate for candidate in scored}
 
     def tried(self, keys: Sequence[str]) -> list[Tried]:
         """Return what was scored with some keys changed and no others, for the memory of later jobs."""

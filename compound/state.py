@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import PydanticSerializationError
 
 from compound.errors import FRESH, CompoundError
 
-__all__ = ["State", "StateError"]
+__all__ = ["State", "StateError", "first_problem"]
 
 
 class StateError(CompoundError):
@@ -66,14 +66,14 @@ class State(BaseModel):
             )
         fields = {name: field for name, field in value.items() if name != "format"}
         try:
-            return cls.model_validate_json(to_json(fields, inf_nan_mode="constants"))
-        except (ValidationError, ValueError, RecursionError) as error:
-            raise StateError(f"{cls.__name__} cannot be read: {_first(error)}", hint=FRESH) from error
+            return cls.model_validate(fields, strict=False)  # JSON has lists where fields are tuples
+        except (ValidationError, RecursionError) as error:
+            raise StateError(f"{cls.__name__} cannot be read: {first_problem(error)}", hint=FRESH) from error
 
 
-def _first(error: Exception) -> str:
+def first_problem(error: ValidationError | RecursionError) -> str:
     """Return the first thing that is wrong, with its place."""
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -20,6 +20,7 @@ from compound.errors import FRESH, CompoundError, RunDirectoryError
 from compound.locking import FILE as LOCK
 from compound.locking import Lock
 from compound.records import Damaged, opened_document, read_lines, sealed_document, sealed_line
+from compound.run_state import RunState
 from compound.untrusted import FULL, UntrustedFolder, named
 
 SAID_FULL = ("No space left", "disk is full")  # by safetensors, and by SQLite
@@ -49,9 +50,9 @@ class RunDirectory:
         >>> import tempfile
         >>> run = RunDirectory.create(tempfile.mkdtemp() + "/run", "system: demo", {"seed": 0})
         >>> run.append("events.jsonl", {"event": "start"})
-        >>> run.checkpoint({"phase": "search"})
-        >>> list(run.read("events.jsonl")), run.restore()
-        ([{'event': 'start'}], {'phase': 'search'})
+        >>> run.checkpoint(RunState(announced=1))
+        >>> run.restore().announced, list(run.read("events.jsonl"))
+        (1, [{'event': 'start'}])
         >>> run.close()
     """
 
@@ -130,7 +131,7 @@ class RunDirectory:
         """Yield the records of a run that another process may be writing."""
         return read_records(path, name)
 
-    def checkpoint(self, state: Mapping[str, Any], cached: int = 0) -> None:
+    def checkpoint(self, state: RunState, cached: int = 0) -> None:
         """Store the state and the lengths of the append-only files, durably and all at once.
 
         Args:
@@ -145,17 +146,24 @@ class RunDirectory:
         lengths = {name: self.folder.size(name) for name in APPENDED}
         stored = {
             "format": FORMAT, "step": self.step, "lengths": lengths, "checksums": self._checksums,
-            "cached": cached, "state": state,
+            "cached": cached, "state": state.to_json(),
         }  # fmt: skip
         self.write_json(CHECKPOINT, stored)
 
-    def restore(self) -> Mapping[str, Any] | None:
+    def restore(self) -> RunState | None:
         """Go back to the last checkpoint and return its state; ``None`` when there is none.
 
         Raises:
-            RunDirectoryError: a file is shorter than the checkpoint says, damaged, or unreadable.
+            RunDirectoryError: a file is shorter than the checkpoint says, damaged, or unreadable, or the run
+                is of an earlier version.
         """
         stored = load_checkpoint(self.folder)
+        if stored is not None and stored.format < FORMAT:
+            raise RunDirectoryError(
+                f"{self.path} was written by an earlier version of compound: its result can be read, but the "
+                "run cannot be continued",
+                hint=FRESH,
+            )
         sizes = stored.lengths if stored else dict.fromkeys(APPENDED, 0)
         checksums = {name: last_checksum(self.folder, name, sizes[name]) for name in APPENDED}
         for name, checksum in checksums.items():

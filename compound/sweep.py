@@ -62,9 +62,9 @@ class Planned:
         """Whether its directory holds a finished run; a broken one is not, and fails when it is tried."""
         try:
             stored = load_checkpoint(self.path)
-            return stored is not None and bool(stored.state.get("done"))
         except RunDirectoryError:
             return False
+        return stored is not None and stored.state.done
 
     def __str__(self) -> str:
         return f"{self.file}, {self.method}, seed {self.seed}"

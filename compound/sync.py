@@ -205,7 +205,7 @@ def load_result(path: str | Path) -> Result:
     folder = UntrustedFolder(path)
     read_json(folder, "config.json")
     stored = load_checkpoint(folder)
-    if stored is None or not stored.state.get("done"):
+    if stored is None or not stored.state.done:
         raise RunDirectoryError(
             f"{path} holds a run that is not finished",
             hint="continue it with the command that began it; `compound report` shows what it found so far",
@@ -302,13 +302,13 @@ def _listed(path: Path) -> dict[str, Any]:
         with understood(path):
             row["system"] = str(read_json(path, "config.json").get("system", ""))
             stored = load_checkpoint(path)
-            if stored is None or "before" not in stored.state:
+            if stored is None or stored.state.search is None:
                 return row
             result = read_result(path)
             before, after = result.test_before or result.before, result.test_after or result.after
             split = "test" if result.test_after else "valid"
             row["result"] = f"{split} {before.mean:.3f} -> {after.mean:.3f}, {result.accepted} accepted"
-            row["status"] = "finished" if stored.state.get("done") else "unfinished"
+            row["status"] = "finished" if stored.state.done else "unfinished"
     except RunDirectoryError as error:
         return {**row, "status": "damaged", "result": error.message}
     return row

@@ -98,7 +98,7 @@ def _check_records(folder: UntrustedFolder, name: str, stored: Checkpoint | None
 
 def _check_artifacts(folder: UntrustedFolder, stored: Checkpoint) -> None:
     """Read the folders that the best configuration refers to."""
-    for value in stored.state.get("best", {}).values():
+    for value in (stored.state.best or {}).values():
         if is_reference(value):
             verified(value, folder.path / MEMORY_FOLDER)
 
@@ -106,11 +106,11 @@ def _check_artifacts(folder: UntrustedFolder, stored: Checkpoint) -> None:
 def _check_best(folder: UntrustedFolder, stored: Checkpoint) -> None:
     """Compare ``best.json``, which a run that is finished must have, with the rest of the run."""
     if folder.kind(BEST) is None:
-        if stored.state.get("done"):
+        if stored.state.done:
             raise CompoundError(f"{folder}/{BEST} is missing")
         return
     found, config = load(folder.path / BEST), read_json(folder, CONFIG)
-    if stored.state.get("done") and found.digest != Configuration(stored.state["best"]).digest:
+    if stored.state.done and found.digest != Configuration(stored.state.best or {}).digest:
         raise CompoundError(f"{folder}/{BEST} holds another configuration than the run found")
     made_for = parse(folder.read(BEST))
     for name in ("system", "signature"):

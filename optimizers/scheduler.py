@@ -9,16 +9,15 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compound.configuration import component_of
-from compound.optimization import Job
+from compound.optimization import Job, JobRecord
 from compound.streams import generator
 
-History = Sequence[Mapping[str, Any]]
+History = Sequence[JobRecord]
 
 
 @dataclass(frozen=True)
@@ -27,14 +26,15 @@ class Uniform:
 
     >>> jobs = [Job("a", ("x.p",)), Job("b", ("y.p",))]
     >>> first = Uniform().choose(jobs, [], seed=0)
-    >>> second = Uniform().choose(jobs, [{"optimizer": first.optimizer, "keys": list(first.keys)}], seed=0)
+    >>> history = [JobRecord(job=0, optimizer=first.optimizer, keys=first.keys)]
+    >>> second = Uniform().choose(jobs, history, seed=0)
     >>> {first.optimizer, second.optimizer} == {"a", "b"}
     True
     """
 
     def choose(self, jobs: Sequence[Job], history: History, seed: int) -> Job:
         """Return the next job of the current round."""
-        done = Counter((step["optimizer"], tuple(step["keys"])) for step in history)
+        done = Counter((record.optimizer, record.keys) for record in history)
         fewest = min(done[job.optimizer, job.keys] for job in jobs)
         order = generator(seed, "schedule", fewest).permutation(len(jobs))
         waiting = [jobs[i] for i in order if done[jobs[i].optimizer, jobs[i].keys] == fewest]
@@ -57,7 +57,7 @@ class Gaps:
     def choose(self, jobs: Sequence[Job], history: History, seed: int) -> Job:
         """Draw a job by its component's gap."""
         known: Mapping[str, float] = next(
-            (step["facts"]["gaps"] for step in reversed(history) if step.get("facts", {}).get("gaps")), {}
+            (record.facts["gaps"] for record in reversed(history) if record.facts.get("gaps")), {}
         )
         usual = sum(known.values()) / len(known) if known else 1.0
         gaps = np.array([known.get(component_of(job.keys[0]), usual) for job in jobs])
@@ -74,14 +74,14 @@ class Gaps:
         """Return which jobs may be drawn in the round that the history leads to."""
         place = {(job.optimizer, job.keys): i for i, job in enumerate(jobs)}
         open_ = np.ones(len(jobs), bool)
-        for step in history:
-            done = place.get((step["optimizer"], tuple(step["keys"])))
+        for record in history:
+            done = place.get((record.optimizer, record.keys))
             if done is None:
                 continue
             open_[done] = False
             if chances[open_].sum() <= self.floor:
                 open_[:] = True
-                if step is history[-1] and len(jobs) > 1:
+                if record is history[-1] and len(jobs) > 1:
                     open_[done] = False  # another one comes first
         return open_
 
@@ -140,11 +140,11 @@ def _because(job: Job, reason: Mapping[str, float]) -> Job:
 
 def _gains(jobs: Sequence[Job], history: History) -> list[list[float]]:
     """Return each job's measured gains on train examples per system run, in order; no gain is 0."""
-    found: dict[Any, list[float]] = {(job.optimizer, job.keys): [] for job in jobs}
-    for step in history:
-        key = step["optimizer"], tuple(step["keys"])
+    found: dict[tuple[str, tuple[str, ...]], list[float]] = {(job.optimizer, job.keys): [] for job in jobs}
+    for record in history:
+        key = record.optimizer, record.keys
         if key in found:
-            before, after = step.get("train_before"), step.get("train_after")
-            gain = after - before if step["values"] and before is not None and after is not None else 0.0
-            found[key].append(max(0.0, gain) / max(step["runs"], 1.0))
+            before, after = record.train_before, record.train_after
+            gain = after - before if record.values and before is not None and after is not None else 0.0
+            found[key].append(max(0.0, gain) / max(record.runs, 1.0))
     return list(found.values())

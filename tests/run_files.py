@@ -1,4 +1,4 @@
-"""Run directories to change by hand: without checksums, as earlier versions wrote them."""
+"""Run directories to change by hand: without checksums, which whoever made them may leave out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from compound.store import APPENDED, read_json, read_records
 
 
 def without_checksums(path: Path) -> Path:
-    """Rewrite a run's files, and those of its baselines, as versions did that knew no checksums."""
+    """Rewrite a run's files, and those of its baselines, without checksums."""
     for folder in (path, *path.glob("baselines/*")):
         for name in APPENDED:
             if (folder / name).exists():
@@ -20,6 +20,7 @@ def without_checksums(path: Path) -> Path:
                 value = read_json(folder, name)
                 if name == "checkpoint.json":
                     sizes = {n: (folder / n).stat().st_size if (folder / n).exists() else 0 for n in APPENDED}
-                    value = {"step": value["step"], "lengths": sizes, "state": value["state"]}
+                    kept = ("format", "step", "state")
+                    value = {**{name: value[name] for name in kept}, "lengths": sizes}
                 (folder / name).write_text(json.dumps(value, indent=1))
     return path

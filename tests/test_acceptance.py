@@ -25,6 +25,7 @@ from compound.metrics import custom
 from compound.optimization import Job, Method, Progress, Proposal, Task
 from compound.optimizers.scheduler import Uniform
 from compound.recorder import Recorder
+from compound.run_state import SearchState
 from compound.settings import OptimizeSettings
 from compound.space import Text
 from compound.store import RunDirectory
@@ -67,8 +68,8 @@ def _no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
-def optimized(folder: Path, seed: int, chance: float) -> dict[str, Any]:
-    """Run one optimization and return its final state."""
+def optimized(folder: Path, seed: int, chance: float) -> tuple[SearchState, int]:
+    """Run one optimization; return its final state and the number of accepted decisions."""
     settings = OptimizeSettings(seed=seed, iterations=DECISIONS, alpha=ALPHA, concurrency=1, minibatch=1)
     method = Method("relabel", {"relabel": Relabel(chance)}, [Job("relabel", ("step.label",))], Uniform())
     problem = Problem(SYSTEM, ROWS[:1], ROWS, [], RIGHT, settings, method, {})
@@ -81,11 +82,12 @@ def optimized(folder: Path, seed: int, chance: float) -> dict[str, Any]:
     decisions = [event for event in events if event["event"] == "decision"]
     assert len(decisions) == DECISIONS
     assert all(decision["changes"] for decision in decisions)
-    return {**recorder.state, "accepted": sum(decision["accepted"] for decision in decisions)}
+    assert recorder.state.search
+    return recorder.state.search, sum(decision["accepted"] for decision in decisions)
 
 
 def runs_that_accept(folder: Path, runs: int, chance: float) -> int:
-    return sum(optimized(folder, seed, chance)["accepted"] > 0 for seed in range(runs))
+    return sum(optimized(folder, seed, chance)[1] > 0 for seed in range(runs))
 
 
 def significantly_above(level: float, successes: int, n: int) -> bool:
@@ -106,7 +108,7 @@ class TestNoDifference:
         def greater(before: Any, after: Any, **_: Any) -> float:
             return 0.0 if np.mean(after) > np.mean(before) else 1.0
 
-        monkeypatch.setattr("compound.loop.paired_test", greater)
+        monkeypatch.setattr("compound.decisions.paired_test", greater)
         falsely = runs_that_accept(tmp_path, 25, chance=0.4)
         assert significantly_above(ALPHA, falsely, 25)
 
@@ -129,8 +131,7 @@ class TestTrueGain:
         assert runs_that_accept(tmp_path, 15, chance=0.05) == 0
 
     def test_what_was_accepted_is_the_best_and_its_scores_are_the_ones_reported(self, tmp_path: Path) -> None:
-        state = optimized(tmp_path, 0, chance=0.95)
-        assert state["best"]["step.label"].startswith("0.95")
-        rows = state["incumbent"]["rows"]
-        assert np.mean([row[2] for row in rows]) > 0.7
-        assert state["accepted"] >= 1
+        state, accepted = optimized(tmp_path, 0, chance=0.95)
+        assert str(state.best["step.label"]).startswith("0.95")
+        assert state.incumbent.mean > 0.7
+        assert accepted >= 1

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compound.budget import Budget, Meter
+from compound.budget import Budget, Meter, MeterState
 from compound.component import Input
 from compound.components.flow import Map
 from compound.components.function import Function
@@ -425,7 +425,7 @@ def test_a_meter_continues_from_its_snapshot() -> None:
     settled(spend(meter, Usage(1, 5, 5, 0.5), Usage(1, 5, 2, 0.25)))
     meter.charge_runs(0.5)
     clock.now += 90
-    state = json.loads(json.dumps(meter.snapshot()))
+    state = MeterState.from_json(json.loads(json.dumps(meter.snapshot().to_json())))
     clock.now += 1000  # between two attempts no time counts
     resumed = Meter(Budget(calls=3, minutes=2), clock=clock)
     resumed.restore(state)
@@ -433,7 +433,7 @@ def test_a_meter_continues_from_its_snapshot() -> None:
     assert resumed.seconds == 90
     clock.now += 30
     assert "2.0 of 2 minutes" in refusal(lambda: spend(resumed, Usage(1), Usage(1)))
-    assert resumed.snapshot()["seconds"] == 120
+    assert resumed.snapshot().seconds == 120
 
 
 # --- in the executor -----------------------------------------------------------------------------------

@@ -356,7 +356,7 @@ def test_an_undamaged_copy_continues_to_the_same_end_and_says_nothing(runs: Runs
         assert verify(copy) == []
 
 
-def test_a_run_of_an_earlier_version_is_read_and_continued(runs: Runs, tmp_path: Path) -> None:
+def test_a_run_without_checksums_is_read_and_continued(runs: Runs, tmp_path: Path) -> None:
     finished = without_checksums(Path(shutil.copytree(runs.finished, tmp_path / "finished")))
     assert (shown(finished), verify(finished)) == (runs.facts, [])
     killed = without_checksums(Path(shutil.copytree(runs.killed[0], tmp_path / "killed")))

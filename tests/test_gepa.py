@@ -534,7 +534,7 @@ class TestMethod:
         """The plan is one long job, where shorter ones would leave room for two decisions."""
         events: list[Any] = []
         result = whole_run(tmp_path / "run", 360, listener=events.append)
-        (plan,) = [event["plan"] for event in events if event["event"] == "baseline"]
+        (plan,) = [event["plan"] for event in events if event["event"] == "start"]
         assert plan["decisions"] == result.accepted == 1
         assert HIDDEN in result.best["answerer.prompt"]
         assert result.test_before is not None

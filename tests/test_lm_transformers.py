@@ -449,7 +449,7 @@ def test_a_whole_deterministic_run_is_the_same_under_eight_hash_seeds_one_call_a
         events = [json.loads(line) for line in (target / "events.jsonl").read_text().splitlines()]
         for event in events:
             del event["at"], event["spent"]["seconds"], event["checksum"]
-        assert {"baseline", "job", "test_after"} <= {event["event"] for event in events}
+        assert {"start", "job", "test_after"} <= {event["event"] for event in events}
         return json.dumps(events)
 
     with ThreadPoolExecutor(2) as pool:

@@ -27,7 +27,7 @@ from compound.errors import BudgetExhausted, DataError, DeclarationError, TooMan
 from compound.evaluation import Rules
 from compound.executor import Executor
 from compound.metrics import custom
-from compound.optimization import Bench, Job, Proposal, Tried
+from compound.optimization import Bench, Job, JobRecord, Proposal, Tried
 from compound.optimizers.guides import Guidance, LearnedRewards
 from compound.optimizers.local import LocalSearch
 from compound.optimizers.local_scoring import boltzmann, run_alone
@@ -781,11 +781,13 @@ def test_the_expected_cost_counts_what_is_inside_loops_and_maps() -> None:
 class TestSchedulers:
     JOBS = tuple(Job("local", (f"{name}.option",)) for name in "abcd")
 
-    def step(self, name: str, gain: float = 0.0, runs: float = 10.0, gaps: Any = None) -> dict[str, Any]:
-        return {
-            "optimizer": "local", "keys": [f"{name}.option"], "values": {"v": 1} if gain else {},
-            "train_before": 0.0, "train_after": gain, "runs": runs, "facts": {"gaps": gaps or {}},
-        }  # fmt: skip
+    def step(
+        self, name: str, gain: float = 0.0, runs: float = 10.0, gaps: Mapping[str, float] | None = None
+    ) -> JobRecord:
+        return JobRecord(
+            job=0, optimizer="local", keys=(f"{name}.option",), values={"v": 1} if gain else {},
+            train_before=0.0, train_after=gain, runs=runs, facts={"gaps": gaps or {}},
+        )  # fmt: skip
 
     def test_gaps_are_drawn_in_proportion(self) -> None:
         history = [self.step("x", gaps={"a": 0.4, "b": 0.1, "c": 0.0, "d": 0.0})]
@@ -798,12 +800,12 @@ class TestSchedulers:
         """D1: a reseeded generator and frozen probabilities chose one component for ever."""
         for scheduler in (Gaps(), UCB(), Thompson(), Uniform()):
             for seed in range(7):
-                history: list[dict[str, Any]] = []
+                history: list[JobRecord] = []
                 for _ in range(24):
                     chosen = scheduler.choose(self.JOBS, history, seed)
                     gaps = dict.fromkeys("abcd", 0.1)
                     history.append(self.step(chosen.keys[0][0], gain=0.01, gaps=gaps))
-                assert {step["keys"][0] for step in history} == {f"{name}.option" for name in "abcd"}
+                assert {step.keys[0] for step in history} == {f"{name}.option" for name in "abcd"}
 
     def test_gaps_are_live(self) -> None:
         """What counts is the last measurement, not the first."""
@@ -819,7 +821,7 @@ class TestSchedulers:
             history = [self.step("x", gaps=gaps)]
             for _ in range(8):
                 history.append(self.step(Gaps().choose(self.JOBS, history, seed).keys[0][0], gaps=gaps))
-            names = [step["keys"][0][0] for step in history[1:]]
+            names = [step.keys[0][0] for step in history[1:]]
             assert sorted(names[:4]) == sorted(names[4:]) == list("abcd")
             assert names[3] != names[4]
             firsts[names[0]] += 1
@@ -833,7 +835,7 @@ class TestSchedulers:
             history = [self.step("x", gaps=gaps)]
             for _ in range(10):
                 history.append(self.step(Gaps().choose(self.JOBS, history, seed).keys[0][0], gaps=gaps))
-            names = [step["keys"][0][0] for step in history[1:]]
+            names = [step.keys[0][0] for step in history[1:]]
             assert names.count("a") >= 4
             assert all(one != next_ for one, next_ in pairwise(names))
             others.update(name for name in names if name != "a")
@@ -860,12 +862,12 @@ class TestSchedulers:
         gains = dict(zip("abcd", (0.02, 0.05, 0.1, 0.2), strict=True))
 
         def regret(chooser: Any, seed: int) -> float:
-            history: list[dict[str, Any]] = []
+            history: list[JobRecord] = []
             rng = generator("regret", seed)
             for _ in range(40):
                 name = chooser.choose(self.JOBS, history, seed).keys[0][0]
                 history.append(self.step(name, gain=max(0.0, gains[name] + 0.05 * rng.normal()) * 10))
-            return sum(0.2 - gains[step["keys"][0][0]] for step in history)
+            return sum(0.2 - gains[step.keys[0][0]] for step in history)
 
         differences = [regret(Uniform(), seed) - regret(scheduler, seed) for seed in range(20)]
         assert stats.ttest_1samp(differences, 0, alternative="greater").pvalue < 1e-3

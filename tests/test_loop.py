@@ -40,10 +40,11 @@ from compound.metrics import custom, exact_match
 from compound.optimization import Job, Method, Progress, Proposal, Task
 from compound.optimizers.scheduler import Uniform
 from compound.optimizing import Result, changed, make_problem, optimize
-from compound.planning import Plan, make_plan, stochastic
+from compound.planning import BudgetPlan, make_plan, stochastic
 from compound.reading import entry
 from compound.recorder import Interrupted, Recorder
 from compound.report import write as write_report
+from compound.run_state import RunState
 from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings, WeightSettings
 from compound.space import Choice, Demos, Float, Int, Text
 from compound.statistics import paired_test
@@ -234,12 +235,12 @@ class TestPlan:
         # A decision runs both configurations on 20 examples: 40. A sweep has two jobs of six minibatches
         # of four: 48. So one of them needs 2·40 + 48 = 128 runs.
         sampled = problem(iterations=10)
-        assert make_plan(sampled, 400, 2) == Plan(3, 2, 40, 0.05 / 3)
-        assert make_plan(sampled, 384, 2) == Plan(3, 2, 40, 0.05 / 3)
-        assert make_plan(sampled, 383, 2) == Plan(2, 2, 40, 0.05 / 2)
-        assert make_plan(sampled, 0, 2) == Plan(1, 2, 40, 0.05)
-        assert make_plan(sampled, math.inf, 2) == Plan(10, 2, 40, 0.005)
-        assert make_plan(problem(iterations=2), 4000, 2) == Plan(2, 2, 40, 0.025)
+        assert make_plan(sampled, 400, 2) == BudgetPlan(3, 2, 40, 0.05 / 3)
+        assert make_plan(sampled, 384, 2) == BudgetPlan(3, 2, 40, 0.05 / 3)
+        assert make_plan(sampled, 383, 2) == BudgetPlan(2, 2, 40, 0.05 / 2)
+        assert make_plan(sampled, 0, 2) == BudgetPlan(1, 2, 40, 0.05)
+        assert make_plan(sampled, math.inf, 2) == BudgetPlan(10, 2, 40, 0.005)
+        assert make_plan(problem(iterations=2), 4000, 2) == BudgetPlan(2, 2, 40, 0.025)
 
     def test_repeats_are_paid_for_and_a_certain_incumbent_is_not(self) -> None:
         assert make_plan(problem(repeats=3), math.inf, 2).cost == 120
@@ -352,7 +353,7 @@ def engines(script: Callable[..., Any] = student) -> dict[str, ScriptedLM]:
     return {"lm": ScriptedLM(script)}
 
 
-def looped(folder: Path, task: Problem) -> dict[str, Any]:
+def looped(folder: Path, task: Problem) -> RunState:
     import asyncio
 
     recorder = Recorder(RunDirectory.create(folder, "", {}))
@@ -523,7 +524,7 @@ class TestBudgets:
             result = run(folder, options, lm, system=system, splits=data(20, 6, 4))
         except BudgetExhausted as error:
             assert str(error).startswith("budget: ")  # noqa: PT017
-            assert not events(folder, "baseline")
+            assert not events(folder, "start")
             return
         except DeclarationError as error:
             assert "is too small to try anything" in str(error)  # noqa: PT017
@@ -559,11 +560,11 @@ class TestBudgets:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As when candidates take far more than the runs that the plan was made from."""
-        monkeypatch.setattr("compound.loop.runs_left", lambda *_: math.inf)
+        monkeypatch.setattr("compound.run_budget.runs_left", lambda *_: math.inf)
         monkeypatch.setattr(Meter, "remaining_runs", lambda _: math.inf)
         budget = BudgetSettings(calls=320)
         result = run(tmp_path / "run", SMALL.model_copy(update={"budget": budget}), ScriptedLM(eager))
-        stopped = read_json(tmp_path / "run", "checkpoint.json")["state"]["stopped"]
+        stopped = read_json(tmp_path / "run", "checkpoint.json")["state"]["search"]["stopped"]
         assert stopped.startswith("budget: the next call would be number 257 of 256")
         assert result.accepted == sum(e["accepted"] for e in events(tmp_path / "run", "decision"))
         assert result.spent["calls"] <= 320
@@ -571,8 +572,8 @@ class TestBudgets:
     def test_why_a_run_ended_is_part_of_its_state(self, tmp_path: Path) -> None:
         lm = ScriptedLM(asked_for)
         run(tmp_path / "run", lm=lm)
-        state = read_json(tmp_path / "run", "checkpoint.json")["state"]
-        assert state["stopped"] == "3 sweeps in a row proposed nothing"
+        state = read_json(tmp_path / "run", "checkpoint.json")["state"]["search"]
+        assert state["stopped"] == "3 rounds in a row proposed nothing"
 
 
 def any_time(_: np.random.Generator) -> float:
@@ -794,7 +795,7 @@ def traces(folder: Path) -> list[Any]:
 
 def test_an_evaluation_in_the_result_is_what_the_events_say(tmp_path: Path) -> None:
     result = run(tmp_path / "run")
-    (baseline,) = events(tmp_path / "run", "baseline")
+    (baseline,) = events(tmp_path / "run", "start")
     assert isinstance(result.before, Evaluation)
     assert {k: baseline[k] for k in ("mean", "low", "high", "n", "failed")} == result.before.summary()
     as_json = result.to_json()
@@ -844,15 +845,18 @@ class TestReviewed:
 
         def at_the_end_of_the_job(event: Mapping[str, Any]) -> None:
             if event["event"] == "job":
-                recorders[-1].state["stopped"] = "the budget ended"
+                search = recorders[-1].state.search
+                assert search
+                search.stopped = "the budget ended"
                 recorders[-1].stop()
 
         with pytest.raises(Interrupted):
             optimized(tmp_path / "run", listener=at_the_end_of_the_job, on_start=recorders.append)
-        state = read_json(tmp_path / "run", "checkpoint.json")["state"]
-        state["stopped"] = "the budget ended"
         run_ = RunDirectory.open(tmp_path / "run")
-        run_.restore()
+        state = run_.restore()
+        assert state
+        assert state.search
+        state.search.stopped = "the budget ended"
         run_.checkpoint(state)
         run_.close()
         result = optimized(tmp_path / "run")
@@ -888,7 +892,7 @@ class TestReviewed:
         options = SMALL.model_copy(update={"iterations": 6, "budget": BudgetSettings()})
         recorded = run(tmp_path / "run", options, splits=data(train=20, valid=6, test=2))
         assert recorded.path.exists()
-        plan = read_json(tmp_path / "run", "checkpoint.json")["state"]["plan"]
+        plan = read_json(tmp_path / "run", "checkpoint.json")["state"]["search"]["plan"]
         assert plan["decisions"] == 3
         assert plan["level"] >= 2.0**-6
 

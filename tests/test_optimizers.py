@@ -27,7 +27,7 @@ from compound.errors import CallError
 from compound.evaluation import Evaluation, Row, Rules
 from compound.executor import Executor
 from compound.metrics import custom, token_f1
-from compound.optimization import Bench, Job, Optimizer, Progress, Proposal, Task, Tried
+from compound.optimization import Bench, Job, JobRecord, Optimizer, Progress, Proposal, Task, Tried
 from compound.optimizers import edits
 from compound.optimizers.baselines import RandomSearch
 from compound.optimizers.demos import Correction, Found, bootstrap, corrected, draw
@@ -875,13 +875,20 @@ JOBS = [Job("prompts", (f"c{i}.prompt",)) for i in range(4)] + [Job("numbers", (
 
 
 def schedule(n: int, seed: int, jobs: Sequence[Job] = JOBS) -> list[Job]:
-    history: list[dict[str, Any]] = []
+    history: list[JobRecord] = []
     chosen = []
     for _ in range(n):
         job = Uniform().choose(jobs, history, seed)
         chosen.append(job)
-        history.append(through_json({"optimizer": job.optimizer, "keys": list(job.keys)}))
+        history.append(recorded(job))
     return chosen
+
+
+def recorded(job: Job) -> JobRecord:
+    """Return the record of a job, as a resumed run reads it."""
+    return JobRecord.from_json(
+        through_json(JobRecord(job=0, optimizer=job.optimizer, keys=job.keys).to_json())
+    )
 
 
 def key(job: Job) -> tuple[str, tuple[str, ...]]:
@@ -903,13 +910,13 @@ class TestUniform:
     def test_d1_training_that_seeds_the_global_generator_changes_no_choice(self) -> None:
         """The reference seeded numpy in every iteration, and then chose one component for ever."""
         expected = [key(job) for job in schedule(20, seed=3)]
-        history: list[dict[str, Any]] = []
+        history: list[JobRecord] = []
         chosen = []
         for _ in range(20):
             np.random.seed(42)
             job = Uniform().choose(JOBS, history, 3)
             chosen.append(key(job))
-            history.append({"optimizer": job.optimizer, "keys": list(job.keys)})
+            history.append(recorded(job))
         assert chosen == expected
         assert len(set(chosen)) == len(JOBS)
 
@@ -924,11 +931,11 @@ class TestUniform:
     def test_history_alone_decides(self) -> None:
         """A scheduler that is made anew, as after a crash, chooses what the old one would have chosen."""
         old = Uniform()
-        history: list[dict[str, Any]] = []
+        history: list[JobRecord] = []
         for _ in range(12):
             job = old.choose(JOBS, history, 5)
-            assert Uniform().choose(JOBS, through_json({"h": history})["h"], 5) == job
-            history.append({"optimizer": job.optimizer, "keys": list(job.keys), "values": {"x": 1}})
+            assert Uniform().choose(JOBS, list(history), 5) == job
+            history.append(recorded(job))
 
     def test_a_choice_says_which_numbers_it_was_made_from(self) -> None:
         reasons = [dict(job.reason) for job in schedule(6, seed=0)]

@@ -19,7 +19,7 @@ from compound.errors import CallError
 from compound.metrics import exact_match
 from compound.optimizing import Result, optimize
 from compound.progress import describe
-from compound.proposals import NotAsked, Proposals
+from compound.proposals import LedgerState, NotAsked, Proposals
 from compound.report import closing, summarize
 from compound.settings import make_settings
 from compound.space import Choice, Text
@@ -205,8 +205,9 @@ class TestLedger:
         asyncio.run(self.sent(ledger))
         ledger.judge("lm", "proposed")
         other = Proposals(Meter(), give_up=1)
-        other.restore(json.loads(json.dumps(ledger.to_json())))
-        assert other.to_json() == ledger.to_json()
+        stored = json.loads(json.dumps(ledger.snapshot().to_json()))
+        other.restore(LedgerState.from_json(stored))
+        assert other.snapshot() == ledger.snapshot()
 
     @staticmethod
     async def sent(ledger: Proposals) -> bool:

@@ -19,6 +19,7 @@ from compound.evaluation import Evaluation, Rules, evaluate
 from compound.executor import Executor
 from compound.metrics import exact_match
 from compound.recorder import Interrupted, Recorder
+from compound.run_state import RunState
 from compound.store import RunDirectory
 from compound.system import System
 from compound.testing import ScriptedLM
@@ -51,17 +52,17 @@ def names(folder: Path) -> list[str]:
 
 class TestEvents:
     def test_every_event_is_a_checkpoint(self, recorder: Recorder, folder: Path) -> None:
-        recorder.state["n"] = 1
+        recorder.state.announced = 1
         recorder.event("baseline", mean=0.5)
-        recorder.state["n"] = 2
+        recorder.state.announced = 2
         recorder.close()
         again = reopened(folder)
-        assert again.state["n"] == 1
+        assert again.state.announced == 1
         assert names(folder) == ["baseline"]
         again.close()
 
     def test_a_new_run_begins_with_an_empty_state(self, recorder: Recorder) -> None:
-        assert recorder.state == {}
+        assert recorder.state == RunState()
 
     def test_events_after_the_last_checkpoint_are_forgotten(self, recorder: Recorder, folder: Path) -> None:
         recorder.event("one")
@@ -98,7 +99,7 @@ class TestEvents:
         """0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 differ in the last digit; calls end in any order."""
         costs = [0.1, 0.2, 0.3]
         for order in (costs, costs[::-1]):
-            recorder.state.clear()
+            recorder.state.meters = []
             search = Meter()
             recorder.watch(search, Meter())
             for cost in order:
@@ -114,12 +115,12 @@ class TestStopping:
     ) -> None:
         recorder.event("one")
         (folder / "STOP").touch()
-        recorder.state["n"] = 7
+        recorder.state.announced = 7
         with pytest.raises(Interrupted, match="everything so far is saved"):
             recorder.event("two")
         recorder.close()
         again = reopened(folder)
-        assert again.state["n"] == 7
+        assert again.state.announced == 7
         assert names(folder) == ["one", "two"]
         again.event("three")  # the request was for the other attempt
         again.close()
@@ -144,7 +145,7 @@ class TestStopping:
         """Else it would have no report, and nothing could be resumed to write one."""
         (folder / "STOP").touch()
         recorder.stop()
-        recorder.state["done"] = True
+        recorder.state.done = True
         recorder.event("done")
         assert names(folder) == ["done"]
 
@@ -159,7 +160,7 @@ class TestStopping:
     def test_a_stop_that_comes_too_late_for_one_baseline_ends_the_next(self, recorder: Recorder) -> None:
         first, second = child(recorder, "one"), child(recorder, "two")
         first.stop()
-        first.state["done"] = True
+        first.state.done = True
         first.event("done")
         with pytest.raises(Interrupted):
             second.event("baseline")

@@ -181,7 +181,7 @@ def cells(markdown: str, heading: str) -> list[str]:
 
 def rows_of(path: Path, name: str) -> dict[str, float]:
     state = json.loads((path / "checkpoint.json").read_text())["state"]
-    return {example: score for example, _, score, _ in state[name]["rows"]}
+    return {example: score for example, _, score, _ in state[name]["evaluation"]["rows"]}
 
 
 def exact_interval(values: list[float]) -> tuple[float, float, float]:
@@ -233,7 +233,7 @@ def test_a_baseline_is_compared_on_the_same_examples(runs: Mapping[str, Path], t
     path = without_checksums(Path(shutil.copytree(runs["improved"], tmp_path / "run")))
     file = path / "baselines" / "random" / "checkpoint.json"
     stored = json.loads(file.read_text())
-    for row in stored["state"]["test_after"]["rows"][:30]:
+    for row in stored["state"]["test_after"]["evaluation"]["rows"][:30]:
         row[2] = 0.0
     file.write_text(json.dumps(stored))
     write(path)
@@ -301,8 +301,10 @@ def test_a_metric_without_a_stated_range_is_named(runs: Mapping[str, Path], tmp_
     path = Path(shutil.copytree(runs["improved"], tmp_path / "run"))
     assert not any("range" in note for note in summarize(path)["notes"])
     stored: dict[str, Any] = opened_document((path / "checkpoint.json").read_bytes())
-    for name in ("before", "incumbent", "test_before", "test_after"):
-        stored["state"][name]["bounds"] = None
+    state = stored["state"]
+    evaluations = [state["before"], state["search"]["incumbent"]]
+    for evaluation in (*evaluations, *(state[name]["evaluation"] for name in ("test_before", "test_after"))):
+        evaluation["bounds"] = None
     (path / "checkpoint.json").write_text(sealed_document(stored))
     assert any("does not state its range" in note for note in summarize(path)["notes"])
 
@@ -359,7 +361,7 @@ def test_every_kind_of_change_is_shown(runs: Mapping[str, Path], tmp_path: Path)
     demos = [{"inputs": {"question": f"what is {i}"}, "outputs": {"output": str(i)}} for i in range(3)]
     config = json.loads((path / "config.json").read_text())
     config["start"]["answerer.demos"] = demos[:2]
-    stored["state"]["best"] |= {
+    stored["state"]["search"]["best"] |= {
         "answerer.demos": demos[1:],
         "trim.cut": 0.25,
         "answerer.prompt": "Answer in short.",

@@ -415,7 +415,7 @@ def asked_no_more(site: Site, seen: Seen, kills: int) -> None:
 def test_the_uninterrupted_run_has_every_phase(site: Site) -> None:
     """Else the kills below would not reach them."""
     kinds = [event["event"] for event in events(site.whole)]
-    assert kinds[:2] == ["outlook", "baseline"]
+    assert kinds[:2] == ["outlook", "start"]
     assert kinds[-3:] == ["test_before", "test_after", "done"]
     jobs = [event["optimizer"] for event in events(site.whole) if event["event"] == "job"]
     assert set(jobs) == ({"prompts", "numbers"} if site.method == "search" else {"offline", "local"})

@@ -207,11 +207,11 @@ class TestReporting:
         with pytest.raises(RunDirectoryError, match="holds a finished run"):
             run(tmp_path / "run")
 
-    def test_a_finished_run_of_an_earlier_version_stays_finished(self, tmp_path: Path) -> None:
+    def test_a_run_of_an_earlier_version_is_not_continued(self, tmp_path: Path) -> None:
         run(tmp_path / "run")
         path = tmp_path / "run" / "checkpoint.json"
         stored = json.loads(path.read_text())
-        del stored["checksum"], stored["state"]["reported"], stored["format"], stored["checksums"]
-        path.write_text(json.dumps(stored))
-        with pytest.raises(RunDirectoryError, match="holds a finished run"):
+        del stored["checksum"]
+        path.write_text(json.dumps({**stored, "format": 2, "state": {"done": True}}))
+        with pytest.raises(RunDirectoryError, match="written by an earlier version"):
             run(tmp_path / "run")

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from compound.errors import RunDirectoryError
 from compound.optimizing import open_run
+from compound.run_state import RunState
 from compound.store import RunDirectory, read_json, read_records, room, write_atomically
 
 ROOT = Path(__file__).parents[1]
@@ -42,7 +43,7 @@ def with_records(path: Path, events: int, traces: int = 0) -> None:
     for name, count in (("events.jsonl", events), ("traces.jsonl", traces)):
         for i in range(count):
             run.append(name, {"i": i})
-    run.checkpoint({"phase": "search"})
+    run.checkpoint(RunState(announced=1))
     run.close()
 
 
@@ -55,7 +56,7 @@ class TestCreating:
 
     def test_nothing_temporary_is_left_behind(self, tmp_path: Path) -> None:
         run = begun(tmp_path / "run")
-        run.checkpoint({})
+        run.checkpoint(RunState())
         run.close()
         assert sorted(p.name for p in run.path.iterdir()) == [
             "checkpoint.json", "config.json", "lock", "system.yaml",
@@ -233,7 +234,7 @@ class TestLock:
         with pytest.raises(RunDirectoryError, match="in use by another process"):
             RunDirectory.open(tmp_path / "run")
         run.append("events.jsonl", {"i": 0})
-        run.checkpoint({})
+        run.checkpoint(RunState())
         run.close()
         RunDirectory.open(tmp_path / "run").close()
 
@@ -255,7 +256,7 @@ class TestLock:
         (tmp_path / "run" / "lock").unlink()
         other = RunDirectory.open(tmp_path / "run")
         writes: list[Callable[[], None]] = [
-            lambda: run.append("events.jsonl", {"i": 1}), lambda: run.checkpoint({}),
+            lambda: run.append("events.jsonl", {"i": 1}), lambda: run.checkpoint(RunState()),
         ]  # fmt: skip
         for write in writes:
             with pytest.raises(RunDirectoryError, match="lock was deleted or replaced during the run"):
@@ -278,10 +279,10 @@ class TestLock:
         run = begun(tmp_path / "run")
         shutil.rmtree(tmp_path / "run")
         with pytest.raises(RunDirectoryError, match=r"run.* cannot be used: No such file.*moved or deleted"):
-            run.checkpoint({})
+            run.checkpoint(RunState())
         (tmp_path / "run").mkdir()  # another one in its place is not written to
         with pytest.raises(RunDirectoryError, match="No such file"):
-            run.checkpoint({})
+            run.checkpoint(RunState())
         assert contents(tmp_path / "run") == {}
         run.close()
 
@@ -325,9 +326,9 @@ class TestRecords:
         run = begun(tmp_path / "run")
         record = {"text": "ä \ud800 b"}
         run.append("events.jsonl", record)
-        run.checkpoint({"answer": "\udfff"})
+        run.checkpoint(RunState(memory={"answer": "\udfff"}))
         assert list(run.read("events.jsonl")) == [record]
-        assert run.restore() == {"answer": "\udfff"}
+        assert run.restore() == RunState(memory={"answer": "\udfff"})
         run.close()
 
     def test_a_missing_file_holds_no_records(self, tmp_path: Path) -> None:
@@ -362,7 +363,7 @@ class TestCheckpoints:
         run = begun(tmp_path / "run")
         run.append("events.jsonl", {"i": 0})
         run.append("traces.jsonl", {"t": 0})
-        run.checkpoint({"phase": "search"})
+        run.checkpoint(RunState(announced=1))
         covered = contents(run.path)
         run.append("events.jsonl", {"i": 1})
         run.append("traces.jsonl", {"t": 1})
@@ -370,7 +371,7 @@ class TestCheckpoints:
         with (run.path / "traces.jsonl").open("a", encoding="utf-8") as file:
             file.write('{"t": 2, "torn')
         again = RunDirectory.open(run.path)
-        assert again.restore() == {"phase": "search"}
+        assert again.restore() == RunState(announced=1)
         assert contents(run.path) == covered
         assert again.step == 1
         again.append("events.jsonl", {"i": 1})
@@ -391,7 +392,7 @@ class TestCheckpoints:
     ) -> None:
         run = begun(tmp_path / "run")
         run.append("events.jsonl", {"i": 0})
-        run.checkpoint({"n": 1})
+        run.checkpoint(RunState(announced=1))
         run.append("events.jsonl", {"i": 1})
 
         def crash(*_: object, **__: object) -> None:
@@ -400,10 +401,10 @@ class TestCheckpoints:
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", crash)
             with pytest.raises(KeyboardInterrupt):
-                run.checkpoint({"n": 2})
+                run.checkpoint(RunState(announced=2))
         run.close()
         again = RunDirectory.open(run.path)
-        assert again.restore() == {"n": 1}
+        assert again.restore() == RunState(announced=1)
         assert list(again.read("events.jsonl")) == [{"i": 0}]
         again.close()
 
@@ -445,7 +446,7 @@ class TestCheckpoints:
         with_records(tmp_path / "run", 1)
         run = RunDirectory.open(tmp_path / "run")
         run.restore()
-        run.checkpoint({})
+        run.checkpoint(RunState())
         assert read_json(run.path, "checkpoint.json")["step"] == 2
         run.close()
 
@@ -482,7 +483,7 @@ class TestAtomicWrite:
             patch.setattr(os, "replace", killed)
             patch.setattr(os, "unlink", killed)
             with pytest.raises(SystemExit):
-                run.checkpoint({})
+                run.checkpoint(RunState())
         assert len(list(run.path.glob(".*.tmp"))) == 1
         run.close()
         RunDirectory.open(run.path).close()

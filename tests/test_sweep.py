@@ -144,7 +144,7 @@ def test_the_accuracy_of_local_rewards_stands_in_a_table_of_its_own(game: Path) 
         json.loads((game / f"out/game/optimas/{seed}/checkpoint.json").read_text())["state"]
         for seed in (0, 1)
     ]
-    last = [s["history"][-1]["facts"]["accuracy"]["guesser"]["mean"] for s in states]
+    last = [s["search"]["history"][-1]["facts"]["accuracy"]["guesser"]["mean"] for s in states]
     assert found["mean"] == pytest.approx(sum(last) / 2)
     assert "| optimas | guesser |" in (game / "out" / "sweep.md").read_text()
 
@@ -178,7 +178,7 @@ def test_a_stop_file_ends_it_and_the_same_call_goes_on(game: Path, where: str) -
 
     def listen(event: Mapping[str, Any]) -> None:
         nonlocal begun
-        if event["event"] == "baseline":
+        if event["event"] == "start":
             begun += 1
             if begun == 2:  # within the second run
                 Path(where, "STOP").touch()
@@ -305,7 +305,7 @@ def test_the_command_shows_progress_and_the_table(game: Path, cli: Any) -> None:
     assert "1 file, 2 methods, 2 seeds: 4 runs, 4 finished." in out
     assert "table: out/sweep.md" in out
     assert "[2 of 4] game, random, seed 0" in err
-    assert "baseline" in err
+    assert "start " in err
     listed = json.loads(cli("runs", "--dir", "out", "--json").out)
     assert [row["run"] for row in listed] == [
         f"out/game/{method}/{seed}" for method in ("random", "search") for seed in (0, 1)

@@ -102,8 +102,9 @@ class _Run:
 
     def accuracy(self) -> Mapping[str, Facts]:
         """Return the held-out ranking accuracy of each component's local reward, as last measured."""
-        history = self.record.state.get("history", []) if self.record else []
-        found = (job["facts"]["accuracy"] for job in reversed(history) if job["facts"].get("accuracy"))
+        search = self.record.state.search if self.record else None
+        history = search.history if search else []
+        found = (job.facts["accuracy"] for job in reversed(history) if job.facts.get("accuracy"))
         return next(found, {})
 
     def facts(self) -> Facts:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from compound.contracts import Usage
 from compound.evaluation import Evaluation
 from compound.optimization import ROLLOUTS
 from compound.proposals import since
@@ -42,7 +42,7 @@ def summarize(path: str | Path) -> Facts:
 
 
 def _summarized(record: Record, path: str) -> Facts:
-    seed = record.config["optimize"]["seed"]
+    seed, search = record.config["optimize"]["seed"], record.state.search
     facts: Facts = {
         "run": path,
         "system": record.config["system"],
@@ -51,10 +51,10 @@ def _summarized(record: Record, path: str) -> Facts:
         "seed": seed,
         "missing": record.missing,
         "bounds": _bounds(record),
-        "stopped": record.state.get("stopped", ""),
+        "stopped": search.stopped if search else "",
         "test_skipped": "; ".join(dict.fromkeys(e["skipped"] for e in record.events if e.get("skipped"))),
         "alpha": record.config["optimize"]["alpha"],
-        "plan": record.state.get("plan"),
+        "plan": asdict(search.plan) if search else None,
         "valid": _split(record, "before", "incumbent", seed),
         "test": _split(record, "test_before", "test_after", seed),
         "methods": methods(record, seed),
@@ -82,16 +82,11 @@ def _split(record: Record, before: str, after: str, seed: int) -> Facts:
 
 def proposals(record: Record) -> Facts | None:
     """Return the requests for proposals by model and outcome, and what they took; ``None`` without any."""
-    ledger = record.state.get("proposals")
-    if not ledger or not ledger["models"]:
+    search = record.state.search
+    if search is None or not search.ledger.models:
         return None
-    used = Usage.from_json(ledger["usage"]).to_json()
-    return {**used, "models": since(ledger, None), "stopped": stopped(ledger)}
-
-
-def stopped(ledger: Mapping[str, Any]) -> dict[str, str]:
-    """Return why models were not asked any more, by model."""
-    return {lm: tally["stopped"] for lm, tally in ledger["models"].items() if tally["stopped"]}
+    stopped = {lm: tally.stopped for lm, tally in search.ledger.models.items() if tally.stopped}
+    return {**search.ledger.usage.to_json(), "models": since(search.ledger), "stopped": stopped}
 
 
 def methods(record: Record, seed: int) -> list[Facts]:
@@ -190,7 +185,7 @@ def _runs(event: Mapping[str, Any]) -> float:
 
 def curve(record: Record) -> Facts:
     """Return the course of one method: its start, its train comparisons and its decisions."""
-    start = [{"at": _runs(e), **{k: e[k] for k in ("mean", "low", "high")}} for e in record.all("baseline")]
+    start = [{"at": _runs(e), **{k: e[k] for k in ("mean", "low", "high")}} for e in record.all("start")]
     trained = [
         {
             "at": _runs(e),

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from compound.configuration import Configuration
+from compound.earlier import renamed
 from compound.evaluation import Evaluation, gain_interval
+from compound.run_state import RunState
 from compound.statistics import paired_test
 from compound.store import as_folder, baselines, load_checkpoint, read_json, read_records
 from compound.streams import generator
@@ -26,13 +28,13 @@ class Record:
     Attributes:
         folder: the way to its files.
         config: what was asked for.
-        state: the last checkpoint's state, empty before the first.
+        state: that of the last checkpoint.
         events: everything recorded so far.
     """
 
     folder: UntrustedFolder
     config: Mapping[str, Any]
-    state: Mapping[str, Any]
+    state: RunState
     events: Sequence[Mapping[str, Any]]
 
     @classmethod
@@ -45,7 +47,8 @@ class Record:
         folder = as_folder(place)
         config = read_json(folder, "config.json")
         stored = load_checkpoint(folder)
-        return cls(folder, config, stored.state if stored else {}, list(read_records(folder, "events.jsonl")))
+        events = [renamed(event) for event in read_records(folder, "events.jsonl")]
+        return cls(folder, config, stored.state if stored else RunState(), events)
 
     @property
     def path(self) -> Path:
@@ -70,7 +73,7 @@ class Record:
     @property
     def incidents(self) -> Mapping[str, int]:
         """How often something went wrong at a server, such as a rate limit; see `compound.budget.Meter`."""
-        counts = [Counter(meter.get("incidents", {})) for meter in self.state.get("meters", ())]
+        counts = [Counter(meter.incidents) for meter in self.state.meters]
         return dict(sum(counts, Counter()))
 
     @property
@@ -81,12 +84,19 @@ class Record:
     @property
     def best(self) -> Configuration:
         """The best configuration so far."""
-        return Configuration(self.state.get("best", self.config["start"]))
+        return Configuration(self.config["start"] if self.state.best is None else self.state.best)
 
     def evaluation(self, name: str) -> Evaluation | None:
         """Return an evaluation of the state: ``before``, ``incumbent``, ``test_before`` or ``test_after``."""
-        stored = self.state.get(name)
-        return Evaluation.from_json(stored) if stored else None
+        state = self.state
+        match name:
+            case "before":
+                return state.before
+            case "incumbent":
+                return state.search.incumbent if state.search else None
+            case _:
+                final = state.test_before if name == "test_before" else state.test_after
+                return final.evaluation if final else None
 
     def baselines(self) -> list[Record]:
         """Return the methods that ran beside this one."""
@@ -95,15 +105,13 @@ class Record:
     @property
     def missing(self) -> str:
         """What an unfinished run still has to do; ``""`` when it is finished."""
-        if self.state.get("done"):
+        if self.state.done:
             return ""
-        if "before" not in self.state:
+        if self.state.search is None:
             return "nothing is measured yet"
-        if not self.state.get("stopped"):
+        if not self.state.search.stopped:
             return "the search has not ended"
-        return (
-            "the baselines are not done" if "test_after" in self.state else "the test split is not read yet"
-        )
+        return "the baselines are not done" if self.state.test_after else "the test split is not read yet"
 
 
 def summary(evaluation: Evaluation | None) -> Facts | None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from compound.configuration import component_of, components_of
 from compound.errors import DeclarationError, nearest
-from compound.optimization import Job, Method, Optimizer
+from compound.optimization import Job, JobRecord, Method, Optimizer
 from compound.optimizers.policy.adapters import partition
 from compound.optimizers.policy.losses import variant_of
 from compound.optimizers.policy.mhgpo import MHGPO
@@ -33,7 +32,7 @@ class NothingToTune(DeclarationError):
 class InOrder:
     """A scheduler that goes through the jobs in their order, again and again."""
 
-    def choose(self, jobs: Sequence[Job], history: Sequence[Mapping[str, Any]], seed: int) -> Job:
+    def choose(self, jobs: Sequence[Job], history: Sequence[JobRecord], seed: int) -> Job:
         """Return the job whose turn it is."""
         return jobs[len(history) % len(jobs)]
 

@@ -1,0 +1,82 @@
+"""Run directories of earlier versions: their results are read, but the runs cannot be continued."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compound.contracts import Usage, UsageDocument
+from compound.optimization import JobRecord
+from compound.run_state import RunState
+
+__all__ = ["read_state", "renamed"]
+
+EVENTS = {"baseline": "start", "sweep": "round"}  # names of events until checkpoint format 2
+
+
+def renamed(event: dict[str, Any]) -> dict[str, Any]:
+    """Return an event under its present name.
+
+    >>> renamed({"event": "baseline", "n": 40})
+    {'event': 'start', 'n': 40}
+    """
+    return {**event, "event": EVENTS.get(event["event"], event["event"])}
+
+
+def read_state(state: Mapping[str, Any]) -> RunState:
+    """Return the state of a checkpoint of format 1 or 2, which was one dictionary.
+
+    Raises:
+        StateError: a field is missing, or of another type.
+    """
+    return RunState.from_json(
+        {
+            "format": RunState.FORMAT,
+            "before": _evaluation(state.get("before")),
+            "search": _search(state) if "plan" in state and "incumbent" in state else None,
+            "test_before": {"evaluation": _evaluation(state["test_before"])}
+            if "test_before" in state
+            else None,
+            "test_after": {"evaluation": _evaluation(state["test_after"])} if "test_after" in state else None,
+            "meters": [_meter(meter) for meter in state.get("meters", [])],
+            "memory": state.get("memory", {}),
+            "done": state.get("done", False),
+            "reported": state.get("reported", False),
+        }
+    )
+
+
+def _search(state: Mapping[str, Any]) -> dict[str, object]:
+    records = [
+        {name: record[name] for name in JobRecord.model_fields if name in record}
+        for record in state.get("history", [])
+    ]
+    return {
+        "plan": state["plan"],
+        "free_runs": state.get("free"),
+        "best": state["best"],
+        "incumbent": _evaluation(state["incumbent"]),
+        "ledger": _ledger(state.get("proposals") or {}),
+        "working": state.get("working", {}),
+        "decisions": state.get("decision", 0),
+        "history": records,
+        "stopped": state.get("stopped", ""),
+    }
+
+
+def _evaluation(evaluation: Mapping[str, Any] | None) -> dict[str, object] | None:
+    return {**evaluation, "usage": _usage(evaluation["usage"])} if evaluation else None
+
+
+def _ledger(ledger: Mapping[str, Any]) -> dict[str, object]:
+    usage = ledger.get("usage")
+    return {"models": ledger.get("models", {}), **({"usage": _usage(usage)} if usage else {})}
+
+
+def _meter(meter: Mapping[str, Any]) -> dict[str, object]:
+    return {**meter, "usage": _usage(meter["usage"])}
+
+
+def _usage(usage: Any) -> UsageDocument:
+    """Return usage by name; format 1 stored a bare list."""
+    return Usage.from_json(usage).to_json()
