@@ -37,7 +37,11 @@ class _StoredEvaluation(BaseModel):
     bounds: tuple[float, float] | None = None
 
 
-StoredEvaluation = Annotated[Evaluation, PlainValidator(_evaluation), PlainSerializer(Evaluation.to_json)]
+StoredEvaluation = Annotated[
+    Evaluation,
+    PlainValidator(_evaluation),
+    PlainSerializer(Evaluation.to_json, return_type=dict[str, object]),
+]
 
 
 class JobState(State):
