@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, NotRequired, TypedDict, cast
 
 from compound.contracts import UsageDocument
+from compound.earlier import renamed
 from compound.evaluation import Summary
 from compound.prospects import Outlook
 from compound.store import read_records
@@ -37,17 +38,17 @@ class Recorded(TypedDict):
     skipped: NotRequired[str]
 
 
-class BaselineEvent(Recorded, Summary):
+class StartEvent(Recorded, Summary):
     """The starting configuration was measured."""
 
-    event: Literal["baseline"]
+    event: Literal["start"]
 
 
 class OutlookEvent(Recorded, Outlook):
     """What the run can find was estimated."""
 
     event: Literal["outlook"]
-    duplicates: NotRequired[list[dict[str, object]]]
+    duplicates: NotRequired[list[str]]
 
 
 class Gain(TypedDict):
@@ -90,6 +91,7 @@ class JobFacts(TypedDict, total=False):
     missing: dict[str, str]
     iteration: int
     best_step: int | None
+    evaluated: list[tuple[int, float]]
     of_rollouts: bool
     steered: bool
     why: str
@@ -124,13 +126,21 @@ class RetryEvent(Recorded):
     note: NotRequired[str]
 
 
+class ProgressEvent(Recorded):
+    """A job has come further: by a step, or by an evaluation of what it made so far."""
+
+    event: Literal["progress"]
+    job: int
+    evaluation: NotRequired[object]
+
+
 class OtherEvent(Recorded):
     """Anything else that is recorded."""
 
-    event: Literal["done", "note", "progress", "proposals", "sweep", "test_after", "test_before"]
+    event: Literal["done", "note", "proposals", "round", "test_after", "test_before"]
 
 
-Event = BaselineEvent | OutlookEvent | DecisionEvent | JobEvent | RetryEvent | OtherEvent
+Event = StartEvent | OutlookEvent | DecisionEvent | JobEvent | RetryEvent | ProgressEvent | OtherEvent
 
 
 def read_events(place: str | Path | UntrustedFolder) -> list[Event]:
@@ -139,4 +149,5 @@ def read_events(place: str | Path | UntrustedFolder) -> list[Event]:
     Raises:
         RunDirectoryError: a line is broken.
     """
-    return cast("list[Event]", list(read_records(place, FILE)))  # they are sealed as the run wrote them
+    events = [renamed(event) for event in read_records(place, FILE)]
+    return cast("list[Event]", events)  # they are sealed as the run wrote them

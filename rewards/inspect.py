@@ -251,7 +251,7 @@ class Inspection:
         """Return the validation score at the start and after each accepted change."""
         found = []
         for event in self.events:
-            if event["event"] == "baseline":
+            if event["event"] == "start":
                 found.append(Step(0, event["mean"], event["low"], event["high"], ()))
             elif event["event"] == "decision" and event["accepted"] and "after" in event:
                 changed = components_of(change[0] for change in event["changes"])

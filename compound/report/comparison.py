@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from compound.errors import RunDirectoryError
 from compound.evaluation import joint_bounds
 from compound.report.facts import METHOD_FACTS
 from compound.report.markdown import escaped, written
-from compound.report.record import Facts, Record, plain
+from compound.report.record import Record, plain
 from compound.report.tables import Table, table
 from compound.report.text import count, interval, money, plural, seconds, signed, visible
 from compound.report.training import method_training
@@ -23,6 +24,7 @@ from compound.report.training_tables import mebibytes
 from compound.report.writing import aligned
 from compound.statistics import UNIT, Bounds, cluster_mean_interval, interval_of_means
 
+Facts = dict[str, Any]
 UNOPTIMIZED = "unoptimized"
 TRAINED = ("steps", "sampled", "tokens", "sample_seconds", "train_seconds", "memory")  # of weight training
 SHOWN = ("method", "n", "test", "gain on test", "accepted", "search runs")  # a terminal has room for these
@@ -129,7 +131,8 @@ def _training(record: Record) -> Facts | None:
         found = method_training(record)
     except RunDirectoryError:
         return None  # the scores do not depend on these records, and the run's own report says what is wrong
-    return {name: found["totals"][name] for name in TRAINED} if found else None
+    totals: Mapping[str, object] = found["totals"] if found else {}
+    return {name: totals[name] for name in TRAINED} if found else None
 
 
 def _mean(scores: Mapping[str, float]) -> float | None:
@@ -143,9 +146,9 @@ def _row(file: str, method: str, runs: Sequence[_Run]) -> Facts:
     if method == UNOPTIMIZED:
         return {**row, "test": pooled([run.scores("test_before") for run in runs], bounds), "gain": None}
     verdicts = [verdict for run in runs for verdict in run.verdicts()]
+    took: list[Mapping[str, object]] = [run.record.spent for run in runs if run.record]
     spent = {
-        name: sum(run.record.spent.get(name, 0) for run in runs if run.record) / len(runs) if runs else None
-        for name in METHOD_FACTS
+        name: sum(_number(one, name) for one in took) / len(runs) if runs else None for name in METHOD_FACTS
     }
     return {
         **row,
@@ -158,6 +161,11 @@ def _row(file: str, method: str, runs: Sequence[_Run]) -> Facts:
         **spent,
         "training": _trained([run.training for run in runs if run.training]),
     }
+
+
+def _number(values: Mapping[str, object], name: str) -> float:
+    value = values.get(name, 0)
+    return value if isinstance(value, int | float) else 0
 
 
 def _trained(runs: Sequence[Facts]) -> Facts | None:
