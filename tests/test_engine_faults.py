@@ -350,7 +350,7 @@ def test_a_run_whose_minutes_are_over_ends_with_a_result(tmp_path: Path) -> None
         result = optimized(server, tmp_path, budget=cp.Budget(minutes=0.05))
         assert time.monotonic() - started < 30, "a guard: the time limit of a try is 120 s"
     assert result.before.failed == 0
-    state = json.loads((tmp_path / "run" / "checkpoint.json").read_text())["state"]
+    state = json.loads((tmp_path / "run" / "checkpoint.json").read_text())["state"]["search"]
     assert "minutes are used" in state["stopped"]
 
 

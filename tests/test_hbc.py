@@ -195,7 +195,7 @@ class TestMethod:
         assert dict(result.best) == {"drafter.style": "plain", "weigher.by": 3}
         assert result.test_after is not None
         assert result.test_after.mean == 1.0
-        history = read_json(tmp_path / "run", "checkpoint.json")["state"]["history"]
+        history = read_json(tmp_path / "run", "checkpoint.json")["state"]["search"]["history"]
         assert history[0]["optimizer"] == "offline"
         assert history[0]["facts"]["targets"] == {"drafter": 8, "weigher": 6}  # two inputs drew no 3
         assert all(job["facts"]["steered"] for job in history[1:])
