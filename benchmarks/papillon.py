@@ -9,7 +9,6 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from compound.contracts import Engine, Example, Message, Request, Score
 from compound.engines import find_engine
@@ -53,7 +52,7 @@ def _plain(text: str) -> str:
     return " ".join(_WORD.findall(kept.casefold()))
 
 
-def score(outputs: Mapping[str, Any], example: Example) -> Score:
+def score(outputs: Mapping[str, object], example: Example) -> Score:
     """Return the mean of the answer's F1 with the target and the share of private units that were not told.
 
     It reads the outputs ``request`` and ``response``, and the gold fields ``target_response`` and
@@ -93,7 +92,7 @@ class Judged:
         """What keeps to the judge's concurrency, and asks again."""
         return Executor({JUDGE: self.judge})
 
-    async def __call__(self, outputs: Mapping[str, Any], example: Example) -> Score:
+    async def __call__(self, outputs: Mapping[str, object], example: Example) -> Score:
         """Score outputs as `score` does."""
         query, target = entry(example.inputs, "user_query", str), entry(example.gold, "target_response", str)
         ours = entry(outputs, "response", str)
@@ -109,7 +108,7 @@ class Judged:
         return find_label(completion.text, ("A", "B", "equal"))
 
 
-async def judged(outputs: Mapping[str, Any], example: Example) -> Score:
+async def judged(outputs: Mapping[str, object], example: Example) -> Score:
     """Score by `Judged`, with the model that the environment variable ``COMPOUND_JUDGE`` names.
 
     Raises:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -35,7 +34,7 @@ KINDS: Mapping[str, Mapping[str, float]] = {
 }
 
 
-def accuracy(shape: str, seed: int) -> dict[str, Any]:
+def accuracy(shape: str, seed: int) -> dict[str, object]:
     """Return ranking accuracies on pairs of fresh inputs, and the best there could be: the Bayes limit.
 
     The limit orders the same pairs by the expected reward given the output and all that came before it
@@ -64,12 +63,13 @@ def _accuracy(made: Simulated) -> dict[str, float]:
 
 def lora(shape: str, seed: int) -> dict[str, float]:
     """Return the held-out accuracy of a trained sentence encoder on a system without noise."""
+    from compound.rewards.backbone import Backbone
     from compound.rewards.training import Training, train
 
     made = world(shape, seed, noise=0.0, blur=0.0)
     system = made.system()
     buffer = _buffer(system, _draws(made, system, "train", TRAIN_INPUTS)[0])
-    backbone: Any = make_backbone("minilm", 64)
+    backbone = Backbone("minilm", max_length=64)
     texts = [texts_of(buffer, system, name, held_out=True) for name in made.names]
     curve = train(backbone, texts, Training(rank=8, alpha=16, epochs=4, batch=32, patience=60), seed=seed)
     learned = learn(

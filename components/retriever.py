@@ -17,6 +17,7 @@ from compound.ports import Port
 from compound.reading import entry
 from compound.space import Choice, Int
 
+FoundPassage = dict[str, Any]  # the type of a port; see `compound.components.index.Passage` for its fields
 RANKED = 80  # bytes that an id, a score and field names add to a passage
 
 
@@ -71,7 +72,7 @@ class Retriever(Operation):
 
     @property
     def outputs(self) -> Mapping[str, Port]:  # noqa: D102
-        return {"passages": Port(list[dict[str, Any]])}
+        return {"passages": Port(list[FoundPassage])}
 
     @property
     def settings(self) -> Mapping[str, object]:  # noqa: D102

@@ -16,13 +16,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from compound.budget import Meter
 from compound.cache import Cache
 from compound.calls import Attempt, Caller
 from compound.component import Composite, Node, Operation, Value, joined
-from compound.contracts import Completion, Engine, Request
+from compound.contracts import Completion, Engine, Request, Values
 from compound.dataflow import ABSENT, FAILED, finish, gather, read, skipped_output
 from compound.errors import CallError, DeclarationError, first_of, nearest
 from compound.forks import Fork, make_fork
@@ -34,7 +33,7 @@ from compound.system import System
 from compound.trace import Call, Failure, Trace
 
 Place = tuple[int, ...]
-Settings = Mapping[str, Mapping[str, Any]]  # by component: what its calls run with, instead of its own
+Settings = Mapping[str, Values]  # by component: what its calls run with, instead of its own
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from compound.errors import DataError
 from compound.limits import DATA, LINE
@@ -24,7 +24,7 @@ from compound.records import Damaged, parse
 from compound.sanitize import storable
 from compound.untrusted import CHUNK, UntrustedFolder, named
 
-Row = Mapping[str, Any]
+Row = Mapping[str, object]
 EXTENSIONS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
 
 

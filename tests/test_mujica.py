@@ -232,7 +232,7 @@ def test_the_last_answer_counts_unless_the_turn_asks() -> None:
 )
 def test_action_lines_are_read(line: str, found: list[tuple[str, str]]) -> None:
     plan = read_actions(f"<think>.</think><action>\n{line}\n</action>", ["Emma", "Bath"], most=2)
-    assert [(search["entity"], search["question"]) for search in plan["searches"]] == found
+    assert [(search["entity"], search["question"]) for search in entry(plan, "searches", list)] == found
     assert plan["over"] == (not found)
 
 

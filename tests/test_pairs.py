@@ -278,7 +278,7 @@ def test_calls_are_those_of_the_formula(n: int) -> None:
 @pytest.mark.parametrize("way", ["two_rollouts", "until_decided"])
 def test_calls_on_a_chain_of_five_are_those_published_and_half_of_whole_runs(way: str) -> None:
     """Where what follows runs until the order is sure, too: S calls, and n - k for every reward."""
-    found = rewards_speed.pairs(*getattr(rewards_speed, way.upper()))
+    found: Any = rewards_speed.pairs(*getattr(rewards_speed, way.upper()))
     assert [row["calls"] for row in found["nodes"]] == [row["formula"] for row in found["nodes"]]
     assert found["ratio"] <= 0.5
     assert found == json.loads(rewards_speed.OUTPUT.read_text("utf-8"))["pairs_on_a_chain_of_5"][way]

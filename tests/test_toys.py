@@ -120,7 +120,7 @@ def test_the_chance_of_planning_is_exact() -> None:
     other = next(place for place in PLACES if place not in wanted)
     kinds: Counter[Any] = Counter()
     for plan in said:
-        asked = frozenset(place if place in wanted else other for place in plan["questions"])
+        asked = frozenset(place if place in wanted else other for place in entry(plan, "questions", list))
         kinds[asked, plan["answer"], plan["over"]] += 1
 
     def expected(asked: frozenset[str], turn: int) -> float:

@@ -37,7 +37,7 @@ class Context:
     outside: set[str] = field(default_factory=set)
     """What the command line names outside of the file's folder."""
 
-    def code(self, spec: str, address: Address) -> Any:
+    def code(self, spec: str, address: Address) -> Any:  # whatever the user's module holds
         """Return the Python object an entry names, or None after noting why there is none."""
         if not self.allow_import:
             self.document.report(address, f"names Python code ({spec}), and imports are not allowed")

@@ -14,9 +14,8 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from compound.contracts import Engine, Metric
+from compound.contracts import Engine, Metric, Values
 from compound.data import Dataset
 from compound.engines import find_engine, open_engine
 from compound.errors import DeclarationError, SpecError, nearest
@@ -37,7 +36,7 @@ from compound.spec.yaml_source import MAX_BYTES, read
 from compound.system import System
 from compound.trust import Trust
 
-EngineSettings = tuple[str, Mapping[str, Any]]
+EngineSettings = tuple[str, Values]
 LOCAL = ("transformers", "vllm")  # the engines that read a model's folder
 
 
