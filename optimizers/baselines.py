@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from compound.configuration import canonical
 from compound.optimization import Progress, Proposal, Task
 from compound.optimizers.demos import draw
 from compound.optimizers.edits import GROWTH, bounded_edit
-from compound.optimizers.prompts import Pools, bootstrapped, contest, raced, split
+from compound.optimizers.prompts import CandidateRace, Pools, bootstrapped, contest, raced, split
 from compound.reading import entry
 from compound.space import Choice, Demos, Float, Int, Text
 from compound.streams import generator
@@ -31,18 +30,19 @@ class RandomSearch:
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Draw, race, propose the winner."""
-        state = dict(task.resume or {})
         pool_examples, examples = split(task)
-        if "candidates" not in state:
+        if task.resume is not None:
+            state = CandidateRace.from_json(task.resume)
+        else:
             pools = await bootstrapped(task, pool_examples)
-            state = {"candidates": self._candidates(task, pools), "race": None}
-            yield Progress(state, f"{len(state['candidates'])} random configurations")
-        async for event in contest(task, state["candidates"], examples, state):
+            state = CandidateRace(candidates=self._candidates(task, pools))
+            yield Progress(state.to_json(), f"{len(state.candidates)} random configurations")
+        async for event in contest(task, state.candidates, examples, state):
             yield event
 
-    def _candidates(self, task: Task, pools: Pools) -> list[dict[str, Any]]:
+    def _candidates(self, task: Task, pools: Pools) -> list[dict[str, object]]:
         seen: set[str] = set()
-        found: list[dict[str, Any]] = []
+        found: list[dict[str, object]] = []
         for attempt in range(6 * task.candidates):
             if len(found) == task.candidates:
                 break
@@ -55,7 +55,7 @@ class RandomSearch:
         return found
 
 
-def _drawn(task: Task, key: str, pools: Pools, rng: np.random.Generator) -> Any:
+def _drawn(task: Task, key: str, pools: Pools, rng: np.random.Generator) -> object:
     space = task.system.parameters[key]
     if isinstance(space, Choice | Int | Float):
         return space.draw(rng)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from compound.trace import Call, Trace
 SHARPNESS = 4  # how much likelier a demonstration from a better trace is drawn
 LONGEST = 1500  # characters of one demonstration
 
+Demo = Mapping[str, Mapping[str, object]]  # ``inputs`` and ``outputs`` of a call
 Correction = tuple[float, Call]  # what a call would have scored with the outputs it has here
 
 
@@ -26,7 +26,7 @@ Correction = tuple[float, Call]  # what a call would have scored with the output
 class Found:
     """A demonstration and how likely it is to be drawn, against the others of its pool."""
 
-    demo: Mapping[str, Any]
+    demo: Demo
     weight: float
 
 
@@ -103,7 +103,7 @@ def corrected(
     return found
 
 
-def draw(pool: Sequence[Found], most: int, rng: np.random.Generator) -> list[Mapping[str, Any]]:
+def draw(pool: Sequence[Found], most: int, rng: np.random.Generator) -> list[Demo]:
     """Draw 1 to ``most`` different demonstrations, by weight."""
     count = int(rng.integers(1, min(most, len(pool)) + 1))
     weights = np.array([max(found.weight, 1e-9) for found in pool])

@@ -1,21 +1,26 @@
-"""The search of the library ``gepa``, as questions: it asks for scores, for new texts, and whether to go on.
+"""The search of the library ``gepa``, as questions for scores, for new texts, and whether to continue.
 
-It runs in a thread of its own (`compound.questions`), and is the same whenever its answers are. It says
+It runs in a thread of its own (`compound.questions`), and is the same whenever its answers are. It logs
 nothing, and neither writes nor reads the library's own record of a search, which is pickled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, overload
 
 from compound.contracts import Example
+
+if TYPE_CHECKING:
+    from gepa.core.adapter import EvaluationBatch
+    from gepa.core.state import GEPAState
 
 PERFECT = 1.0  # the most a metric gives
 
 Record = Mapping[str, str]  # what a reflection reads of one run
+Scored = tuple[list[float], Sequence[Mapping[str, Record]]]  # by example: the score, and records by key
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class Proceed:
-    """Asks whether to go on, and says how far the search is: the best texts, and their mean."""
+    """Asks whether to continue, and describes the search so far: the best texts, and their mean."""
 
     iterations: int
     candidates: int
@@ -46,7 +51,17 @@ class Proceed:
 
 
 Question = Evaluate | Rewrite | Proceed
-Ask = Callable[[Question], Any]
+
+
+class Ask(Protocol):
+    """Returns the answer to a question."""
+
+    @overload
+    def __call__(self, question: Evaluate, /) -> Scored: ...
+    @overload
+    def __call__(self, question: Rewrite, /) -> str | None: ...
+    @overload
+    def __call__(self, question: Proceed, /) -> bool: ...
 
 
 class _Adapter:
@@ -57,12 +72,15 @@ class _Adapter:
 
     def evaluate(
         self, batch: Sequence[Example], candidate: Mapping[str, str], capture_traces: bool = False
-    ) -> Any:
+    ) -> EvaluationBatch:
         """Return the scores of a candidate, with the records of its runs as trajectories."""
-        return _evaluated(*self._ask(Evaluate(candidate, batch)))
+        from gepa.core.adapter import EvaluationBatch
+
+        scores, records = self._ask(Evaluate(candidate, batch))
+        return EvaluationBatch(scores, scores, list(records) or [{} for _ in scores])
 
     def make_reflective_dataset(
-        self, candidate: Mapping[str, str], eval_batch: Any, components_to_update: Sequence[str]
+        self, candidate: Mapping[str, str], eval_batch: EvaluationBatch, components_to_update: Sequence[str]
     ) -> dict[str, list[Record]]:
         """Return the records of each key."""
         runs = eval_batch.trajectories
@@ -108,13 +126,7 @@ def search(
     )
 
 
-def _evaluated(scores: list[float], records: Sequence[Mapping[str, Record]]) -> Any:
-    from gepa.core.adapter import EvaluationBatch
-
-    return EvaluationBatch(scores, scores, list(records) or [{} for _ in scores])
-
-
-def _so_far(state: Any) -> Proceed:
+def _so_far(state: GEPAState) -> Proceed:
     means = state.program_full_scores_val_set
     best = means.index(max(means))
     return Proceed(state.i + 1, len(means), dict(state.program_candidates[best]), means[best])

@@ -13,18 +13,43 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
+from pydantic import Field
+
 from compound.bounds import JobBound, Outlook
 from compound.errors import BudgetExhausted, MissingExtra
 from compound.optimization import Progress, Proposal, Task
 from compound.optimizers.evolution import PERFECT, Proceed, Question, search
 from compound.optimizers.prompts import split, text_keys
-from compound.optimizers.reflection import WRITTEN, Answers, bound
+from compound.optimizers.reflection import WRITTEN, Answer, Answers, bound
 from compound.questions import Questions
 from compound.reading import entry
+from compound.state import State
 from compound.streams import stream
 
 TRIES = 2  # reflections for each minibatch that a job's share holds
 COMPARED = 8  # candidates on the Pareto set that a job's share should hold
+
+
+class Evolution(State):
+    """The progress of `GEPA`.
+
+    Attributes:
+        answers: the answers to the questions of the search, in order; the first one is the incumbent's scores
+            on the Pareto set.
+        best: the texts of the best candidate that are not the incumbent's.
+        mean: its mean score on the Pareto set.
+    """
+
+    answers: list[Answer]
+    best: dict[str, str] = Field(default_factory=dict)
+    mean: float
+
+    @property
+    def incumbent(self) -> list[float]:
+        """The incumbent's scores on the Pareto set."""
+        scores = self.answers[0]
+        assert isinstance(scores, list)  # the first question is about the incumbent
+        return scores
 
 
 @dataclass(frozen=True)
@@ -52,7 +77,7 @@ class GEPA:
     lm: str | None = None
 
     def __post_init__(self) -> None:
-        _need_the_library()  # who lacks it should know before anything is spent
+        _need_the_library()  # a missing library is reported before anything is spent
 
     def bound(self, outlook: Outlook) -> JobBound:
         """Declare one reflection for each iteration."""
@@ -60,7 +85,7 @@ class GEPA:
         return JobBound([bound(outlook, calls, self.batch, self.lm)], written=WRITTEN)
 
     def most_iterations(self, runs: float) -> int:
-        """Return how many iterations a job makes at most with so many system runs.
+        """Return how many iterations a job makes at most with this number of system runs.
 
         A reflection that gives a new text is followed by runs of it on a minibatch. A job makes `TRIES` times
         as many reflections as its runs hold minibatches, since some give nothing new.
@@ -75,21 +100,23 @@ class GEPA:
         """Score the incumbent, answer what the search asks, propose the best by the Pareto set."""
         _, examples = split(task)
         start = {key: entry(task.system.configuration, key, str) for key in text_keys(task)}
-        state = dict(task.resume or {})
-        if not state and not task.scorer.may_ask(self.lm):
+        if task.resume is not None:
+            state = Evolution.from_json(task.resume)
+        elif not task.scorer.may_ask(self.lm):
             yield Proposal({}, note="the model that reflects is not asked")
             return
-        if not state:
+        else:
             most = min(self.held_out, len(examples) // 2)
             size = pareto_size(most, task.minibatch, self.batch, task.scorer.left)
             if not size or not start:
                 yield Proposal({}, note="too few examples or runs to compare anything")
                 return
             scores = [trace.score or 0.0 for trace in await task.scorer.traces({}, examples[:size])]
-            state = {"answers": [scores], "best": {}, "mean": fmean(scores)}
-            yield Progress(state, f"the incumbent on {size} example{'s' * (size != 1)}: {state['mean']:.3f}")
-        size = len(state["answers"][0])
-        answers = Answers(task, self.lm, state["answers"])
+            state = Evolution(answers=[scores], mean=fmean(scores))
+            note = f"the incumbent on {size} example{'s' * (size != 1)}: {state.mean:.3f}"
+            yield Progress(state.to_json(), note)
+        size = len(state.incumbent)
+        answers = Answers(task, self.lm, state.answers)
         evolve = partial(
             search, start=start, feedback=examples[size:], pareto=examples[:size], batch=self.batch,
             seed=stream(task.seed, "gepa"),
@@ -102,16 +129,16 @@ class GEPA:
                         continue
                     if answers.new:
                         best = {key: text for key, text in question.texts.items() if text != start[key]}
-                        state = {"answers": [*answers.all], "best": best, "mean": question.mean}
-                        yield Progress(state, _note(question))
+                        state = Evolution(answers=answers.all, best=best, mean=question.mean)
+                        yield Progress(state.to_json(), _note(question), step=question.iterations)
                     going = self._affords(question, task.scorer.left, size)
                     questions.answer(going and task.scorer.may_ask(self.lm))
         except BudgetExhausted:
-            if not state["best"]:
+            if not state.best:
                 raise
         tried = sum(isinstance(answer, str) for answer in answers.all)
-        note = "" if state["best"] else "no rewritten prompt beat the incumbent"
-        yield Proposal(state["best"], fmean(state["answers"][0]), state["mean"], tried, note)
+        note = "" if state.best else "no rewritten prompt beat the incumbent"
+        yield Proposal(state.best, fmean(state.incumbent), state.mean, tried, note)
 
     def _affords(self, so_far: Proceed, left: float, pareto: int) -> bool:
         """Return whether there is something left to find, and enough to look for it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from compound.contracts import Example
 from compound.optimization import Proposal, Task
@@ -23,12 +23,14 @@ class Guidance:
         facts: numbers for the job's record.
         distrust: why the scores may not steer; ``""`` when they may.
         distrusted: all components whose scores may not steer, this one among them or not.
+        accuracy: the part of held-out pairs that the scores order right; ``None`` where it is not known.
     """
 
     scores: Scores
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)
     distrust: str = ""
     distrusted: Sequence[str] = ()
+    accuracy: float | None = None
 
 
 class Guide(Protocol):
@@ -74,7 +76,7 @@ class LearnedRewards:
     async def unsettled(self, rewards: RunRewards, components: Sequence[str]) -> list[str]:
         """Return those whose reward is neither surely good nor has nothing to learn."""
         learned = await rewards.learn(components)
-        return [name for name in components if not rewards.settled(learned, name)]
+        return [name for name in components if not rewards.is_settled(learned, name)]
 
     async def opened(self, rewards: RunRewards, components: Sequence[str]) -> Proposal:
         """Fit and judge the rewards."""
@@ -87,9 +89,11 @@ class LearnedRewards:
     async def guidance(self, rewards: RunRewards, component: str) -> Guidance:
         """Fit the rewards to what the buffer holds by now."""
         learned = await rewards.learn()
-        distrusted = [name for name in rewards.components if not rewards.trusted(learned, name)]
+        distrusted = [name for name in rewards.components if not rewards.is_trusted(learned, name)]
         distrust = rewards.distrust(learned, component) if component in distrusted else ""
-        return Guidance(learned.model, rewards.facts(learned), distrust, distrusted)
+        reward = learned.model.rewards_of.get(component)
+        accuracy = None if reward is None else reward.accuracy.mean
+        return Guidance(learned.model, rewards.facts(learned), distrust, distrusted, accuracy)
 
     async def recorded(
         self, rewards: RunRewards, component: str, among: Sequence[str] | None = None
@@ -102,7 +106,7 @@ class LearnedRewards:
 
 
 async def whole_calls(
-    task: Task, values: Mapping[str, Any], examples: Sequence[Example], component: str
+    task: Task, values: Mapping[str, object], examples: Sequence[Example], component: str
 ) -> list[tuple[Trace, Call]]:
     """Return a component's calls in runs without any failed call, which the cache holds from then on."""
     traces = await task.scorer.traces(values, examples) if examples else []

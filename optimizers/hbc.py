@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from pydantic import Field
 
 from compound.configuration import canonical, readable, readable_values
 from compound.contracts import CallValues
 from compound.optimization import Proposal
 from compound.optimizers.guides import Guidance, whole_calls
 from compound.optimizers.local_scoring import Recorded
+from compound.optimizers.remembered import Remembered
 from compound.optimizers.rewarding import RunRewards, shared_backbone
 from compound.rewards.buffer import PairBuffer, input_key
 from compound.rewards.features import Embeds
@@ -26,6 +27,13 @@ from compound.rewards.model import Vector
 from compound.rewards.template import Template, as_text
 
 NOTHING = "no input has an output that surely leads to a higher score than another"
+
+
+class CloningMemory(Remembered):
+    """What a run remembers of its imitation: the values that the pairs were collected with."""
+
+    NAME = "cloning"
+    start: dict[str, object] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,7 @@ class Target:
         example: where the input comes from.
     """
 
-    preferred: tuple[Mapping[str, Any], ...]
+    preferred: tuple[Mapping[str, object], ...]
     gap: float
     example: str
 
@@ -75,7 +83,7 @@ class Imitation:
         )
 
     def _alike(
-        self, outputs: Mapping[str, Any], preferred: Mapping[str, Any], vectors: Mapping[str, Vector]
+        self, outputs: Mapping[str, object], preferred: Mapping[str, object], vectors: Mapping[str, Vector]
     ) -> float:
         """Return the mean over fields: the cosine of texts, or whether numbers or labels are equal."""
         found = []
@@ -87,10 +95,10 @@ class Imitation:
                 found.append(float(mine == value))
         return sum(found) / len(found)
 
-    def _is_text(self, name: str, value: Any) -> bool:
+    def _is_text(self, name: str, value: object) -> bool:
         return self.backbone.dim > 0 and name not in self.labels and not isinstance(value, bool | int | float)
 
-    def _texts(self, outputs: Mapping[str, Any]) -> list[str]:
+    def _texts(self, outputs: Mapping[str, object]) -> list[str]:
         return [as_text(value) for name, value in outputs.items() if self._is_text(name, value)]
 
     def _embedded(self, texts: Sequence[str]) -> dict[str, Vector]:
@@ -114,7 +122,7 @@ class Cloning:
 
     async def opened(self, rewards: RunRewards, components: Sequence[str]) -> Proposal:
         """Remember what the pairs were collected with."""
-        rewards.memory.state["start"] = rewards.task.system.configuration.to_json()
+        CloningMemory(start=rewards.task.system.configuration.to_json()).store(rewards.memory)
         counts = {name: len(targets_of(rewards.buffer, name)) for name in components}
         note = ", ".join(f"{name} {count}" for name, count in counts.items())
         facts = {**rewards.facts(None), "targets": counts}
@@ -141,7 +149,7 @@ class Cloning:
         ranked = sorted(targets.values(), key=lambda target: -target.gap)
         wanted = list(dict.fromkeys(target.example for target in ranked))[: task.minibatch]
         known = {example.id: example for example in task.train}
-        start = rewards.memory.state["start"]
+        start = CloningMemory.of(rewards.memory).start
         examples = [known[name] for name in wanted if among is None or name in among]
         made = await whole_calls(task, start, examples, component)
         calls = [(trace, call) for trace, call in made if canonical(readable(call.inputs)) in targets]

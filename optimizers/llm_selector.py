@@ -11,7 +11,8 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from pydantic import Field
 
 from compound.bounds import JobBound, Outlook
 from compound.configuration import canonical, component_of
@@ -22,11 +23,27 @@ from compound.optimizers.diagnoser import UNDECIDED, ask, blame, judged, verdict
 from compound.optimizers.prompts import split
 from compound.optimizers.proposing import ask as send
 from compound.space import Choice
+from compound.state import State
 from compound.trace import Trace
 
 AFFORDED = 2  # rounds over all slots that the number of examples is chosen for
 
-Allocation = Mapping[str, Any]
+Allocation = dict[str, object]  # an option for each parameter
+
+
+class Selection(State):
+    """The progress of `LLMSelector`.
+
+    Attributes:
+        rows: the number of examples that vote.
+        allocations: the allocation that the job starts from, and the one in place after each step.
+        means: the mean score of each allocation that was run, by its canonical JSON; ``None`` where it
+            failed.
+    """
+
+    rows: int
+    allocations: list[Allocation]
+    means: dict[str, float | None] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -68,30 +85,29 @@ class LLMSelector:
         slots = {key: options for key, options in slots.items() if len(options) > 1}
         _, examples = split(task)
         start = {key: task.system.configuration[key] for key in slots}
-        state: Mapping[str, Any] = task.resume or {
-            "rows": self._affordable(task, slots, len(examples)), "allocations": [start], "means": {},
-        }  # fmt: skip
-        rows = examples[: state["rows"]]
-        while not self._done(state["allocations"], len(slots)):
-            step = len(state["allocations"]) - 1
+        if task.resume is not None:
+            state = Selection.from_json(task.resume)
+        else:
+            state = Selection(rows=self._affordable(task, slots, len(examples)), allocations=[start])
+        rows = examples[: state.rows]
+        while not self._is_done(state.allocations, len(slots)):
+            step = len(state.allocations) - 1
             key = list(slots)[step % len(slots)]
-            current = state["allocations"][-1]
+            current = state.allocations[-1]
             arms = [{**current, key: option} for option in slots[key]]
-            known = [canonical(arm) in state["means"] and task.scorer.free_repeats for arm in arms]
+            known = [canonical(arm) in state.means and task.scorer.free_repeats for arm in arms]
             cost = (len(arms) - sum(known)) * len(rows)
             if not rows or max(cost, 1) > task.scorer.left:  # even a run from the cache must fit
                 break
             means, scores = await self._scores(task, arms, rows, key)
             chosen, votes = plurality(scores, [*map(canonical, arms)].index(canonical(current)))
-            state = {
-                **state,
-                "allocations": [*state["allocations"], arms[chosen]],
-                "means": {**state["means"], **dict(zip(map(canonical, arms), means, strict=True))},
-            }
-            yield Progress(state, f"{key}: {slots[key][chosen]!r} has {votes[chosen]} of {sum(votes)} votes")
+            state.allocations.append(arms[chosen])
+            state.means.update(zip(map(canonical, arms), means, strict=True))
+            note = f"{key}: {slots[key][chosen]!r} has {votes[chosen]} of {sum(votes)} votes"
+            yield Progress(state.to_json(), note, step=step + 1)
         yield _proposal(state)
 
-    def _affordable(self, task: Task, slots: Mapping[str, Sequence[Any]], examples: int) -> int:
+    def _affordable(self, task: Task, slots: Mapping[str, Sequence[object]], examples: int) -> int:
         """Return how many examples vote: as many as two rounds can pay for, but a minibatch at least."""
         again = 1 if task.scorer.free_repeats else 0  # the option in place was run in the step before
         runs = again + AFFORDED * sum(len(options) - again for options in slots.values())
@@ -99,7 +115,8 @@ class LLMSelector:
         least = min(task.minibatch, task.scorer.left // first)
         return int(min(self.rows, examples, max(task.scorer.left // max(runs, 1), least)))
 
-    def _done(self, allocations: Sequence[Allocation], slots: int) -> bool:
+    def _is_done(self, allocations: Sequence[Allocation], slots: int) -> bool:
+        """Return whether a whole round changed nothing, or there were enough rounds."""
         last = allocations[-slots - 1 :]
         settled = len(last) == slots + 1 and len(set(map(canonical, last))) == 1
         return settled or len(allocations) > self.rounds * slots
@@ -168,17 +185,17 @@ def plurality(scores: Sequence[Sequence[float]], current: int) -> tuple[int, lis
     return (current if votes[current] == max(votes) else votes.index(max(votes))), votes
 
 
-def _options(task: Task, key: str) -> tuple[Any, ...]:
+def _options(task: Task, key: str) -> tuple[object, ...]:
+    """Return what a parameter may be, the value in place among it; nothing where it is no choice."""
     space, current = task.system.parameters[key], task.system.configuration[key]
     if not isinstance(space, Choice):
         return ()
     return space.options if current in space.options else (current, *space.options)  # a stored reward
 
 
-def _proposal(state: Mapping[str, Any]) -> Proposal:
+def _proposal(state: Selection) -> Proposal:
     """Propose the allocation that the votes led to, whatever its mean: the loop decides about it."""
-    first, last = state["allocations"][0], state["allocations"][-1]
-    means = state["means"]
+    first, last, means = state.allocations[0], state.allocations[-1], state.means
     if not means:
         return Proposal({}, note="nothing to choose from, or too few runs to compare anything")
     changed = {key: value for key, value in last.items() if canonical(value) != canonical(first[key])}

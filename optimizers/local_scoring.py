@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from compound.configuration import canonical
 from compound.contracts import CallValues
 from compound.in_turn import in_turn
-from compound.optimization import Bench, Progress, Task
+from compound.optimization import Bench, Task
 from compound.optimizers.prompts import demo_keys, text_keys
 from compound.plan import values_of
 from compound.rewards.model import Vector
 from compound.settings import RewardSettings
+from compound.state import State
 from compound.streams import generator, stream
 from compound.system import System
 from compound.trace import Call, Trace
@@ -25,9 +27,41 @@ from compound.trace import Call, Trace
 FINALISTS = 2
 REPEATS = 2  # samples of a call that is left to chance
 AGAIN = 100_000_000  # between their indices
-State = dict[str, Any]
 Place = tuple[Trace, Call, int]  # a recorded call, and the sample to draw it with
-More = Callable[[Task, Sequence[Sequence[Any]]], Awaitable[list[dict[str, Any]]]]
+
+
+class Gain(State):
+    """A candidate's values, and by how much its mean local reward exceeds the incumbent's."""
+
+    values: dict[str, object]
+    gain: float
+
+
+More = Callable[[Task, Sequence[Gain]], Awaitable[list[dict[str, object]]]]
+
+
+class Scoring(State):
+    """The progress of a search of one component by its local reward.
+
+    Attributes:
+        share: the system runs that the job might spend when it began; ``None`` without a limit.
+        candidates: the values to score in the first round.
+        rounds: how many rounds are completed.
+        scored: the candidates that were scored; the first one is the incumbent.
+        recorded: the names of the examples whose calls candidates are scored on; ``None`` before the first
+            round is completed.
+    """
+
+    share: float | None
+    candidates: list[dict[str, object]]
+    rounds: int = 0
+    scored: list[Gain] = Field(default_factory=lambda: [Gain(values={}, gain=0.0)])
+    recorded: list[str] | None = None
+
+    @property
+    def tried(self) -> int:
+        """How many candidates were scored besides the incumbent."""
+        return len(self.scored) - 1
 
 
 class Scores(Protocol):
@@ -64,19 +98,24 @@ class LocalScorer:
     settings: RewardSettings
     part: float
 
-    async def rounds(self, state: State, recorded: Recorded, more: More) -> AsyncIterator[Progress]:
-        """Score the candidates of the state, then further rounds; leaves all in ``state["scored"]``."""
+    async def rounds(self, state: Scoring, recorded: Recorded, more: More) -> AsyncIterator[str]:
+        """Score the first candidates, then further rounds of them; yield a note after each round.
+
+        Args:
+            state: what was scored so far, which each round adds to.
+            recorded: the calls to make again with the candidates' values.
+            more: makes the candidates of another round.
+        """
         places = self._places(recorded)
-        scored = state["scored"] = state.get("scored", [[{}, 0.0]])
-        while places and state["step"] < self.settings.steps and self._affordable(state, places):
-            fresh = state["candidates"] if len(scored) == 1 else await self._another(state, more)
+        while places and state.rounds < self.settings.steps and self._is_affordable(state, places):
+            fresh = await self._another(state, more) if state.tried else state.candidates
             if not fresh:
                 break
             gains = await self.gains(fresh, recorded.system, places)
-            scored = state["scored"] = [*scored, *map(list, zip(fresh, gains, strict=True))]
-            state["step"] += 1
-            best = max(gain for _, gain in scored)
-            yield Progress(dict(state), f"local round {state['step']}: best gain {best:+.2f}")
+            state.scored += [Gain(values=v, gain=gain) for v, gain in zip(fresh, gains, strict=True)]
+            state.rounds += 1
+            best = max(scored.gain for scored in state.scored)
+            yield f"local round {state.rounds}: best gain {best:+.2f}"
 
     def _places(self, recorded: Recorded) -> list[Place]:
         """Return the component's calls; those of a component with chance several times, in other samples."""
@@ -88,23 +127,24 @@ class LocalScorer:
             for trace, call in recorded.calls
         ]
 
-    async def _another(self, state: State, more: More) -> list[dict[str, Any]]:
-        seen = {canonical(values) for values, _ in state["scored"]}
-        task = replace(self.task, seed=stream(self.task.seed, "round", state["step"]))
-        return [values for values in await more(task, state["scored"]) if canonical(values) not in seen]
+    async def _another(self, state: Scoring, more: More) -> list[dict[str, object]]:
+        """Return candidates that were not scored yet."""
+        seen = {canonical(scored.values) for scored in state.scored}
+        task = replace(self.task, seed=stream(self.task.seed, "round", state.rounds))
+        return [values for values in await more(task, state.scored) if canonical(values) not in seen]
 
-    def _affordable(self, state: State, places: Sequence[Place]) -> bool:
+    def _is_affordable(self, state: Scoring, places: Sequence[Place]) -> bool:
         """Return whether another round fits; the first always does."""
-        if len(state["scored"]) == 1 or state["share"] is None:
+        if not state.tried or state.share is None:
             return True
-        spent = state["share"] - self.task.scorer.left
+        spent = state.share - self.task.scorer.left
         trace, call, _ = places[0]
         counted = max(1, sum(other.counted for other in trace.calls))
         cost = self.task.candidates * len(places) / counted if call.counted else 0.0
-        return bool(spent + cost <= self.part * state["share"])
+        return spent + cost <= self.part * state.share
 
     async def gains(
-        self, candidates: Sequence[Mapping[str, Any]], system: System, places: Sequence[Place]
+        self, candidates: Sequence[Mapping[str, object]], system: System, places: Sequence[Place]
     ) -> list[float]:
         """Return by how much each candidate's mean local reward exceeds the incumbent's at the same places.
 
@@ -129,7 +169,7 @@ class LocalScorer:
             size = min(len(places), 2 * size)
 
     async def _rewards(
-        self, candidates: Sequence[Mapping[str, Any]], system: System, places: Sequence[Place]
+        self, candidates: Sequence[Mapping[str, object]], system: System, places: Sequence[Place]
     ) -> NDArray[np.float64]:
         """Return the local rewards of each candidate (rows) at each place (columns)."""
         prefix = f"{self.component}."
@@ -149,7 +189,7 @@ class LocalScorer:
 
 
 async def run_alone(
-    bench: Bench, system: System, jobs: Sequence[tuple[Place, Mapping[str, Any]]]
+    bench: Bench, system: System, jobs: Sequence[tuple[Place, Mapping[str, object]]]
 ) -> list[Call]:
     """Make calls of traces again with other settings, all in flight together; returns them in order.
 
@@ -158,7 +198,7 @@ async def run_alone(
     """
     executor = bench.executor
 
-    async def one(place: Place, settings: Mapping[str, Any]) -> Call:
+    async def one(place: Place, settings: Mapping[str, object]) -> Call:
         trace, call, sample = place
         return await executor.again(system, trace, call.address, settings=settings, sample=sample)
 
@@ -171,28 +211,24 @@ async def run_alone(
     )
 
 
-def finalists(task: Task, scored: Sequence[Sequence[Any]], temperature: float) -> State:
-    """Return what is put to the test, and its gain in local reward.
+def finalists(task: Task, scored: Sequence[Gain], temperature: float) -> list[Gain]:
+    """Return the candidates that are put to the test.
 
     Of prompts, the best few that beat the incumbent; settings are drawn by their rewards.
 
     Args:
         task: the job.
-        scored: values and their gains in local reward; first the incumbent, with 0.
+        scored: candidates; the first one is the incumbent.
         temperature: of the draw.
     """
     count = FINALISTS if task.scorer.left >= 5 * task.minibatch else 1
     if text_keys(task) or demo_keys(task):
-        better = sorted((item for item in scored if item[1] > 0), key=lambda item: -item[1])
-        found = [list(item) for item in better[:count]]
-    else:
-        rng = generator(task.seed, "boltzmann")
-        drawn = boltzmann([gain for _, gain in scored], temperature, count, rng)
-        kept = drawn[: drawn.index(0)] if 0 in drawn else drawn  # what comes after the incumbent is worse
-        found = [list(scored[i]) for i in kept]
-    gain = found[0][1] if found else None
-    facts = {"local_gain": gain, "locally_tried": len(scored) - 1}
-    return {"finalists": [values for values, _ in found], "local": facts}
+        better = [candidate for candidate in scored if candidate.gain > 0]
+        return sorted(better, key=lambda candidate: -candidate.gain)[:count]
+    rng = generator(task.seed, "boltzmann")
+    drawn = boltzmann([candidate.gain for candidate in scored], temperature, count, rng)
+    kept = drawn[: drawn.index(0)] if 0 in drawn else drawn  # what comes after the incumbent is worse
+    return [scored[i] for i in kept]
 
 
 def boltzmann(

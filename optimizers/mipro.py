@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from compound.bounds import JobBound, Outlook
 from compound.configuration import canonical
@@ -19,7 +18,7 @@ from compound.optimizers.demos import Found, draw
 from compound.optimizers.edits import GROWTH, bounded_edit
 from compound.optimizers.opro import written
 from compound.optimizers.prompts import bootstrapped, split
-from compound.optimizers.trials import changes, rounds, sizes, trials_for
+from compound.optimizers.trials import JointSearch, rounds, sizes, trials_for
 from compound.reading import entry
 from compound.space import Demos, Text
 from compound.streams import generator
@@ -62,25 +61,25 @@ class Mipro:
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Make values, try them together, propose the best by the larger set."""
         pool_examples, examples = split(task)
-        state = dict(task.resume or {})
-        if not state:
+        if task.resume is not None:
+            state = JointSearch.from_json(task.resume)
+        else:
             pools = await bootstrapped(task, pool_examples)
             values = {key: await self._values(task, key, pools.get(key, ())) for key in task.keys}
-            values = {key: some for key, some in values.items() if some}
-            state = {"values": values, **self._sizes(task, values, len(examples))}
-            state |= {"round": 0, "trials": [], "scored": []}
-            yield Progress(state, f"{sum(map(len, values.values()))} values for {len(values)} parameters")
-        larger = examples[: state["larger"]]
-        if state["values"] and larger:
+            state = self._start(task, {key: some for key, some in values.items() if some}, len(examples))
+            count = sum(map(len, state.values.values()))
+            yield Progress(state.to_json(), f"{count} values for {len(state.values)} parameters")
+        larger = examples[: state.larger]
+        if state.values and larger:
             async for after in rounds(task, state, larger):
-                state = after
-                yield Progress(state, _note(state))
+                done = len(after.trials)
+                yield Progress(after.to_json(), _note(after), step=done, of=after.wanted)
         yield _proposal(state)
 
-    async def _values(self, task: Task, key: str, pool: Sequence[Found]) -> list[Any]:
+    async def _values(self, task: Task, key: str, pool: Sequence[Found]) -> list[object]:
         """Return values for one parameter besides the incumbent's."""
         seen = {canonical(task.system.configuration[key])}
-        found: list[Any] = []
+        found: list[object] = []
         wanted = self._wanted(task.candidates)
         for attempt in range(ATTEMPTS * wanted):
             if len(found) == wanted:
@@ -97,7 +96,8 @@ class Mipro:
 
     async def _value(
         self, task: Task, key: str, pool: Sequence[Found], attempt: int, known: Sequence[str]
-    ) -> Any:
+    ) -> object:
+        """Return another value; ``None`` when there is none."""
         rng = generator(task.seed, "mipro", key, attempt)
         space = task.system.parameters[key]
         if isinstance(space, Demos):
@@ -109,24 +109,24 @@ class Mipro:
         assert isinstance(space, Text)  # the method gives no other kind to this optimizer
         return bounded_edit(entry(task.system.configuration, key, str), rng, space, self.most_edits)
 
-    def _sizes(self, task: Task, values: Mapping[str, Sequence[Any]], examples: int) -> dict[str, int]:
-        trials = trials_for([len(some) + 1 for some in values.values()])
+    def _start(self, task: Task, values: Mapping[str, list[object]], examples: int) -> JointSearch:
+        """Return a search before its first trial."""
+        wanted = trials_for([len(some) + 1 for some in values.values()])
         least, most = min(task.minibatch, examples), min(self.minibatch, examples)
-        batch, larger = sizes(trials, least, most, examples, task.scorer.left, task.scorer.free_repeats)
-        return {"wanted": trials, "batch": batch, "larger": larger}
+        batch, larger = sizes(wanted, least, most, examples, task.scorer.left, task.scorer.free_repeats)
+        return JointSearch(values=dict(values), wanted=wanted, batch=batch, larger=larger)
 
 
-def _note(state: Mapping[str, Any]) -> str:
-    best = max(mean for _, mean in state["scored"])
-    trials, scored = len(state["trials"]), len(state["scored"])
-    return f"{trials} trials, {scored} on {state['larger']} examples: best {best:.3f}"
+def _note(state: JointSearch) -> str:
+    best = max(trial.mean for trial in state.scored)
+    return f"{len(state.trials)} trials, {len(state.scored)} on {state.larger} examples: best {best:.3f}"
 
 
-def _proposal(state: Mapping[str, Any]) -> Proposal:
-    tried = len({canonical(point) for point, _ in state["trials"]})
-    if not state["trials"]:
+def _proposal(state: JointSearch) -> Proposal:
+    """Propose the point that is best on the larger set."""
+    if not state.trials:
         return Proposal({}, note="nothing to choose from, or too few runs to try anything")
-    (_, before), *_ = state["scored"]
-    point, after = max(state["scored"], key=lambda pair: pair[1])
-    values = changes(state, point)
-    return Proposal(values, before, after, tried, "" if values else "no trial beat the incumbent")
+    before, best = state.scored[0].mean, max(state.scored, key=lambda trial: trial.mean)
+    values = state.changes(best.point)
+    tried = len({canonical(trial.point) for trial in state.trials})
+    return Proposal(values, before, best.mean, tried, "" if values else "no trial beat the incumbent")

@@ -8,19 +8,32 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from compound.bounds import JobBound, Outlook
 from compound.configuration import component_of
 from compound.contracts import Example
 from compound.optimization import Progress, Proposal, Task
 from compound.optimizers.guides import Guide, LearnedRewards
-from compound.optimizers.local_scoring import State
 from compound.optimizers.prompts import PromptSearch, bootstrapped, demo_keys, split, text_keys
 from compound.optimizers.rewarding import RunRewards, tunable
 from compound.rewards.heads import LEAST_INPUTS
 from compound.rewards.pairs import expected_cost
 from compound.settings import RewardSettings
+from compound.state import State
+
+
+class Collecting(State):
+    """The progress of a job that collects pairs.
+
+    Attributes:
+        iteration: the iteration of the pairs.
+        proposals: for each component, candidate settings to draw its outputs with.
+        inputs: from how many inputs the job has collected pairs.
+    """
+
+    iteration: int
+    proposals: dict[str, list[dict[str, object]]]
+    inputs: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,28 +69,36 @@ class OfflineRewards:
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Collect pairs of all components in one batch, then learn and judge their rewards."""
         rewards = RunRewards.open(task, self.settings)
-        state: State = dict(task.resume or {"iteration": rewards.iteration + 1})
-        components = tunable(task)
         pool, examples = split(task)
-        if "proposals" not in state:
-            state["proposals"] = await self._proposals(task, pool)
-            yield Progress(dict(state), "candidates to draw outputs with")
-        while wave := await self._wave(task, rewards, state):
-            yield await collected(rewards, wave.components, state, rewards.fresh(examples, wave.inputs))
-        if "inputs" in state:
-            yield await self.guide.opened(rewards, components)
+        if task.resume is not None:
+            state = Collecting.from_json(task.resume)
+        else:
+            iteration = rewards.iteration + 1
+            state = Collecting(iteration=iteration, proposals=await self._proposals(task, pool))
+            yield Progress(state.to_json(), "candidates to draw outputs with")
+        while wave := await self._wave(task, rewards, state.inputs):
+            fresh = rewards.fresh(examples, wave.inputs)
+            note = await collect_pairs(rewards, wave.components, state, fresh)
+            yield Progress(state.to_json(), note)
+        if state.inputs:
+            yield await self.guide.opened(rewards, tunable(task))
         else:
             lacks = "train does" if len(examples) < LEAST_INPUTS else "the budget does"
             note = f"{lacks} not hold the {LEAST_INPUTS} inputs that rewards are learned from"
             yield Proposal({}, note=note, facts=rewards.facts(None))
 
-    async def _wave(self, task: Task, rewards: RunRewards, state: State) -> Wave | None:
+    async def _wave(self, task: Task, rewards: RunRewards, done: int) -> Wave | None:
         """Return where to collect pairs next: from twice as many inputs each time.
 
         Components that are settled need no more, and those whose rewards would cost more than what is left
         get no more: the cheapest come first.
+
+        Args:
+            task: the job.
+            rewards: the run's.
+            done: from how many inputs pairs were collected.
         """
-        done, least = state.get("inputs", 0), 1 if state.get("inputs") else LEAST_INPUTS
+        least = 1 if done else LEAST_INPUTS
         components = await self.guide.unsettled(rewards, tunable(task)) if done else tunable(task)
         kept, left = list[str](), task.scorer.left - least
         for name in sorted(components, key=rewards.cost_of_learning):
@@ -87,10 +108,10 @@ class OfflineRewards:
         count = affordable(task, rewards, kept, min(max(done, LEAST_INPUTS), most), 1.0)
         return Wave(kept, count) if kept and count >= least else None
 
-    async def _proposals(self, task: Task, pool: Sequence[Example]) -> dict[str, list[Mapping[str, Any]]]:
+    async def _proposals(self, task: Task, pool: Sequence[Example]) -> dict[str, list[dict[str, object]]]:
         """Return candidate prompts and demonstrations of each component that has them."""
         pools = await bootstrapped(task, pool) if "demos" in self.prompts.proposers else {}
-        found = {}
+        found: dict[str, list[dict[str, object]]] = {}
         for component in tunable(task):
             keys = tuple(key for key in task.keys if key.startswith(f"{component}."))
             own = replace(task, keys=keys, candidates=2 * task.candidates)
@@ -100,7 +121,7 @@ class OfflineRewards:
         return found
 
 
-def settings_of(candidates: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def settings_of(candidates: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
     """Return candidates as settings of their component: keys without its name.
 
     >>> settings_of([{"answerer.prompt": "Be brief."}])
@@ -124,11 +145,11 @@ def affordable(task: Task, rewards: RunRewards, components: Sequence[str], wante
     return wanted if task.scorer.left == float("inf") else min(wanted, int(part * task.scorer.left / cost))
 
 
-async def collected(
-    rewards: RunRewards, components: Sequence[str], state: State, fresh: Sequence[Example]
-) -> Progress:
-    """Collect and remember pairs of some components from fresh inputs."""
+async def collect_pairs(
+    rewards: RunRewards, components: Sequence[str], state: Collecting, fresh: Sequence[Example]
+) -> str:
+    """Collect and remember pairs of some components from fresh inputs; return a note for people."""
     traced = list(zip(fresh, await rewards.task.scorer.traces({}, fresh), strict=True))
-    found = await rewards.collect(components, traced, state["proposals"], state["iteration"])
-    state["inputs"] = state.get("inputs", 0) + len(fresh)
-    return Progress(dict(state), f"{len(found.pairs)} pairs from {len(fresh)} inputs")
+    found = await rewards.collect(components, traced, state.proposals, state.iteration)
+    state.inputs += len(fresh)
+    return f"{len(found.pairs)} pairs from {len(fresh)} inputs"

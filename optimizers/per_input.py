@@ -6,9 +6,6 @@ definition. So it is never compared locally: it meets the global reward.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from compound.artifacts import addressed
 from compound.configuration import canonical
 from compound.optimization import Task
@@ -23,7 +20,7 @@ ARMS = 3  # of its contest: the incumbent, the best single option, and itself
 
 def chosen_by_reward(
     task: Task, rewards: RunRewards, component: str, scores: Scores
-) -> list[Mapping[str, Any]]:
+) -> list[dict[str, object]]:
     """Return the candidate, or none: the component has no such parameter, or there are too few runs for it.
 
     Args:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from pydantic import Field
 
 from compound.bounds import JobBound, Outlook
 from compound.configuration import canonical, component_of
@@ -20,9 +20,11 @@ from compound.optimizers import opro
 from compound.optimizers.demos import Found, bootstrap, corrected, draw
 from compound.optimizers.edits import GROWTH, bounded_edit
 from compound.optimizers.opro import written
-from compound.optimizers.racing import Standing, race, rungs
+from compound.optimizers.racing import Race, Standing, race, rungs
+from compound.optimizers.remembered import Remembered
 from compound.reading import entry
 from compound.space import Demos, Text
+from compound.state import State
 from compound.streams import generator
 from compound.trace import Trace
 
@@ -30,8 +32,46 @@ LARGEST_POOL = 48  # examples
 ATTEMPTS = 6  # to make each candidate of a round; those equal to an earlier one are dropped
 POOL_SHARE = 0.4  # of a job's system runs, to find demonstrations
 
-
 Pools = Mapping[str, Sequence[Found]]
+
+
+class Contest(State):
+    """The progress of an optimizer that ends with a race.
+
+    Attributes:
+        race: the race after its last rung; ``None`` before the first.
+    """
+
+    race: Race | None = None
+
+
+class CandidateRace(Contest):
+    """The progress of an optimizer that makes candidates once and races them.
+
+    Attributes:
+        candidates: values to change, one mapping for each candidate.
+    """
+
+    candidates: list[dict[str, object]]
+
+
+class Source(State):
+    """Runs that demonstrations were taken from.
+
+    Attributes:
+        configuration: the values of the system that was run.
+        examples: the names of the examples.
+    """
+
+    configuration: dict[str, object]
+    examples: list[str]
+
+
+class Sources(Remembered):
+    """What a run remembers of its demonstrations: where they were found, the latest configuration last."""
+
+    NAME = "demonstrations"
+    sources: list[Source] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -68,24 +108,26 @@ class PromptSearch:
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Bootstrap demonstrations, make candidates, race them, propose the winner."""
-        state = dict(task.resume or {})
         pool_examples, examples = split(task)
-        if "candidates" not in state:
+        if task.resume is not None:
+            state = CandidateRace.from_json(task.resume)
+        else:
             pools = await bootstrapped(task, pool_examples) if "demos" in self.proposers else {}
-            state = {"candidates": await self.candidates(task, pools), "race": None}
+            state = CandidateRace(candidates=await self.candidates(task, pools))
             found = sum(map(len, pools.values()))
-            yield Progress(state, f"{len(state['candidates'])} candidates, {found} demonstrations found")
-        async for event in contest(task, state["candidates"], examples, state):
+            note = f"{len(state.candidates)} candidates, {found} demonstrations found"
+            yield Progress(state.to_json(), note)
+        async for event in contest(task, state.candidates, examples, state):
             yield event
 
-    async def candidates(self, task: Task, pools: Pools) -> list[dict[str, Any]]:
+    async def candidates(self, task: Task, pools: Pools) -> list[dict[str, object]]:
         """Make distinct candidates, the proposers taking turns; later ones may combine two changes."""
         texts = bool(text_keys(task))
         makers = {"demos": any(pools.values()), "edits": texts, "opro": texts}
         active = [name for name in self.proposers if makers[name]]
         seen = {canonical({k: task.system.configuration[k] for k in task.keys})}
         seen |= {canonical(dict(t.values)) for t in task.tried}
-        found: list[dict[str, Any]] = []
+        found: list[dict[str, object]] = []
         written: list[str] = []  # by a model, in this round
         for attempt in range(ATTEMPTS * task.candidates if active else 0):
             if len(found) == task.candidates or (active == ["opro"] and not task.scorer.may_ask(self.lm)):
@@ -109,7 +151,7 @@ class PromptSearch:
         rng: np.random.Generator,
         attempt: int,
         known: list[str],
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         if proposer == "demos":
             return {
                 key: draw(pool, space.max, rng)
@@ -153,16 +195,18 @@ async def _earlier(task: Task, seen: Sequence[str], served: Sequence[str]) -> li
         seen: names of the examples that it ran the incumbent on.
         served: those of them whose runs demonstrations come from.
     """
-    current, known = task.system.configuration.to_json(), task.bench.memory.state.setdefault("served", [])
+    current, known = task.system.configuration.to_json(), Sources.of(task.bench.memory)
     traces, before = list[Trace](), list[str]()
-    for values, names in known:
-        before += names if values == current else []
-        wanted = set(names) - set(seen if values == current else ())
+    for source in known.sources:
+        is_current = source.configuration == current
+        before += source.examples if is_current else []
+        wanted = set(source.examples) - set(seen if is_current else ())
         if wanted and task.scorer.free_repeats:
             again = [example for example in set_apart(task) if example.id in wanted]
-            traces += await task.scorer.traces(values, again)
-    others = [[values, names] for values, names in known if values != current]
-    known[:] = [*others, [current, sorted({*before, *served})]]
+            traces += await task.scorer.traces(source.configuration, again)
+    known.sources = [source for source in known.sources if source.configuration != current]
+    known.sources.append(Source(configuration=current, examples=sorted({*before, *served})))
+    known.store(task.bench.memory)
     return traces
 
 
@@ -217,22 +261,26 @@ def raced(outlook: Outlook) -> int:
 
 async def contest(
     task: Task,
-    candidates: Sequence[Mapping[str, Any]],
+    candidates: Sequence[Mapping[str, object]],
     examples: Sequence[Example],
-    state: Mapping[str, Any],
+    state: Contest,
 ) -> AsyncIterator[Progress | Proposal]:
-    """Race candidates from ``state["race"]`` on, and propose the winner; progress keeps all of ``state``."""
-    standings: list[Standing] = []
+    """Race candidates, and propose the winner.
+
+    Args:
+        task: the job.
+        candidates: values to change, one mapping for each candidate.
+        examples: in the order in which they are used.
+        state: the job's progress, which keeps the race.
+    """
     if candidates:
-        async for event in race(candidates, examples, task.scorer, task.minibatch, state["race"]):
-            if isinstance(event, Progress):
-                yield Progress({**state, "race": event.state}, event.note)
-            else:
-                standings = event
-    yield winner(candidates, standings)
+        async for after in race(candidates, examples, task.scorer, task.minibatch, state.race):
+            state.race = after
+            yield Progress(state.to_json(), after.note())
+    yield winner(candidates, state.race.ranking() if state.race else [])
 
 
-def winner(candidates: Sequence[Mapping[str, Any]], standings: Sequence[Standing]) -> Proposal:
+def winner(candidates: Sequence[Mapping[str, object]], standings: Sequence[Standing]) -> Proposal:
     """Return the best candidate of the last rung, if it beat the incumbent there."""
     if not standings:
         return Proposal({}, tried=len(candidates), note="no candidate could be scored")

@@ -33,7 +33,7 @@ async def ask(
     """
     try:
         reply = await task.scorer.generate(request, lm)
-    except CallError:  # counted by the scorer, unless it was not sent; the job goes on without it
+    except CallError:  # counted by the scorer, unless it was not sent; the job continues without it
         return None
     found = read(reply.text)
     if found is None:

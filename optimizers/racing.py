@@ -7,23 +7,61 @@ calls come from the cache. The incumbent is a candidate of every rung. (Jamieson
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+
+from pydantic import Field
 
 from compound.contracts import Example
-from compound.optimization import Progress, Scorer
+from compound.optimization import Scorer
+from compound.state import State
 
 INCUMBENT = ""  # its name among the candidates' numbers
 
 
-@dataclass(frozen=True)
-class Standing:
-    """Where a candidate stands: its score on the rung it reached, in examples, and the incumbent's there."""
+class Standing(State):
+    """The result of a candidate on the last rung that it reached.
+
+    Attributes:
+        candidate: its number.
+        mean: its score.
+        incumbent: the incumbent's score on the same examples.
+        n: the number of these examples.
+    """
 
     candidate: int
     mean: float
     incumbent: float
     n: int
+
+
+class Race(State):
+    """A race after some of its rungs.
+
+    Attributes:
+        plan: the numbers of candidates and of examples of each rung.
+        alive: the numbers of the candidates that the next rung may take, best first.
+        done: how many rungs of the plan need not be run any more.
+        standings: the results of the candidates that were scored.
+        failed: names of the examples whose runs failed, for each candidate by its number as text; the
+            incumbent's number is `INCUMBENT`.
+    """
+
+    plan: list[tuple[int, int]]
+    alive: list[int]
+    done: int = 0
+    standings: list[Standing] = Field(default_factory=list)
+    failed: dict[str, list[str]] = Field(default_factory=dict)
+
+    def ranking(self) -> list[Standing]:
+        """Return the standings, best first: those of later rungs come before those of earlier ones."""
+        return sorted(self.standings, key=lambda s: (-s.n, -s.mean, s.candidate))
+
+    def note(self) -> str:
+        """Describe the rung that was completed last."""
+        best, count = self.ranking()[0], len(self.alive)
+        return (
+            f"{count} candidate{'s' * (count != 1)} on {best.n} example{'s' * (best.n != 1)}: "
+            f"best {best.mean:.3f}, incumbent {best.incumbent:.3f}"
+        )
 
 
 def rungs(
@@ -58,54 +96,39 @@ def rungs(
 
 
 async def race(
-    candidates: Sequence[Mapping[str, Any]],
+    candidates: Sequence[Mapping[str, object]],
     examples: Sequence[Example],
     scorer: Scorer,
     minibatch: int,
-    state: Mapping[str, Any] | None = None,
-) -> AsyncIterator[Progress | list[Standing]]:
-    """Race candidates; yields progress after each rung, and last the standings, best first.
+    resume: Race | None = None,
+) -> AsyncIterator[Race]:
+    """Race candidates, and yield the race after each rung.
 
     Args:
         candidates: values to change, one mapping for each candidate.
         examples: in the order in which they are used.
         scorer: runs candidates.
         minibatch: examples of the first rung.
-        state: ``Progress.state`` of an interrupted race.
+        resume: the race to continue; ``None`` starts one.
     """
-    if state is None:
+    if resume is None:
         plan = rungs(len(candidates), minibatch, len(examples), scorer.left, scorer.free_repeats)
-    else:
-        plan = state["plan"]
-    alive = list(range(plan[0][0])) if plan and state is None else list((state or {}).get("alive", ()))
-    standings: dict[int, Standing] = {}
-    failed: dict[str, list[str]] = dict((state or {}).get("failed", {}))
-    done = 0 if state is None else state["done"]
-    if state is not None:
-        standings = {s[0]: Standing(*s) for s in state["standings"]}
-    for rung in range(done, len(plan)):
-        count, size = plan[rung]
+        resume = Race(plan=plan, alive=list(range(plan[0][0])) if plan else [])
+    plan = resume.plan
+    standings = {standing.candidate: standing for standing in resume.standings}
+    failed, alive, done = dict(resume.failed), resume.alive, resume.done
+    while done < len(plan):
+        count, size = plan[done]
         alive = alive[:count]
-        batch = examples[:size]
-        incumbent, *scored = await scorer.score([{}, *(candidates[number] for number in alive)], batch)
+        incumbent, *scored = await scorer.score([{}, *(candidates[i] for i in alive)], examples[:size])
         for number, evaluation in zip(alive, scored, strict=True):
-            standings[number] = Standing(number, evaluation.mean, incumbent.mean, size)
+            standings[number] = Standing(
+                candidate=number, mean=evaluation.mean, incumbent=incumbent.mean, n=size
+            )
         for name, evaluation in zip([INCUMBENT, *map(str, alive)], [incumbent, *scored], strict=True):
             failed[name] = [row.example for row in evaluation.rows if row.failure]
-        alive.sort(key=lambda number: (-standings[number].mean, number))
+        alive = sorted(alive, key=lambda number: (-standings[number].mean, number))
         best = standings[alive[0]]
-        hopeless = count == 1 and best.mean <= best.incumbent
-        yield Progress(
-            {
-                "plan": plan,
-                "alive": alive,
-                "done": len(plan) if hopeless else rung + 1,
-                "standings": [[s.candidate, s.mean, s.incumbent, s.n] for s in standings.values()],
-                "failed": {**failed},
-            },
-            f"{len(alive)} candidate{'s' * (len(alive) != 1)} on {size} example{'s' * (size != 1)}: "
-            f"best {best.mean:.3f}, incumbent {best.incumbent:.3f}",
-        )
-        if hopeless:
-            break
-    yield sorted(standings.values(), key=lambda s: (-s.n, -s.mean, s.candidate))
+        is_hopeless = count == 1 and best.mean <= best.incumbent
+        done = len(plan) if is_hopeless else done + 1
+        yield Race(plan=plan, alive=alive, done=done, standings=[*standings.values()], failed={**failed})

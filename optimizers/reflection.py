@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from compound.bounds import CallBound, Extent, Outlook
 from compound.configuration import component_of
 from compound.contracts import Example, Message, Request
 from compound.errors import TooManyFailures
 from compound.optimization import Task
-from compound.optimizers.evolution import Evaluate, Record, Rewrite
+from compound.optimizers.evolution import Evaluate, Record, Rewrite, Scored
 from compound.optimizers.proposing import ask
 from compound.optimizers.transcripts import (
     calls,
@@ -27,6 +26,8 @@ from compound.trace import Trace
 WRITTEN = 1000  # tokens of a reflection, at most
 HEADINGS = 200  # bytes of the headings of one run in a request, at most
 
+Answer = list[float] | str | None  # scores by example; another text, or None where there is none
+
 
 class Answers:
     """Answers to a search: those of an earlier attempt again, then new ones.
@@ -37,33 +38,32 @@ class Answers:
         known: what the earlier attempt had answered.
     """
 
-    def __init__(self, task: Task, lm: str | None, known: Sequence[Any]) -> None:
+    def __init__(self, task: Task, lm: str | None, known: Sequence[Answer]) -> None:
         self._task = task
         self._lm = lm
         self._known = len(known)
         self._given = 0
-        self.all = [*known]
+        self.all: list[Answer] = [*known]
 
     @property
     def new(self) -> bool:
         """Whether this attempt is further than the earlier one."""
         return self._given > self._known
 
-    async def to(self, question: Evaluate | Rewrite) -> Any:
+    async def to(self, question: Evaluate | Rewrite) -> Scored | str | None:
         """Return the next answer; scores come with records, but those of the earlier attempt without."""
         records: Sequence[Mapping[str, Record]] = ()
         if self._given == len(self.all):
-            answer: Any
             if isinstance(question, Evaluate):
-                answer, records = await self._scores(question)
+                scores, records = await self._scores(question)
+                self.all.append(scores)
             else:
-                answer = await self._rewritten(question)
-            self.all.append(answer)
+                self.all.append(await self._rewritten(question))
+        answer = self.all[self._given]
         self._given += 1
-        answer = self.all[self._given - 1]
-        return (answer, records) if isinstance(question, Evaluate) else answer
+        return (answer, records) if isinstance(answer, list) else answer
 
-    async def _scores(self, question: Evaluate) -> tuple[list[float], list[dict[str, Record]]]:
+    async def _scores(self, question: Evaluate) -> Scored:
         task, examples = self._task, question.examples
         try:
             traces = await task.scorer.traces(question.texts, examples)

@@ -9,14 +9,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, cast
+
+from pydantic import Field
 
 from compound.computing import compute
 from compound.configuration import canonical, components_of, digest
 from compound.contracts import Example
 from compound.errors import BudgetExhausted, TooManyFailures
 from compound.optimization import Memory, Task
-from compound.optimizers.racing import INCUMBENT
+from compound.optimizers.racing import INCUMBENT, Race
+from compound.optimizers.remembered import Remembered
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.features import Embeds
 from compound.rewards.heads import LEAST_INPUTS
@@ -24,11 +27,14 @@ from compound.rewards.learning import Learned, learn, texts_of
 from compound.rewards.model import LocalReward, make_backbone
 from compound.rewards.pairs import Collected, Draw, Sampling, collect, compared, expected_cost
 from compound.settings import RewardSettings
+from compound.state import State
 from compound.streams import generator
 from compound.trace import Trace
 
-Traced = list[tuple[Example, Trace]]
+if TYPE_CHECKING:
+    from compound.rewards.backbone import Backbone
 
+Traced = list[tuple[Example, Trace]]
 
 ENOUGH = 2 * LEAST_INPUTS  # inputs with pairs, to learn a reward from and to judge it
 KNOWN: dict[str, LocalReward] = {}  # fits of this process by what they were made from: most jobs change one
@@ -38,6 +44,37 @@ KNOWN: dict[str, LocalReward] = {}  # fits of this process by what they were mad
 def shared_backbone(name: str, max_length: int) -> Embeds:
     """Return a backbone, loaded once in a process: its cached features serve every job."""
     return make_backbone(name, max_length)
+
+
+class Adapter(State):
+    """A trained adapter of the backbone.
+
+    Attributes:
+        name: names it by its content.
+        data: the digest of the pairs that it was trained on.
+    """
+
+    name: str
+    data: str
+
+
+class RewardMemory(Remembered):
+    """What a run remembers of its local rewards, besides the pairs.
+
+    Attributes:
+        iteration: the last iteration that pairs were collected in; 0 before the first.
+        inputs: how many inputs pairs were collected from; the next ones follow in a fixed order.
+        adapter: the adapter that was used last.
+        adapters: the last adapter of each configuration, by the configuration's digest.
+        tried: the candidates that were scored locally, by what the scores belong to (`_place`).
+    """
+
+    NAME = "rewards"
+    iteration: int = 0
+    inputs: int = 0
+    adapter: Adapter | None = None
+    adapters: dict[str, Adapter] = Field(default_factory=dict)
+    tried: dict[str, list[dict[str, object]]] = Field(default_factory=dict)
 
 
 @dataclass
@@ -70,20 +107,25 @@ class RunRewards:
     @property
     def iteration(self) -> int:
         """The last iteration that pairs were collected in; 0 before the offline phase."""
-        found: int = self.memory.state.get("iteration", 0)
-        return found
+        return RewardMemory.of(self.memory).iteration
 
     def fresh(self, examples: Sequence[Example], count: int) -> list[Example]:
-        """Return the next ``count`` examples of a fixed order that goes round."""
+        """Return the next ``count`` examples of a fixed, cyclic order."""
+        return self._in_order(examples, RewardMemory.of(self.memory).inputs, count)
+
+    def latest(self, examples: Sequence[Example], count: int) -> list[Example]:
+        """Return the examples last collected from, and those before, up to ``count``."""
+        return self._in_order(examples, max(0, RewardMemory.of(self.memory).inputs - count), count)
+
+    def _in_order(self, examples: Sequence[Example], start: int, count: int) -> list[Example]:
         order = generator(self.task.pool_seed, "fresh").permutation(len(examples))
-        start = self.memory.state.get("next", 0)
         return [examples[order[(start + i) % len(order)]] for i in range(min(count, len(order)))]
 
     async def collect(
         self,
         components: Sequence[str],
         traced: Traced,
-        proposals: Mapping[str, Sequence[Mapping[str, Any]]],
+        proposals: Mapping[str, Sequence[Mapping[str, object]]],
         iteration: int,
     ) -> Collected:
         """Collect pairs of some components, and remember them."""
@@ -92,16 +134,14 @@ class RunRewards:
             bench.executor, self.task.system, traced, components, bench.metric,
             sampling=self.buffer.sampling, rules=bench.rules, round_=iteration, proposals=proposals,
         )  # fmt: skip
-        state = self.memory.state
-        state["next"] = state.get("next", 0) + len({example.id for example, _ in traced})
-        self._remember(found.draws, iteration)
+        self._remember(found.draws, iteration, len({example.id for example, _ in traced}))
         return found
 
     async def remember_race(
         self,
         component: str,
-        candidates: Sequence[Mapping[str, Any]],
-        race: Mapping[str, Any],
+        candidates: Sequence[Mapping[str, object]],
+        race: Race,
         examples: Sequence[Example],
         iteration: int,
     ) -> None:
@@ -110,18 +150,18 @@ class RunRewards:
         Args:
             component: whose settings raced.
             candidates: their values by key.
-            race: its state: standings hold a candidate's place, and last, on how many examples it ran.
+            race: how far each candidate came, and which of its runs failed.
             examples: in the order of the race.
             iteration: of the pairs.
         """
-        if not race["standings"] or not self.task.scorer.free_repeats:
+        if not race.standings or not self.task.scorer.free_repeats:
             return
-        count = max(n for *_, n in race["standings"])
-        runs: list[list[tuple[Mapping[str, Any], Trace]]] = [[] for _ in range(count)]
-        raced = [(str(place), candidates[place], n) for place, *_, n in race["standings"]]
+        count = max(standing.n for standing in race.standings)
+        runs: list[list[tuple[Mapping[str, object], Trace]]] = [[] for _ in range(count)]
+        raced = [(str(s.candidate), candidates[s.candidate], s.n) for s in race.standings]
         for name, values, n in [(INCUMBENT, {}, count), *raced]:
             settings = {key.split(".", maxsplit=1)[1]: value for key, value in values.items()}
-            failed = race.get("failed", {}).get(name, ())
+            failed = race.failed.get(name, ())
             places = [i for i in range(n) if examples[i].id not in failed]
             if not places:
                 continue
@@ -134,8 +174,12 @@ class RunRewards:
         draws = [draw for row in runs if row for draw in compared(component, row, self.buffer.sampling)]
         self._remember(draws, iteration)
 
-    def _remember(self, draws: Sequence[Draw], iteration: int) -> None:
-        self.memory.state["iteration"] = iteration
+    def _remember(self, draws: Sequence[Draw], iteration: int, inputs: int = 0) -> None:
+        """Keep draws of one iteration, which were made from some further inputs."""
+        kept = RewardMemory.of(self.memory)
+        kept.iteration = iteration
+        kept.inputs += inputs
+        kept.store(self.memory)
         for record in self.buffer.add(draws, iteration):
             self.memory.append(record)
 
@@ -151,7 +195,7 @@ class RunRewards:
         backbone = shared_backbone(settings.backbone, settings.max_length)
         backbone.keep_in(self.memory.folder / f"features-{settings.max_length}.bin")
         if settings.train:
-            self._train(backbone, components)
+            self._train(cast("Backbone", backbone), components)
         learned = learn(
             self.buffer, self.task.system, components, backbone, settings.backbone,
             weighting=settings.weighting, trained=settings.train, seed=self.task.pool_seed, known=KNOWN,
@@ -159,7 +203,7 @@ class RunRewards:
         learned.model.save(self.memory.folder / "rewards")
         return learned
 
-    def _train(self, backbone: Any, components: Sequence[str]) -> None:
+    def _train(self, backbone: Backbone, components: Sequence[str]) -> None:
         """Train on from the adapter of this configuration, or else from the last one.
 
         So an adapter trained under a configuration that was rejected is left with it. One that was trained on
@@ -167,15 +211,14 @@ class RunRewards:
         """
         from compound.rewards.training import Training, train
 
-        s, state = self.settings, self.memory.state
+        s, kept = self.settings, RewardMemory.of(self.memory)
         here = self.task.system.configuration.digest
-        adapters = state.setdefault("adapters", {})
-        known = adapters.get(here) or state.get("adapter")
-        if known and backbone.adapter != known["name"]:
-            backbone.load_adapter(self.memory.folder / _folder(known["name"]), known["name"])
+        known = kept.adapters.get(here, kept.adapter)
+        if known and backbone.adapter != known.name:
+            backbone.load_adapter(self.memory.folder / _folder(known.name), known.name)
         elif not known:
             backbone.drop_adapter()
-        if not known or known["data"] != self.buffer.digest:
+        if not known or known.data != self.buffer.digest:
             texts = [texts_of(self.buffer, self.task.system, name, held_out=True) for name in components]
             texts = [part for part in texts if part.enough()]
             if not texts:
@@ -183,14 +226,9 @@ class RunRewards:
             sizes = Training(s.rank, s.alpha, s.lr, s.epochs, s.batch, s.patience)
             train(backbone, texts, sizes, seed=self.task.pool_seed)
             backbone.save_adapter(self.memory.folder / _folder(backbone.adapter))
-            known = {"name": backbone.adapter, "data": self.buffer.digest}
-        state["adapter"] = adapters[here] = known
-
-    def latest(self, examples: Sequence[Example], count: int) -> list[Example]:
-        """Return the examples last collected from, and those before, up to ``count``."""
-        order = generator(self.task.pool_seed, "fresh").permutation(len(examples))
-        start = max(0, self.memory.state.get("next", 0) - count)
-        return [examples[order[(start + i) % len(order)]] for i in range(min(count, len(order)))]
+            known = Adapter(name=backbone.adapter, data=self.buffer.digest)
+        kept.adapter = kept.adapters[here] = known
+        kept.store(self.memory)
 
     def cost_of_learning(self, component: str) -> float:
         """Return about how many system runs a component's pairs of `ENOUGH` inputs take.
@@ -199,22 +237,22 @@ class RunRewards:
         it takes many. Before the first draws, returns what it takes to know more.
         """
         drawn = {draw.example for draw in self.draws(component)}
-        told = {pair.example for pair, _ in self.buffer.pairs(component)}
-        share = (len(told) + 1) / (len(drawn) + 2)
-        inputs = max(0, ENOUGH - len(told)) / share if drawn else LEAST_INPUTS
+        useful = {pair.example for pair, _ in self.buffer.pairs(component)}
+        share = (len(useful) + 1) / (len(drawn) + 2)
+        inputs = max(0, ENOUGH - len(useful)) / share if drawn else LEAST_INPUTS
         return inputs * expected_cost(self.task.system, component, self.buffer.sampling)
 
     def draws(self, component: str) -> list[Draw]:
         """Return the remembered draws of a component."""
         return [entry.draw for entry in self.buffer.of(component)]
 
-    def trusted(self, learned: Learned, component: str) -> bool:
+    def is_trusted(self, learned: Learned, component: str) -> bool:
         """Return whether a component's reward may steer."""
         reward = learned.model.rewards_of.get(component)
         return reward is not None and reward.accuracy.mean >= self.settings.accuracy
 
-    def mute(self, component: str) -> bool:
-        """Return whether a component said the same in all draws of a call, under the present configuration.
+    def is_constant(self, component: str) -> bool:
+        """Return whether a component always wrote the same: in all draws of a call, as it is configured now.
 
         More draws would give no pairs; another configuration may let it read other things.
         """
@@ -222,31 +260,34 @@ class RunRewards:
         draws = [draw for draw in self.draws(component) if draw.configuration == here]
         return bool(draws) and all(len(draw.candidates) == 1 for draw in draws)
 
-    def settled(self, learned: Learned, component: str) -> bool:
-        """Return whether more pairs would not help: it is surely good, or always says the same."""
+    def is_settled(self, learned: Learned, component: str) -> bool:
+        """Return whether more pairs would not help: it is surely good, or always writes the same."""
         if component in learned.missing:
-            return self.mute(component)
+            return self.is_constant(component)
         found = learned.model.rewards_of[component].accuracy
         return found.low is not None and found.low >= self.settings.sure
 
-    def untried(self, task: Task, candidates: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    def untried(self, task: Task, candidates: Iterable[dict[str, object]]) -> list[dict[str, object]]:
         """Return the candidates that no earlier job scored locally under this very configuration."""
-        known = {canonical(values) for values in self.memory.state.get("tried", {}).get(_place(task), ())}
+        tried = RewardMemory.of(self.memory).tried.get(_place(task), ())
+        known = {canonical(values) for values in tried}
         return [values for values in candidates if canonical(values) not in known]
 
-    def note_tried(self, task: Task, candidates: Iterable[Mapping[str, Any]]) -> None:
+    def note_tried(self, task: Task, candidates: Iterable[dict[str, object]]) -> None:
         """Remember what was scored locally."""
-        tried = self.memory.state.setdefault("tried", {}).setdefault(_place(task), [])
-        tried += [dict(values) for values in candidates if values]
+        kept = RewardMemory.of(self.memory)
+        tried = kept.tried.setdefault(_place(task), [])
+        tried += [values for values in candidates if values]
+        kept.store(self.memory)
 
     def distrust(self, learned: Learned, component: str) -> str:
-        """Return why it may not."""
+        """Return why a component's reward may not steer."""
         if component in learned.missing:
             return learned.missing[component]
         accuracy = learned.model.rewards_of[component].accuracy
         return f"the local reward orders {accuracy.mean:.0%} of held-out pairs right"
 
-    def facts(self, learned: Learned | None) -> dict[str, Any]:
+    def facts(self, learned: Learned | None) -> dict[str, object]:
         """Return the numbers of a job's record: accuracies and gaps of every component."""
         known = dict.fromkeys(entry.draw.component for entry in self.buffer.entries)
         rewards_of = learned.model.rewards_of if learned else {}

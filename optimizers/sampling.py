@@ -6,20 +6,42 @@ import itertools
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from pydantic import Field
 
 from compound.bounds import JobBound, Outlook
 from compound.configuration import canonical
+from compound.contracts import Example
 from compound.optimization import Progress, Proposal, Task
-from compound.optimizers.prompts import contest, raced, split
+from compound.optimizers.prompts import Contest, contest, raced, split
 from compound.optimizers.racing import rungs
 from compound.optimizers.tpe import next_point
 from compound.space import Choice, Float, Int, Space
+from compound.state import State
 from compound.streams import generator
 
 FINALISTS = 3
 ROUND = 4  # trials scored at once
 DRAWS = 8  # for each random setting, since some are drawn twice
+
+
+class Sample(State):
+    """A setting that was scored on a minibatch, with its mean."""
+
+    values: dict[str, object]
+    mean: float
+
+
+class NumberProgress(Contest):
+    """The progress of `NumberSearch`.
+
+    Attributes:
+        samples: the settings that TPE suggested, in order; none where the whole space is raced.
+        finalists: the settings to race; ``None`` as long as settings are sampled.
+    """
+
+    samples: list[Sample] = Field(default_factory=list)
+    finalists: list[dict[str, object]] | None = None
 
 
 @dataclass(frozen=True)
@@ -38,42 +60,42 @@ class NumberSearch:
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Race the whole space when it is small; else sample, then race the best."""
-        state = dict(task.resume or {"trials": [], "finalists": None, "race": None})
+        state = NumberProgress() if task.resume is None else NumberProgress.from_json(task.resume)
         _, examples = split(task)
-        if state["finalists"] is None:
+        if state.finalists is None:
             grid = enumerated(task)
             if len(grid) <= task.candidates:
-                state["finalists"] = in_order(task, grid, len(examples))
+                state.finalists = in_order(task, grid, len(examples))
             else:
-                async for trials in self._sample(task, state["trials"], examples):
-                    state = {**state, "trials": trials}
-                    yield Progress(state, f"{len(trials)} trials: best {max(t[1] for t in trials):.3f}")
-                finalists = _best(state["trials"]) or _drawn(task, len(examples))
-                state = {**state, "finalists": finalists}
-            yield Progress(state, f"{_settings(len(state['finalists']))} to race")
-        async for event in contest(task, state["finalists"], examples, state):
-            yield event
+                async for event in self._sample(task, state, examples):
+                    yield event
+                state.finalists = _best(state.samples) or _drawn(task, len(examples))
+            count = len(state.finalists)
+            yield Progress(state.to_json(), f"{count} setting{'s' * (count != 1)} to race")
+        async for result in contest(task, state.finalists, examples, state):
+            yield result
 
     async def _sample(
-        self, task: Task, trials: Sequence[Any], examples: Sequence[Any]
-    ) -> AsyncIterator[list[Any]]:
-        """Yield the trials so far after each round: a few at once, so that models get full batches."""
-        trials = list(trials)
+        self, task: Task, state: NumberProgress, examples: Sequence[Example]
+    ) -> AsyncIterator[Progress]:
+        """Score what TPE suggests in rounds: a few settings at once, so that models get full batches."""
         batch = examples[: task.minibatch]
         wanted = 2 * task.candidates
-        while len(trials) < wanted:
-            affordable = int(min(task.scorer.left / len(batch) - FINALISTS - 1, ROUND, wanted - len(trials)))
+        while (done := len(state.samples)) < wanted:
+            affordable = int(min(task.scorer.left / len(batch) - FINALISTS - 1, ROUND, wanted - done))
             if affordable < 1:
                 return
-            round_: list[dict[str, Any]] = []
+            trials = [(sample.values, sample.mean) for sample in state.samples]
+            round_: list[dict[str, object]] = []
             for _ in range(affordable):
                 round_.append(suggest(task, trials, round_))
-            evaluations = await task.scorer.score(round_, batch)
-            trials += [[values, e.mean] for values, e in zip(round_, evaluations, strict=True)]
-            yield list(trials)
+            for values, scored in zip(round_, await task.scorer.score(round_, batch), strict=True):
+                state.samples.append(Sample(values=values, mean=scored.mean))
+            done, best = len(state.samples), max(sample.mean for sample in state.samples)
+            yield Progress(state.to_json(), f"{done} trials: best {best:.3f}", step=done, of=wanted)
 
 
-def in_order(task: Task, grid: Sequence[dict[str, Any]], examples: int) -> list[dict[str, Any]]:
+def in_order(task: Task, grid: Sequence[dict[str, object]], examples: int) -> list[dict[str, object]]:
     """Return settings in the order in which they are raced, for a job whose runs do not hold them all.
 
     Those that no earlier job scored come first, the others after them; each part in an order of its own.
@@ -85,15 +107,17 @@ def in_order(task: Task, grid: Sequence[dict[str, Any]], examples: int) -> list[
     return sorted(shuffled, key=lambda setting: canonical(setting) in tried)
 
 
-def _drawn(task: Task, examples: int) -> list[dict[str, Any]]:
+def _drawn(task: Task, examples: int) -> list[dict[str, object]]:
     """Return as many random settings as can be raced, for a job whose runs hold no sample beside a race."""
     current = {key: task.system.configuration[key] for key in task.keys}
     raced = _raced(task, task.candidates, examples)
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, object]] = []
     for attempt in range(DRAWS * task.candidates):
         rng = generator(task.seed, "draw", attempt)
         spaces = {key: task.system.parameters[key] for key in task.keys}
-        setting = {key: s.draw(rng) for key, s in spaces.items() if isinstance(s, Choice | Int | Float)}
+        setting: dict[str, object] = {
+            key: s.draw(rng) for key, s in spaces.items() if isinstance(s, Choice | Int | Float)
+        }
         if len(found) < raced and setting != current and setting not in found:
             found.append(setting)
     return found
@@ -105,7 +129,7 @@ def _raced(task: Task, candidates: int, examples: int) -> int:
     return plan[0][0] if plan else 0
 
 
-def enumerated(task: Task) -> list[dict[str, Any]]:
+def enumerated(task: Task) -> list[dict[str, object]]:
     """Return every other combination of values, or more than ``task.candidates`` when there are too many."""
     options = [_options(task.system.parameters[key], task.candidates) for key in task.keys]
     current = {key: task.system.configuration[key] for key in task.keys}
@@ -114,7 +138,7 @@ def enumerated(task: Task) -> list[dict[str, Any]]:
     return [setting for setting in settings if setting != current]
 
 
-def _options(space: Space, most: int) -> list[Any]:
+def _options(space: Space, most: int) -> list[object]:
     if isinstance(space, Choice):
         return list(space.options)
     if isinstance(space, Int) and space.high - space.low <= most:
@@ -122,21 +146,20 @@ def _options(space: Space, most: int) -> list[Any]:
     return [None] * (most + 2)  # too many to enumerate
 
 
-def suggest(task: Task, trials: Sequence[Any], pending: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+def suggest(
+    task: Task,
+    trials: Sequence[tuple[Mapping[str, object], float]],
+    pending: Sequence[Mapping[str, object]] = (),
+) -> dict[str, object]:
     """Return what TPE would try next, given the trials so far and those whose score is still to come."""
     spaces = {key: task.system.parameters[key] for key in task.keys}
     return next_point(spaces, trials, pending, task.seed, "searching numbers")
 
 
-def _best(trials: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the best few distinct settings of the trials."""
-    ranked = sorted(range(len(trials)), key=lambda i: (-trials[i][1], i))
-    found: list[dict[str, Any]] = []
-    for i in ranked:
-        if trials[i][0] not in found:
-            found.append(trials[i][0])
+def _best(samples: Sequence[Sample]) -> list[dict[str, object]]:
+    """Return the best few distinct settings."""
+    found: list[dict[str, object]] = []
+    for sample in sorted(samples, key=lambda sample: -sample.mean):
+        if sample.values not in found:
+            found.append(sample.values)
     return found[:FINALISTS]
-
-
-def _settings(n: int) -> str:
-    return f"{n} setting" if n == 1 else f"{n} settings"

@@ -2,16 +2,17 @@
 
 Yuksekgonul et al. 2024, "TextGrad: Automatic 'Differentiation' via Text". A model reads a few runs and
 says what the prompt of one component did wrong; a second request rewrites the prompt accordingly. Every
-few steps the prompt is scored on examples held out from the criticism, and the search goes on from the
-best.
+few steps the prompt is scored on examples held out from the criticism, and the search continues
+from the best.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from pydantic import Field
 
 from compound.bounds import JobBound, Outlook
 from compound.configuration import component_of
@@ -23,9 +24,32 @@ from compound.optimizers.opro import proposal
 from compound.optimizers.prompts import split, text_keys
 from compound.optimizers.proposing import ask
 from compound.reading import entry
+from compound.state import State
 from compound.streams import generator, stream
 
 EVERY = 2  # steps between two validations
+
+
+class Descent(State):
+    """The progress of `TextGrad`.
+
+    Attributes:
+        step: how many steps are completed.
+        held: the number of examples that prompts are validated on.
+        before: the incumbent's mean score on them.
+        mean: the mean score of the best prompts.
+        tried: how many rewritten prompts were validated.
+        best: the best prompts that were validated, besides the incumbent's.
+        values: the present prompts, besides the incumbent's: the best ones, or ones not validated yet.
+    """
+
+    step: int = 0
+    held: int
+    before: float
+    mean: float
+    tried: int = 0
+    best: dict[str, str] = Field(default_factory=dict)
+    values: dict[str, str] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,11 +76,12 @@ class TextGrad:
         """Criticise, rewrite, validate; propose the best of what was validated."""
         _, examples = split(task)
         keys = text_keys(task)
-        state = dict(task.resume or {})
-        if not state and not task.scorer.may_ask(self.lm):
+        if task.resume is not None:
+            state = Descent.from_json(task.resume)
+        elif not task.scorer.may_ask(self.lm):
             yield Proposal({}, note="the model that criticises and rewrites is not asked")
             return
-        if not state:
+        else:
             most = min(self.held_out, len(examples) // 2)
             left, free = task.scorer.left, task.scorer.free_repeats
             size = held_out_size(most, task.minibatch, self.steps, self.batch, left, free)
@@ -64,43 +89,41 @@ class TextGrad:
                 yield Proposal({}, note="too few examples or runs to compare anything")
                 return
             mean = (await task.scorer.score([{}], examples[:size]))[0].mean
-            state = {"step": 0, "held": size, "before": mean, "mean": mean, "tried": 0}
-            state |= {"best": {}, "values": {}}
-            yield Progress(dict(state), f"the incumbent on {size} example{'s' * (size != 1)}: {mean:.3f}")
-        held, learn = examples[: state["held"]], examples[len(examples) // 2 :]
-        while state["step"] < self.steps:
-            step = state["step"]
+            state = Descent(held=size, before=mean, mean=mean)
+            note = f"the incumbent on {size} example{'s' * (size != 1)}: {mean:.3f}"
+            yield Progress(state.to_json(), note, step=0, of=self.steps)
+        held, learn = examples[: state.held], examples[len(examples) // 2 :]
+        while (step := state.step) < self.steps:
             if step % EVERY == 0 and self._pair(task, len(held)) > task.scorer.left:
                 break
-            if not task.scorer.may_ask(self.lm) and state["values"] == state["best"]:
+            if not task.scorer.may_ask(self.lm) and state.values == state.best:
                 break  # nothing new would be validated
             key = keys[step // EVERY % len(keys)]
-            state |= {"values": await self._rewritten(task, key, state, learn), "step": step + 1}
-            if (step + 1) % EVERY == 0 or step + 1 == self.steps:
-                state |= await self._validated(task, state, held)
-            yield Progress(dict(state), f"step {step + 1}: best {state['mean']:.3f}")
-        values = state["best"]
-        note = "" if values else "no rewritten prompt beat the incumbent"
-        yield Proposal(values, state["before"], state["mean"], state["tried"], note)
+            state.values = await self._rewritten(task, key, state, learn)
+            state.step = step + 1
+            if state.step % EVERY == 0 or state.step == self.steps:
+                await self._validate(task, state, held)
+            note = f"step {state.step}: best {state.mean:.3f}"
+            yield Progress(state.to_json(), note, step=state.step, of=self.steps)
+        note = "" if state.best else "no rewritten prompt beat the incumbent"
+        yield Proposal(state.best, state.before, state.mean, state.tried, note)
 
     def _pair(self, task: Task, held: int) -> float:
         """Return the most runs that the steps up to the next validation, and that one, can cost."""
         return EVERY * self.batch + held * (1 if task.scorer.free_repeats else 2)
 
     async def _rewritten(
-        self, task: Task, key: str, state: Mapping[str, Any], learn: Sequence[Example]
+        self, task: Task, key: str, state: Descent, learn: Sequence[Example]
     ) -> dict[str, str]:
         """Return the values with one prompt rewritten; as they were when a model gave nothing usable."""
-        values: dict[str, str] = state["values"]
-        best: dict[str, str] = state["best"]
-        step = state["step"]
+        values, step = state.values, state.step
         component = task.system.components[component_of(key)]
         prompt = values[key] if key in values else entry(task.system.configuration, key, str)
         order = generator(task.seed, "textgrad", step).permutation(len(learn))[: self.batch]
         try:
             traces = await task.scorer.traces(values, [learn[i] for i in order])
         except TooManyFailures:  # a prompt that breaks the runs is given up
-            return best
+            return state.best
         seeds = [stream(task.seed, "textgrad", kind, step) for kind in ("criticise", "rewrite")]
         request = criticise(component, prompt, traces, seeds[0])
         criticism = await ask(task, request, self.lm, lambda reply: reply.strip() or None)
@@ -116,19 +139,17 @@ class TextGrad:
         text = await ask(task, request, self.lm, read, lambda found: found == prompt)
         return values if text is None else {**values, key: text}
 
-    async def _validated(
-        self, task: Task, state: Mapping[str, Any], held: Sequence[Example]
-    ) -> dict[str, Any]:
-        """Score what the last steps made, and return what the next ones start from: the best so far."""
-        values = state["values"]
-        if values == state["best"]:
-            return {}
+    async def _validate(self, task: Task, state: Descent, held: Sequence[Example]) -> None:
+        """Score what the last steps made; the next ones start from the best so far."""
+        if state.values == state.best:
+            return
         # beside the incumbent, a prompt that breaks the runs only loses
-        _, after = await task.scorer.score([{}, values], held)
-        tried = {"tried": state["tried"] + 1}
-        if after.mean > state["mean"]:
-            return {**tried, "best": values, "mean": after.mean}
-        return {**tried, "values": state["best"]}
+        _, after = await task.scorer.score([{}, state.values], held)
+        state.tried += 1
+        if after.mean > state.mean:
+            state.best, state.mean = state.values, after.mean
+        else:
+            state.values = state.best
 
 
 def held_out_size(

@@ -7,27 +7,30 @@ trial's sampler is seeded by the trial's number, so that a resumed search contin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from compound.errors import MissingExtra
 from compound.space import Choice, Float, Int, Space
 from compound.streams import stream
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
 
 STARTUP = 4  # trials drawn at random before TPE has something to learn from
 
 
 def next_point(
     spaces: Mapping[str, Space],
-    trials: Sequence[Any],
-    pending: Sequence[Mapping[str, Any]],
+    trials: Sequence[tuple[Mapping[str, object], float]],
+    pending: Sequence[Mapping[str, object]],
     seed: int,
     feature: str,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return what TPE would try next.
 
     Args:
         spaces: `Choice`, `Int` and `Float` spaces by name.
-        trials: ``[values, score]`` of each point that has a score; what follows these two is ignored.
+        trials: the values of each point that has a score, and the score.
         pending: points whose score is still to come; they count as bad, so that a round is spread out.
         seed: the search's random stream; trials draw from it by their number.
         feature: what needs Optuna, for the message when it is missing.
@@ -45,7 +48,7 @@ def next_point(
     )
     study = optuna.create_study(direction="maximize", sampler=sampler)
     made = optuna.trial.create_trial
-    for values, score, *_ in trials:
+    for values, score in trials:
         study.add_trial(made(params=dict(values), distributions=distributions, value=score))
     running = optuna.trial.TrialState.RUNNING
     for values in pending:
@@ -54,7 +57,7 @@ def next_point(
     return {name: trial.params[name] for name in spaces}
 
 
-def _distribution(space: Space) -> Any:
+def _distribution(space: Space) -> BaseDistribution:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if isinstance(space, Choice):

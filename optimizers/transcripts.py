@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from compound.bounds import Extent, Outlook, Use
 from compound.component import Component
@@ -18,7 +17,7 @@ DEPTH = 4  # nested loops and maps in an address, at most
 MARKS = 24  # bytes of the words around a value or a call, at most
 
 
-def fields(values: Mapping[str, Any]) -> str:
+def fields(values: Mapping[str, object]) -> str:
     """Return values on one line, each shortened.
 
     >>> fields({"question": "Which river?", "k": 3})
@@ -71,7 +70,7 @@ def diagram(system: System) -> str:
     )
 
 
-def _shortened(value: Any) -> str:
+def _shortened(value: object) -> str:
     return _cut(value if isinstance(value, str) else canonical(readable(value)), LONGEST)
 
 
@@ -90,7 +89,7 @@ def longest_fields(values: Mapping[str, Extent]) -> Extent:
     return sum((extent.cut(LONGEST) for extent in values.values()), named)
 
 
-def longest_of(examples: Iterable[Mapping[str, Any]]) -> Extent:
+def longest_of(examples: Iterable[Mapping[str, object]]) -> Extent:
     """Return the longest that `fields` is for any of these values."""
     return Extent(max((len(fields(values).encode(errors="replace")) for values in examples), default=0))
 

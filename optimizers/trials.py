@@ -1,27 +1,62 @@
 """Trials of joint choices on minibatches; after every round the best by mean meets a larger set.
 
 The search of Opsahl-Ong et al. 2024, "Optimizing Instructions and Demonstrations for Multi-Stage Language
-Model Programs". Its state is JSON: ``values`` by parameter, the sizes ``wanted``, ``batch`` and ``larger``,
-the ``round``, the ``trials`` and what was ``scored`` on the larger set, each a list of ``[point, mean]``.
+Model Programs".
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from typing import cast
+
+from pydantic import Field
 
 from compound.configuration import canonical
 from compound.contracts import Example
 from compound.optimization import Task
 from compound.optimizers.tpe import next_point
 from compound.space import Choice
+from compound.state import State
 from compound.streams import generator
 
 ROUND = 4  # trials scored at once, on one minibatch
 LARGER = 3  # minibatches in the larger set
 
-Point = Mapping[str, int]  # for each parameter, the number of one of its values; 0 is the incumbent's
+Point = dict[str, int]  # for each parameter, the number of one of its values; 0 is the incumbent's
+
+
+class Trial(State):
+    """A point with its mean score on some examples."""
+
+    point: Point
+    mean: float
+
+
+class JointSearch(State):
+    """The progress of a search of joint choices.
+
+    Attributes:
+        values: the values of each parameter besides the incumbent's.
+        wanted: how many trials there should be.
+        batch: the number of examples of a minibatch.
+        larger: the number of examples of the larger set.
+        round: how many rounds of trials are completed.
+        trials: the trials on minibatches, in order.
+        scored: the points that were scored on the larger set, in order; the first one is the incumbent.
+    """
+
+    values: dict[str, list[object]]
+    wanted: int
+    batch: int
+    larger: int
+    round: int = 0
+    trials: list[Trial] = Field(default_factory=list)
+    scored: list[Trial] = Field(default_factory=list)
+
+    def changes(self, point: Point) -> dict[str, object]:
+        """Return the values of a point that are not the incumbent's."""
+        return {key: self.values[key][number - 1] for key, number in point.items() if number}
 
 
 def trials_for(options: Sequence[int]) -> int:
@@ -57,64 +92,66 @@ def sizes(
     return batch, int(min(LARGER * batch, examples, max(batch, spared)))
 
 
-async def rounds(
-    task: Task, state: Mapping[str, Any], larger: Sequence[Example]
-) -> AsyncIterator[dict[str, Any]]:
-    """Yield the state after the incumbent's score, and after every round of trials."""
+async def rounds(task: Task, state: JointSearch, larger: Sequence[Example]) -> AsyncIterator[JointSearch]:
+    """Advance a search; yield it after the incumbent's score, and after every round of trials."""
     again = 0 if task.scorer.free_repeats else 1
-    values = dict(sorted(state["values"].items()))  # TPE draws in order, which a checkpoint need not keep
-    spaces = {key: Choice(*range(len(some) + 1)) for key, some in values.items()}
     final = (1 + again) * len(larger)  # what it costs to score one more point on the larger set
-    if not state["scored"]:
-        if task.scorer.left < len(larger) + final + (1 + again) * state["batch"]:
+    if not state.scored:
+        if task.scorer.left < len(larger) + final + (1 + again) * state.batch:
             return
         (incumbent,) = await task.scorer.score([{}], larger)
-        state = {**state, "scored": [[dict.fromkeys(spaces, 0), incumbent.mean]]}
+        state.scored.append(Trial(point=dict.fromkeys(sorted(state.values), 0), mean=incumbent.mean))
         yield state
-    while len(state["trials"]) < state["wanted"]:
-        spare = (task.scorer.left - final) / state["batch"] - again
-        count = int(min(spare, ROUND, state["wanted"] - len(state["trials"])))
+    while len(state.trials) < state.wanted:
+        spare = (task.scorer.left - final) / state.batch - again
+        count = int(min(spare, ROUND, state.wanted - len(state.trials)))
         if count < 1:
             return
-        points: list[dict[str, int]] = []
-        for _ in range(count):
-            points.append(next_point(spaces, state["scored"] + state["trials"], points, task.seed, "mipro"))
-        order = generator(task.seed, "minibatch", state["round"]).permutation(len(larger))
-        batch = [larger[i] for i in order[: state["batch"]]]
-        means = await _means(task, state, points, batch)
-        trials = state["trials"] + [list(pair) for pair in zip(points, means, strict=True)]
-        state = {**state, "round": state["round"] + 1, "trials": trials}
-        best = promising(trials, [point for point, _ in state["scored"]])
+        points = _suggested(task, state, count)
+        order = generator(task.seed, "minibatch", state.round).permutation(len(larger))
+        means = await _means(task, state, points, [larger[i] for i in order[: state.batch]])
+        trials = [Trial(point=point, mean=mean) for point, mean in zip(points, means, strict=True)]
+        state.trials += trials
+        state.round += 1
+        best = promising(state.trials, [trial.point for trial in state.scored])
         if best is not None:
             (mean,) = await _means(task, state, [best], larger)
-            state = {**state, "scored": [*state["scored"], [best, mean]]}
+            state.scored.append(Trial(point=best, mean=mean))
         yield state
+
+
+def _suggested(task: Task, state: JointSearch, count: int) -> list[Point]:
+    """Return the points that TPE would try next."""
+    values = sorted(state.values.items())  # TPE draws in order, which a checkpoint need not keep
+    spaces = {key: Choice(*range(len(some) + 1)) for key, some in values}
+    known = [(trial.point, trial.mean) for trial in [*state.scored, *state.trials]]
+    points: list[Point] = []
+    for _ in range(count):
+        point = next_point(spaces, known, points, task.seed, "mipro")
+        points.append(cast("Point", point))  # the options are numbers
+    return points
 
 
 async def _means(
-    task: Task, state: Mapping[str, Any], points: Sequence[Point], examples: Sequence[Example]
+    task: Task, state: JointSearch, points: Sequence[Point], examples: Sequence[Example]
 ) -> list[float]:
     """Score points beside the incumbent, so that a round of nothing but broken ones only loses."""
-    candidates = [changes(state, point) for point in points]
+    candidates = [state.changes(point) for point in points]
     return [e.mean for e in (await task.scorer.score([{}, *candidates], examples))[1:]]
 
 
-def promising(trials: Sequence[Any], scored: Sequence[Point]) -> Point | None:
+def promising(trials: Sequence[Trial], scored: Sequence[Point]) -> Point | None:
     """Return the point with the best mean over its trials, besides those on the larger set already.
 
-    >>> promising([[{"a": 1}, 0.9], [{"a": 2}, 0.6], [{"a": 1}, 0.2]], scored=[{"a": 0}])
+    >>> trials = [Trial(point={"a": a}, mean=mean) for a, mean in [(1, 0.9), (2, 0.6), (1, 0.2)]]
+    >>> promising(trials, scored=[{"a": 0}])
     {'a': 2}
     """
-    found: dict[str, list[float]] = {}
-    points: dict[str, Point] = {canonical(point): point for point, _ in trials}
-    for point, mean in trials:
-        if point not in scored:
-            found.setdefault(canonical(point), []).append(mean)
-    if not found:
+    points = {canonical(trial.point): trial.point for trial in trials}
+    means: dict[str, list[float]] = {}
+    for trial in trials:
+        if trial.point not in scored:
+            means.setdefault(canonical(trial.point), []).append(trial.mean)
+    if not means:
         return None
-    return points[max(found, key=lambda name: sum(found[name]) / len(found[name]))]
-
-
-def changes(state: Mapping[str, Any], point: Point) -> dict[str, Any]:
-    """Return the values of a point that are not the incumbent's."""
-    return {key: state["values"][key][number - 1] for key, number in point.items() if number}
+    return points[max(means, key=lambda name: sum(means[name]) / len(means[name]))]

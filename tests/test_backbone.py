@@ -21,7 +21,7 @@ from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.errors import CompoundError, ConfigurationError
 from compound.metrics import custom
-from compound.optimizers.rewarding import RunRewards, shared_backbone
+from compound.optimizers.rewarding import Adapter, RewardMemory, RunRewards, shared_backbone
 from compound.rewards import policy, training
 from compound.rewards.backbone import Backbone, batches
 from compound.rewards.buffer import PairBuffer
@@ -341,6 +341,13 @@ class TestTraining:
         assert model.embed(PAIRS) == pytest.approx(before, abs=STATES)
 
 
+def adapter(rewards: RunRewards) -> Adapter:
+    """Return the adapter that a run used last."""
+    found = RewardMemory.of(rewards.memory).adapter
+    assert found is not None
+    return found
+
+
 class TestAdaptersOfARun:
     """A trained backbone while configurations come and go."""
 
@@ -384,17 +391,17 @@ class TestAdaptersOfARun:
             return real(backbone, *args, **kwargs)
 
         monkeypatch.setattr(training, "train", watched)
-        first = self.learned(run, folder, "Say good.", 16).memory.state["adapter"]["name"]
-        tried = self.learned(run, folder, "Say bad.", 16).memory.state["adapter"]["name"]
+        first = adapter(self.learned(run, folder, "Say good.", 16)).name
+        tried = adapter(self.learned(run, folder, "Say bad.", 16)).name
         self.learned(run, folder, "Say good.", 16)
         assert began == ["", first, first]
         assert tried != first
 
     def test_nothing_new_trains_nothing_also_in_another_process(self, run: Any, folder: Path) -> None:
         rewards = self.learned(run, folder, "Say good.", 16)
-        known = dict(rewards.memory.state["adapter"])
+        known = adapter(rewards)
         rows = (rewards.memory.folder / "rewards" / "heads.safetensors").read_bytes()
         shared_backbone.cache_clear()  # as a new process would begin
         again = self.learned(run, folder, "Say good.", 0)
-        assert again.memory.state["adapter"] == known
+        assert adapter(again) == known
         assert (rewards.memory.folder / "rewards" / "heads.safetensors").read_bytes() == rows

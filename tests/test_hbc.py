@@ -17,7 +17,7 @@ from compound.contracts import Example
 from compound.data import Dataset
 from compound.errors import DeclarationError
 from compound.metrics import custom
-from compound.optimizers.hbc import Cloning, Imitation, Target, targets_of
+from compound.optimizers.hbc import Cloning, CloningMemory, Imitation, Target, targets_of
 from compound.optimizers.local import LocalSearch
 from compound.optimizers.methods import method
 from compound.optimizers.offline import OfflineRewards
@@ -269,7 +269,7 @@ class TestPrompts:
         target = {"output": "red green blue"}
         buffer = PairBuffer(small.identity)
         memory = assignment.task.bench.memory
-        memory.state["start"] = small.configuration.to_json()
+        CloningMemory(start=small.configuration.to_json()).store(memory)
         for example in train[:8]:
             found = (Candidate(target, (1.0, 1.0)), Candidate({"output": "small"}, (0.0, 0.0)))
             draw = Draw("answerer", "answerer", example.id, "digest", dict(example.inputs), found)

@@ -30,10 +30,10 @@ from compound.metrics import custom
 from compound.optimization import Bench, Job, JobRecord, Proposal, Tried
 from compound.optimizers.guides import Guidance, LearnedRewards
 from compound.optimizers.local import LocalSearch
-from compound.optimizers.local_scoring import boltzmann, run_alone
-from compound.optimizers.offline import OfflineRewards, collected, settings_of
-from compound.optimizers.prompts import PromptSearch, bootstrapped, set_apart
-from compound.optimizers.rewarding import RunRewards
+from compound.optimizers.local_scoring import Gain, boltzmann, run_alone
+from compound.optimizers.offline import Collecting, OfflineRewards, collect_pairs, settings_of
+from compound.optimizers.prompts import PromptSearch, Source, Sources, bootstrapped, set_apart
+from compound.optimizers.rewarding import RewardMemory, RunRewards
 from compound.optimizers.scheduler import UCB, Gaps, Thompson, Uniform
 from compound.ports import Port
 from compound.reading import entry
@@ -223,7 +223,7 @@ class TestLocalSearch:
         made = job(system, chance, rows, share=200.0)
         states, proposal = made.run(LocalSearch(replace_settings(accuracy=0.75), PROMPTS))
         assert proposal.facts["steered"] is False
-        assert states[-1]["finalists"] == states[0]["candidates"]
+        assert states[-1]["finalists"] == states[0]["scoring"]["candidates"]
         assert proposal.before is not None
 
     @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ class TestLocalSearch:
         made = job(world.system(), world, world.examples(20), keys=("a.option",), candidates=8)
         first, proposal = made.run(LocalSearch(REWARDS, PROMPTS))
         second, _ = made.run(LocalSearch(REWARDS, PROMPTS))
-        one, two = ({c["a.option"] for c in states[0]["candidates"]} for states in (first, second))
+        one, two = ({c["a.option"] for c in states[0]["scoring"]["candidates"]} for states in (first, second))
         assert len(one) == len(two) == 8
         assert not one & two
         assert proposal.tried >= 8
@@ -358,7 +358,7 @@ class TestLocalSearch:
         world = Simulated("chain", noise=0.0)
         made = job(world.system(), world, world.examples(20), keys=("b.option",))
         rewards = RunRewards.open(made.task, REWARDS)
-        candidates = [{"b.option": i} for i in range(1, 4)]
+        candidates: list[dict[str, object]] = [{"b.option": i} for i in range(1, 4)]
         rewards.note_tried(made.task, candidates)
         assert rewards.untried(made.task, candidates) == []
         for key in ("a.option", "b.option"):
@@ -458,7 +458,7 @@ class TestTheTest:
         made = job(world.system(), world, world.examples(40), keys=("a.option",), share=500, minibatch=8)
         states, proposal = made.run(LocalSearch(settings, PROMPTS, verify=verify))
         assert proposal.facts["steered"]
-        assert states[-1]["tested"] is tested
+        assert states[-1]["phase"] == ("testing" if tested else "decided")
         assert (proposal.before is not None) is tested
 
     @pytest.mark.parametrize(("share", "tested"), [(15, False), (16, True)])
@@ -467,7 +467,8 @@ class TestTheTest:
     ) -> None:
         world = Simulated("chain")
         made = job(world.system(), world, world.examples(4), keys=("a.option",), share=share, minibatch=8)
-        assert LocalSearch(REWARDS, PROMPTS, verify=True)._tested(made.task, {"accuracy": {}}, "a") is tested
+        guidance = Guidance(RewardModel("none", NoBackbone(), {}))
+        assert LocalSearch(REWARDS, PROMPTS, verify=True)._is_worth_testing(made.task, guidance) is tested
 
 
 class TestTogether:
@@ -558,13 +559,12 @@ class TestPools:
         before = {**made.task.system.configuration.to_json(), "echo.prompt": "Shout."}
         asyncio.run(made.scorer.traces(before, set_apart(made.task)[:6]))
         first = [example.id for example in set_apart(made.task)[:6]]
-        made.task.bench.memory.state["served"] = [[before, first]]
+        memory, earlier = made.task.bench.memory, Source(configuration=before, examples=first)
+        Sources(sources=[earlier]).store(memory)
         assert sorted(self.found(made, 4)) == ["loud"] * 6 + ["soft"] * 4
         assert made.spent == 10
-        assert made.task.bench.memory.state["served"] == [
-            [before, first],
-            [made.task.system.configuration.to_json(), sorted(first[:4])],
-        ]
+        current = Source(configuration=made.task.system.configuration.to_json(), examples=sorted(first[:4]))
+        assert Sources.of(memory).sources == [earlier, current]
 
     def test_runs_that_failed_are_not_made_again(self, job: Any) -> None:
         """They are not in the cache; and where a part of the pool always fails, nothing is broken."""
@@ -627,7 +627,7 @@ def test_the_offline_phase_goes_on_in_waves_that_double(job: Any) -> None:
     world = Simulated("chain", noise=0.3, options=12, common=False)
     made = job(world.system(), world, world.examples(60))
     states, _ = made.run(OfflineRewards(replace_settings(inputs=30, sure=1.01), PROMPTS))
-    assert [state["inputs"] for state in states if "inputs" in state] == [4, 8, 16, 30]
+    assert [state["inputs"] for state in states] == [0, 4, 8, 16, 30]
     surely = job(world.system(), world, world.examples(60))
     states, _ = surely.run(OfflineRewards(replace_settings(inputs=30, sure=0.5), PROMPTS))
     assert states[-1]["inputs"] < 30
@@ -637,12 +637,11 @@ def test_a_few_inputs_that_fail_do_not_end_the_run(job: Any) -> None:
     """Fresh inputs are few, one perhaps: all may fail by chance. When a minibatch fails, something is broken."""
     rows = [Example(f"e{i}", {"x": i}) for i in range(20)]
     made = job(System("broken", outputs={"y": Broken()(x=Input("x", int))}), custom(lambda o, e: 1.0), rows)
-    state = {"proposals": {}, "iteration": 1}
+    state = Collecting(iteration=1, proposals={})
     rewards = RunRewards.open(made.task, REWARDS)
-    progress = asyncio.run(collected(rewards, ["slow"], state, rows[:2]))
-    assert progress.note == "0 pairs from 2 inputs"
+    assert asyncio.run(collect_pairs(rewards, ["slow"], state, rows[:2])) == "0 pairs from 2 inputs"
     with pytest.raises(TooManyFailures, match="as it was"):
-        asyncio.run(collected(rewards, ["slow"], state, rows[:8]))
+        asyncio.run(collect_pairs(rewards, ["slow"], state, rows[:8]))
 
 
 @pytest.mark.parametrize(("failing", "ends"), [(5, False), (7, False), (8, True)])
@@ -670,9 +669,12 @@ def test_the_next_round_edits_the_best_prompt_so_far(job: Any) -> None:
     system = System("t", outputs={"y": llm(q=Input("q", str))}, lm="lm")
     task = job(system, custom(lambda o, e: 0.0), [Example("e", {"q": "?"})], keys=("llm.prompt",)).task
     best = "Consider the unusual zebra first."
-    scored = [[{}, 0.0], [{"llm.prompt": best}, 0.4], [{"llm.prompt": "Other words."}, 0.1]]
+    gains: list[tuple[dict[str, object], float]] = [
+        ({}, 0.0), ({"llm.prompt": best}, 0.4), ({"llm.prompt": "Other words."}, 0.1)
+    ]  # fmt: skip
+    scored = [Gain(values=values, gain=gain) for values, gain in gains]
     made = asyncio.run(LocalSearch(REWARDS, PROMPTS)._next(task, scored))
-    assert sum("zebra" in values["llm.prompt"] for values in made) >= len(made) - 1 > 0
+    assert sum("zebra" in str(values["llm.prompt"]) for values in made) >= len(made) - 1 > 0
 
 
 def test_the_latest_inputs_are_those_last_collected_from(job: Any) -> None:
@@ -680,9 +682,9 @@ def test_the_latest_inputs_are_those_last_collected_from(job: Any) -> None:
     examples = world.examples(10)
     rewards = RunRewards.open(job(world.system(), world, examples).task, REWARDS)
     first = rewards.fresh(examples, 4)
-    rewards.memory.state["next"] = 4
+    RewardMemory(inputs=4).store(rewards.memory)
     second = rewards.fresh(examples, 3)
-    rewards.memory.state["next"] = 7
+    RewardMemory(inputs=7).store(rewards.memory)
     assert rewards.latest(examples, 3) == second
     assert rewards.latest(examples, 7) == first + second
     assert len({example.id for example in rewards.latest(examples, 30)}) == 10
@@ -699,7 +701,7 @@ class TestSettled:
             configuration = configuration or made.task.system.configuration.digest
             draw = Draw("a", "a", "e", configuration, {"x": 1.0}, candidates)
             rewards.buffer.add([draw], 1)
-        return rewards.settled(learned, "a")
+        return rewards.is_settled(learned, "a")
 
     def with_accuracy(self, mean: float, low: float | None) -> Learned:
         features = FeatureMap(Template("a", frozenset(), {}), (), (), 0)

@@ -15,7 +15,7 @@ from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.contracts import CallValues, Example
 from compound.metrics import custom
-from compound.optimizers.local_scoring import REPEATS, LocalScorer, Recorded, State, finalists
+from compound.optimizers.local_scoring import REPEATS, Gain, LocalScorer, Recorded, Scoring, finalists
 from compound.reading import entry
 from compound.rewards.model import Vector
 from compound.settings import RewardSettings
@@ -122,7 +122,7 @@ class TestRounds:
         async def run() -> None:
             traces = await made.scorer.traces({}, examples)
             recorded = Recorded(made.task.system, [(trace, trace.call("c")) for trace in traces])
-            state: State = {"candidates": [{"c.option": i} for i in range(1, 5)], "step": 0, "share": share}
+            state = Scoring(share=share, candidates=[{"c.option": i} for i in range(1, 5)])
             async for _ in scorer.rounds(state, recorded, more):
                 pass
 
@@ -140,22 +140,24 @@ class TestRounds:
         assert len(self.rounds(job, 0.30)) == 2
 
 
+def gained(scored: Any) -> list[Gain]:
+    return [Gain(values=values, gain=gain) for values, gain in scored]
+
+
 class TestFinalists:
     def texts(self, job: Any, scored: Any) -> Any:
         llm = LLM("llm", prompt=Text("Say."))
         system = System("t", outputs={"y": llm(q=Input("q", str))}, lm="lm")
         rows = [Example("e", {"q": "?"})]
         task = job(system, METRIC, rows, lambda: ScriptedLM([]), keys=("llm.prompt",)).task
-        return finalists(task, scored, 0.0)
+        return [found.values for found in finalists(task, gained(scored), 0.0)]
 
     def test_of_prompts_the_best_two_that_beat_the_incumbent(self, job: Any) -> None:
         scored = [[{}, 0.0], [{"p": "a"}, 0.1], [{"p": "b"}, -0.2], [{"p": "c"}, 0.3], [{"p": "d"}, 0.2]]
-        found = self.texts(job, scored)
-        assert found["finalists"] == [{"p": "c"}, {"p": "d"}]
-        assert found["local"] == {"local_gain": 0.3, "locally_tried": 4}
-        assert self.texts(job, [[{}, 0.0], [{"p": "a"}, 0.0], [{"p": "b"}, -1.0]])["finalists"] == []
+        assert self.texts(job, scored) == [{"p": "c"}, {"p": "d"}]
+        assert self.texts(job, [[{}, 0.0], [{"p": "a"}, 0.0], [{"p": "b"}, -1.0]]) == []
 
     def test_of_settings_none_that_comes_after_the_incumbent(self, job: Any) -> None:
         task = job(SYSTEM, METRIC, ROWS).task
         scored = [[{}, 0.0], [{"k": 1}, 0.5], [{"k": 2}, -0.5], [{"k": 3}, -0.1]]
-        assert finalists(task, scored, 0.0)["finalists"] == [{"k": 1}]
+        assert [found.values for found in finalists(task, gained(scored), 0.0)] == [{"k": 1}]

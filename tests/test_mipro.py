@@ -24,7 +24,7 @@ from compound.metrics import custom
 from compound.optimizers.methods import method
 from compound.optimizers.mipro import Mipro
 from compound.optimizers.tpe import next_point
-from compound.optimizers.trials import promising, sizes, trials_for
+from compound.optimizers.trials import JointSearch, Trial, promising, sizes, trials_for
 from compound.optimizing import optimize
 from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings
 from compound.space import Choice, Demos, Text
@@ -81,7 +81,7 @@ class TestSearch:
             assignment = job(two_steps(), METRIC, rows(150), scripted(), seed=seed)
             states, proposal = assignment.run(Patient(("opro",)))
             assert proposal.values == BEST, seed
-            assert proposal.before == states[-1]["scored"][0][1] < 0.4
+            assert proposal.before == states[-1]["scored"][0]["mean"] < 0.4
             assert (proposal.after or 0.0) > 0.7
 
     def test_one_parameter_is_searched_as_a_whole(self, job: Any) -> None:
@@ -128,20 +128,19 @@ class TestSearch:
         small = [batch for batch in batches if len(batch) == 35]
         assert len({tuple(e.id for e in batch) for batch in small}) == len(small) == states[-1]["round"] == 3
         last = states[-1]
-        for point, mean in last["scored"]:
-            values = {k: last["values"][k][i - 1] for k, i in point.items() if i}
+        for trial in last["scored"]:
+            values = {k: last["values"][k][i - 1] for k, i in trial["point"].items() if i}
             (evaluation,) = run(assignment.scorer.score([values], larger))
-            assert evaluation.mean == mean
-        assert (proposal.before, proposal.after) == (
-            last["scored"][0][1],
-            max(mean for _, mean in last["scored"]),
-        )
+            assert evaluation.mean == trial["mean"]
+        means = [trial["mean"] for trial in last["scored"]]
+        assert (proposal.before, proposal.after) == (means[0], max(means))
 
     def test_after_every_round_one_more_point_meets_the_larger_set(self, job: Any) -> None:
         states, _ = job(two_steps(), METRIC, rows(150), scripted()).run(OPRO)
         assert [len(s["trials"]) for s in states] == [0, 0, 4, 8, 10]
         assert [len(s["scored"]) for s in states] == [0, 1, 2, 3, 4]
-        assert all(s["scored"][-1][0] not in [p for p, _ in s["scored"][:-1]] for s in states[2:])
+        points = [trial["point"] for trial in states[-1]["scored"]]
+        assert all(point not in points[:i] for i, point in enumerate(points))
 
     def test_a_start_that_is_best_stays(self, job: Any) -> None:
         _, proposal = job(two_steps().bind(BEST), METRIC, rows(150), scripted()).run(OPRO)
@@ -227,8 +226,10 @@ class TestSearch:
 class Patient(Mipro):
     """Makes more trials than the paper's code would."""
 
-    def _sizes(self, task: Any, values: Any, examples: int) -> dict[str, int]:
-        return {**super()._sizes(task, values, examples), "wanted": 40}
+    def _start(self, task: Any, values: Any, examples: int) -> JointSearch:
+        started = super()._start(task, values, examples)
+        started.wanted = 40
+        return started
 
 
 def functions() -> System:
@@ -321,7 +322,7 @@ class TestPromising:
         ],
     )
     def test_the_best_mean_not_yet_scored(self, trials: Any, scored: Any, expected: Any) -> None:
-        assert promising(trials, scored) == expected
+        assert promising([Trial(point=point, mean=mean) for point, mean in trials], scored) == expected
 
 
 class TestTPE:
@@ -331,13 +332,13 @@ class TestTPE:
         for i in range(8):
             point = next_point(spaces, trials, [], 5, "testing")
             assert point == next_point(spaces, trials, [], 5, "testing")
-            trials.append([point, math.sin(i)])
+            trials.append((point, math.sin(i)))
         others = [next_point(spaces, trials, [], seed, "testing") for seed in range(20)]
         assert len({tuple(p.items()) for p in others}) > 1
 
     def test_a_round_is_spread_out(self) -> None:
         spaces = {"a": Choice(*range(6)), "b": Choice(*range(6))}
-        trials = [[{"a": i, "b": i}, i / 6] for i in range(6)]
+        trials = [({"a": i, "b": i}, i / 6) for i in range(6)]
         points: list[dict[str, Any]] = []
         for _ in range(4):
             points.append(next_point(spaces, trials, points, 5, "testing"))

@@ -34,7 +34,7 @@ from compound.optimizers.demos import Correction, Found, bootstrap, corrected, d
 from compound.optimizers.edits import edited, sentences
 from compound.optimizers.opro import ask, proposal
 from compound.optimizers.prompts import PromptSearch, bootstrapped, demo_keys, split, winner
-from compound.optimizers.racing import Standing, race, rungs
+from compound.optimizers.racing import Race, Standing, race, rungs
 from compound.optimizers.sampling import NumberSearch, enumerated, suggest
 from compound.optimizers.scheduler import Uniform
 from compound.space import Choice, Demos, Float, Int, Text
@@ -238,16 +238,11 @@ async def raced(
     rows: Sequence[Example],
     scorer: Simulated,
     minibatch: int,
-    state: Mapping[str, Any] | None = None,
-) -> tuple[list[Progress], list[Standing]]:
-    progress: list[Progress] = []
-    standings: list[Standing] = []
-    async for event in race(arms, rows, scorer, minibatch, state):
-        if isinstance(event, Progress):
-            progress.append(event)
-        else:
-            standings = event
-    return progress, standings
+    resume: Race | None = None,
+) -> tuple[list[Race], list[Standing]]:
+    progress = [after async for after in race(arms, rows, scorer, minibatch, resume)]
+    last = progress[-1] if progress else resume
+    return progress, last.ranking() if last else []
 
 
 class TestRace:
@@ -290,15 +285,19 @@ class TestRace:
         progress, whole = asyncio.run(raced(arms, rows, scorer(), 5))
         assert len(progress) >= 3
         for i, point in enumerate(progress):
-            rest, resumed = asyncio.run(raced(arms, rows, scorer(), 5, through_json(point.state)))
+            stored = Race.from_json(through_json(point.to_json()))
+            rest, resumed = asyncio.run(raced(arms, rows, scorer(), 5, stored))
             assert resumed == whole
-            assert [through_json(p.state) for p in rest] == [through_json(p.state) for p in progress[i + 1 :]]
+            assert rest == progress[i + 1 :]
 
     def test_the_last_rung_decides_and_a_tie_keeps_the_incumbent(self) -> None:
         arms = [{"a": 1}, {"a": 2}]
-        tie = [Standing(0, 0.5, 0.5, 16), Standing(1, 1.0, 0.5, 8)]
+        tie = [
+            Standing(candidate=0, mean=0.5, incumbent=0.5, n=16),
+            Standing(candidate=1, mean=1.0, incumbent=0.5, n=8),
+        ]
         assert winner(arms, tie).values == {}
-        assert winner(arms, [Standing(1, 0.6, 0.5, 16)]).values == {"a": 2}
+        assert winner(arms, [Standing(candidate=1, mean=0.6, incumbent=0.5, n=16)]).values == {"a": 2}
         assert winner(arms, []).values == {}
 
     def test_a_hopeless_last_arm_is_not_measured_any_further(self) -> None:
@@ -555,9 +554,9 @@ class TestDemos:
         assert [f.weight for f in large] == pytest.approx([1.0, 1 / 16])
 
     def test_demonstrations_of_better_traces_are_drawn_more_often(self) -> None:
-        pool = [Found({"n": 0}, 1.0), Found({"n": 1}, 1 / 16)]
+        pool = [Found({"inputs": {"n": 0}}, 1.0), Found({"inputs": {"n": 1}}, 1 / 16)]
         drawn = [draw(pool, 1, rng(seed)) for seed in range(400)]
-        firsts = sum(d == [{"n": 0}] for d in drawn)
+        firsts = sum(d == [{"inputs": {"n": 0}}] for d in drawn)
         assert 355 <= firsts <= 395  # 16 of 17: 376, standard deviation 4.7
 
     def test_a_failed_call_is_no_demonstration(self) -> None:
@@ -679,7 +678,7 @@ class TestNumbers:
         target = task(numeric(), None)
         trials: list[Any] = []
         for i in range(n):
-            trials.append([suggest(target, trials), math.sin(i)])
+            trials.append((suggest(target, trials), math.sin(i)))
         before = suggest(target, trials)
         assert suggest(target, through_json(trials)) == before  # type: ignore[arg-type]
         assert suggest(replace(target, seed=99), trials) != before
@@ -690,18 +689,18 @@ class TestNumbers:
         for i in range(10):
             values = suggest(target, trials)
             target.system.bind(values)  # refuses what lies outside
-            trials.append([values, float(i)])
+            trials.append((values, float(i)))
 
     def test_sampling_uses_what_it_learned(self) -> None:
         """TPE must do better than the same number of random draws, which four start-up trials are."""
         target = task(numeric(), None, candidates=16)
         scorer = Simulated(lambda c: 0.5 * c.get("weigh.a", 0) + 0.4 * (c.get("weigh.mode") == "z"))
         progress, _ = proposed(NumberSearch(), replace(target, scorer=scorer))
-        trials = progress[-1].state["trials"]
+        trials = progress[-1].state["samples"]
         early, late = trials[:4], trials[-12:]
 
         def worth(some: Sequence[Any]) -> float:
-            return float(np.mean([scorer.worth(values) for values, _ in some]))
+            return float(np.mean([scorer.worth(sample["values"]) for sample in some]))
 
         assert worth(late) > worth(early)
 
