@@ -34,17 +34,6 @@ from compound.report.traces import read_traces
 from compound.report.words import headline
 from compound.store import understood
 
-METHOD_FACTS = (
-    "system_runs",
-    "test_runs",
-    "calls",
-    "prompt_tokens",
-    "completion_tokens",
-    "cost",
-    "unpriced",
-    "seconds",
-)
-
 
 def summarize(path: str | Path) -> RunFacts:
     """Return everything the report says about a run, as JSON types.
@@ -150,11 +139,11 @@ def _method(record: Record, seed: int) -> MethodRow:
         "decisions": len(decisions),
         "missing": record.missing,
         "failed": None,
-        **_took(record.spent),
+        **took(record.spent),
     }
 
 
-def _took(spent: Spent) -> Took:
+def took(spent: Spent) -> Took:
     """Return what a method spent, as far as that is known."""
     return {
         "system_runs": spent.get("system_runs"),
