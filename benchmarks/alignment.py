@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 from rich.progress import track
@@ -39,6 +39,10 @@ from compound.rewards.model import LocalReward, RewardModel
 from compound.spec import Program, load
 from compound.streams import generator
 from compound.system import System
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 WRONG = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of inputs whose labels are shuffled
 SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)  # of the inputs to learn from
@@ -124,12 +128,12 @@ def by_data(pairs: Pairs) -> list[dict[str, float]]:
 class Choice:
     """Settings of the component, the calls they make, and the mean global reward of those runs."""
 
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
     calls: Sequence[CallValues]
     value: float
 
 
-def settings_drawn(buffer: PairBuffer, component: str, system: System) -> list[Mapping[str, Any]]:
+def settings_drawn(buffer: PairBuffer, component: str, system: System) -> list[Mapping[str, object]]:
     """Return the settings that outputs were drawn with, but for those that no configuration holds.
 
     What has nothing else to vary was drawn at another temperature, which need not be a parameter.
@@ -185,7 +189,27 @@ def by_alignment(pairs: Pairs, component: str, among: Sequence[Choice]) -> list[
     return rows
 
 
-async def measured(args: argparse.Namespace) -> dict[str, Any]:
+class Drawn(TypedDict):
+    """What is drawn of the figures of one run and component."""
+
+    steps: list[dict[str, float]]
+    start: float
+    data: list[dict[str, float]]
+
+
+class Measured(Drawn):
+    """All figures of one run and component."""
+
+    system: str
+    component: str
+    inputs: int
+    pairs: int
+    examples: int
+    choices: list[float]
+    rank_correlation: dict[str, float]
+
+
+async def measured(args: argparse.Namespace) -> Measured:
     """Return all figures of one run and component."""
     program = load(args.system, overrides=[tuple(entry.split("=", 1)) for entry in args.set])
     run = Inspection.open(args.run, program.system)
@@ -207,7 +231,7 @@ async def measured(args: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def figure(found: Mapping[str, Any]) -> str:
+def figure(found: Drawn) -> str:
     """Return accuracy against the global reward of one step, and against the number of inputs."""
     with drawn(7.6, 3.2, "alignment-quality") as (page, svg):
         left, right = page.subplots(1, 2)
@@ -237,7 +261,7 @@ def figure(found: Mapping[str, Any]) -> str:
     return svg[0]
 
 
-def _axes(axes: Any, x: str, y: str) -> None:
+def _axes(axes: Axes, x: str, y: str) -> None:
     frame(axes)
     axes.set_xlabel(x, size=8.5, color=PALETTE["muted"])
     axes.set_ylabel(y, size=8.5, color=PALETTE["muted"])

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from compound.components.engines import loading, models
 from compound.components.engines.lm_transformers import TransformersEngine
@@ -120,14 +120,17 @@ async def one_by_one(engine: TransformersEngine, requests: Sequence[Request]) ->
     return [await engine.generate(request) for request in requests]
 
 
-def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+Result = TypeVar("Result")
+
+
+def timed(work: Callable[[], Result]) -> tuple[float, Result]:
     """Return how long some work took, and its result."""
     start = time.perf_counter()
     result = work()
     return time.perf_counter() - start, result
 
 
-def measure(shape: str, folder: str, args: argparse.Namespace, direct: Direct) -> dict[str, Any]:
+def measure(shape: str, folder: str, args: argparse.Namespace, direct: Direct) -> dict[str, object]:
     """Time the three ways on one shape of prompts; every engine starts without kept beginnings."""
     requests = [ask(text, args.new_tokens) for text in prompts(shape, args.calls)]
     few = requests[: args.alone]

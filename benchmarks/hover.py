@@ -11,8 +11,9 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from compound.components.retriever import FoundPassage as Passage
+from compound.reading import entry
 from compound.rows import EXTENSIONS, read_rows
 
 QUERIES = 3
@@ -36,7 +37,7 @@ def queries(written: list[str]) -> list[str]:
     return list(dict.fromkeys(query for query in written if query.strip()))[:QUERIES]
 
 
-def best(found: list[list[dict[str, Any]]], each: int, most: int) -> list[dict[str, Any]]:
+def best(found: list[list[Passage]], each: int, most: int) -> list[Passage]:
     """Return the passages of a hop, best first, each once.
 
     Args:
@@ -49,13 +50,13 @@ def best(found: list[list[dict[str, Any]]], each: int, most: int) -> list[dict[s
     ['b', 'a']
     """
     passages = [passage for group in found for passage in group[:each]]
-    kept: dict[str, dict[str, Any]] = {}
+    kept: dict[str, Passage] = {}
     for passage in sorted(passages, key=lambda passage: -passage["score"]):
         kept.setdefault(passage["id"], passage)
     return list(kept.values())[:most]
 
 
-def shown(passages: list[dict[str, Any]], most: int, words: int) -> list[str]:
+def shown(passages: list[Passage], most: int, words: int) -> list[str]:
     """Return the first passages of a hop, cut short, for the note taker.
 
     >>> shown([{"title": "Peru", "text": "Lima is its capital."}], most=5, words=2)
@@ -80,10 +81,10 @@ def with_notes(facts: str, notes: str) -> str:
 
 
 def titles(
-    first: list[dict[str, Any]],
-    second: list[dict[str, Any]],
-    third: list[dict[str, Any]],
-    last: list[dict[str, Any]],
+    first: list[Passage],
+    second: list[Passage],
+    third: list[Passage],
+    last: list[Passage],
     most: int,
 ) -> list[str]:
     """Return the titles of the passages of all hops in their order; the last hop fills up to ``most``."""
@@ -97,7 +98,7 @@ def supported(folder: Path, corpus: Path, target: Path) -> dict[str, int]:
     counts = {}
     for file in sorted(path for path in folder.iterdir() if path.name.endswith(EXTENSIONS)):
         split = file.name.partition(".")[0]
-        rows = [row for _, row in read_rows(file) if known.issuperset(row["gold_titles"])]
+        rows = [row for _, row in read_rows(file) if known.issuperset(entry(row, "gold_titles", list))]
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         (target / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
         counts[split] = len(rows)

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from compound.reading import entry
 from compound.statistics import Bounds, interval_of_means, mean_interval
 from compound.streams import generator
 
@@ -229,9 +229,9 @@ def _row(least: Vector, most: Vector, truth: float, bounded: bool) -> Row:
     return {key: None if value is None else round(value, 4) for key, value in row.items()}
 
 
-def of_seeds(samples: int = SAMPLES) -> dict[str, Any]:
+def of_seeds(samples: int = SAMPLES) -> dict[str, object]:
     """Return how `interval_of_means` does for a few seeds, each the mean of 60 scores, beside others."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for case in ("token F1", "right or wrong, 0.9", "close to one"):
         for n in SEEDS:
             rng = generator(0, "seeds", case, n)
@@ -250,7 +250,10 @@ def _ends(sample: Vector) -> tuple[float, float]:
     return found.low, found.high
 
 
-def worst(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+Found = Mapping[str, Row]  # by method: coverage, width and the like
+
+
+def worst(cases: Mapping[str, Mapping[str, Found]]) -> dict[str, object]:
     """Return each method's least coverage over the bounded cases, and its mean width beside Gaffke's."""
     return {
         name: _worst(
@@ -266,20 +269,24 @@ def worst(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _worst(name: str, places: Sequence[tuple[str, int, Mapping[str, Any]]]) -> dict[str, Any]:
-    least = min(places, key=lambda place: place[2][name]["coverage"])
+def _worst(name: str, places: Sequence[tuple[str, int, Found]]) -> dict[str, object]:
+    least = min(places, key=lambda place: _number(place[2][name], "coverage"))
     larger = [found for _, n, found in places if n >= 10]
-    ratios = [found[name]["width"] / found["Gaffke"]["width"] for found in larger]
+    ratios = [_number(found[name], "width") / _number(found["Gaffke"], "width") for found in larger]
     return {
         "least_coverage": least[2][name]["coverage"],
         "at": least[0],
-        "least_coverage_from_n_10": min(found[name]["coverage"] for found in larger),
-        "places_below_94_percent": sum(found[name]["coverage"] < 0.94 for _, _, found in places),
+        "least_coverage_from_n_10": min(_number(found[name], "coverage") for found in larger),
+        "places_below_94_percent": sum(_number(found[name], "coverage") < 0.94 for _, _, found in places),
         "places": len(places),
-        "left_range": max(found[name]["left_range"] for _, _, found in places),
-        "no_width": max(found[name]["no_width"] for _, _, found in places),
+        "left_range": max(_number(found[name], "left_range") for _, _, found in places),
+        "no_width": max(_number(found[name], "no_width") for _, _, found in places),
         "width_beside_gaffke_from_n_10": round(float(np.mean(ratios)), 3),
     }
+
+
+def _number(row: Row, name: str) -> float:
+    return entry(row, name, (int, float))
 
 
 def main() -> None:

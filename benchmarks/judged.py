@@ -14,7 +14,6 @@ import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.progress import track
 
@@ -25,10 +24,10 @@ from compound.rewards.judge import Judging, judge
 from compound.spec import Program, load
 
 
-async def judged(program: Program, run: Path, executor: Executor, lm: str, pairs: int) -> dict[str, Any]:
+async def judged(program: Program, run: Path, executor: Executor, lm: str, pairs: int) -> dict[str, object]:
     """Return by component the accuracies of the local reward and of the judge, and the number of pairs."""
     found = Inspection.open(run, program.system)
-    rows: dict[str, Any] = {}
+    rows: dict[str, object] = {}
     for component in track(found.components, f"judging {run.name}"):
         accuracy = await judge(
             lambda request: executor.ask(lm, request), found.buffer, program.system, component,
@@ -42,9 +41,10 @@ async def judged(program: Program, run: Path, executor: Executor, lm: str, pairs
     return rows
 
 
-async def _all(args: argparse.Namespace) -> dict[str, Any]:
+async def _all(args: argparse.Namespace) -> dict[str, object]:
     program = load(args.system, overrides=[tuple(entry.split("=", 1)) for entry in args.set])
     lm = args.lm or program.system.defaults["lm"]
+    assert isinstance(lm, str)
     executor = Executor(program.find_engine, cache=DiskCache(args.output.with_suffix(".sqlite")))
     try:
         rows = {

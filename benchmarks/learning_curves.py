@@ -22,7 +22,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from rich.progress import track
 
@@ -37,6 +36,8 @@ from compound.loop import Problem
 from compound.metrics import apply
 from compound.optimization import Bench, Proposal, Task
 from compound.optimizers.methods import method
+from compound.report.documents import Step
+from compound.report.training import measured
 from compound.scoring import JobScorer
 from compound.settings import OptimizeSettings, WeightSettings
 from compound.streams import generator, stream
@@ -56,7 +57,7 @@ IMITATION = {
 }  # fmt: skip
 CRITIC = {**SHARED, "value_lr": 1e-2, "passes": 2}
 ALONE = {**CRITIC, "steps": 40}
-METHODS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+METHODS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
     "chain": {
         "ppo": ALONE,
         "mappo": CRITIC,
@@ -70,7 +71,7 @@ METHODS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 }
 CONTROLS = ("frozen", "shuffled", "flipped")
 CONTROLLED = {"chain": "mmgrpo", "conversation": "prompt_r1", "planning": "mygo"}
-SHORTER: Mapping[str, Mapping[str, Any]] = {  # attempts that are never good enough take long
+SHORTER: Mapping[str, Mapping[str, object]] = {  # attempts that are never good enough take long
     "conversation": {"steps": 60},
     "planning": {"steps": 40, "examples": 8, "attempts": 6},
 }
@@ -105,14 +106,14 @@ class Misleading:
         """The control's name."""
         return self.control
 
-    async def score(self, outputs: Mapping[str, Any], example: Example) -> Score:
+    async def score(self, outputs: Mapping[str, object], example: Example) -> Score:
         """Return a score that teaches nothing, or the wrong thing."""
         if self.control == "flipped":
             return Score(1.0 - (await apply(self.metric, outputs, example)).value)
         return Score(float(generator(self.seed, "shuffled", next(self.drawn)).random()))
 
 
-def train(case: Case) -> dict[str, Any]:
+def train(case: Case) -> dict[str, object]:
     """Train from scratch; return the curve and what was reached."""
     import torch
 
@@ -122,7 +123,7 @@ def train(case: Case) -> dict[str, Any]:
         return asyncio.run(_trained(case, toy(case.task, str(model)), str(model), Path(folder)))
 
 
-async def _trained(case: Case, task: Toy, model: str, folder: Path) -> dict[str, Any]:
+async def _trained(case: Case, task: Toy, model: str, folder: Path) -> dict[str, object]:
     settings = OptimizeSettings(method=case.method, seed=case.seed, weights=_settings(case))
     metric = task.metric
     if case.control in ("flipped", "shuffled"):
@@ -151,11 +152,15 @@ async def _trained(case: Case, task: Toy, model: str, folder: Path) -> dict[str,
     return {
         "task": case.task, "method": case.method, "control": case.control, "seed": case.seed,
         "chance": task.chance, "optimum": task.optimum, "before": before, "after": after,
-        "curve": [round(r["reward"], 4) for r in records if r["reward"] is not None],
-        "thresholds": [round(r["threshold"], 4) for r in records if "threshold" in r],
-        "rollouts": sum(r["rollouts"] for r in records),
-        "seconds": {k: round(sum(r[f"{k}_seconds"] for r in records), 1) for k in ("sample", "train")},
+        "curve": [round(value, 4) for value in _known(records, "reward")],
+        "thresholds": [round(value, 4) for value in _known(records, "threshold")],
+        "rollouts": sum(_known(records, "rollouts")),
+        "seconds": {k: round(sum(_known(records, f"{k}_seconds")), 1) for k in ("sample", "train")},
     }  # fmt: skip
+
+
+def _known(records: Sequence[Step], name: str) -> list[float]:
+    return [value for record in records if (value := measured(record, name)) is not None]
 
 
 def _settings(case: Case) -> WeightSettings:

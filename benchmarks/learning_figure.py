@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 from compound.report.figures import PALETTE, drawn, on_paper
 from compound.report.training_figures import moving_mean
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 SOURCE = Path(__file__).parent / "data" / "learning_curves.json"
 TITLES = {
@@ -29,7 +33,18 @@ COLORS = ("accent", "other1", "other2", "other3", "good", "ink")
 CONTROLS = {"frozen": (0, (1, 1.5)), "shuffled": (0, (4, 2)), "flipped": (0, (6, 2, 1, 2))}
 WIDE, TALL, SMALL = 10.4, 3.6, 8.5
 
-Found = Mapping[str, Any]
+
+class Found(TypedDict):
+    """What `compound.benchmarks.learning_curves` found of one training, as far as it is drawn."""
+
+    task: str
+    method: str
+    control: str
+    chance: float
+    optimum: float
+    before: dict[str, float]
+    after: dict[str, float]
+    curve: list[float]
 
 
 def learning_svg(found: Sequence[Found]) -> str:
@@ -43,7 +58,7 @@ def learning_svg(found: Sequence[Found]) -> str:
     return svg[0]
 
 
-def _panel(axes: Any, found: Sequence[Found], title: str) -> None:
+def _panel(axes: Axes, found: Sequence[Found], title: str) -> None:
     """Draw a task: means over the seeds."""
     lines = sorted(dict.fromkeys((one["method"], one["control"]) for one in found), key=lambda line: line[1])
     methods = [method for method, control in lines if not control]
@@ -52,7 +67,8 @@ def _panel(axes: Any, found: Sequence[Found], title: str) -> None:
         color = PALETTE["muted"] if control else PALETTE[COLORS[methods.index(method) % len(COLORS)]]
         points = _mean([_scores(one) for one in own])
         smooth = moving_mean(points, max(1, len(points) // 20))
-        axes.plot(*zip(*smooth, strict=True), color=color, linewidth=1.1 if control else 1.6,
+        steps, scores = zip(*smooth, strict=True)
+        axes.plot(steps, scores, color=color, linewidth=1.1 if control else 1.6,
                   linestyle=CONTROLS.get(control, "-"), label=control or method)  # fmt: skip
         end = fmean(one["after"]["score"] for one in own)
         axes.plot([len(points) * 1.03], [end], "o", color=color, markersize=4, clip_on=False)
@@ -70,7 +86,7 @@ def _panel(axes: Any, found: Sequence[Found], title: str) -> None:
 
 def _scores(found: Found) -> list[float]:
     """Return the score of rollouts by step, whatever was rewarded."""
-    curve: list[float] = found["curve"]
+    curve = found["curve"]
     if found["control"] == "flipped":
         return [1.0 - reward for reward in curve]
     if found["control"] == "shuffled":

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.progress import track
@@ -26,8 +25,9 @@ from compound.benchmarks.mislabelled import SHARES
 from compound.benchmarks.reward_accuracy import KINDS, accuracy, lora
 from compound.benchmarks.simulated import SHAPES
 from compound.benchmarks.simulated_search import Outcome, search, world
-from compound.optimization import Job, JobRecord
+from compound.optimization import Job, JobRecord, Scheduler
 from compound.optimizers.scheduler import UCB, Gaps, Thompson, Uniform
+from compound.reading import entry
 from compound.settings import BudgetSettings, OptimizeSettings, RewardSettings
 from compound.statistics import UNIT, Bounds, interval_of_means
 from compound.streams import generator
@@ -40,7 +40,7 @@ REWARDS = RewardSettings(backbone="none", rollouts=1, most_rollouts=1, accuracy=
 SETTINGS = OptimizeSettings(candidates=16, minibatch=8, alpha=0.2, valid_size=40, rewards=REWARDS)
 
 
-def settings(method: str, seed: int, runs: float, **changed: Any) -> OptimizeSettings:
+def settings(method: str, seed: int, runs: float, **changed: object) -> OptimizeSettings:
     """Return the settings of a search."""
     budget = BudgetSettings(system_runs=runs)
     found: OptimizeSettings = SETTINGS.model_copy(
@@ -55,9 +55,9 @@ def settings(method: str, seed: int, runs: float, **changed: Any) -> OptimizeSet
 RUNS = {"optimas": 600, "coordinate": 600, "coordinate twice": 1200, "random twice": 1200, "shuffled": 600}
 
 
-def compared(shape: str, seed: int) -> dict[str, Any]:
+def compared(shape: str, seed: int) -> dict[str, object]:
     """Return what each method reaches, as a share of the optimum."""
-    found = {}
+    found: dict[str, object] = {}
     for name, runs in RUNS.items():
         kind = name.split()[0]
         chosen = f"{LABELS}:shuffled" if kind == "shuffled" else kind
@@ -68,7 +68,7 @@ def compared(shape: str, seed: int) -> dict[str, Any]:
 STRENGTHS = (0.1, 0.3, -0.1, -0.3)
 
 
-def interaction(shape: str, seed: int) -> dict[str, Any]:
+def interaction(shape: str, seed: int) -> dict[str, object]:
     """Return what is reached as components interact, without noise; components hinder each other below 0."""
     given = settings("optimas", seed, 1200, rewards=REWARDS.model_copy(update={"accuracy": 0.6}))
     calm = {"noise": 0.0, "blur": 0.0, "options": 6}
@@ -78,9 +78,9 @@ def interaction(shape: str, seed: int) -> dict[str, Any]:
     }
 
 
-def misaligned(shape: str, seed: int) -> dict[str, Any]:
+def misaligned(shape: str, seed: int) -> dict[str, object]:
     """Return ranking accuracy, and the optimum's share after one local step of each component."""
-    found = {}
+    found: dict[str, object] = {}
     for i, share in enumerate(SHARES):
         given = settings(f"{LABELS}:mislabelled_{i}", seed, 600, iterations=1)
         outcome = search(world(shape, seed), given)
@@ -89,13 +89,13 @@ def misaligned(shape: str, seed: int) -> dict[str, Any]:
     return found
 
 
-def same(shape: str, seed: int) -> dict[str, Any]:
+def same(shape: str, seed: int) -> dict[str, object]:
     """Return whether anything was accepted where nothing can be gained, at a level of 0.05."""
     made = world(shape, seed, spread=(0.0,) * 5)
     return _brief(search(made, settings("optimas", seed, 200, alpha=0.05)))
 
 
-def _brief(outcome: Outcome) -> dict[str, Any]:
+def _brief(outcome: Outcome) -> dict[str, object]:
     return {k: v for k, v in asdict(outcome).items() if k != "working"}
 
 
@@ -112,12 +112,17 @@ def regret(_: str, seed: int) -> dict[str, float]:
     with noise.
     """
     jobs = [Job("local", (f"{name}.option",)) for name in "abcde"]
-    order = generator(seed, "which").permutation(len(HEADROOM))
-    schedulers = {"uniform": Uniform(), "gaps": Gaps(), "ucb": UCB(), "thompson": Thompson()}
+    order = generator(seed, "which").permutation(len(HEADROOM)).tolist()
+    schedulers: Mapping[str, Scheduler] = {
+        "uniform": Uniform(),
+        "gaps": Gaps(),
+        "ucb": UCB(),
+        "thompson": Thompson(),
+    }
     return {name: _regret(scheduler, jobs, order, seed) for name, scheduler in schedulers.items()}
 
 
-def _regret(scheduler: Any, jobs: Sequence[Job], order: Any, seed: int) -> float:
+def _regret(scheduler: Scheduler, jobs: Sequence[Job], order: Sequence[int], seed: int) -> float:
     left = {job.keys[0]: HEADROOM[i] for job, i in zip(jobs, order, strict=True)}
     history: list[JobRecord] = []
     total = 0.0
@@ -141,17 +146,17 @@ def _regret(scheduler: Any, jobs: Sequence[Job], order: Any, seed: int) -> float
 # -- summaries -------------------------------------------------------------------------------------------
 
 
-Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+Rows = Mapping[str, Sequence[Mapping[str, object]]]
 DIFFERENCE: Bounds = (-1.0, 1.0)
 
 
-def summary(values: Sequence[float], bounds: Bounds | None = UNIT) -> dict[str, Any]:
+def summary(values: Sequence[float], bounds: Bounds | None = UNIT) -> dict[str, object]:
     """Return mean, 95 % limits, the least value and how many there are; each is a mean over many examples."""
     found = interval_of_means(values, bounds=bounds)
     return {**found.to_json(), "least": min(values)}
 
 
-def _by_shape(rows: Rows, *path: str, less: Sequence[str] = ()) -> dict[str, Any]:
+def _by_shape(rows: Rows, *path: str, less: Sequence[str] = ()) -> dict[str, object]:
     """Return the intervals of a number of each row, less another one, by shape."""
     return {
         shape: summary(
@@ -162,13 +167,14 @@ def _by_shape(rows: Rows, *path: str, less: Sequence[str] = ()) -> dict[str, Any
     }
 
 
-def _at(row: Any, path: Sequence[str]) -> float:
-    for key in path:
-        row = row[key]
-    return float(row)
+def _at(row: Mapping[str, object], path: Sequence[str]) -> float:
+    *groups, name = path
+    for key in groups:
+        row = entry(row, key, dict)
+    return float(entry(row, name, (int, float)))
 
 
-def sum_accuracy(rows: Rows) -> dict[str, Any]:
+def sum_accuracy(rows: Rows) -> dict[str, object]:
     """Return accuracies by kind and shape, the limit, and how far they are from it."""
     return {
         kind: {
@@ -180,9 +186,9 @@ def sum_accuracy(rows: Rows) -> dict[str, Any]:
     }
 
 
-def sum_search(rows: Rows) -> dict[str, Any]:
+def sum_search(rows: Rows) -> dict[str, object]:
     """Return what methods reach by shape, and paired differences from `optimas`."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, runs in RUNS.items():
         reached = _by_shape(rows, name, "reached")
         ahead = _by_shape(rows, "optimas", "reached", less=(name, "reached"))
@@ -191,7 +197,7 @@ def sum_search(rows: Rows) -> dict[str, Any]:
     return found
 
 
-def sum_interaction(rows: Rows) -> dict[str, Any]:
+def sum_interaction(rows: Rows) -> dict[str, object]:
     """Return by strength: the share of the optimum, and what one component's change could still add."""
     return {
         str(strength): {
@@ -202,17 +208,17 @@ def sum_interaction(rows: Rows) -> dict[str, Any]:
     }
 
 
-def sum_misaligned(rows: Rows) -> dict[str, Any]:
+def sum_misaligned(rows: Rows) -> dict[str, object]:
     """Return the gain of one step of each component by the share of shuffled labels."""
     return {
         str(share): _by_shape(rows, str(share), "reached", less=(str(share), "start")) for share in SHARES
     }
 
 
-def sum_regret(rows: Rows) -> dict[str, Any]:
+def sum_regret(rows: Rows) -> dict[str, object]:
     """Return regrets, and paired tests against `uniform`."""
     found = next(iter(rows.values()))
-    result: dict[str, Any] = {}
+    result: dict[str, object] = {}
     for name in ("uniform", "gaps", "ucb", "thompson"):
         values = np.array([row[name] for row in found])
         less = values - np.array([row["uniform"] for row in found])
@@ -221,14 +227,14 @@ def sum_regret(rows: Rows) -> dict[str, Any]:
     return result
 
 
-def sum_same(rows: Rows) -> dict[str, Any]:
+def sum_same(rows: Rows) -> dict[str, object]:
     """Return how many of all runs accepted something, and the most that chance explains (99 %)."""
-    wrong = sum(row["accepted"] > 0 for found in rows.values() for row in found)
+    wrong = sum(entry(row, "accepted", int) > 0 for found in rows.values() for row in found)
     n = sum(map(len, rows.values()))
     return {"accepted": wrong, "runs": n, "bound": int(stats.binom.ppf(0.99, n, 0.05))}
 
 
-def sum_lora(rows: Rows) -> dict[str, Any]:
+def sum_lora(rows: Rows) -> dict[str, object]:
     """Return each seed as it is."""
     return {shape: {key: [row[key] for row in found] for key in found[0]} for shape, found in rows.items()}
 
@@ -237,8 +243,8 @@ def sum_lora(rows: Rows) -> dict[str, Any]:
 class Part:
     """A part of the benchmark: what one shape and seed gives, and how all of them are summed up."""
 
-    one: Callable[[str, int], Mapping[str, Any]]
-    summary: Callable[[Rows], Mapping[str, Any]]
+    one: Callable[[str, int], Mapping[str, object]]
+    summary: Callable[[Rows], Mapping[str, object]]
     shapes: Sequence[str] = tuple(SHAPES)
     seeds: int = SEEDS
 
@@ -254,12 +260,12 @@ PARTS: Mapping[str, Part] = {
 }
 
 
-def _one(job: tuple[str, str, int]) -> Mapping[str, Any]:
+def _one(job: tuple[str, str, int]) -> Mapping[str, object]:
     part, shape, seed = job
     return PARTS[part].one(shape, seed)
 
 
-def measure(name: str, workers: int) -> dict[str, Any]:
+def measure(name: str, workers: int) -> dict[str, object]:
     """Run a part; returns its summary with the rows it was made from.
 
     Rows are kept in a file while the part goes on, so that an interrupted one begins where it ended.
@@ -279,7 +285,7 @@ def measure(name: str, workers: int) -> dict[str, Any]:
     return {"summary": rounded(part.summary(rows)), "rows": rows}
 
 
-def rounded(value: Any) -> Any:
+def rounded(value: object) -> object:
     """Return JSON with four digits after the point."""
     if isinstance(value, float):
         return round(value, 4)

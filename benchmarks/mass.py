@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Any
 
+from compound.components.retriever import FoundPassage as Passage
 from compound.rewards.shaping import BadIds, TooLong, TooMany
 
 rewriter_penalty = TooMany("queries", most=4, penalty=-0.5)
@@ -30,7 +30,7 @@ def searchable(queries: list[str], question: str, most: int) -> list[str]:
     return list(distinct.values())[:most] or [question]
 
 
-def pool(found: list[list[dict[str, Any]]], most: int, words: int) -> list[str]:
+def pool(found: list[list[Passage]], most: int, words: int) -> list[str]:
     """Return the passages that all queries found, the best of each query first, each once and cut short.
 
     >>> a, b = {"title": "Peru", "text": "Lima is its capital."}, {"title": "", "text": "A river."}
@@ -42,7 +42,7 @@ def pool(found: list[list[dict[str, Any]]], most: int, words: int) -> list[str]:
     return list(dict.fromkeys(texts))[:most]
 
 
-def _shown(passage: dict[str, Any], words: int) -> str:
+def _shown(passage: Passage, words: int) -> str:
     text = " ".join(passage["text"].split()[:words])
     return f"{passage['title']}: {text}" if passage.get("title") else text
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from compound.optimization import Job, Method, Optimizer
 from compound.optimizers.guides import Guidance, LearnedRewards
@@ -77,7 +76,7 @@ def _single(share: float) -> Callable[[System, OptimizeSettings], Method]:
 class Unchecked(LocalSearch):
     """A local search whose choice never meets the global reward."""
 
-    def _tested(self, *_: Any) -> bool:
+    def _tested(self, *_: object) -> bool:
         return False
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
+from compound.components.retriever import FoundPassage as Passage
 from compound.metrics import normalize
 
 UNKNOWN = "No relevant information found."
@@ -26,7 +26,7 @@ def nothing() -> str:
     return ""
 
 
-def read_plan(said: str, most: int) -> dict[str, Any]:
+def read_plan(said: str, most: int) -> dict[str, object]:
     """Read a planner's turn over texts: at most ``most`` sub-questions, or the final answer.
 
     A turn that asks does not answer; one that does neither is the last one too.
@@ -44,7 +44,7 @@ def _answer(said: str) -> str:
     return (blocks(said, "answer") or [""])[-1]
 
 
-def numbered(passages: list[dict[str, Any]], words: int) -> str:
+def numbered(passages: list[Passage], words: int) -> str:
     """Return passages for a worker, numbered from 0 and cut short.
 
     >>> numbered([{"title": "Peru", "text": "Lima is its capital."}], words=3)
@@ -107,7 +107,7 @@ def entity_list(entities: list[str]) -> str:
     return _lines(entities)
 
 
-def read_actions(said: str, entities: list[str], most: int) -> dict[str, Any]:
+def read_actions(said: str, entities: list[str], most: int) -> dict[str, object]:
     """Read a planner's turn over a graph: lines ``Search([entity], "question")``, or the final answer.
 
     An entity is its number in the list, or its name. Lines of another form, and numbers that the list lacks,

@@ -13,7 +13,6 @@ import platform
 import time
 import tracemalloc
 from pathlib import Path
-from typing import Any
 
 from compound.component import Input, Source
 from compound.components.function import Function
@@ -111,7 +110,7 @@ async def memory(examples: int) -> dict[str, float]:
     return {"examples": examples, "seconds_while_traced": round(seconds, 2), "peak_mb": round(peak, 2)}
 
 
-async def measure() -> dict[str, Any]:
+async def measure() -> dict[str, object]:
     """Run every measurement."""
     short, long = await per_call(5, 2000), await per_call(1000, 10)
     small, large = await memory(2_500), await memory(10_000)

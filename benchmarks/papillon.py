@@ -9,13 +9,13 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from compound.contracts import Engine, Example, Message, Request, Score
 from compound.engines import find_engine
 from compound.errors import DeclarationError
 from compound.executor import Executor
 from compound.metrics import find_label, token_f1
+from compound.reading import entry
 
 _WORD = re.compile(r"[^\W_]+")
 _SPELLED = re.compile(r"(?<!\S)\S(?: \S)+(?!\S)")  # a word letter by letter
@@ -52,14 +52,18 @@ def _plain(text: str) -> str:
     return " ".join(_WORD.findall(kept.casefold()))
 
 
-def score(outputs: Mapping[str, Any], example: Example) -> Score:
+def score(outputs: Mapping[str, object], example: Example) -> Score:
     """Return the mean of the answer's F1 with the target and the share of private units that were not told.
 
     It reads the outputs ``request`` and ``response``, and the gold fields ``target_response`` and
     ``pii_units``. No model is asked; the F1 is a weak stand-in for the paper's judge.
     """
     quality: Score = token_f1("response", "target_response").score(outputs, example)
-    return _both(quality.value, leakage(outputs["request"], example.gold["pii_units"]))
+    return _both(quality.value, _leaked(outputs, example))
+
+
+def _leaked(outputs: Mapping[str, object], example: Example) -> float:
+    return leakage(entry(outputs, "request", str), entry(example.gold, "pii_units", (str, list)))
 
 
 def _both(quality: float, leaked: float) -> Score:
@@ -88,14 +92,14 @@ class Judged:
         """What keeps to the judge's concurrency, and asks again."""
         return Executor({JUDGE: self.judge})
 
-    async def __call__(self, outputs: Mapping[str, Any], example: Example) -> Score:
+    async def __call__(self, outputs: Mapping[str, object], example: Example) -> Score:
         """Score outputs as `score` does."""
-        query, target = example.inputs["user_query"], example.gold["target_response"]
-        ours = outputs["response"]
+        query, target = entry(example.inputs, "user_query", str), entry(example.gold, "target_response", str)
+        ours = entry(outputs, "response", str)
         verdicts = await asyncio.gather(self._asked(query, ours, target), self._asked(query, target, ours))
         worth = [{"A": 1.0, "B": 0.0}, {"A": 0.0, "B": 1.0}]
         named = [w.get(v, 1.0) if v else 0.5 for w, v in zip(worth, verdicts, strict=True)]
-        return _both(sum(named) / 2, leakage(outputs["request"], example.gold["pii_units"]))
+        return _both(sum(named) / 2, _leaked(outputs, example))
 
     async def _asked(self, query: str, first: str, second: str) -> str | None:
         shown = f"{QUESTION}\n\nQuery: {query}\n\nResponse A: {first}\n\nResponse B: {second}"
@@ -104,7 +108,7 @@ class Judged:
         return find_label(completion.text, ("A", "B", "equal"))
 
 
-async def judged(outputs: Mapping[str, Any], example: Example) -> Score:
+async def judged(outputs: Mapping[str, object], example: Example) -> Score:
     """Score by `Judged`, with the model that the environment variable ``COMPOUND_JUDGE`` names.
 
     Raises:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from compound.rewards.gated import read_turn
 
 
@@ -17,7 +15,7 @@ def no_turns() -> list[str]:
     return []
 
 
-def read(said: str) -> dict[str, Any]:
+def read(said: str) -> dict[str, object]:
     """Read a turn of the agent: whether it asks the environment, what, and whether it is the last one.
 
     A turn without a prompt for the environment ends the conversation, with or without an answer.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -15,6 +14,7 @@ from compound.cache import MemoryCache
 from compound.contracts import Example
 from compound.evaluation import Rules, score
 from compound.executor import Executor
+from compound.reading import entry
 from compound.rewards.buffer import Entry, PairBuffer
 from compound.rewards.learning import learn, texts_of
 from compound.rewards.model import make_backbone
@@ -34,7 +34,7 @@ KINDS: Mapping[str, Mapping[str, float]] = {
 }
 
 
-def accuracy(shape: str, seed: int) -> dict[str, Any]:
+def accuracy(shape: str, seed: int) -> dict[str, object]:
     """Return ranking accuracies on pairs of fresh inputs, and the best there could be: the Bayes limit.
 
     The limit orders the same pairs by the expected reward given the output and all that came before it
@@ -63,12 +63,13 @@ def _accuracy(made: Simulated) -> dict[str, float]:
 
 def lora(shape: str, seed: int) -> dict[str, float]:
     """Return the held-out accuracy of a trained sentence encoder on a system without noise."""
+    from compound.rewards.backbone import Backbone
     from compound.rewards.training import Training, train
 
     made = world(shape, seed, noise=0.0, blur=0.0)
     system = made.system()
     buffer = _buffer(system, _draws(made, system, "train", TRAIN_INPUTS)[0])
-    backbone: Any = make_backbone("minilm", 64)
+    backbone = Backbone("minilm", max_length=64)
     texts = [texts_of(buffer, system, name, held_out=True) for name in made.names]
     curve = train(backbone, texts, Training(rank=8, alpha=16, epochs=4, batch=32, patience=60), seed=seed)
     learned = learn(
@@ -90,7 +91,8 @@ def _draws(
         outputs: dict[str, Mapping[str, float]] = {}
         for example in made.examples(inputs, split):
             trace = await executor.run(system, example.inputs, example=example.id)
-            outputs[example.id] = {**trace.outputs, **example.inputs}
+            values = {**trace.outputs, **example.inputs}
+            outputs[example.id] = {name: entry(values, name, (int, float)) for name in values}
             traced.append((example, await score(trace, made, example, Rules())))
         return (await collect(executor, system, traced, made.names, made, sampling=ONCE)).draws, outputs
 
@@ -107,7 +109,7 @@ def _expected(made: Simulated, pair: Pair, outputs: Mapping[str, float]) -> tupl
     known = {name: outputs[name] for name in nx.ancestors(graph, pair.component) - {"x"}}
     first = dict.fromkeys(made.names, 0)
     chosen, rejected = (
-        made.downstream(first, {**known, pair.component: y["y"]}, outputs["x"])
+        made.downstream(first, {**known, pair.component: entry(y, "y", (int, float))}, outputs["x"])
         for y in (pair.chosen, pair.rejected)
     )
     return chosen, rejected

@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 
 from compound.benchmarks.simulated import Step
-from compound.component import Input
+from compound.component import Input, Source
 from compound.contracts import CallValues, Example
 from compound.executor import Executor
 from compound.metrics import custom
 from compound.rewards.alignment import NOTHING
-from compound.rewards.features import FeatureMap
+from compound.rewards.features import Embeds, FeatureMap
 from compound.rewards.heads import Head
 from compound.rewards.learning import PairTexts
 from compound.rewards.model import LocalReward, RewardModel
@@ -60,11 +60,12 @@ def chain(length: int, common: bool) -> tuple[System, tuple[str, ...]]:
     on what is read, as a language model's does.
     """
     names = tuple(f"s{k}" for k in range(1, length + 1))
-    source: Any = Input("x", float)
+    source: Source = Input("x", float)
     read = "x"
     for name in names:
         step = Step(name, (read,), (0.0,), 1.0, 0.2, common)
-        source, read = step(**{read: source}), name
+        wires: dict[str, Any] = {read: source}
+        source, read = step(**wires), name
     return System("chain", outputs={"y": source}), names
 
 
@@ -81,14 +82,14 @@ def collected(names: Sequence[str], system: System, sampling: Sampling) -> Colle
     return asyncio.run(work())
 
 
-def pairs(sampling: Sampling, common: bool) -> dict[str, Any]:
+def pairs(sampling: Sampling, common: bool) -> dict[str, object]:
     """Count the calls for the pairs of every node of a chain, against those of running whole systems.
 
     Node k of n: S calls to draw it, and n - k for each reward of its S + 1 candidates. A whole run for each
     reward takes n.
     """
     system, names = chain(LENGTH, common)
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, float]] = []
     for k, name in enumerate(names, 1):
         found = collected([name], system, sampling)
         rewards = sum(len(candidate.rewards) for candidate in found.draws[0].candidates)
@@ -132,7 +133,7 @@ def answers(count: int) -> list[CallValues]:
     ]
 
 
-def model(calls: Sequence[CallValues], backbone: Any) -> RewardModel:
+def model(calls: Sequence[CallValues], backbone: Embeds) -> RewardModel:
     """Return a model of several heads that read the same; what one has learned does not change its cost."""
     rewards_of = {}
     for i in range(HEADS):
@@ -146,14 +147,14 @@ def model(calls: Sequence[CallValues], backbone: Any) -> RewardModel:
     return RewardModel("minilm", backbone, rewards_of)
 
 
-def cpu(work: Callable[[], Any]) -> float:
+def cpu(work: Callable[[], object]) -> float:
     """Return the CPU seconds that some work took."""
     start = time.process_time()
     work()
     return time.process_time() - start
 
 
-def scoring(texts: int, blocks: int) -> dict[str, Any]:
+def scoring(texts: int, blocks: int) -> dict[str, object]:
     """Time `RewardModel.rewards` on texts never seen, against the model's forward passes alone."""
     import torch
 
@@ -247,7 +248,7 @@ def peak(count: int, batch: int) -> dict[str, float]:
     return {"before": round(before, 1), "after": round(after, 1), "steps": curve.losses[-1][0]}
 
 
-def training(sizes: Sequence[int], batch: int, repeats: int) -> dict[str, Any]:
+def training(sizes: Sequence[int], batch: int, repeats: int) -> dict[str, object]:
     """Return the peak memory of training on buffers of several sizes, each in fresh processes."""
 
     def one(count: int) -> dict[str, float]:
@@ -259,21 +260,22 @@ def training(sizes: Sequence[int], batch: int, repeats: int) -> dict[str, Any]:
 
     with ThreadPoolExecutor(2) as pool:
         measured = list(pool.map(one, [count for count in sizes for _ in range(repeats)]))
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
+    peaks: list[dict[str, float]] = []
     for place, count in enumerate(sizes):
         made = measured[place * repeats : (place + 1) * repeats]
         added = [run["after"] - run["before"] for run in made]
+        peaks.append(spread([run["after"] for run in made]))
         rows.append({
             "pairs": count,
             "steps": made[0]["steps"],
-            "peak_mb": spread([run["after"] for run in made]),
+            "peak_mb": peaks[-1],
             "peak_mb_added_by_training": spread(added),
         })  # fmt: skip
-    first, last = rows[0], rows[-1]
     return {
         "batch": batch,
         "buffers": rows,
-        "peak_ratio": round(last["peak_mb"]["median"] / first["peak_mb"]["median"], 3),
+        "peak_ratio": round(peaks[-1]["median"] / peaks[0]["median"], 3),
     }
 
 
@@ -290,7 +292,7 @@ def main() -> None:
         print(json.dumps(peak(*args.peak)))
         return
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    parts: dict[str, Callable[[], Any]] = {
+    parts: dict[str, Callable[[], object]] = {
         "pairs_on_a_chain_of_5": lambda: {
             "two_rollouts": pairs(*TWO_ROLLOUTS),
             "until_decided": pairs(*UNTIL_DECIDED),
@@ -299,7 +301,7 @@ def main() -> None:
         "scoring": lambda: scoring(args.texts, args.blocks),
     }
     kept = json.loads(OUTPUT.read_text("utf-8")) if args.only else {}
-    found = {"machine": platform.machine(), "python": platform.python_version()}
+    found: dict[str, object] = {"machine": platform.machine(), "python": platform.python_version()}
     for name, part in parts.items():
         found[name] = part() if args.only in (None, name) else kept[name]
     text = json.dumps(found, indent=2)

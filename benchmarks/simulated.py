@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compound.component import CallContext, Input, Operation
+from compound.component import CallContext, Input, Operation, Source
 from compound.contracts import Example, Score
 from compound.ports import Port
+from compound.reading import entry
 from compound.space import Choice
 from compound.streams import generator
 from compound.system import System
@@ -59,23 +60,24 @@ class Step(Operation):
         return {"y": Port(float)}
 
     @property
-    def settings(self) -> Mapping[str, Any]:  # noqa: D102
+    def settings(self) -> Mapping[str, object]:  # noqa: D102
         return {"option": Choice(*range(len(self.qualities)))}
 
     @property
     def version(self) -> str:  # noqa: D102
         return f"simulated:{self.reads}:{self.qualities}:{self.carry}:{self.noise}:{self.common}"
 
-    def deterministic(self, values: Mapping[str, Any]) -> bool:  # noqa: D102
+    def deterministic(self, values: Mapping[str, object]) -> bool:  # noqa: D102
         return not self.noise
 
     async def run(  # noqa: D102
-        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
-    ) -> Mapping[str, Any]:
-        read = sum(inputs.values()) / len(inputs)
-        rng = call.rng if self.common else generator(call.seed, values["option"], *inputs.values())
+        self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext
+    ) -> Mapping[str, object]:
+        numbers = [entry(inputs, name, (int, float)) for name in inputs]
+        read, option = sum(numbers) / len(inputs), entry(values, "option", int)
+        rng = call.rng if self.common else generator(call.seed, option, *numbers)
         noise = self.noise * float(rng.normal()) if self.noise else 0.0
-        return {"y": self.qualities[values["option"]] + self.carry * read + noise}
+        return {"y": self.qualities[option] + self.carry * read + noise}
 
 
 @dataclass(frozen=True)
@@ -138,17 +140,18 @@ class Simulated:
 
     def system(self) -> System:
         """Return the system, each component at its first option; its outputs are all nodes' outputs."""
-        made: dict[str, Any] = {"x": Input("x", float)}
+        made: dict[str, Source] = {"x": Input("x", float)}
         for name, reads in self.graph.items():
             step = Step(name, reads, self.qualities[name], self.carry, self.noise, self.common)
-            made[name] = step(**{source: made[source] for source in reads})
+            wires: dict[str, Any] = {source: made[source] for source in reads}
+            made[name] = step(**wires)
         return System(f"simulated_{self.shape}", outputs={name: made[name] for name in self.names})
 
     def reward(self, y: Vector) -> float:
         """Return the global reward of the components' outputs."""
         return float(self.weights @ y + self.interaction * (y @ self._products() @ y))
 
-    def score(self, outputs: Mapping[str, Any], example: Example) -> Score:
+    def score(self, outputs: Mapping[str, object], example: Example) -> Score:
         """Score outputs: this object is a metric."""
         y = np.array([outputs[name] for name in self.names])
         blur = self.blur * float(generator(self.seed, "blur", example.id, *y).normal()) if self.blur else 0.0
@@ -242,6 +245,6 @@ class Simulated:
         return mean, loads @ loads.T
 
 
-def options_of(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, int]:
+def options_of(values: Mapping[str, object], names: Sequence[str]) -> dict[str, int]:
     """Return the options in a configuration."""
-    return {name: values[f"{name}.option"] for name in names}
+    return {name: entry(values, f"{name}.option", int) for name in names}

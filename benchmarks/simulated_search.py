@@ -6,15 +6,17 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from compound.benchmarks.simulated import Simulated, options_of
 from compound.blocking import blocking
 from compound.configuration import component_of
 from compound.engines import find_engine
+from compound.events import Event
 from compound.loop import Loop, Problem
 from compound.optimizers.methods import method
 from compound.optimizing import describe, open_run
+from compound.reading import entry
 from compound.recorder import Recorder
 from compound.settings import OptimizeSettings
 
@@ -23,7 +25,7 @@ from compound.settings import OptimizeSettings
 NOISE, BLUR, OPTIONS = 0.1, 0.5, 16
 
 
-def world(shape: str, seed: int, **changed: Any) -> Simulated:
+def world(shape: str, seed: int, **changed: Any) -> Simulated:  # fields of `Simulated`
     """Return a simulated system of the searches."""
     given = {"noise": NOISE, "blur": BLUR, "options": OPTIONS, "common": False, **changed}
     return Simulated(shape, seed=seed, **given)
@@ -52,14 +54,14 @@ class Outcome:
 
 def search(world: Simulated, settings: OptimizeSettings) -> Outcome:
     """Optimize a simulated system from its first options on."""
-    events: list[Mapping[str, Any]] = []
+    heard: list[Mapping[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:
         system = world.system()
         problem = Problem(
             system, world.examples(100), world.examples(settings.valid_size or 40, "valid"), [], world,
             settings, method(settings.method, system, settings), find_engine,
         )  # fmt: skip
-        recorder = Recorder(open_run(Path(folder) / "run", "", describe(problem)), listener=events.append)
+        recorder = Recorder(open_run(Path(folder) / "run", "", describe(problem)), listener=heard.append)
         try:
             blocking(Loop(problem, recorder).run())
         finally:
@@ -67,6 +69,7 @@ def search(world: Simulated, settings: OptimizeSettings) -> Outcome:
         best = options_of(recorder.state.best or {}, world.names)
     optimum = world.optimum()[1] or 1.0  # where nothing can be gained, all shares are 0
     start = dict.fromkeys(world.names, 0)
+    events = cast("list[Event]", heard)
     accepted = sum(e["event"] == "decision" and e["accepted"] for e in events)
     return Outcome(
         world.value(start) / optimum, world.value(best) / optimum, _working(world, events, optimum),
@@ -74,15 +77,14 @@ def search(world: Simulated, settings: OptimizeSettings) -> Outcome:
     )  # fmt: skip
 
 
-def _working(
-    world: Simulated, events: Sequence[Mapping[str, Any]], optimum: float
-) -> tuple[tuple[float, float], ...]:
+def _working(world: Simulated, events: Sequence[Event], optimum: float) -> tuple[tuple[float, float], ...]:
     """Return system runs and share of the optimum after each job; a refused sweep falls back."""
     best = dict.fromkeys(world.names, 0)
     working, found = dict(best), []
     for event in events:
         if event["event"] == "job":
-            working |= {component_of(key): value for key, value in event["values"].items()}
+            values = event["values"]
+            working |= {component_of(key): entry(values, key, int) for key in values}
             found.append((float(event["spent"]["system_runs"]), world.value(working) / optimum))
         elif event["event"] == "decision":
             best = dict(working) if event["accepted"] else best

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from compound.components.engines.models import quiet
 from compound.streams import only_torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 PLACES = ("north", "east", "south", "west")
 COLOURS = ("red", "blue", "green", "gold")
@@ -57,7 +61,7 @@ def _save_tokenizer(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _random_model() -> Any:
+def _random_model() -> PreTrainedModel:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

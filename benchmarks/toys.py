@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from compound.benchmarks.toy_model import (
     ANIMALS,
@@ -32,6 +31,7 @@ from compound.components.llm import LLM
 from compound.contracts import Example, Metric, Score
 from compound.errors import DeclarationError, nearest
 from compound.metrics import custom, token_f1
+from compound.reading import entry
 from compound.rewards.gated import Gate, Turn
 from compound.space import ATTENTION, LoRA
 from compound.streams import generator
@@ -135,10 +135,11 @@ def _chain_example(colour: str, animal: str, fruit: str) -> Example:
     return Example("-".join(inputs.values()), inputs, gold)
 
 
-def chain_score(outputs: Mapping[str, Any], example: Example) -> Score:
+def chain_score(outputs: Mapping[str, object], example: Example) -> Score:
     """Return the share of the three words that are right; a wrong one costs a third, whichever it is."""
-    names, wanted = ("first", "second", "third"), example.gold["said"]
-    parts = {name: float(f == w) for name, f, w in zip(names, outputs["said"], wanted, strict=True)}
+    names, wanted = ("first", "second", "third"), entry(example.gold, "said", list)
+    said = entry(outputs, "said", list)
+    parts = {name: float(f == w) for name, f, w in zip(names, said, wanted, strict=True)}
     return Score(sum(parts.values()) / 3, parts=parts)
 
 
@@ -231,9 +232,9 @@ def blank() -> list[str]:
     return []
 
 
-def conversation_score(outputs: Mapping[str, Any], example: Example) -> Score:
+def conversation_score(outputs: Mapping[str, object], example: Example) -> Score:
     """Return the gated reward, from [-1, 1] to [0, 1]."""
-    turns = [read_turn(said) for said in outputs["said"]]
+    turns = [read_turn(said) for said in entry(outputs, "said", list)]
     right = token_f1("answer").score({"answer": turns[-1].answer or ""}, example).value
     parts = {"form": GATE.form(turns), "right": right, "turns": float(len(turns))}
     return Score((1 + GATE.reward(turns, right)) / 2, parts=parts)
@@ -307,7 +308,7 @@ def _planning_examples() -> list[Example]:
     return list(made.values())
 
 
-def read_plan(said: str) -> dict[str, Any]:
+def read_plan(said: str) -> dict[str, object]:
     """Read a planner's turn: what it asks, what it answers, and whether it is the last one.
 
     >>> read_plan("ask east west")
@@ -336,16 +337,17 @@ def collect(asked: list[str], questions: list[str]) -> list[str]:
     return [*asked, *questions]
 
 
-def planning_score(outputs: Mapping[str, Any], example: Example) -> Score:
+def planning_score(outputs: Mapping[str, object], example: Example) -> Score:
     """Return the mean of the places asked about, the share of right words found, and the answer's F1.
 
     Who asks nothing earns nothing.
     """
-    wanted, asked = set(example.gold["asked"]), outputs["asked"]
+    wanted, asked = set(entry(example.gold, "asked", list)), entry(outputs, "asked", list)
     if not asked:
         return Score(0.0, parts={"asked": 0.0, "found": 0.0, "f1": 0.0})
-    found = outputs["found"].removeprefix(NOTHING).split(" ")[1:]
-    right = [place_of(example.inputs["facts"][place]) for place in asked]
+    found = entry(outputs, "found", str).removeprefix(NOTHING).split(" ")[1:]
+    facts = entry(example.inputs, "facts", dict)
+    right = [place_of(facts[place]) for place in asked]
     parts = {
         "asked": len(wanted & set(asked)) / len(wanted),
         "found": sum(map(str.__eq__, found, right)) / len(right),

@@ -14,19 +14,19 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-from compound.report.training import records
+from compound.report.documents import Step
+from compound.report.training import measured, parts, records
 
 STRETCHES = ((0, 5), (5, 10), (10, 25))  # of steps; the ends are not part of them
 FACTS = ("entropy", "similarity")
 ROLLOUTS = "rollouts"
 
 
-def course(run: Path) -> dict[str, Any]:
+def course(run: Path) -> dict[str, Mapping[str, object]]:
     """Return the means of each stretch by agent; a stretch without samples of an agent has none."""
     steps = records(run)
-    names = sorted({name for step in steps for name in step["components"]})
+    names = sorted({name for step in steps for name in parts(step)})
     return {
         f"{first + 1} to {end}": {
             **{name: _means(steps[first:end], name) for name in names},
@@ -36,16 +36,24 @@ def course(run: Path) -> dict[str, Any]:
     }
 
 
-def _rollouts(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    rewards = [step["reward"] for step in steps if step["reward"] is not None]
-    groups = sum(step["groups"] for step in steps)
-    return {"reward": fmean(rewards), "skipped": sum(step["skipped"] for step in steps) / groups}
+def _rollouts(steps: Sequence[Step]) -> dict[str, float]:
+    groups = sum(_known(steps, "groups"))
+    return {"reward": fmean(_known(steps, "reward")), "skipped": sum(_known(steps, "skipped")) / groups}
 
 
-def _means(steps: Sequence[Mapping[str, Any]], name: str) -> dict[str, float | None]:
-    own = [step["components"][name] for step in steps if name in step["components"]]
-    means = {fact: fmean(one[fact] for one in own) if own else None for fact in FACTS}
-    return {**means, "penalty": fmean(step.get("penalties", {}).get(name, 0.0) for step in steps)}
+def _means(steps: Sequence[Step], name: str) -> dict[str, float | None]:
+    own = [parts(step)[name] for step in steps if name in parts(step)]
+    means = {fact: fmean(_known(own, fact)) if own else None for fact in FACTS}
+    return {**means, "penalty": fmean(_penalty(step, name) for step in steps)}
+
+
+def _known(steps: Sequence[Step], fact: str) -> list[float]:
+    return [value for step in steps if (value := measured(step, fact)) is not None]
+
+
+def _penalty(step: Step, name: str) -> float:
+    penalties = step.get("penalties")
+    return (measured(penalties, name) if isinstance(penalties, Mapping) else None) or 0.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

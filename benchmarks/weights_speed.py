@@ -28,7 +28,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from compound.components.engines.model_folder import load_causal
 from compound.components.engines.models import resolve
@@ -38,10 +38,15 @@ from compound.optimizers.policy.advantages import advantages
 from compound.optimizers.policy.samples import Sample
 from compound.optimizers.policy.trainer import Trainer
 from compound.optimizing import optimize
+from compound.reading import entry
 from compound.settings import WeightSettings
 from compound.space import ATTENTION, LoRA
 from compound.spec import load
 from compound.store import read_records
+
+if TYPE_CHECKING:
+    from compound.contracts import Engine
+
 
 ATLAS = Path(__file__).parent / "atlas.yaml"
 OUTPUT = Path(__file__).parent / "data" / "weights_speed.json"
@@ -90,7 +95,7 @@ def ours(
     shared: bool | None,
     most: int = SETTINGS.micro_tokens,
     repeats: int = REPEATS,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Measure our step on 32 sequences in 8 groups, with at most ``most`` tokens in a micro-batch."""
     from compound.optimizers.policy import forward
 
@@ -108,7 +113,7 @@ def ours(
     }
 
 
-def trls(prompt: int, answer: int, batches: int, repeats: int = REPEATS) -> dict[str, Any]:
+def trls(prompt: int, answer: int, batches: int, repeats: int = REPEATS) -> dict[str, object]:
     """Measure TRL's own trainer, its loop and its defaults, on these sequences in some micro-batches."""
     import torch
     from datasets import Dataset
@@ -122,7 +127,7 @@ def trls(prompt: int, answer: int, batches: int, repeats: int = REPEATS) -> dict
     seconds: list[float] = []
 
     class Fed(GRPOTrainer):  # type: ignore[misc]  # trl's types are not read
-        def _generate_and_score_completions(self, inputs: Any) -> Any:
+        def _generate_and_score_completions(self, inputs: object) -> object:
             ids = torch.tensor([row.tokens.prompt for row in rows])
             said = torch.tensor([row.tokens.sampled for row in rows])
             return {
@@ -132,10 +137,10 @@ def trls(prompt: int, answer: int, batches: int, repeats: int = REPEATS) -> dict
             }  # fmt: skip
 
     class Clock(TrainerCallback):  # type: ignore[misc]  # as above
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
+        def on_step_begin(self, *_: object, **__: object) -> None:
             seconds.append(-time.perf_counter())
 
-        def on_step_end(self, *_: Any, **__: Any) -> None:
+        def on_step_end(self, *_: object, **__: object) -> None:
             seconds[-1] += time.perf_counter()
 
     model, tokenizer = load_causal(resolve("smollm2"), fastest_dtype())
@@ -161,7 +166,7 @@ def trls(prompt: int, answer: int, batches: int, repeats: int = REPEATS) -> dict
     return {"seconds": median(kept), "spread": [min(kept), max(kept)], "peak": peak(), "idle": before}
 
 
-def several(count: int) -> dict[str, Any]:
+def several(count: int) -> dict[str, object]:
     """Measure the memory of training so many adapters on one base."""
     names = [f"x{number}" for number in range(count)]
     adapters = Adapters("smollm2", {name: LoRA(rank=16, targets=ATTENTION) for name in names})
@@ -173,7 +178,7 @@ def several(count: int) -> dict[str, Any]:
     return {"peak": peak(), "adapter": size / 2**20}
 
 
-def sampled() -> dict[str, Any]:
+def sampled() -> dict[str, object]:
     """Measure 64 examples at once through a graph, and the same requests straight from the engine."""
     from compound.component import Input
     from compound.components.engines.lm_transformers import TransformersEngine
@@ -188,7 +193,7 @@ def sampled() -> dict[str, Any]:
     class Noted:
         """The engine, which notes what it is asked."""
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> Any:  # whatever the engine has
             return getattr(engine, name)
 
         async def generate(self, request: Request) -> Completion:
@@ -205,13 +210,13 @@ def sampled() -> dict[str, Any]:
     system = System("one", outputs={"text": component(topic=Input("topic"))}, lm="lm")
     topics = [f"the number {number} and what people say of it" for number in range(64)]
 
-    async def graph(seed: int, lm: Any) -> None:
-        executor = Executor({"lm": lm}, seed=seed)
+    async def graph(seed: int, lm: object) -> None:
+        executor = Executor({"lm": cast("Engine", lm)}, seed=seed)
         await asyncio.gather(
             *(executor.run(system, {"topic": topic}, example=topic, sample=seed) for topic in topics)
         )
 
-    async def both() -> dict[str, Any]:
+    async def both() -> dict[str, object]:
         """Answer the same requests both ways, turn by turn, in one process."""
         await graph(0, Noted())
         ratios, rates = [], []
@@ -234,7 +239,7 @@ def sampled() -> dict[str, Any]:
     return asyncio.run(both())
 
 
-def prefilled(method: str) -> dict[str, Any]:
+def prefilled(method: str) -> dict[str, object]:
     """Measure a step on Atlas: its prompt tokens, and how many of them had been read before."""
     program = load(ATLAS)
     assert program.data
@@ -256,7 +261,7 @@ def prefilled(method: str) -> dict[str, Any]:
     return {"prompt_tokens": read, "cached": cached, "share": cached / read}
 
 
-MEASURES: Mapping[str, Callable[..., dict[str, Any]]] = {
+MEASURES: Mapping[str, Callable[..., dict[str, object]]] = {
     "ours": ours,
     "trls": trls,
     "several": several,
@@ -265,7 +270,7 @@ MEASURES: Mapping[str, Callable[..., dict[str, Any]]] = {
 }
 
 
-def alone(measure: str, *arguments: Any) -> dict[str, Any]:
+def alone(measure: str, *arguments: object) -> dict[str, object]:
     """Run one measurement in a process of its own."""
     command = [
         sys.executable,
@@ -277,19 +282,19 @@ def alone(measure: str, *arguments: Any) -> dict[str, Any]:
     ran = subprocess.run(command, check=False, capture_output=True, text=True)
     if ran.returncode:
         raise SystemExit(ran.stderr)
-    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    found: dict[str, object] = json.loads(ran.stdout.splitlines()[-1])
     return found
 
 
 # -- parts -------------------------------------------------------------------------------------------------
 
 
-Measurement = tuple[str, *tuple[Any, ...]]
+Measurement = tuple[str, *tuple[object, ...]]
 
 
 def interleaved(
-    measurements: Mapping[str, Measurement], run: Callable[..., dict[str, Any]] | None = None
-) -> dict[str, Any]:
+    measurements: Mapping[str, Measurement], run: Callable[..., Mapping[str, object]] | None = None
+) -> dict[str, object]:
     """Make measurements in turns, one step in each; every other turn backwards.
 
     Returns:
@@ -302,25 +307,25 @@ def interleaved(
     ([1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0])
     """
     run, load = run or alone, os.getloadavg()[0]
-    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in measurements}
+    rows: dict[str, list[Mapping[str, object]]] = {name: [] for name in measurements}
     for turn in range(TURNS):
         names = list(measurements)
         for name in names if turn % 2 == 0 else names[::-1]:
             rows[name].append(run(*measurements[name]))
-    found: dict[str, Any] = {"load": load}
+    found: dict[str, object] = {"load": load}
     for name, some in rows.items():
-        each = [row["seconds"] for row in some]
+        each = [entry(row, "seconds", (int, float)) for row in some]
         found[name] = {
             "seconds": median(each),
             "spread": [min(each), max(each)],
             "each": each,
-            "peak": max(row["peak"] for row in some),
-            "idle": max(row["idle"] for row in some),
+            "peak": max(entry(row, "peak", (int, float)) for row in some),
+            "idle": max(entry(row, "idle", (int, float)) for row in some),
         }
     return found
 
 
-def step() -> dict[str, Any]:
+def step() -> dict[str, object]:
     """Compare a step with TRL's."""
     most = SETTINGS.micro_tokens
     return interleaved(
@@ -332,7 +337,7 @@ def step() -> dict[str, Any]:
     )
 
 
-def shared() -> dict[str, Any]:
+def shared() -> dict[str, object]:
     """Compare reading prompts once with reading them for every sample, and with TRL."""
     most = SETTINGS.micro_tokens
     return interleaved(
@@ -344,29 +349,30 @@ def shared() -> dict[str, Any]:
     )
 
 
-def adapters() -> dict[str, Any]:
+def adapters() -> dict[str, object]:
     """Measure how memory grows with adapters."""
     found = {str(count): alone("several", count) for count in (1, 2, 4, 8)}
-    grown = (found["8"]["peak"] - found["1"]["peak"]) / 7
-    return {**found, "grown_by_each": grown, "adapter_and_optimizer": 4 * found["1"]["adapter"]}
+    one, eight = (entry(found[count], "peak", (int, float)) for count in ("1", "8"))
+    adapter = entry(found["1"], "adapter", (int, float))
+    return {**found, "grown_by_each": (eight - one) / 7, "adapter_and_optimizer": 4 * adapter}
 
 
-def batches() -> dict[str, Any]:
+def batches() -> dict[str, object]:
     """Compare how many tokens go through the model at once: time, and memory for each of them."""
     return {str(most): alone("ours", 240, 16, False, most) for most in (1024, 2048, 4096, 8192)}
 
 
-def sampling() -> dict[str, Any]:
+def sampling() -> dict[str, object]:
     """Compare sampling through a graph with the engine alone."""
     return alone("sampled")
 
 
-def prefill() -> dict[str, Any]:
+def prefill() -> dict[str, object]:
     """Measure how many prompt tokens a step's rollouts need, and how many of them are read anew."""
     return {method: alone("prefilled", method) for method in ("mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr")}
 
 
-PARTS: Mapping[str, Callable[[], dict[str, Any]]] = {
+PARTS: Mapping[str, Callable[[], dict[str, object]]] = {
     "step": step,
     "shared": shared,
     "adapters": adapters,

@@ -18,6 +18,7 @@ from compound.configuration import canonical
 from compound.errors import ParseError
 from compound.labels import is_denied
 from compound.ports import Port, accepts, convert, spell
+from compound.space import Demo
 
 Layout = Literal["text", "fields", "json"]
 TRUE, FALSE = {"yes", "true", "1"}, {"no", "false", "0"}
@@ -33,8 +34,8 @@ NUMBER = re.compile(
 
 def render(
     prompt: str,
-    demos: Sequence[Mapping[str, Any]],
-    inputs: Mapping[str, Any],
+    demos: Sequence[Demo],
+    inputs: Mapping[str, object],
     outputs: Mapping[str, Port],
     layout: Layout,
 ) -> str:
@@ -67,7 +68,7 @@ def cue(outputs: Mapping[str, Port], layout: Layout) -> str:
     return f"{label(next(iter(outputs)))}:" if layout == "text" else ""
 
 
-def _ordered(values: Mapping[str, Any], like: Iterable[str]) -> dict[str, Any]:
+def _ordered(values: Mapping[str, object], like: Iterable[str]) -> dict[str, object]:
     """Put a demonstration's fields in the order of the call's own; its file may hold another one."""
     order = {name: i for i, name in enumerate(like)}
     names = sorted(values, key=lambda name: (order.get(name, len(order)), name))
@@ -83,7 +84,7 @@ def label(name: str) -> str:
     return "Answer" if name == "output" else name.replace("_", " ").capitalize()
 
 
-def show_inputs(inputs: Mapping[str, Any]) -> str:
+def show_inputs(inputs: Mapping[str, object]) -> str:
     """Return inputs as labelled text."""
     return "\n".join(
         f"{label(name)}:{_spaced(show(value))}" for name, value in inputs.items() if value is not None
@@ -94,7 +95,7 @@ def _spaced(text: str) -> str:
     return f"\n{text}" if "\n" in text else f" {text}"
 
 
-def show(value: Any) -> str:
+def show(value: object) -> str:
     """Return a value as text for a model: passages one per line, texts numbered, the rest as JSON.
 
     >>> show([{"title": "Peru", "text": "Lima is its capital.", "score": 2.0}])
@@ -109,11 +110,11 @@ def show(value: Any) -> str:
     return canonical(value)
 
 
-def _passage(item: Mapping[str, Any]) -> str:
+def _passage(item: Mapping[str, object]) -> str:
     return f"{item['title']}: {item['text']}" if item.get("title") else str(item["text"])
 
 
-def show_outputs(outputs: Mapping[str, Any], layout: Layout) -> str:
+def show_outputs(outputs: Mapping[str, object], layout: Layout) -> str:
     """Return outputs the way the model is asked to write them."""
     if layout == "json":
         return canonical(dict(outputs))
@@ -123,7 +124,7 @@ def show_outputs(outputs: Mapping[str, Any], layout: Layout) -> str:
     return "\n".join(f"{name}: {text}" for name, text in written.items())
 
 
-def _answer(value: Any) -> str:
+def _answer(value: object) -> str:
     """Return a single output as its `type_note` asks for it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -145,11 +146,11 @@ def type_note(outputs: Mapping[str, Port], layout: Layout) -> str:
     return f"The {label(name).lower()} must be {told}" if told else ""
 
 
-WORDS: Mapping[Any, str] = {int: "a whole number", float: "a number", bool: "yes or no"}
-ITEMS: Mapping[Any, str] = {int: " of whole numbers", float: " of numbers"}
+WORDS: Mapping[object, str] = {int: "a whole number", float: "a number", bool: "yes or no"}
+ITEMS: Mapping[object, str] = {int: " of whole numbers", float: " of numbers"}
 
 
-def _in_words(kind: Any) -> str:
+def _in_words(kind: object) -> str:
     """Return a type in plain words, or ``""`` where any text belongs to it."""
     if accepts(kind, "any text"):
         return ""
@@ -176,7 +177,7 @@ def _in_words(kind: Any) -> str:
     return f"JSON: {spell(kind)}"
 
 
-def _choices(options: Sequence[Any]) -> str:
+def _choices(options: Sequence[object]) -> str:
     texts = ["none" if option is None else str(option) for option in options]
     quoted = any("," in text or text != text.strip() or not text for text in texts)
     return ", ".join(map(canonical, texts) if quoted else texts)
@@ -192,7 +193,7 @@ def _format_note(outputs: Mapping[str, Port], layout: Layout) -> str:
     return f"Reply in this format:\n{lines}"
 
 
-def parse(text: str, outputs: Mapping[str, Port], layout: Layout) -> dict[str, Any]:
+def parse(text: str, outputs: Mapping[str, Port], layout: Layout) -> dict[str, object]:
     """Read the declared fields from a model's text.
 
     Raises:
@@ -204,12 +205,12 @@ def parse(text: str, outputs: Mapping[str, Port], layout: Layout) -> dict[str, A
     if layout == "text":
         name, port = next(iter(outputs.items()))
         repeated = f"{label(name)}:"  # a model that was only shown the cue may write it itself
-        raw: Mapping[str, Any] = {name: text.strip().removeprefix(repeated).strip()}
+        raw: Mapping[str, object] = {name: text.strip().removeprefix(repeated).strip()}
         outputs = {name: port}
     else:
         names = list(outputs)
         raw = _json_object(text, names) if layout == "json" else _fields(text, names)
-    parsed: dict[str, Any] = {}
+    parsed: dict[str, object] = {}
     problems: list[str] = []
     for name, port in outputs.items():
         if name not in raw:
@@ -249,7 +250,7 @@ def _bare(text: str) -> str:
     return value
 
 
-def _json_object(text: str, names: Sequence[str]) -> Mapping[str, Any]:
+def _json_object(text: str, names: Sequence[str]) -> Mapping[str, object]:
     """Return the first JSON object with one of the fields, whatever stands around it.
 
     Each failed attempt costs as much as the text up to the error, so their number is bounded.
@@ -262,19 +263,19 @@ def _json_object(text: str, names: Sequence[str]) -> Mapping[str, Any]:
         except (ValueError, RecursionError) as error:
             end, value = getattr(error, "pos", len(text)), None
         if isinstance(value, dict) and not value.keys().isdisjoint(names):
-            return dict(_writable(value))
+            return {key: _writable(item) for key, item in value.items()}
         left -= end
         if left < 0:
             break
     return {}
 
 
-def _writable(value: Any) -> Any:
+def _writable(value: object) -> object:
     """Replace escaped half characters (``\\ud800``), which no file can hold."""
     return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
-def read(raw: Any, kind: Any) -> Any:
+def read(raw: object, kind: object) -> object:
     """Turn a model's word for a value into ``kind``.
 
     >>> read("about 3.5 km", float), read("Yes.", bool), read("- a\\n- b", list[str])
@@ -300,7 +301,7 @@ def read(raw: Any, kind: Any) -> Any:
     return _from_json(raw, kind)
 
 
-def _from_json_value(raw: Any, kind: Any, origin: Any) -> Any:
+def _from_json_value(raw: object, kind: object, origin: object) -> object:
     if isinstance(raw, float) and not math.isfinite(raw):
         raise ValueError(f"{raw!r} is not a finite number")
     if accepts(kind, raw):
@@ -310,7 +311,7 @@ def _from_json_value(raw: Any, kind: Any, origin: Any) -> Any:
     return convert(kind, raw)
 
 
-def _label(raw: str, options: Sequence[Any]) -> Any:
+def _label(raw: str, options: Sequence[object]) -> object:
     """Return the only option named as whole words, and not denied; the exact text wins."""
     plain = raw.strip().strip("\"'`.*").lower()
     exact = [option for option in options if str(option).lower() == plain]
@@ -333,7 +334,7 @@ def _bool(raw: str) -> bool:
     raise ValueError(f"{raw!r:.100} is neither yes nor no")
 
 
-def _number(raw: str, kind: Any) -> Any:
+def _number(raw: str, kind: object) -> object:
     matches = list(NUMBER.finditer(raw.replace("\N{MINUS SIGN}", "-")))
     if not matches:
         raise ValueError(f"{raw!r:.100} holds no number")
@@ -353,7 +354,7 @@ def _number(raw: str, kind: Any) -> Any:
     return value
 
 
-def _list(raw: str, item: Any) -> list[Any]:
+def _list(raw: str, item: object) -> list[object]:
     text = raw.strip()
     if text.startswith("["):
         try:
@@ -369,11 +370,11 @@ def _list(raw: str, item: Any) -> list[Any]:
     return [read(part, item) for part in parts]
 
 
-def _is_none(raw: str, options: Sequence[Any]) -> bool:
+def _is_none(raw: str, options: Sequence[object]) -> bool:
     return type(None) in options and raw.strip().lower() in ("", "none", "null")
 
 
-def _union(raw: str, options: Sequence[Any]) -> Any:
+def _union(raw: str, options: Sequence[object]) -> object:
     for option in options:
         try:
             return read(raw, option)
@@ -382,7 +383,7 @@ def _union(raw: str, options: Sequence[Any]) -> Any:
     raise ValueError(f"{raw!r:.100} is none of {', '.join(map(spell, options))}")
 
 
-def _from_json(raw: str, kind: Any) -> Any:
+def _from_json(raw: str, kind: object) -> object:
     try:
         return convert(kind, _writable(json.loads(raw)))
     except (ValueError, RecursionError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
 
 from compound.bounds import Extent, of_setting
 from compound.component import Composite, RunBody, Value, joined
@@ -83,7 +82,7 @@ class Loop(Composite):
         return _body_ports(self.body)
 
     @property
-    def settings(self) -> Mapping[str, Any]:  # noqa: D102
+    def settings(self) -> Mapping[str, object]:  # noqa: D102
         return {"max_turns": self.max_turns}
 
     @property
@@ -103,7 +102,7 @@ class Loop(Composite):
         return dict(outputs)
 
     async def drive(  # noqa: D102
-        self, inputs: Mapping[str, Value], values: Mapping[str, Any], body: RunBody
+        self, inputs: Mapping[str, Value], values: Mapping[str, object], body: RunBody
     ) -> Mapping[str, Value] | None:
         state = {name: inputs[name] for name in self.body.inputs}
         turns = values["max_turns"]
@@ -177,13 +176,13 @@ class Map(Composite):
         return given[self.over].items
 
     async def drive(  # noqa: D102
-        self, inputs: Mapping[str, Value], values: Mapping[str, Any], body: RunBody
+        self, inputs: Mapping[str, Value], values: Mapping[str, object], body: RunBody
     ) -> Mapping[str, Value] | None:
         items = inputs[self.over]
         if not isinstance(items.data, list | tuple):
             raise CallError(f"{self.over} must be a list, but got {items.data!r:.200}")
 
-        async def one(index: int, item: Any) -> Mapping[str, Value] | None:
+        async def one(index: int, item: object) -> Mapping[str, Value] | None:
             return await body(index, {**inputs, self.over: Value(item, items.sources)})
 
         async with asyncio.TaskGroup() as group:
@@ -209,7 +208,7 @@ def _without_model(name: str, body: System) -> None:
         )
 
 
-def _known(name: str, what: str, value: str, possible: Mapping[str, Any]) -> None:
+def _known(name: str, what: str, value: str, possible: Mapping[str, object]) -> None:
     if value not in possible:
         raise DeclarationError(
             f"{name!r}: {what} names {value!r}, which its body lacks", hint=nearest(value, possible)

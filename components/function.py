@@ -7,11 +7,12 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import cast
 
 from compound.bounds import Extent, Limits, Reach
 from compound.code import code_digest
 from compound.component import CallContext, Operation
+from compound.contracts import Values
 from compound.errors import DeclarationError
 from compound.ports import Port
 
@@ -43,12 +44,12 @@ class Function(Operation):
     def __init__(
         self,
         name: str,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         *,
-        outputs: Mapping[str, Any] | None = None,
+        outputs: Mapping[str, object] | None = None,
         timeout: float | None = None,
         retries: int = 0,
-        **settings: Any,
+        **settings: object,
     ) -> None:
         self.name = name
         self.function = function
@@ -78,7 +79,7 @@ class Function(Operation):
         return self._outputs
 
     @property
-    def settings(self) -> Mapping[str, Any]:  # noqa: D102
+    def settings(self) -> Mapping[str, object]:  # noqa: D102
         return self._settings
 
     @property
@@ -88,13 +89,13 @@ class Function(Operation):
     def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
         return Reach(self.longest_outputs(), ())
 
-    def deterministic(self, values: Mapping[str, Any]) -> bool:  # noqa: D102
+    def deterministic(self, values: Mapping[str, object]) -> bool:  # noqa: D102
         return not self.stochastic
 
     async def run(  # noqa: D102
-        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
-    ) -> Mapping[str, Any]:
-        arguments = {**inputs, **values}
+        self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext
+    ) -> Mapping[str, object]:
+        arguments: dict[str, object] = {**inputs, **values}
         if self.stochastic:
             arguments["rng"] = call.rng
         if self.timeout is None or inspect.iscoroutinefunction(self.function):
@@ -105,12 +106,12 @@ class Function(Operation):
             result = await result
         if self._single:
             return {"output": result}
-        return result  # type: ignore[no-any-return]  # the executor checks it
+        return cast("Values", result)  # the executor checks it
 
 
 def _signature(
-    name: str, function: Callable[..., Any]
-) -> tuple[dict[str, Any], dict[str, inspect.Parameter]]:
+    name: str, function: Callable[..., object]
+) -> tuple[dict[str, object], dict[str, inspect.Parameter]]:
     try:
         target = function if inspect.isroutine(function) else type(function).__call__
         hints = typing.get_type_hints(target)
@@ -125,7 +126,7 @@ def _signature(
     return hints, parameters
 
 
-def _port(name: str, parameter: str, declared: inspect.Parameter, hints: Mapping[str, Any]) -> Port:
+def _port(name: str, parameter: str, declared: inspect.Parameter, hints: Mapping[str, object]) -> Port:
     if parameter not in hints:
         raise DeclarationError(
             f"function {name!r}: parameter {parameter!r} has no type", hint=f"write `{parameter}: str`"
@@ -135,7 +136,7 @@ def _port(name: str, parameter: str, declared: inspect.Parameter, hints: Mapping
     return Port(hints[parameter], optional=True, default=declared.default)
 
 
-def _returned(name: str, hints: Mapping[str, Any]) -> Any:
+def _returned(name: str, hints: Mapping[str, object]) -> object:
     if "return" not in hints:
         raise DeclarationError(
             f"function {name!r} does not say what it returns", hint="write `-> str`, or give outputs={...}"
@@ -148,7 +149,7 @@ class FirstOf(Operation):
 
     kind = "first_of"
 
-    def __init__(self, name: str, kind: Any, ports: tuple[str, ...] = ("a", "b")) -> None:
+    def __init__(self, name: str, kind: object, ports: tuple[str, ...] = ("a", "b")) -> None:
         self.name = name
         self._type = kind
         self._ports = ports
@@ -169,8 +170,8 @@ class FirstOf(Operation):
         return Reach({"output": functools.reduce(Extent.joined, given.values())}, ())
 
     async def run(  # noqa: D102
-        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
-    ) -> Mapping[str, Any]:
+        self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext
+    ) -> Mapping[str, object]:
         present = [inputs[port] for port in self._ports if inputs[port] is not None]
         if not present:
             raise LookupError("none of the inputs is present: every branch was skipped")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from compound.bounds import Extent, Limits, Reach, of_setting
 from compound.component import CallContext, Operation
@@ -36,7 +35,7 @@ class Hyperparameter(Operation):
         return {"value": Port(self.space.type)}
 
     @property
-    def settings(self) -> Mapping[str, Any]:  # noqa: D102
+    def settings(self) -> Mapping[str, object]:  # noqa: D102
         return {"value": self.space}
 
     @property
@@ -47,6 +46,6 @@ class Hyperparameter(Operation):
         return Reach({"value": given.get("value", of_setting(self.space))}, ())
 
     async def run(  # noqa: D102
-        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
-    ) -> Mapping[str, Any]:
+        self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext
+    ) -> Mapping[str, object]:
         return {"value": values["value"]}

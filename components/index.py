@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import NotRequired, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,6 @@ from compound.paths import cache_folder
 from compound.rows import file_digest, read_rows
 from compound.untrusted import UntrustedFolder, named
 
-Passage = dict[str, Any]
 Scores = NDArray[np.float32]
 Encoder = Callable[[Sequence[str]], Scores]
 
@@ -39,6 +39,29 @@ _NO_SETTINGS = ("corpus", "within", "device")  # what a search does not depend o
 # One lock for all: an index is built or loaded by one thread, and the others wait for it.
 _LOCK = threading.RLock()
 _OPEN: dict[str, Index] = {}
+
+
+class Passage(TypedDict):
+    """A passage of a corpus; one that was found has a score."""
+
+    id: str
+    title: str
+    text: str
+    score: NotRequired[float]
+
+
+class Retriever(Protocol):
+    """What is used of an index of bm25s."""
+
+    vocab_dict: Mapping[str, int]
+
+    def get_scores(self, query_tokens_single: list[str]) -> Scores:
+        """Return the score of every passage."""
+        ...
+
+    def save(self, save_dir: Path, *, show_progress: bool) -> None:
+        """Write the index into a folder."""
+        ...
 
 
 class Index(ABC):
@@ -69,7 +92,7 @@ class Index(ABC):
 class LexicalIndex(Index):
     """Okapi BM25 over words (Robertson and Zaragoza 2009; Lucene's variant, whose weights are positive)."""
 
-    def __init__(self, passages: Sequence[Passage], retriever: Any) -> None:
+    def __init__(self, passages: Sequence[Passage], retriever: Retriever) -> None:
         super().__init__(passages)
         self._retriever = retriever
 
@@ -108,17 +131,18 @@ class _Columns:
     title: str = "title"
     id: str = "id"
 
-    def passage(self, row: Any, number: int, place: str) -> Passage:
+    def passage(self, row: object, number: int, place: str) -> Passage:
         """Return a row as a passage; one without an id is called by its number."""
         row = {self.text: row} if isinstance(row, str) else row
-        if not isinstance(row, Mapping) or not isinstance(row.get(self.text), str):
+        text = row.get(self.text) if isinstance(row, Mapping) else None
+        if not isinstance(row, Mapping) or not isinstance(text, str):
             hint = nearest(self.text, map(str, row)) if isinstance(row, Mapping) else "give texts or objects"
             raise DataError(f"{place}: a passage needs text in {self.text!r}", hint=hint)
         identity, title = row.get(self.id), row.get(self.title)
         return {
             "id": str(number if identity is None else identity),
             "title": "" if title is None else str(title),
-            "text": row[self.text],
+            "text": text,
         }
 
 
@@ -157,7 +181,7 @@ class _Declared(ABC):
             raise DataError(f"no corpus {str(self.corpus)!r}", hint="give a .jsonl or .csv file, perhaps .gz")
         return file_digest(Path(self.corpus), self.within)
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, object]:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NO_SETTINGS}
 
     def longest_passage(self) -> int:
@@ -230,7 +254,7 @@ class Dense(_Declared):
     revision: str | None = field(default=None, kw_only=True)
     device: str | None = field(default=None, kw_only=True)
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, object]:
         return {**super()._settings(), "model": _model_identity(self.model)}
 
     def _open(self, passages: Sequence[Passage]) -> Index:
@@ -272,7 +296,7 @@ class PassageIndex:
         settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "device"}
         return _digest("PassageIndex", settings, _model_identity(self.model or ""))
 
-    def rank(self, query: str, passages: Sequence[str | Mapping[str, Any]], k: int) -> list[Passage]:
+    def rank(self, query: str, passages: Sequence[object], k: int) -> list[Passage]:
         """Return the ``k`` best passages with their scores.
 
         The caller chose these passages, so unlike `BM25` none is left out: those without a common word
@@ -350,12 +374,11 @@ def _usable(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _bm25s() -> Any:
+def _bm25s() -> ModuleType:
     try:
-        import bm25s
+        return importlib.import_module("bm25s")
     except ImportError as error:
         raise MissingExtra("BM25", "bm25s", "retrieval") from error
-    return bm25s
 
 
 def _words(texts: Sequence[str]) -> list[list[str]]:
@@ -365,12 +388,13 @@ def _words(texts: Sequence[str]) -> list[list[str]]:
     return words
 
 
-def _bm25(passages: Sequence[Passage], k1: float, b: float) -> Any:
+def _bm25(passages: Sequence[Passage], k1: float, b: float) -> Retriever:
     retriever = _bm25s().BM25(k1=k1, b=b, method="lucene")
     # A passage of stop words alone has no words, and bm25s needs at least one in the whole corpus.
     words = _words(_texts(passages))
     retriever.index(words if any(words) else [[""] for _ in words], show_progress=False)
-    return retriever
+    found: Retriever = retriever
+    return found
 
 
 def _texts(passages: Sequence[Passage]) -> list[str]:
@@ -392,7 +416,7 @@ def _content(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _digest(*parts: Any) -> str:
+def _digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps([_FORMAT, *parts], sort_keys=True).encode()).hexdigest()
 
 

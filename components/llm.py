@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from compound.artifacts import is_reference
 from compound.bounds import CallBound, Extent, Limits, Reach, of_setting, of_type
 from compound.component import CallContext, Operation, check_name
 from compound.components.fields import Layout, cue, label, parse, render, type_note
@@ -13,7 +14,8 @@ from compound.configuration import digest
 from compound.contracts import Adapter, Message, Request
 from compound.errors import DeclarationError, ParseError
 from compound.ports import Port, spell
-from compound.space import Choice, Demos, Float, Int, Text, Weights
+from compound.reading import entry
+from compound.space import Choice, Demo, Demos, Float, Int, Text, Weights, as_demos
 
 RENDERING = 2  # raised whenever the same settings give another prompt
 NUMBERED = 8  # bytes of the number and the line break before an item of a list
@@ -55,15 +57,15 @@ class LLM(Operation):
 
     name: str
     prompt: str | Text = ""
-    output: Any = str
-    demos: Demos | Sequence[Mapping[str, Any]] = ()
+    output: object = str
+    demos: Demos | Sequence[Demo] = ()
     lm: str | Choice | None = None
     temperature: float | Float | Choice = 0.0
     max_tokens: int | Int | Choice = 256
     stop: tuple[str, ...] = ()
     format: Literal["auto", "text", "fields", "json"] = "auto"
     weights: Weights | None = None
-    takes: Mapping[str, Any] | None = None
+    takes: Mapping[str, object] | None = None
     system: str = ""
     timeout: float | None = 120.0
     retries: int = 3
@@ -95,7 +97,7 @@ class LLM(Operation):
         return {name: Port(kind) for name, kind in fields.items()}
 
     @property
-    def settings(self) -> Mapping[str, Any]:  # noqa: D102
+    def settings(self) -> Mapping[str, object]:  # noqa: D102
         names = ("prompt", "demos", "lm", "temperature", "max_tokens", "weights")
         return {name: getattr(self, name) for name in names}
 
@@ -114,7 +116,7 @@ class LLM(Operation):
         note = type_note(self.outputs, self.layout)
         return "llm:" + digest([*parts, note] if note else parts)
 
-    def deterministic(self, values: Mapping[str, Any]) -> bool:  # noqa: D102
+    def deterministic(self, values: Mapping[str, object]) -> bool:  # noqa: D102
         return not values["temperature"]
 
     def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
@@ -152,29 +154,32 @@ class LLM(Operation):
             demos = demos.joined(Extent(own))
         return fixed + text + demos + inputs
 
-    def messages(self, inputs: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[Message, ...]:
+    def messages(self, inputs: Mapping[str, object], values: Mapping[str, object]) -> tuple[Message, ...]:
         """Return what the model is shown for these inputs and values."""
         shown = {name: value for name, value in inputs.items() if name not in self.settings}
-        text = render(values["prompt"] or "", values["demos"] or (), shown, self.outputs, self.layout)
+        prompt = entry(values, "prompt", str) if values["prompt"] else ""
+        demos = as_demos(values["demos"] or ())
+        text = render(prompt, demos, shown, self.outputs, self.layout)
         head = (Message("system", self.system),) if self.system else ()
         return (*head, Message("user", text))
 
     async def run(  # noqa: D102
-        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
-    ) -> Mapping[str, Any]:
+        self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext
+    ) -> Mapping[str, object]:
         if not values["lm"]:
             raise DeclarationError(
                 f"LLM {self.name!r} has no model", hint="give lm='smollm2' to it or to the system"
             )
+        weights = values["weights"]
         completion = await call.generate(
-            values["lm"],
+            entry(values, "lm", str),
             Request(
                 messages=self.messages(inputs, values),
-                max_tokens=values["max_tokens"],
-                temperature=values["temperature"],
+                max_tokens=entry(values, "max_tokens", int),
+                temperature=entry(values, "temperature", (int, float)),
                 stop=tuple(self.stop),
                 seed=call.seed,
-                adapter=Adapter(**values["weights"]) if values["weights"] else None,
+                adapter=Adapter(**weights) if is_reference(weights) else None,
                 want_tokens=self.weights is not None,
                 cue=cue(self.outputs, self.layout),
             ),
@@ -196,7 +201,7 @@ def labelled(values: Mapping[str, Extent]) -> Extent:
     return sum(values.values(), Extent(labels))
 
 
-def _written(kind: Any, tokens: float) -> Extent:
+def _written(kind: object, tokens: float) -> Extent:
     """Return the longest value of a type that a model writes with so many tokens."""
     fixed = of_type(kind, "")
     if fixed.finite:

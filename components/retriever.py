@@ -14,8 +14,10 @@ from compound.components.index import PassageIndex
 from compound.contracts import Retrieving
 from compound.errors import CallError, DataError, DeclarationError
 from compound.ports import Port
+from compound.reading import entry
 from compound.space import Choice, Int
 
+FoundPassage = dict[str, Any]  # the type of a port; see `compound.components.index.Passage` for its fields
 RANKED = 80  # bytes that an id, a score and field names add to a passage
 
 
@@ -70,10 +72,10 @@ class Retriever(Operation):
 
     @property
     def outputs(self) -> Mapping[str, Port]:  # noqa: D102
-        return {"passages": Port(list[dict[str, Any]])}
+        return {"passages": Port(list[FoundPassage])}
 
     @property
-    def settings(self) -> Mapping[str, Any]:  # noqa: D102
+    def settings(self) -> Mapping[str, object]:  # noqa: D102
         return {"k": self.k}
 
     @property
@@ -91,12 +93,12 @@ class Retriever(Operation):
         return Reach({"passages": replace(found, items=k)}, ())
 
     async def run(  # noqa: D102
-        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
-    ) -> Mapping[str, Any]:
-        query, k = inputs["query"], values["k"]
+        self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext
+    ) -> Mapping[str, object]:
+        query, k = entry(inputs, "query", str), entry(values, "k", int)
         if isinstance(self.index, PassageIndex):
             try:
-                return {"passages": self.index.rank(query, inputs["passages"], k)}
+                return {"passages": self.index.rank(query, entry(inputs, "passages", list), k)}
             except DataError as error:  # passages may come from a model: they fail this call alone
                 raise CallError(error.message, hint=error.hint) from error
         index = await asyncio.to_thread(self.index.open)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from compound.bounds import Extent, Limits, Reach, of_setting
 from compound.component import CallContext, Operation
@@ -52,7 +51,7 @@ class Selector(Operation):
         return {"choice": Port(self.space.type)}
 
     @property
-    def settings(self) -> Mapping[str, Any]:  # noqa: D102
+    def settings(self) -> Mapping[str, object]:  # noqa: D102
         return {"choice": self.space}
 
     @property
@@ -63,8 +62,8 @@ class Selector(Operation):
         return Reach({"choice": given.get("choice", of_setting(self.space))}, ())
 
     async def run(  # noqa: D102
-        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
-    ) -> Mapping[str, Any]:
+        self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext
+    ) -> Mapping[str, object]:
         choice = values["choice"]
         if not isinstance(choice, Mapping):
             return {"choice": choice}

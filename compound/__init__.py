@@ -7,7 +7,91 @@ transformers, optuna nor litellm.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # so that type checkers see what `__getattr__` finds
+    from compound.budget import Budget as Budget
+    from compound.component import Component as Component
+    from compound.component import Input as Input
+    from compound.component import Operation as Operation
+    from compound.components.engines.lm_litellm import LiteLLMEngine as LiteLLM  # noqa: F401
+    from compound.components.engines.lm_transformers import TransformersEngine as Transformers  # noqa: F401
+    from compound.components.engines.lm_vllm import VLLMEngine as VLLM  # noqa: F401, N814
+    from compound.components.flow import Loop as Loop
+    from compound.components.flow import Map as Map
+    from compound.components.function import FirstOf as FirstOf
+    from compound.components.function import Function as Function
+    from compound.components.hyperparameter import Hyperparameter as Hyperparameter
+    from compound.components.index import BM25 as BM25
+    from compound.components.index import Dense as Dense
+    from compound.components.index import PassageIndex as PassageIndex
+    from compound.components.llm import LLM as LLM
+    from compound.components.retriever import Retriever as Retriever
+    from compound.components.selector import Selector as Selector
+    from compound.configuration import Configuration as Configuration
+    from compound.configuration import load as load
+    from compound.contracts import Example as Example
+    from compound.contracts import Score as Score
+    from compound.contracts import Usage as Usage
+    from compound.data import Dataset as Dataset
+    from compound.errors import CompoundError as CompoundError
+    from compound.errors import RunFailed as RunFailed
+    from compound.executor import Executor as Executor
+    from compound.metrics import (
+        accuracy as accuracy,
+    )
+    from compound.metrics import (
+        custom as custom,
+    )
+    from compound.metrics import (
+        exact_match as exact_match,
+    )
+    from compound.metrics import (
+        mrr as mrr,
+    )
+    from compound.metrics import (
+        recall_at_k as recall_at_k,
+    )
+    from compound.metrics import (
+        token_f1 as token_f1,
+    )
+    from compound.optimizing import Result as Result
+    from compound.settings import OptimizeSettings as OptimizeSettings
+    from compound.space import (
+        Choice as Choice,
+    )
+    from compound.space import (
+        Demos as Demos,
+    )
+    from compound.space import (
+        Float as Float,
+    )
+    from compound.space import (
+        Int as Int,
+    )
+    from compound.space import (
+        LoRA as LoRA,
+    )
+    from compound.space import (
+        Text as Text,
+    )
+    from compound.sync import (
+        evaluate as evaluate,
+    )
+    from compound.sync import (
+        load_result as load_result,
+    )
+    from compound.sync import (
+        load_system as load_system,
+    )
+    from compound.sync import (
+        optimize as optimize,
+    )
+    from compound.sync import (
+        run as run,
+    )
+    from compound.system import System as System
+    from compound.trace import Trace as Trace
 
 __version__ = "0.1.0"
 
@@ -65,7 +149,7 @@ _HOME = {
 __all__ = sorted(_HOME)  # noqa: PLE0605 - the names are loaded lazily
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'compound' has no attribute {name!r}")
     module, _, attribute = _HOME[name].partition(":")

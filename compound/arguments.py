@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Protocol, cast
 
 from compound.budget import Budget
 from compound.contracts import Engine, Example, Metric
@@ -21,10 +21,27 @@ from compound.metrics import METRICS, Scoring, as_metric
 from compound.settings import BudgetSettings
 from compound.system import System
 
-Rows = Iterable[Any]  # dictionaries, `Example`s, or a data frame
+
+class PolarsFrame(Protocol):
+    """A data frame with the method of polars."""
+
+    def to_dicts(self) -> list[dict[str, object]]:
+        """Return the rows."""
+        ...
+
+
+class ArrowTable(Protocol):
+    """A table with the method of pyarrow."""
+
+    def to_pylist(self) -> list[dict[str, object]]:
+        """Return the rows."""
+        ...
+
+
+Rows = Iterable[object] | PolarsFrame | ArrowTable  # dictionaries, `Example`s, or a data frame
 GivenData = Dataset | str | Path | Mapping[str, Rows] | Rows
-GivenMetric = Metric | Scoring | str
-GivenBudget = Budget | BudgetSettings | Mapping[str, Any] | float
+GivenMetric = Metric | Scoring | Callable[[str], Metric] | str
+GivenBudget = Budget | BudgetSettings | Mapping[str, object] | float
 GivenEngines = Mapping[str, Engine | str] | Callable[[str], Engine]
 
 
@@ -59,7 +76,7 @@ def as_data(data: GivenData, *, splits: bool) -> Dataset:
     return Dataset.of(train=rows, valid=rows, test=rows)
 
 
-def _rows(data: Any, role: str = "") -> list[Mapping[str, Any]]:
+def _rows(data: object, role: str = "") -> list[Mapping[str, object]]:
     """Return rows as dictionaries; a data frame's missing values are None."""
     if hasattr(data, "to_dicts"):  # polars
         data = data.to_dicts()
@@ -82,7 +99,7 @@ def _rows(data: Any, role: str = "") -> list[Mapping[str, Any]]:
     return rows
 
 
-def _row(row: Any, number: int) -> Mapping[str, Any]:
+def _row(row: object, number: int) -> Mapping[str, object]:
     if isinstance(row, Example):
         return {**row.gold, **row.inputs, "id": row.id}
     if isinstance(row, Mapping):
@@ -93,7 +110,7 @@ def _row(row: Any, number: int) -> Mapping[str, Any]:
     )
 
 
-def _present(value: Any) -> Any:
+def _present(value: object) -> object:
     if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a number of numpy
         value = value.item()
     return None if value is None or (isinstance(value, float) and math.isnan(value)) else value
@@ -108,7 +125,7 @@ def metric_for(metric: GivenMetric, system: System) -> Metric:
     name = next((name for name, factory in METRICS.items() if factory is metric), metric)
     if not isinstance(name, str):
         if callable(metric) or isinstance(metric, Metric):
-            return as_metric(metric)
+            return as_metric(cast("Scoring | Metric", metric))  # functions that make metrics have names
         raise DeclarationError(
             f"metric must be a metric or a function of (outputs, example), but is {metric!r:.80}",
             hint=f"such as cp.{next(iter(METRICS))}('answer')",
@@ -124,7 +141,7 @@ def metric_for(metric: GivenMetric, system: System) -> Metric:
     return METRICS[name](next(iter(system.outputs)))
 
 
-def inputs_for(system: System, inputs: object) -> Mapping[str, Any]:
+def inputs_for(system: System, inputs: object) -> Mapping[str, object]:
     """Return the inputs of one run.
 
     Raises:
@@ -138,7 +155,7 @@ def inputs_for(system: System, inputs: object) -> Mapping[str, Any]:
     )
 
 
-def budget_settings(budget: GivenBudget) -> dict[str, Any]:
+def budget_settings(budget: GivenBudget) -> dict[str, object]:
     """Return the limits of a budget by name; a number is a number of system runs.
 
     >>> budget_settings(100)

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeGuard
+from typing import TypeGuard, overload
 
 from compound.errors import ConfigurationError
 from compound.untrusted import UntrustedFolder, named
@@ -22,7 +22,7 @@ SHOWN = 16  # digits of a digest that name a folder
 _STORED = re.compile(rf"[^/\\]+-[0-9a-f]{{{SHOWN}}}")
 
 
-def is_reference(value: object) -> TypeGuard[Mapping[str, str]]:
+def is_reference(value: object) -> TypeGuard[Reference]:
     """Return whether a value is ``{"path": folder, "sha256": digest}``.
 
     >>> is_reference({"path": "adapter", "sha256": "9f"}), is_reference({"path": "adapter"})
@@ -35,7 +35,7 @@ def is_reference(value: object) -> TypeGuard[Mapping[str, str]]:
     )
 
 
-def addressed(value: Any) -> Any:
+def addressed(value: object) -> object:
     """Return a reference by its content alone; any other value as it is.
 
     >>> addressed({"path": "adapter", "sha256": "9f"}), addressed("adapter")
@@ -44,7 +44,11 @@ def addressed(value: Any) -> Any:
     return {"sha256": value["sha256"]} if is_reference(value) else value
 
 
-def located(value: Any, folder: Path) -> Any:
+@overload
+def located(value: Reference, folder: Path) -> Reference: ...
+@overload
+def located(value: object, folder: Path) -> object: ...
+def located(value: object, folder: Path) -> object:
     """Return a reference with its path made absolute, from ``folder`` on; any other value as it is."""
     return {**value, "path": str(folder.absolute() / value["path"])} if is_reference(value) else value
 
@@ -159,7 +163,11 @@ def discard(name: str, folder: Path) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def kept(value: Any, folder: Path) -> Any:
+@overload
+def kept(value: Reference, folder: Path) -> dict[str, str]: ...
+@overload
+def kept(value: object, folder: Path) -> object: ...
+def kept(value: object, folder: Path) -> object:
     """Return a reference relative to ``folder``, copying what it refers to where it lies outside.
 
     Any other value is returned as it is.

@@ -14,14 +14,14 @@ import sys
 import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future, wait
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from compound.extras import raise_missing_extra
 
 Result = TypeVar("Result")
 
 
-def blocking(coroutine: Coroutine[Any, Any, Result], *, interrupted: str = "") -> Result:
+def blocking(coroutine: Coroutine[object, None, Result], *, interrupted: str = "") -> Result:
     """Run a coroutine to its end and return its result.
 
     Args:
@@ -55,10 +55,10 @@ def blocking(coroutine: Coroutine[Any, Any, Result], *, interrupted: str = "") -
 class _Elsewhere(Generic[Result]):
     """Runs a coroutine on an event loop in a thread of its own."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Result]) -> None:
+    def __init__(self, coroutine: Coroutine[object, None, Result]) -> None:
         self._coroutine = coroutine
         self._loop = asyncio.new_event_loop()
-        self._task: asyncio.Task[Any] | None = None
+        self._task: asyncio.Task[object] | None = None
         self._asked = False
         self._waiting = False
         self._early = False  # whether an interrupt came before the thread ran
@@ -95,7 +95,7 @@ class _Elsewhere(Generic[Result]):
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def _on_interrupt(self, _signal: int, _frame: Any) -> None:
+    def _on_interrupt(self, _signal: int, _frame: object) -> None:
         if self._waiting:
             raise KeyboardInterrupt
         self._early = True

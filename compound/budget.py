@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt
@@ -65,7 +65,7 @@ class Budget:
 
 
 def _checked_usage(usage: Usage) -> Usage:
-    if not all(0 <= number < math.inf for number in usage.to_json().values()):
+    if not all(0 <= number < math.inf for number in astuple(usage)):
         raise ValueError("must hold finite numbers that are not negative")
     return usage
 

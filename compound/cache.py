@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from compound.errors import RunDirectoryError
 from compound.limits import LINE
@@ -40,11 +40,11 @@ logger = logging.getLogger(__name__)
 class Cache(Protocol):
     """Where the executor looks before it calls."""
 
-    def get(self, key: str) -> Mapping[str, Any] | None:
+    def get(self, key: str) -> Mapping[str, object] | None:
         """Return the outcome stored under ``key``."""
         ...
 
-    def put(self, key: str, outcome: Mapping[str, Any]) -> None:
+    def put(self, key: str, outcome: Mapping[str, object]) -> None:
         """Store an outcome."""
         ...
 
@@ -65,12 +65,12 @@ class MemoryCache:
     def __init__(self) -> None:
         self._rows: dict[str, str] = {}
 
-    def get(self, key: str) -> Mapping[str, Any] | None:
+    def get(self, key: str) -> Mapping[str, object] | None:
         """Return the outcome stored under ``key``."""
         row = self._rows.get(key)
         return None if row is None else json.loads(row)
 
-    def put(self, key: str, outcome: Mapping[str, Any]) -> None:
+    def put(self, key: str, outcome: Mapping[str, object]) -> None:
         """Store an outcome."""
         self._rows[key] = json.dumps(outcome, ensure_ascii=False)
 
@@ -129,7 +129,7 @@ class DiskCache:
         (count,) = self._db.execute("SELECT COUNT(key) FROM outcome").fetchone()
         return int(count)
 
-    def get(self, key: str) -> Mapping[str, Any] | None:
+    def get(self, key: str) -> Mapping[str, object] | None:
         """Return the outcome stored under ``key``; one that is damaged is dropped, and counts as missing.
 
         Raises:
@@ -146,15 +146,15 @@ class DiskCache:
                 self._report(f"the recorded call {key[:16]}… is damaged ({error}); it is made again")
                 return None
 
-    def _row(self, key: str) -> tuple[Any, Any, Any] | None:
+    def _row(self, key: str) -> tuple[object, object, object] | None:
         query = "SELECT step, value, checksum FROM outcome WHERE key = ?"
         try:
-            row: tuple[Any, Any, Any] | None = self._db.execute(query, (key,)).fetchone()
+            row: tuple[object, object, object] | None = self._db.execute(query, (key,)).fetchone()
         except sqlite3.DataError:
             raise Damaged(f"it is larger than {LINE}") from None
         return row
 
-    def put(self, key: str, outcome: Mapping[str, Any]) -> None:
+    def put(self, key: str, outcome: Mapping[str, object]) -> None:
         """Store an outcome; an existing one stays, and one beyond the limit is only reported.
 
         Raises:
@@ -354,7 +354,7 @@ def row_checksum(key: str, step: int, value: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-def read_row(key: str, step: Any, value: Any, checksum: Any, *, checked: bool) -> dict[str, Any]:
+def read_row(key: str, step: object, value: object, checksum: object, *, checked: bool) -> dict[str, object]:
     """Return what an entry holds.
 
     Args:
@@ -382,7 +382,7 @@ def read_row(key: str, step: Any, value: Any, checksum: Any, *, checked: bool) -
     return found
 
 
-def _is_outcome(value: Any) -> bool:
+def _is_outcome(value: object) -> bool:
     """Return whether an entry without a checksum has the form of a stored call, or of a stored answer."""
     match value:
         case {"text": str(), "usage": usage}:
@@ -393,7 +393,7 @@ def _is_outcome(value: Any) -> bool:
     return False
 
 
-def _is_usage(value: Any) -> bool:
+def _is_usage(value: object) -> bool:
     """Return whether a value is stored usage: numbers by name, or the bare list of earlier versions."""
     values = list(value.values()) if isinstance(value, dict) else value
     return (

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, TypeVar, cast
 
 import numpy as np
 
@@ -22,11 +22,20 @@ from compound.budget import Meter
 from compound.cache import Cache
 from compound.component import Component, Operation
 from compound.configuration import digest
-from compound.contracts import NO_USAGE, CallValues, Completion, Engine, Request, TokenRecord, Usage
+from compound.contracts import (
+    NO_USAGE,
+    CallValues,
+    Completion,
+    Engine,
+    Request,
+    TokenRecord,
+    Usage,
+    UsageDocument,
+)
 from compound.errors import CallError, CompoundError, OutputTypeError, TransientError
 from compound.exchange import Exchange, exchanged
 from compound.extras import raise_missing_extra
-from compound.outcomes import Outcome, from_row, read_outputs, to_row
+from compound.outcomes import Outcome, OutcomeRow, from_row, read_outputs, to_row
 from compound.policies import score
 from compound.ports import accepts, spell
 from compound.sanitize import storable
@@ -37,14 +46,24 @@ from compound.trace import Call, Failure
 ASK_RETRIES, ASK_SECONDS = 3, 120.0  # of requests that are no node's calls
 
 
+Copied = TypeVar("Copied")
+
+
+class AnswerRow(TypedDict):
+    """An answer to a request that is no node's call, as the cache keeps it."""
+
+    text: str
+    usage: UsageDocument
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """What is to be called."""
 
     component: Operation
     address: str
-    inputs: Mapping[str, Any]
-    values: Mapping[str, Any]
+    inputs: Mapping[str, object]
+    values: Mapping[str, object]
     seed: int
     bypass: bool
     exchanges: list[Exchange] = field(default_factory=list)
@@ -164,7 +183,7 @@ class Caller:
     async def ask(self, lm: str, request: Request) -> Completion:
         """Ask an engine for something that is no node's call; the answer is kept like a call's."""
         key = digest(["ask", self.engine(lm).name, asdict(request)])
-        row = self._cache.get(key) if self._cache is not None else None
+        row = cast("AnswerRow | None", self._cache.get(key)) if self._cache is not None else None
         if row is not None:
             usage = Usage.from_json(row["usage"])
             if self._cache is not None and self._cache.take_pending(key):
@@ -172,9 +191,8 @@ class Caller:
             return Completion(row["text"], usage)
         completion = await self._asked(lm, request)
         if self._cache is not None:
-            usage = completion.usage
-            spent = usage.to_json()
-            self._cache.put(key, {"text": completion.text, "usage": spent})
+            kept: AnswerRow = {"text": completion.text, "usage": completion.usage.to_json()}
+            self._cache.put(key, kept)
         return completion
 
     async def _asked(self, lm: str, request: Request) -> Completion:
@@ -245,9 +263,9 @@ class Caller:
         if row is not None and read_outputs(row, component) == outcome.outputs:
             self._cache.put(key, row)
 
-    async def _recall(self, key: str, component: Component, row: Mapping[str, Any]) -> Outcome:
+    async def _recall(self, key: str, component: Component, row: Mapping[str, object]) -> Outcome:
         assert self._cache is not None
-        outcome = from_row(row, key, component)
+        outcome = from_row(cast("OutcomeRow", row), key, component)  # the cache checks its rows
         if not self._cache.take_pending(key):
             return outcome.again()
         self._unsettled[key] += 1
@@ -314,7 +332,7 @@ class Caller:
             return Outcome(outputs, None, usage + context.usage, tuple(context.tokens), tries, key=key)
 
     @staticmethod
-    async def _once(attempt: Attempt, context: Context) -> Mapping[str, Any]:
+    async def _once(attempt: Attempt, context: Context) -> Mapping[str, object]:
         """Try once.
 
         Raises:
@@ -332,8 +350,7 @@ class Caller:
                 raise TransientError(f"{attempt.address} took longer than {component.timeout:g} s") from None
             raise TransientError(f"{type(error).__name__}: {error}") from error
         _check_outputs(component, attempt.address, outputs)
-        kept: Mapping[str, Any] = storable(outputs)
-        return kept
+        return storable(outputs)
 
     async def aclose(self) -> None:
         """Close every engine opened here."""
@@ -348,7 +365,7 @@ def _wait(error: TransientError, tries: int, seed: int) -> float:
     return min(FIRST_WAIT * 2.0 ** (tries - 1) * jitter, LONGEST_WAIT)
 
 
-def _check_outputs(component: Component, address: str, outputs: Any) -> None:
+def _check_outputs(component: Component, address: str, outputs: object) -> None:
     ports = component.outputs
     if not isinstance(outputs, Mapping) or outputs.keys() != ports.keys():
         got = sorted(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
@@ -361,8 +378,10 @@ def _check_outputs(component: Component, address: str, outputs: Any) -> None:
             )
 
 
-def _own(value: Any) -> Any:
+def _own(value: Copied) -> Copied:
     """Copy mappings and lists, so that a component may change what it gets and nobody else sees it."""
-    if type(value) is dict:
-        return {key: _own(item) for key, item in value.items()}
-    return [_own(item) for item in value] if type(value) is list else value
+    if isinstance(value, dict) and type(value) is dict:
+        return cast("Copied", {key: _own(item) for key, item in value.items()})
+    if isinstance(value, list) and type(value) is list:
+        return cast("Copied", [_own(item) for item in value])
+    return value

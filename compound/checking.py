@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from compound.data import ROLES, Dataset
 from compound.duplicates import in_data, refuse
@@ -45,7 +44,7 @@ class Checked:
     notes: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the result for machines."""
         system = self.program.system
         return {
@@ -68,7 +67,7 @@ class Checked:
         return "\n".join([head, *notes, *(f"  not checked: {part}" for part in self.not_checked)])
 
 
-def problems_of(error: CompoundError, file: Path) -> list[dict[str, Any]]:
+def problems_of(error: CompoundError, file: Path) -> list[dict[str, object]]:
     """Return the mistakes that an error tells of, for machines.
 
     Each is ``file, line, column, where, message``: the place in the file, or in the data where that is wrong,
@@ -83,7 +82,7 @@ def problems_of(error: CompoundError, file: Path) -> list[dict[str, Any]]:
     return [_problem(str(each), file, spec=False) for each in errors]
 
 
-def _problem(text: str, file: Path, *, spec: bool = True) -> dict[str, Any]:
+def _problem(text: str, file: Path, *, spec: bool = True) -> dict[str, object]:
     """Return one mistake, read from its message."""
     found = _PLACED.match(text)
     if found is None and spec:

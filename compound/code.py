@@ -9,15 +9,14 @@ import dataclasses
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping
-from types import CodeType
-from typing import Any
+from types import CellType, CodeType
 
 from compound.configuration import readable
 
 PLAIN = (str, int, float, bool, bytes, type(None))
 
 
-def code_digest(function: Callable[..., Any]) -> str:
+def code_digest(function: Callable[..., object]) -> str:
     """Return a digest of a function: its code, its defaults, and the texts and numbers it closes over.
 
     >>> code_digest(lambda x: x + 1) == code_digest(lambda x: x + 1) != code_digest(lambda x: x + 2)
@@ -35,7 +34,7 @@ def code_digest(function: Callable[..., Any]) -> str:
     return hashlib.sha256(f"{_walk(code)}{described(held)}".encode()).hexdigest()[:16]
 
 
-def described(value: Any) -> Any:
+def described(value: object) -> object:
     """Return what identifies an object, in every process the same: JSON types, functions by their code.
 
     >>> described({"f": len, "s": {2, 1}})
@@ -55,7 +54,7 @@ def described(value: Any) -> Any:
     return readable(value)
 
 
-def _held(cell: Any) -> Any:
+def _held(cell: CellType) -> object:
     try:
         value = cell.cell_contents
     except ValueError:  # not filled yet

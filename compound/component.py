@@ -20,7 +20,7 @@ from compound.artifacts import Reference
 from compound.bounds import Extent, Limits, Reach, of_type
 from compound.contracts import CallValues, Completion, Request
 from compound.errors import DeclarationError, WiringError, nearest
-from compound.ports import Port, fits, listing, spell
+from compound.ports import Port, fits, listing, spell, union
 from compound.shortened import MOST_NAMES, listed, short, shown
 from compound.space import Space
 
@@ -47,7 +47,7 @@ class Input:
     """
 
     name: str
-    type: Any = str
+    type: object = str
 
     def __post_init__(self) -> None:
         check_name("Input", self.name)
@@ -57,7 +57,7 @@ class Input:
         """How messages and YAML name it."""
         return f"${self.name}"
 
-    def equals(self, value: Any) -> Condition:
+    def equals(self, value: object) -> Condition:
         """Return the condition that this input equals ``value``."""
         return Condition(self, value)
 
@@ -70,7 +70,7 @@ class Output:
     field: str
 
     @property
-    def type(self) -> Any:
+    def type(self) -> object:
         """The port type."""
         return self.node.component.outputs[self.field].type
 
@@ -83,7 +83,7 @@ class Output:
     def __repr__(self) -> str:
         return f"Output({self.label}: {spell(self.type)})"
 
-    def equals(self, value: Any) -> Condition:
+    def equals(self, value: object) -> Condition:
         """Return the condition that this output equals ``value``."""
         return Condition(self, value)
 
@@ -96,7 +96,7 @@ class Condition:
     """When a node runs: its source must equal ``value``. This is how E(x) depends on the input."""
 
     source: Source
-    value: Any = True
+    value: object = True
 
     def __repr__(self) -> str:
         return f"Condition({self.source.label} == {short(self.value)})"
@@ -200,7 +200,7 @@ class Component(ABC):
         """The output ports."""
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> Mapping[str, object]:
         """What `run` receives as ``values``: plain values and spaces by name."""
         return {}
 
@@ -214,7 +214,7 @@ class Component(ABC):
     def version(self) -> str:
         """Whatever changes the behaviour besides inputs and values; part of cache keys."""
 
-    def deterministic(self, values: Mapping[str, Any]) -> bool:
+    def deterministic(self, values: Mapping[str, object]) -> bool:
         """Return whether equal inputs and ``values`` give equal outputs, whatever the seed."""
         return True
 
@@ -246,7 +246,7 @@ class Component(ABC):
         name: str | None = None,
         when: Source | Condition | None = None,
         **wires: Source,
-    ) -> Any:
+    ) -> Any:  # an `Output` or an `Outputs`: only the component's ports say which
         """Use the component in a graph: make a node whose inputs are ``wires``.
 
         A source without a port's name feeds the only port; where any port may be connected, an `Input` feeds
@@ -266,8 +266,8 @@ class Operation(Component):
 
     @abstractmethod
     async def run(
-        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
-    ) -> Mapping[str, Any]:
+        self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext
+    ) -> Mapping[str, object]:
         """Compute the outputs. Depends on the arguments only; raises `CallError` for a failed call."""
 
 
@@ -275,7 +275,7 @@ class Operation(Component):
 class Value:
     """A value on its way through a run: the data and the addresses of the calls it came from."""
 
-    data: Any
+    data: object
     sources: tuple[str, ...] = ()
 
 
@@ -314,7 +314,7 @@ class Composite(Component):
 
     @abstractmethod
     async def drive(
-        self, inputs: Mapping[str, Value], values: Mapping[str, Any], body: RunBody
+        self, inputs: Mapping[str, Value], values: Mapping[str, object], body: RunBody
     ) -> Mapping[str, Value] | None:
         """Run the body as often as needed; ``None`` when one of its runs failed."""
 
@@ -395,14 +395,16 @@ def _ports(component: Component, name: str, wires: Mapping[str, Source]) -> dict
     return ports
 
 
-def _setting_type(setting: Any) -> Any:
+def _setting_type(setting: object) -> object:
     return Any if setting is None else type(setting)
 
 
 def _check_edge(component: Component, name: str, port: str, expected: Port, source: Source) -> None:
     if port in component.settings and not isinstance(source.type, type):
         return  # Literal or Any into a setting: checked when it arrives
-    if fits(source.type, expected.type) or (expected.optional and fits(source.type, expected.type | None)):
+    if fits(source.type, expected.type) or (
+        expected.optional and fits(source.type, union(expected.type, None))
+    ):
         return
     possible = [label for label, kind in _offers(source) if fits(kind, expected.type)]
     hint = f"connect {' or '.join(possible)}" if possible else "change one of the two declarations"
@@ -416,7 +418,7 @@ def _ports_for_message(component: Component) -> Mapping[str, Port]:
     return component.inputs or {}
 
 
-def _offers(source: Source) -> list[tuple[str, Any]]:
+def _offers(source: Source) -> list[tuple[str, object]]:
     if isinstance(source, Input):
         return []
     return [(Output(source.node, f).label, p.type) for f, p in source.node.component.outputs.items()]
@@ -434,7 +436,7 @@ def _check_condition(name: str, condition: Condition | None) -> None:
         )
 
 
-def _literal_holds(kind: Any, value: Any) -> bool:
+def _literal_holds(kind: object, value: object) -> bool:
     from compound.ports import accepts
 
     return accepts(kind, value)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 from compound.artifacts import addressed, is_reference, kept, located, refuse_outside, verified
 from compound.errors import ConfigurationError
@@ -37,7 +37,7 @@ def components_of(keys: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(map(component_of, keys)))
 
 
-def canonical(value: Any) -> str:
+def canonical(value: object) -> str:
     """Return JSON that is equal for equal values: sorted keys, no spaces, no NaN.
 
     >>> canonical({"b": 1, "a": (2,)})
@@ -48,12 +48,17 @@ def canonical(value: Any) -> str:
     )
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """Return ``value`` as JSON types, its mappings in their own order; no NaN."""
     return json.loads(json.dumps(value, allow_nan=False, default=_plain))
 
 
-def readable(value: Any) -> Any:
+def plain_values(values: Mapping[str, object]) -> dict[str, object]:
+    """Return values by name as JSON types; no NaN."""
+    return {name: plain(value) for name, value in values.items()}
+
+
+def readable(value: object) -> object:
     """Return ``value`` as JSON types; what JSON cannot hold is written as text, without its address.
 
     >>> readable({"f": object(), "x": float("inf")})
@@ -69,7 +74,12 @@ def readable(value: Any) -> Any:
         return re.sub(r" at 0x[0-9a-f]+", "", storable(repr(value)))  # addresses change by process
 
 
-def _plain(value: Any) -> Any:
+def readable_values(values: Mapping[str, object]) -> dict[str, object]:
+    """Return values by name as JSON types; what JSON cannot hold is written as text."""
+    return {name: readable(value) for name, value in values.items()}
+
+
+def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, tuple | set | frozenset):
@@ -80,12 +90,12 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} {value!r} cannot be written as JSON")
 
 
-def digest(value: Any) -> str:
+def digest(value: object) -> str:
     """Return the SHA-256 of the canonical JSON, in hex."""
     return hashlib.sha256(canonical(value).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def frozen(value: Any) -> Any:
+def frozen(value: object) -> object:
     """Return ``value`` with lists as tuples and mappings copied, so that nobody can change it later."""
     if isinstance(value, Mapping):
         return _FrozenDict({key: frozen(item) for key, item in value.items()})
@@ -94,16 +104,16 @@ def frozen(value: Any) -> Any:
     return value
 
 
-class _FrozenDict(dict[str, Any]):
+class _FrozenDict(dict[str, object]):
     """A dict that refuses changes (so that it still is a dict for JSON and for equality)."""
 
-    def _refuse(self, *_: Any, **__: Any) -> Any:
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("configuration values cannot be changed; bind another configuration")
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _FrozenDict, (dict(self),)
 
 
@@ -112,11 +122,11 @@ class Change:
     """One difference between two configurations."""
 
     key: str
-    before: Any
-    after: Any
+    before: object
+    after: object
 
 
-class Configuration(Mapping[str, Any]):
+class Configuration(Mapping[str, object]):
     """Values by ``component.parameter``.
 
     >>> one = Configuration({"answerer.prompt": "Answer.", "searcher.k": 5})
@@ -129,11 +139,11 @@ class Configuration(Mapping[str, Any]):
 
     __slots__ = ("_digest", "_values")
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values: dict[str, Any] = {key: frozen(values[key]) for key in sorted(values)}
+    def __init__(self, values: Mapping[str, object]) -> None:
+        self._values: dict[str, object] = {key: frozen(values[key]) for key in sorted(values)}
         self._digest = ""
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> object:
         return self._values[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -164,7 +174,7 @@ class Configuration(Mapping[str, Any]):
             self._digest = digest({key: addressed(value) for key, value in self._values.items()})
         return self._digest
 
-    def replace(self, values: Mapping[str, Any]) -> Configuration:
+    def replace(self, values: Mapping[str, object]) -> Configuration:
         """Return a configuration with some values changed."""
         return Configuration({**self._values, **values})
 
@@ -177,12 +187,12 @@ class Configuration(Mapping[str, Any]):
         """Return the configuration with the paths of its folders made absolute, from ``folder`` on."""
         return Configuration({key: located(value, Path(folder)) for key, value in self._values.items()})
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the values as plain JSON types."""
-        plain: dict[str, Any] = json.loads(canonical(self._values))
-        return plain
+        values: dict[str, object] = json.loads(canonical(self._values))
+        return values
 
-    def save(self, path: str | Path, **provenance: Any) -> None:
+    def save(self, path: str | Path, **provenance: object) -> None:
         """Write a file that `load` reads: the values, their digest, and where they come from.
 
         Folders that values refer to are copied beside it, unless they are there: all of it moves together.
@@ -198,7 +208,7 @@ class Configuration(Mapping[str, Any]):
         folder.write(target.name, written(document, indent=2) + "\n")
 
 
-def _no_constant(name: str) -> Any:
+def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 

@@ -5,15 +5,29 @@ Components, rewards and optimizers meet through these types and never import one
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, TypedDict, runtime_checkable
 
 from compound.shortened import short
 
 Role = Literal["system", "user", "assistant"]
 FinishReason = Literal["stop", "length"]
-CallValues = tuple[Mapping[str, Any], Mapping[str, Any]]  # what a call read and what it returned
+Values = Mapping[str, object]  # of ports or of settings, by name
+CallValues = tuple[Values, Values]  # what a call read and what it returned
+
+
+class UsageDocument(TypedDict, total=False):
+    """A `Usage` as JSON types."""
+
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost: float
+    unpriced: int
+
+
+UsageRow = Sequence[float]  # the numbers alone, as earlier versions wrote them
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +51,31 @@ class Usage:
         """Prompt and completion tokens together."""
         return self.prompt_tokens + self.completion_tokens
 
-    def to_json(self) -> dict[str, float]:
+    def to_json(self) -> UsageDocument:
         """Return the numbers by name.
 
         >>> Usage(calls=1, cost=0.5).to_json()
         {'calls': 1, 'prompt_tokens': 0, 'completion_tokens': 0, 'cost': 0.5, 'unpriced': 0}
         """
-        return {name: getattr(self, name) for name in USAGE_FIELDS}
+        return {
+            "calls": self.calls,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "cost": self.cost,
+            "unpriced": self.unpriced,
+        }
 
     @staticmethod
-    def from_json(data: Mapping[str, Any] | Sequence[Any]) -> Usage:
+    def from_json(data: UsageDocument | UsageRow) -> Usage:
         """Read what `to_json` wrote, or the bare list of numbers that earlier versions wrote.
 
         >>> Usage.from_json([1, 10, 4, 0.0]) == Usage(1, 10, 4)
         True
         """
-        return Usage(**data) if isinstance(data, Mapping) else Usage(*data)
+        if isinstance(data, Mapping):
+            return Usage(**data)
+        calls, prompt_tokens, completion_tokens, cost, *unpriced = data
+        return Usage(int(calls), int(prompt_tokens), int(completion_tokens), cost, *map(int, unpriced))
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -76,6 +99,9 @@ class Message:
     content: str
 
 
+TokenRow = tuple[Sequence[int], Sequence[int], Sequence[float], FinishReason, str]  # a `TokenRecord`'s values
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class TokenRecord:
     """What was sampled, token by token, captured at sampling time and never re-tokenized.
@@ -90,6 +116,17 @@ class TokenRecord:
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     adapter: str = ""
+
+    @property
+    def row(self) -> TokenRow:
+        """The values in the order of their names, as JSON types."""
+        return list(self.prompt), list(self.sampled), list(self.logprobs), self.finish_reason, self.adapter
+
+    @staticmethod
+    def of_row(row: TokenRow) -> TokenRecord:
+        """Return the record that has these values."""
+        prompt, sampled, logprobs, reason, adapter = row
+        return TokenRecord(tuple(prompt), tuple(sampled), tuple(logprobs), reason, adapter)
 
     def __repr__(self) -> str:
         sizes = f"{len(self.prompt)} prompt tokens, {len(self.sampled)} sampled"
@@ -204,8 +241,8 @@ class Example:
     """One row of data: what the system reads (``inputs``) and what the metric compares with (``gold``)."""
 
     id: str
-    inputs: Mapping[str, Any]
-    gold: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Values
+    gold: Values = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"Example({self.id!r}, inputs={short(self.inputs)}, gold={short(self.gold)})"
@@ -220,7 +257,7 @@ class Metric(Protocol):
         """A short name for tables."""
         ...
 
-    def score(self, outputs: Mapping[str, Any], example: Example) -> Any:
+    def score(self, outputs: Values, example: Example) -> Score | Awaitable[Score]:
         """Return a `Score`, or an awaitable of one."""
         ...
 
@@ -228,6 +265,6 @@ class Metric(Protocol):
 class Retrieving(Protocol):
     """An index that answers queries with passages, best first."""
 
-    def search(self, query: str, k: int) -> Sequence[Mapping[str, Any]]:
+    def search(self, query: str, k: int) -> Sequence[Values]:
         """Return at most ``k`` passages."""
         ...

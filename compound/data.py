@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -229,11 +229,11 @@ class Dataset:
         return Example(identity, given, MappingProxyType({**row, **values}))
 
 
-def _value(row: Row, column: str, name: str, place: str) -> Any:
+def _value(row: Row, column: str, name: str, place: str) -> object:
     """Look up a column, or the entry of a column that a dotted path names."""
     if column in row:
         return row[column]
-    value: Any = row
+    value: object = row
     for i, part in enumerate(parts := column.split(".")):
         if not isinstance(value, Mapping) or part not in value:
             entry = f"entry {part!r} in {'.'.join(parts[:i])!r}" if i else f"column {column!r}"

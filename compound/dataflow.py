@@ -6,7 +6,6 @@ A value carries the addresses of the calls it came from, through loops, maps and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from compound.component import Composite, Input, Source, Value, joined
 from compound.plan import Step
@@ -66,7 +65,7 @@ def gather(
 
 def finish(
     system: System, results: Mapping[str, Value], calls: Sequence[Call]
-) -> tuple[dict[str, Any], Failure | None]:
+) -> tuple[dict[str, object], Failure | None]:
     """Return the outputs, or why there are none: a run fails when one of its outputs is missing."""
     for name, value in results.items():
         if value.data is FAILED:

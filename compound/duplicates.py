@@ -12,7 +12,6 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 from compound.configuration import canonical, readable
 from compound.contracts import Example
@@ -84,27 +83,41 @@ def overlaps(splits: Mapping[str, Iterable[Example]], id_column: str = "id") -> 
     [('train', 'test', 0, 1)]
     """
     seen: dict[str, _Seen] = {}
-    counts: dict[tuple[str, str], list[Any]] = {}
+    counts: dict[tuple[str, str], _Count] = {}
     for role in [role for role in ROLES if role in splits]:
         own = _Seen({}, {}, {})
         for example in splits[role]:
             keys = _digests(example, id_column)
             for other, known in (*seen.items(), (role, own)):
-                _count(counts.setdefault((other, role), [0, 0, 0, None]), known, keys, example.id)
+                counts.setdefault((other, role), _Count()).add(known, keys, example.id)
             for table, key in zip((own.exact, own.normalised, own.gold), keys, strict=True):
                 table.setdefault(key, example.id)
         seen[role] = own
     pairs = [*combinations(seen, 2), *((role, role) for role in seen)]
-    return [Overlap(*pair, *counts[pair]) for pair in pairs if counts.get(pair, [0, 0])[1]]
+    found = {pair: counts[pair] for pair in pairs if pair in counts}
+    return [
+        Overlap(*pair, count.exact, count.normalised, count.gold, count.example)
+        for pair, count in found.items()
+        if count.example is not None
+    ]
 
 
-def _count(found: list[Any], known: _Seen, keys: tuple[bytes, bytes, bytes], name: str) -> None:
-    exact, normalised, gold = keys
-    found[0] += exact in known.exact
-    found[1] += normalised in known.normalised
-    found[2] += gold in known.gold
-    if found[3] is None and normalised in known.normalised:
-        found[3] = (known.normalised[normalised], name)
+@dataclass
+class _Count:
+    """How many examples of one split are equal to one of another, and the first two that are."""
+
+    exact: int = 0
+    normalised: int = 0
+    gold: int = 0
+    example: tuple[str, str] | None = None
+
+    def add(self, known: _Seen, keys: tuple[bytes, bytes, bytes], name: str) -> None:
+        exact, normalised, gold = keys
+        self.exact += exact in known.exact
+        self.normalised += normalised in known.normalised
+        self.gold += gold in known.gold
+        if self.example is None and normalised in known.normalised:
+            self.example = (known.normalised[normalised], name)
 
 
 def _digests(example: Example, id_column: str) -> tuple[bytes, bytes, bytes]:
@@ -114,11 +127,11 @@ def _digests(example: Example, id_column: str) -> tuple[bytes, bytes, bytes]:
     return _digest(inputs), _digest(plain), _digest([plain, _normalised(readable(gold))])
 
 
-def _digest(value: Any) -> bytes:
+def _digest(value: object) -> bytes:
     return hashlib.blake2b(canonical(value).encode(errors="surrogatepass"), digest_size=16).digest()
 
 
-def _normalised(value: Any) -> Any:
+def _normalised(value: object) -> object:
     if isinstance(value, str):
         return " ".join(unicodedata.normalize("NFKC", value).casefold().split())
     if isinstance(value, Mapping):

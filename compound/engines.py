@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from compound.contracts import Engine
 from compound.errors import DeclarationError
@@ -62,7 +61,7 @@ def for_system(engines: Engines, system: System) -> Engines:
     return lambda lm: prepared(engines(lm))
 
 
-def open_engine(kind: str, **settings: Any) -> Engine:
+def open_engine(kind: str, **settings: object) -> Engine:
     """Make an engine of a kind (``transformers``, ``litellm`` or ``vllm``) with its settings."""
     module, _, name = KINDS[kind].partition(":")
     engine: Engine = getattr(importlib.import_module(module), name)(**settings)

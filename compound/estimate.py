@@ -123,7 +123,7 @@ def bound(problem: Problem) -> Bound:
     """Return the bounds of the method of a problem."""
     settings, find = problem.settings, _Opened(problem)
     name, system = settings.method, problem.system
-    own = (system.defaults["lm"],) if system.defaults.get("lm") else ()
+    own = (system.lm,) if system.lm else ()
     plan, free = planned(problem)
     allowed = allowance(problem, free, plan.decisions, read_corpora=True, lms=own)
     limit = settings.budget.system_runs

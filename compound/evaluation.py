@@ -10,11 +10,11 @@ import asyncio
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import NoReturn, NotRequired, TypedDict
 
-from compound.contracts import NO_USAGE, Example, Metric, Usage
+from compound.contracts import NO_USAGE, Example, Metric, Usage, UsageDocument, UsageRow
 from compound.errors import (
     CallError,
     CompoundError,
@@ -26,11 +26,27 @@ from compound.errors import (
 from compound.executor import Executor, Settings
 from compound.metrics import apply, bounds_of
 from compound.shortened import shown
-from compound.statistics import Bounds, Interval, cluster_mean_interval, paired_interval
+from compound.statistics import Bounds, Interval, IntervalDocument, cluster_mean_interval, paired_interval
 from compound.system import System
-from compound.trace import Failure, Trace
+from compound.trace import Failure, FailureRow, Trace
 
 WINDOW = 4  # times the concurrency: how far runs may be ahead of the slowest one
+
+
+class Summary(IntervalDocument):
+    """The mean of an evaluation with its interval, and how many runs failed, as JSON types."""
+
+    failed: int
+
+
+class EvaluationDocument(TypedDict):
+    """An `Evaluation` as JSON types; a row holds the values of a `Row` in their order."""
+
+    configuration: str
+    rows: list[tuple[str, int, float, FailureRow | None]]
+    usage: UsageDocument | UsageRow
+    system_runs: float
+    bounds: NotRequired[Sequence[float] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,41 +106,38 @@ class Evaluation:
         """Return the failures' kinds and messages with their counts, most frequent first."""
         return Counter(f"{r.failure.kind}: {r.failure.message}" for r in self.rows if r.failure).most_common()
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         """Return ``mean, low, high, n, failed`` for reports; limits that nothing is known of are ``None``."""
         return {**self.interval.to_json(), "failed": self.failed}
 
     def __repr__(self) -> str:
         if not self.rows:
             return "Evaluation(n=0)"
-        facts = self.summary()
-        limits = {} if facts["low"] is None else {"interval": f"[{facts['low']:.4g}, {facts['high']:.4g}]"}
+        interval = self.interval.to_json()
+        low, high = interval["low"], interval["high"]
         return shown(
             "Evaluation",
-            mean=f"{facts['mean']:.4g}",
-            **limits,
-            n=str(facts["n"]),
-            failed=str(facts["failed"]),
+            mean=f"{interval['mean']:.4g}",
+            **({} if low is None else {"interval": f"[{low:.4g}, {high:.4g}]"}),
+            n=str(interval["n"]),
+            failed=str(self.failed),
             system_runs=f"{self.system_runs:g}",
             calls=str(self.usage.calls),
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> EvaluationDocument:
         """Return everything as JSON types."""
         usage = self.usage
         return {
             "configuration": self.configuration,
-            "rows": [
-                [r.example, r.sample, r.score, [r.failure.kind, r.failure.message] if r.failure else None]
-                for r in self.rows
-            ],
+            "rows": [(r.example, r.sample, r.score, r.failure.row if r.failure else None) for r in self.rows],
             "usage": usage.to_json(),
             "system_runs": self.system_runs,
             "bounds": self.bounds,
         }
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Evaluation:
+    def from_json(data: EvaluationDocument) -> Evaluation:
         """Read what `to_json` wrote; bounds that its scores do not keep count as unknown."""
         rows = tuple(Row(e, s, v, Failure(*f) if f else None) for e, s, v, f in data["rows"])
         low, high = data.get("bounds") or (math.inf, -math.inf)

@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 from compound.contracts import Example
 from compound.data import Dataset, Split
@@ -22,7 +21,7 @@ CSV = (".csv", ".csv.gz")
 def read_examples(
     data: Dataset,
     role: Split,
-    inputs: Mapping[str, Any],
+    inputs: Mapping[str, object],
     *,
     limit: int | None = None,
     seed: int | None = None,
@@ -43,7 +42,7 @@ def read_examples(
 
 
 def typed(
-    examples: Sequence[Example], inputs: Mapping[str, Any], where: str, *, text: bool = False
+    examples: Sequence[Example], inputs: Mapping[str, object], where: str, *, text: bool = False
 ) -> list[Example]:
     """Return examples whose values belong to the types of the inputs.
 
@@ -79,9 +78,9 @@ def typed(
     return found
 
 
-def _fitting(kind: Any, value: Any, text: bool) -> Any:
+def _fitting(kind: object, value: object, text: bool) -> object:
     """Return a value; a cell that does not belong to the type as it stands is converted, if it can be."""
-    if not text or accepts(kind, value):
+    if not text or not isinstance(value, str) or accepts(kind, value):
         return value
     try:
         return from_text(kind, value)
@@ -89,7 +88,7 @@ def _fitting(kind: Any, value: Any, text: bool) -> Any:
         return value
 
 
-def from_text(kind: Any, text: str) -> Any:
+def from_text(kind: object, text: str) -> object:
     """Read a value of a type from text: as JSON where that gives one, else as the text says.
 
     >>> from_text(int, "5"), from_text(str, "5"), from_text(list[str], '["a"]')

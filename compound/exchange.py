@@ -7,14 +7,29 @@ prompts and answers then leave no copy beside the inputs and outputs of componen
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
-from compound.contracts import Completion, Message, Request
+from compound.contracts import Completion, Message, Request, Role
 
 LONGEST = 20_000  # characters of one text
 SWITCH = "COMPOUND_RECORD_MESSAGES"
+
+
+class MessageDocument(TypedDict):
+    """A message as JSON types."""
+
+    role: Role
+    content: str
+
+
+class ExchangeDocument(TypedDict):
+    """An `Exchange` as JSON types."""
+
+    model: str
+    messages: list[MessageDocument]
+    completion: str
+    finish_reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +48,7 @@ class Exchange:
     completion: str
     finish_reason: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> ExchangeDocument:
         """Return the exchange as JSON types."""
         return {
             "model": self.model,
@@ -43,7 +58,7 @@ class Exchange:
         }
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Exchange:
+    def from_json(data: ExchangeDocument) -> Exchange:
         """Read what `to_json` wrote."""
         messages = tuple(Message(m["role"], m["content"]) for m in data["messages"])
         return Exchange(data["model"], messages, data["completion"], data["finish_reason"])

@@ -16,13 +16,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from compound.budget import Meter
 from compound.cache import Cache
 from compound.calls import Attempt, Caller
 from compound.component import Composite, Node, Operation, Value, joined
-from compound.contracts import Completion, Engine, Request
+from compound.contracts import Completion, Engine, Request, Values
 from compound.dataflow import ABSENT, FAILED, finish, gather, read, skipped_output
 from compound.errors import CallError, DeclarationError, first_of, nearest
 from compound.forks import Fork, make_fork
@@ -34,7 +33,7 @@ from compound.system import System
 from compound.trace import Call, Failure, Trace
 
 Place = tuple[int, ...]
-Settings = Mapping[str, Mapping[str, Any]]  # by component: what its calls run with, instead of its own
+Settings = Mapping[str, Values]  # by component: what its calls run with, instead of its own
 
 
 @dataclass(slots=True)
@@ -104,7 +103,7 @@ class Executor:
     async def run(
         self,
         system: System,
-        inputs: Mapping[str, Any],
+        inputs: Mapping[str, object],
         *,
         example: str = "",
         sample: int = 0,
@@ -141,9 +140,9 @@ class Executor:
         trace: Trace,
         address: str,
         *,
-        outputs: Mapping[str, Any] | None = None,
+        outputs: Mapping[str, object] | None = None,
         resample: int | None = None,
-        settings: Mapping[str, Any] | None = None,
+        settings: Mapping[str, object] | None = None,
         sample: int | None = None,
         others: Settings | None = None,
     ) -> Trace:
@@ -174,7 +173,7 @@ class Executor:
         trace: Trace,
         address: str,
         *,
-        settings: Mapping[str, Any] | None = None,
+        settings: Mapping[str, object] | None = None,
         sample: int = 0,
     ) -> Call:
         """Make one call of a trace again, alone: nothing that depends on it runs.
@@ -233,7 +232,7 @@ class Executor:
         """Close the engines opened here."""
         await self._caller.aclose()
 
-    async def _traced(self, run: _Run, inputs: Mapping[str, Any]) -> Trace:
+    async def _traced(self, run: _Run, inputs: Mapping[str, object]) -> Trace:
         values = {name: Value(inputs[name]) for name in run.system.inputs}
         results = await self._graph(run, run.system, "", (), values)
         calls = _in_order(run.calls)
@@ -300,7 +299,9 @@ class Executor:
             return {name: Value(mark, parents) for name in outputs}
         own = run.settings.get(node.component.name)
         wired = {name: arguments[name].data for name in step.wired_settings}
-        values: Mapping[str, Any] = {**step.values, **wired, **(own or {})} if own or wired else step.values
+        values: Mapping[str, object] = (
+            {**step.values, **wired, **(own or {})} if own or wired else step.values
+        )
         address = prefix + node.name
         here = (*place, step.place)
         wrong = misfit(step, values) if step.wired_settings else ""
@@ -331,7 +332,7 @@ class Executor:
         address: str,
         place: Place,
         arguments: Mapping[str, Value],
-        values: Mapping[str, Any],
+        values: Mapping[str, object],
     ) -> Mapping[str, Value] | Failure | None:
         """Run a composite; ``None`` when a call inside it failed, a failure when it is its own."""
         skipped: dict[int, str] = {}
@@ -366,7 +367,7 @@ class Executor:
         address: str,
         parents: tuple[str, ...],
         arguments: Mapping[str, Value],
-        values: Mapping[str, Any],
+        values: Mapping[str, object],
     ) -> Call:
         """Return the node's call: kept from the forked trace, put in by the fork, or really made."""
         sample = run.samples.get(step.node.component.name, run.sample)
@@ -415,7 +416,7 @@ def _made(
     node: Node,
     address: str,
     parents: tuple[str, ...],
-    inputs: Mapping[str, Any],
+    inputs: Mapping[str, object],
     outcome: Outcome,
     seconds: float,
     sample: int,
@@ -450,7 +451,7 @@ def _in_order(calls: Sequence[tuple[Place, Call]]) -> tuple[Call, ...]:
     return tuple(ordered)
 
 
-def _check_inputs(system: System, inputs: Mapping[str, Any]) -> None:
+def _check_inputs(system: System, inputs: Mapping[str, object]) -> None:
     unknown = [name for name in inputs if name not in system.inputs]
     if unknown:
         raise DeclarationError(

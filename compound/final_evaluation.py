@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from compound.errors import BudgetExhausted
 from compound.evaluation import evaluate
 from compound.executor import Executor
@@ -49,5 +51,5 @@ async def _read(context: RunContext, executor: Executor, system: System) -> Fina
 
 
 def _record(context: RunContext, name: str, reading: FinalEvaluation) -> None:
-    facts = reading.evaluation.summary() if reading.evaluation else {}
+    facts: Mapping[str, object] = reading.evaluation.summary() if reading.evaluation else {}
     context.recorder.event(name, **facts, **({"skipped": reading.skipped} if reading.skipped else {}))

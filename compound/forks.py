@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from compound.component import Component, Composite
 from compound.errors import DeclarationError, nearest
@@ -22,9 +21,9 @@ class Fork:
 
     kept: Mapping[str, Call]
     address: str
-    outputs: Mapping[str, Any] | None
+    outputs: Mapping[str, object] | None
     resample: int
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
     dirty: set[str] = field(default_factory=set)
 
 
@@ -32,9 +31,9 @@ def make_fork(
     system: System,
     trace: Trace,
     address: str,
-    outputs: Mapping[str, Any] | None,
+    outputs: Mapping[str, object] | None,
     resample: int | None,
-    settings: Mapping[str, Any] | None,
+    settings: Mapping[str, object] | None,
 ) -> Fork:
     """Return the fork that `Executor.fork` asks for.
 
@@ -71,7 +70,7 @@ def make_fork(
     return Fork(kept, address, outputs, resample or 0, dict(settings or {}))
 
 
-def _check_outputs(component: Component, address: str, outputs: Mapping[str, Any] | None) -> None:
+def _check_outputs(component: Component, address: str, outputs: Mapping[str, object] | None) -> None:
     ports = component.outputs
     if outputs is None:
         return

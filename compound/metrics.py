@@ -99,7 +99,7 @@ class Comparison(ABC):
     output: str
     gold: str
 
-    def score(self, outputs: Mapping[str, Any], example: Example) -> Score:
+    def score(self, outputs: Mapping[str, object], example: Example) -> Score:
         """Compare the output with the acceptable answers."""
         where = f"{self.name}, example {example.id!r}"
         if self.output not in outputs:
@@ -131,14 +131,14 @@ class Comparison(ABC):
         if unmatched:
             self._refuse_labels(labels, unmatched)
 
-    def _reachable(self, labels: Sequence[Any], accepted: list[Any]) -> bool:
+    def _reachable(self, labels: Sequence[object], accepted: list[object]) -> bool:
         """Return whether any value of the output scores more than nothing."""
         try:
             return any(self.compare(label, accepted, self.name).value > 0 for label in labels)
         except CallError:  # the metric does not read such outputs at all, and says so of each run
             return True
 
-    def _refuse_labels(self, labels: Sequence[Any], unmatched: Mapping[str, Sequence[str]]) -> NoReturn:
+    def _refuse_labels(self, labels: Sequence[object], unmatched: Mapping[str, Sequence[str]]) -> NoReturn:
         """Refuse gold values that no label matches: their rows would score 0 without a word, in every run.
 
         An output of text can say anything, but one of labels cannot say these, whatever is optimized.
@@ -156,7 +156,7 @@ class Comparison(ABC):
             "write the gold values, or the labels of the output, alike",
         )
 
-    def accepted(self, example: Example) -> list[Any]:
+    def accepted(self, example: Example) -> list[object]:
         """Return the right answers of an example, in the order in which it gives them.
 
         Raises:
@@ -176,7 +176,7 @@ class Comparison(ABC):
         return accepted
 
     @abstractmethod
-    def compare(self, found: Any, accepted: list[Any], where: str) -> Score:
+    def compare(self, found: object, accepted: list[object], where: str) -> Score:
         """Score an output against every acceptable answer; ``where`` opens error messages."""
 
 
@@ -186,7 +186,7 @@ class ExactMatch(Comparison):
 
     bounds: ClassVar[Bounds | None] = UNIT
 
-    def compare(self, found: Any, accepted: list[Any], where: str) -> Score:
+    def compare(self, found: object, accepted: list[object], where: str) -> Score:
         """Return 1 or 0."""
         text = _text(found, where)
         return _verdict(any(_equal(text, answer) for answer in accepted), accepted, found)
@@ -198,7 +198,7 @@ class TokenF1(Comparison):
 
     bounds: ClassVar[Bounds | None] = UNIT
 
-    def compare(self, found: Any, accepted: list[Any], where: str) -> Score:
+    def compare(self, found: object, accepted: list[object], where: str) -> Score:
         """Return the best F1, with its precision and recall as parts."""
         text = _text(found, where)
         f1, precision, recall = max(_overlap(text, answer) for answer in accepted)
@@ -214,7 +214,7 @@ class Accuracy(Comparison):
 
     choices: tuple[str, ...] = ()
 
-    def accepted(self, example: Example) -> list[Any]:
+    def accepted(self, example: Example) -> list[object]:
         """Return the right answers of an example, which must be among the choices."""
         found = super().accepted(example)
         known = {choice.lower() for choice in self.choices}
@@ -228,7 +228,7 @@ class Accuracy(Comparison):
             )
         return found
 
-    def compare(self, found: Any, accepted: list[Any], where: str) -> Score:
+    def compare(self, found: object, accepted: list[object], where: str) -> Score:
         """Return 1 or 0."""
         if not self.choices:
             return _verdict(any(found == a or _item(found) == _item(a) for a in accepted), accepted, found)
@@ -247,7 +247,7 @@ class MRR(Comparison):
 
     key: str | None = None
 
-    def compare(self, found: Any, accepted: list[Any], where: str) -> Score:
+    def compare(self, found: object, accepted: list[object], where: str) -> Score:
         """Return the reciprocal rank."""
         items, wanted = _items(found, self.key, where), {_item(answer) for answer in accepted}
         rank = next((rank for rank, item in enumerate(items, 1) if item in wanted), None)
@@ -266,7 +266,7 @@ class RecallAtK(Comparison):
     k: int = 5
     key: str | None = None
 
-    def compare(self, found: Any, accepted: list[Any], where: str) -> Score:
+    def compare(self, found: object, accepted: list[object], where: str) -> Score:
         """Return the share."""
         wanted = dict.fromkeys(_item(answer) for answer in accepted)
         missing = [item for item in wanted if item not in _items(found, self.key, where)[: self.k]]
@@ -277,16 +277,16 @@ class RecallAtK(Comparison):
 class Custom:
     """A user's function as a metric; see `custom`."""
 
-    function: Callable[[Mapping[str, Any], Example], Any]
+    function: Scoring
     name: str
     bounds: Bounds | None = None
 
-    def score(self, outputs: Mapping[str, Any], example: Example) -> Score | Awaitable[Score]:
+    def score(self, outputs: Mapping[str, object], example: Example) -> Score | Awaitable[Score]:
         """Call the function; what it returns becomes a `Score`."""
         value = self.function(outputs, example)
         return self._later(value) if inspect.isawaitable(value) else as_score(value, self.name)
 
-    async def _later(self, value: Awaitable[Any]) -> Score:
+    async def _later(self, value: Awaitable[object]) -> Score:
         return as_score(await value, self.name)
 
 
@@ -375,9 +375,7 @@ def recall_at_k(output: str, gold: str | None = None, k: int = 5, key: str | Non
     return RecallAtK(f"recall_at_{k}", output, gold or output, k, key)
 
 
-def custom(
-    function: Callable[[Mapping[str, Any], Example], Any], name: str = "", bounds: Bounds | None = None
-) -> Custom:
+def custom(function: Scoring, name: str = "", bounds: Bounds | None = None) -> Custom:
     """Make a metric of a function of (outputs, example) that returns a number or a `Score`, async or not.
 
     Args:
@@ -413,7 +411,7 @@ def bounds_of(metric: Metric) -> Bounds | None:
     return None if found is None else _bounds(found, metric.name)
 
 
-def _bounds(bounds: Any, name: str) -> Bounds:
+def _bounds(bounds: object, name: str) -> Bounds:
     if isinstance(bounds, list | tuple) and len(bounds) == 2:
         low, high = bounds
         if all(isinstance(b, numbers.Real) and math.isfinite(b) for b in bounds) and low < high:
@@ -424,7 +422,7 @@ def _bounds(bounds: Any, name: str) -> Bounds:
     )
 
 
-Scoring = Callable[[Mapping[str, Any], Example], Any]
+Scoring = Callable[[Mapping[str, Any], Example], object]  # of outputs that users know the types of
 
 
 def as_metric(metric: Metric | Scoring) -> Metric:
@@ -456,7 +454,7 @@ def check_rows(metric: Metric, outputs: Collection[str], examples: Iterable[Exam
         metric.check(outputs, examples)
 
 
-async def apply(metric: Metric, outputs: Mapping[str, Any], example: Example) -> Score:
+async def apply(metric: Metric, outputs: Mapping[str, object], example: Example) -> Score:
     """Score outputs with a metric, sync or async, and check what it says.
 
     Raises:
@@ -481,24 +479,25 @@ def _within(score: Score, bounds: Bounds | None, name: str) -> Score:
     )
 
 
-def as_score(value: Any, name: str) -> Score:
+def as_score(value: object, name: str) -> Score:
     """Turn what a metric returned into a `Score` of finite floats.
 
     >>> as_score(True, "short")
     Score(value=1.0, feedback='', parts={})
     """
-    score = value if isinstance(value, Score) else Score(value)
-    parts = {part: _finite(number, f"{name}, part {part!r}") for part, number in score.parts.items()}
-    return Score(_finite(score.value, f"metric {name!r}"), str(score.feedback), parts)
+    if not isinstance(value, Score):
+        return Score(_finite(value, f"metric {name!r}"))
+    parts = {part: _finite(number, f"{name}, part {part!r}") for part, number in value.parts.items()}
+    return Score(_finite(value.value, f"metric {name!r}"), str(value.feedback), parts)
 
 
-def _finite(value: Any, who: str) -> float:
+def _finite(value: object, who: str) -> float:
     if isinstance(value, numbers.Real | np.bool_) and math.isfinite(value):
         return float(value)
     raise CallError(f"{who} must give a finite real number, got {_shown(value)} ({type(value).__name__})")
 
 
-def _values(kind: Any) -> list[Any]:
+def _values(kind: object) -> list[object]:
     """Return every value of a type that is a set of labels, and each label in a list for a list of them.
 
     >>> _values(Literal["yes", "no"] | None), _values(bool), _values(list[bool]), _values(str)
@@ -517,13 +516,13 @@ def _values(kind: Any) -> list[Any]:
     return []
 
 
-def _text(value: Any, where: str) -> str:
+def _text(value: object, where: str) -> str:
     if isinstance(value, str | numbers.Real):
         return str(value)
     raise CallError(f"{where}: the output must be text or a number, got {type(value).__name__}")
 
 
-def _equal(text: str, answer: Any) -> bool:
+def _equal(text: str, answer: object) -> bool:
     if isinstance(answer, bool) or not isinstance(answer, numbers.Real):
         return normalize(text) == normalize(str(answer))
     try:
@@ -532,7 +531,7 @@ def _equal(text: str, answer: Any) -> bool:
         return False
 
 
-def _overlap(text: str, answer: Any) -> tuple[float, float, float]:
+def _overlap(text: str, answer: object) -> tuple[float, float, float]:
     """Return F1, precision and recall of the words of two texts."""
     if isinstance(answer, numbers.Real):
         return (float(_equal(text, answer)),) * 3
@@ -544,15 +543,15 @@ def _overlap(text: str, answer: Any) -> tuple[float, float, float]:
     return 2 * common / (len(found) + len(wanted)), common / len(found), common / len(wanted)
 
 
-def _names(fields: Mapping[str, Any]) -> str:
+def _names(fields: Mapping[str, object]) -> str:
     return ", ".join(fields) or "none"
 
 
-def _item(value: Any) -> str:
+def _item(value: object) -> str:
     return str(value).strip()
 
 
-def _items(found: Any, key: str | None, where: str) -> list[str]:
+def _items(found: object, key: str | None, where: str) -> list[str]:
     if not isinstance(found, list | tuple):
         raise CallError(f"{where}: the output must be a list, got {type(found).__name__}")
     for item in found:
@@ -564,16 +563,16 @@ def _items(found: Any, key: str | None, where: str) -> list[str]:
     return [_item(item[key] if isinstance(item, Mapping) else item) for item in found]
 
 
-def _verdict(right: bool, accepted: list[Any], found: Any) -> Score:
+def _verdict(right: bool, accepted: list[object], found: object) -> Score:
     return Score(float(right), "correct" if right else f"expected {_list(accepted)}, got {_shown(found)}")
 
 
-def _list(values: Sequence[Any]) -> str:
+def _list(values: Sequence[object]) -> str:
     shown = " or ".join(_shown(value) for value in values[:3])
     return shown if len(values) <= 3 else f"{shown} or {len(values) - 3} more"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = " ".join(value.split()) if isinstance(value, str) else repr(value)
     text = text if len(text) <= 80 else text[:79] + "…"
     return repr(text) if isinstance(value, str) else text

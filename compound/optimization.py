@@ -10,7 +10,7 @@ import math
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from pydantic import Field
 
@@ -22,7 +22,7 @@ from compound.state import State
 from compound.system import System
 from compound.trace import Trace
 
-ROLLOUTS = "of_rollouts"  # the fact by which a proposal says that its scores compare nothing
+ROLLOUTS: Final = "of_rollouts"  # the fact by which a proposal says that its scores compare nothing
 
 
 @dataclass(frozen=True)

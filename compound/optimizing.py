@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from compound import changes
 from compound.artifacts import is_reference, leads_outside
@@ -31,6 +31,7 @@ from compound.planning import refuse_too_small
 from compound.preflight import engine_names, refuse_unpriced
 from compound.prospects import outlook
 from compound.recorder import MEMORY_FOLDER, Interrupted, Listener, Recorder
+from compound.report.documents import Graph
 from compound.sending import Engines
 from compound.settings import OptimizeSettings, WeightSettings
 from compound.shortened import shown
@@ -450,11 +451,12 @@ def _named(weights: WeightSettings, folder: Path) -> dict[str, Any]:
     return {key: named for key, named in found.items() if named}
 
 
-def drawing(system: System) -> dict[str, Any]:
+def drawing(system: System) -> Graph:
     """Return the graph as JSON: nodes with kinds, edges with ports, outputs."""
+    edges = [[a, b, list(d["ports"])] for a, b, d in sorted(system.graph.edges(data=True))]
     return {
         "nodes": [[name, data["kind"]] for name, data in sorted(system.graph.nodes(data=True))],
-        "edges": [[a, b, list(d["ports"])] for a, b, d in sorted(system.graph.edges(data=True))],
+        "edges": cast("list[tuple[str, str, list[str]]]", edges),  # lists, as they are read back
         "outputs": {name: source.label for name, source in system.outputs.items()},
     }
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NotRequired, TypedDict
+
+from pydantic import BaseModel
 
 from compound.component import Component
-from compound.contracts import NO_USAGE, TokenRecord, Usage
-from compound.exchange import Exchange
+from compound.contracts import NO_USAGE, TokenRecord, TokenRow, Usage, UsageDocument, UsageRow
+from compound.exchange import Exchange, ExchangeDocument
 from compound.ports import convert
-from compound.trace import Failure
+from compound.trace import Failure, FailureRow
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What came of a call."""
 
-    outputs: Mapping[str, Any]
+    outputs: Mapping[str, object]
     failure: Failure | None = None
     usage: Usage = NO_USAGE
     tokens: tuple[TokenRecord, ...] = ()
@@ -32,11 +34,31 @@ class Outcome:
         return replace(self, reused=True)
 
 
-def _json(model: Any) -> Any:
+class OutcomeRow(TypedDict):
+    """An `Outcome` as JSON types.
+
+    Attributes:
+        outputs: the outputs.
+        typed: whether they hold models and the like, and are to be read through the ports.
+        failure: kind and message.
+    """
+
+    outputs: dict[str, object]
+    typed: NotRequired[bool]
+    failure: FailureRow | None
+    usage: UsageDocument | UsageRow
+    tokens: list[TokenRow]
+    attempts: int
+    exchanges: NotRequired[list[ExchangeDocument]]
+
+
+def _json(model: object) -> object:
+    if not isinstance(model, BaseModel):
+        raise TypeError(f"{type(model).__name__} has no JSON form")
     return model.model_dump(mode="json")
 
 
-def to_row(outcome: Outcome) -> dict[str, Any] | None:
+def to_row(outcome: Outcome) -> OutcomeRow | None:
     """Return an outcome as JSON types, or ``None`` when its outputs have no JSON form."""
     usage, failure = outcome.usage, outcome.failure
     try:
@@ -46,18 +68,18 @@ def to_row(outcome: Outcome) -> dict[str, Any] | None:
         return None
     return {
         "outputs": outputs,
-        "typed": outputs != outcome.outputs,  # models and the like: to be read through the ports
-        "failure": [failure.kind, failure.message] if failure else None,
+        "typed": outputs != outcome.outputs,
+        "failure": failure.row if failure else None,
         "usage": usage.to_json(),
-        "tokens": [[t.prompt, t.sampled, t.logprobs, t.finish_reason, t.adapter] for t in outcome.tokens],
+        "tokens": [record.row for record in outcome.tokens],
         "attempts": outcome.attempts,
         "exchanges": [exchange.to_json() for exchange in outcome.exchanges],
     }
 
 
-def read_outputs(row: Mapping[str, Any], component: Component) -> Mapping[str, Any]:
+def read_outputs(row: OutcomeRow, component: Component) -> Mapping[str, object]:
     """Return the outputs of a row, of the types that the component declares."""
-    outputs: Mapping[str, Any] = row["outputs"]
+    outputs = row["outputs"]
     if not row.get("typed"):
         return outputs
     try:
@@ -66,13 +88,13 @@ def read_outputs(row: Mapping[str, Any], component: Component) -> Mapping[str, A
         return {}
 
 
-def from_row(row: Mapping[str, Any], key: str, component: Component) -> Outcome:
+def from_row(row: OutcomeRow, key: str, component: Component) -> Outcome:
     """Return the outcome that a row holds."""
     return Outcome(
         outputs=read_outputs(row, component),
         failure=Failure(*row["failure"]) if row["failure"] else None,
         usage=Usage.from_json(row["usage"]),
-        tokens=tuple(TokenRecord(tuple(p), tuple(s), tuple(lp), f, a) for p, s, lp, f, a in row["tokens"]),
+        tokens=tuple(map(TokenRecord.of_row, row["tokens"])),
         attempts=row["attempts"],
         key=key,
         exchanges=tuple(map(Exchange.from_json, row.get("exchanges", ()))),

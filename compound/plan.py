@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from compound.component import Component, Node, Output, Source
 from compound.ports import accepts, spell
@@ -20,7 +19,7 @@ class Step:
     place: int
     wires: tuple[tuple[str, Source], ...]
     wired_settings: tuple[str, ...]
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ def prepare(system: System, bound: System) -> Plan:
     return Plan(steps, system.successors, waiting, roots, chain)
 
 
-def misfit(step: Step, values: Mapping[str, Any]) -> str:
+def misfit(step: Step, values: Mapping[str, object]) -> str:
     """Return which setting got a value of another type over its wire, or ``""``."""
     for name in step.wired_settings:
         kind = step.node.inputs[name].type
@@ -64,9 +63,9 @@ def misfit(step: Step, values: Mapping[str, Any]) -> str:
     return ""
 
 
-def values_of(component: Component, bound: System) -> dict[str, Any]:
+def values_of(component: Component, bound: System) -> dict[str, object]:
     """Return the settings a component runs with: configured, fixed, or the system's default."""
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for name, setting in component.settings.items():
         value = setting
         if isinstance(setting, Space):  # a setting that is wired at every node has no key

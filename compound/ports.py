@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import ast
 import functools
+import operator
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 
 from compound.errors import DeclarationError, nearest
 
-NAMES: Mapping[str, Any] = {
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+
+NAMES: Mapping[str, object] = {
     "str": str,
     "int": int,
     "float": float,
@@ -39,12 +44,12 @@ class Port:
     ``default``.
     """
 
-    type: Any
+    type: object
     optional: bool = False
-    default: Any = None
+    default: object = None
 
 
-def parse(text: str) -> Any:
+def parse(text: str) -> object:
     """Return the type that ``text`` spells.
 
     >>> parse("list[str]")
@@ -68,13 +73,13 @@ def parse(text: str) -> Any:
     return _from_tree(tree, text)
 
 
-def _from_tree(tree: ast.expr, text: str) -> Any:
+def _from_tree(tree: ast.expr, text: str) -> object:
     if isinstance(tree, ast.Name) and tree.id in NAMES:
         return NAMES[tree.id]
     if isinstance(tree, ast.Constant) and tree.value is None:
         return type(None)
     if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.BitOr):
-        return _from_tree(tree.left, text) | _from_tree(tree.right, text)
+        return union(_from_tree(tree.left, text), _from_tree(tree.right, text))
     if isinstance(tree, ast.Subscript) and isinstance(tree.value, ast.Name):
         arguments = tree.slice.elts if isinstance(tree.slice, ast.Tuple) else [tree.slice]
         if tree.value.id == "Literal" and all(isinstance(a, ast.Constant) for a in arguments):
@@ -88,7 +93,16 @@ def _from_tree(tree: ast.expr, text: str) -> Any:
     raise DeclarationError(f"{name!r} is not a type", hint=nearest(name, NAMES))
 
 
-def spell(kind: Any) -> str:
+def union(first: object, second: object) -> object:
+    """Return the type of the values of either type.
+
+    >>> union(str, None)
+    str | None
+    """
+    return operator.or_(first, second)
+
+
+def spell(kind: object) -> str:
     """Return how a type is written in YAML and in messages.
 
     >>> spell(list[str]), spell(Literal["yes", "no"]), spell(str | None)
@@ -110,14 +124,14 @@ def spell(kind: Any) -> str:
     return getattr(kind, "__name__", str(kind))
 
 
-def _inner(kind: Any) -> str:
+def _inner(kind: object) -> str:
     """Spell a type inside another, where ``one of`` would swallow what follows."""
     if get_origin(kind) is Literal:
         return f"Literal[{', '.join(map(repr, get_args(kind)))}]"
     return spell(kind)
 
 
-def fits(source: Any, target: Any) -> bool:
+def fits(source: object, target: object) -> bool:
     """Return whether every value of ``source`` may be given to ``target``.
 
     >>> fits(int, float), fits(Literal["a"], str), fits(list[int], list[str]), fits(str, Any)
@@ -147,19 +161,24 @@ def fits(source: Any, target: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=512)
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def _adapter(kind: object) -> TypeAdapter[object]:
     try:
-        return TypeAdapter(kind, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
+        return TypeAdapter(_form(kind), config=ConfigDict(strict=True, arbitrary_types_allowed=True))
     except PydanticSchemaGenerationError as error:
         raise DeclarationError(f"{spell(kind)!r} cannot be used as a port type") from error
     except Exception:  # noqa: BLE001 - pydantic refuses a config for its own models: those bring theirs
-        return TypeAdapter(kind)
+        return TypeAdapter(_form(kind))
+
+
+def _form(kind: object) -> TypeForm[object]:
+    """Return a port's type as what it is to type checkers; pydantic refuses what is none."""
+    return cast("TypeForm[object]", kind)
 
 
 EXACT = (str, int, float, bool)
 
 
-def accepts(kind: Any, value: Any) -> bool:
+def accepts(kind: object, value: object) -> bool:
     """Return whether ``value`` belongs to ``kind`` without conversion (an int is a float, a bool no int).
 
     >>> accepts(list[str], ["a"]), accepts(list[str], "a"), accepts(float, 1), accepts(int, True)
@@ -174,10 +193,10 @@ def accepts(kind: Any, value: Any) -> bool:
     return True
 
 
-def convert(kind: Any, value: Any) -> Any:
+def convert(kind: object, value: object) -> object:
     """Convert text or JSON leniently into ``kind`` (``"3"`` into 3), or raise `ValueError`."""
     try:
-        return TypeAdapter(kind).validate_python(value, strict=False)
+        return TypeAdapter(_form(kind)).validate_python(value, strict=False)
     except ValidationError as error:
         raise ValueError(f"{value!r} is not {spell(kind)}") from error
 

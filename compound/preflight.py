@@ -22,7 +22,7 @@ def models(problem: Problem) -> list[str]:
 
     What a component asks without declaring it (`compound.component.Component.reach`) is not known.
     """
-    default = problem.system.defaults.get("lm")
+    default = problem.system.lm
     own = (default,) if default else ()
     plan, free = planned(problem)
     allowed = allowance(problem, free, plan.decisions, lms=own)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from compound.contracts import Example, Metric
 from compound.evaluation import Rules
@@ -31,7 +30,7 @@ class Problem:
     method: Method
     engines: Engines
     folder: Path = Path()
-    outlook: Mapping[str, Any] = field(default_factory=dict)
+    outlook: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def rules(self) -> Rules:
@@ -39,6 +38,6 @@ class Problem:
         s = self.settings
         return Rules(s.concurrency, s.failure_score, s.max_failed)
 
-    def bind(self, values: Mapping[str, Any]) -> System:
+    def bind(self, values: Mapping[str, object]) -> System:
         """Return the system with a configuration."""
         return self.system.bind(values)

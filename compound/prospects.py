@@ -7,9 +7,9 @@ each job can compare with the budget there is, and which parameters cannot be tr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from compound.allowance import Allowance, allowance
 from compound.bounds import Bounded
@@ -24,6 +24,47 @@ if TYPE_CHECKING:
 GAINS = (0.05, 0.1)  # for which the examples needed are said
 WORSE = 0.05  # the share of examples that an improvement makes worse, in the second of two cases
 SMALL = 0.1  # a larger gain than this being the least detectable one is worth a warning
+
+
+class ProspectDocument(TypedDict):
+    """A `Prospect` as JSON types; runs without a limit are ``None``."""
+
+    job: str
+    keys: list[str]
+    runs: float | None
+    candidates: int | None
+
+
+class Detection(TypedDict):
+    """What a decision can detect.
+
+    Attributes:
+        examples: how many validation examples there are.
+        level: the level of the decision.
+        least_p: the smallest p-value that so many examples can give.
+        least_improved: for scores of 0 and 1, how many examples must improve.
+        power: the probability with which the gains below are found.
+        detectable_gain: the smallest mean gain that is found.
+        detectable_gain_if_some_get_worse: the same where some examples get worse.
+        examples_needed: how many examples some gains need.
+    """
+
+    examples: int
+    level: float
+    least_p: float
+    least_improved: int
+    power: float
+    detectable_gain: float | None
+    detectable_gain_if_some_get_worse: float | None
+    examples_needed: dict[str, int | None]
+
+
+class Outlook(TypedDict):
+    """The prospects of a run, as JSON types and in sentences."""
+
+    detection: Detection
+    jobs: list[ProspectDocument]
+    told: list[str]
 
 
 @dataclass(frozen=True)
@@ -45,7 +86,7 @@ class Prospect:
         """Whether its parameters are not tried."""
         return self.runs == 0 or self.candidates == 0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> ProspectDocument:
         """Return it as JSON types."""
         return {
             "job": self.job.optimizer,
@@ -105,7 +146,7 @@ def _candidates(problem: Problem, job: Job, runs: float, allowed: Allowance) -> 
     return optimizer.bound(outlook).candidates
 
 
-def detection(n: int, level: float) -> dict[str, Any]:
+def detection(n: int, level: float) -> Detection:
     """Return what a decision at a level can detect with ``n`` validation examples."""
     return {
         "examples": n,
@@ -119,9 +160,7 @@ def detection(n: int, level: float) -> dict[str, Any]:
     }
 
 
-def told(
-    facts: Mapping[str, Any], plan: BudgetPlan, found: Sequence[Prospect], limit: float | None
-) -> list[str]:
+def told(facts: Detection, plan: BudgetPlan, found: Sequence[Prospect], limit: float | None) -> list[str]:
     """Return the prospects in sentences; what a user should know before spending comes first."""
     lines = [*_untried(found, limit), _detectable(facts, plan)]
     compared = [p for p in found if p.candidates]
@@ -159,7 +198,7 @@ def _untried(found: Sequence[Prospect], limit: float | None) -> list[str]:
     return [f"cannot be tried{budget}: {', '.join(keys)}; raise the budget, or lower optimize.valid_size"]
 
 
-def _detectable(facts: Mapping[str, Any], plan: BudgetPlan) -> str:
+def _detectable(facts: Detection, plan: BudgetPlan) -> str:
     n, level, gain = facts["examples"], facts["level"], facts["detectable_gain"]
     needed = ", ".join(f"+{gain} needs {n}" for gain, n in facts["examples_needed"].items() if n is not None)
     times = f"{plan.decisions} decision{'s' if plan.decisions > 1 else ''}"
@@ -174,7 +213,7 @@ def _detectable(facts: Mapping[str, Any], plan: BudgetPlan) -> str:
     )
 
 
-def outlook(problem: Problem) -> dict[str, Any]:
+def outlook(problem: Problem) -> Outlook:
     """Return the prospects of a run as JSON types: what it can detect, and what its jobs can do."""
     plan, free = planned(problem)
     found = prospects(problem, plan, free, allowance(problem, free, plan.decisions))

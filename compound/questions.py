@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 Question = TypeVar("Question")
 
@@ -47,10 +47,10 @@ class Questions(Generic[Question]):
     [2, 4]
     """
 
-    def __init__(self, function: Callable[[Callable[[Question], Any]], object], name: str) -> None:
+    def __init__(self, function: Callable[[Callable[[Question], object]], object], name: str) -> None:
         self._loop = asyncio.get_running_loop()
         self._asked: asyncio.Queue[Question | _End] = asyncio.Queue()
-        self._answers: SimpleQueue[Any] = SimpleQueue()
+        self._answers: SimpleQueue[object] = SimpleQueue()
         self._thread = Thread(target=self._run, args=(function,), name=name, daemon=True)
 
     def __enter__(self) -> Self:
@@ -72,11 +72,11 @@ class Questions(Generic[Question]):
             raise asked.error
         raise StopAsyncIteration
 
-    def answer(self, answer: Any) -> None:
+    def answer(self, answer: object) -> None:
         """Answer the last question."""
         self._answers.put(answer)
 
-    def _run(self, function: Callable[[Callable[[Question], Any]], object]) -> None:
+    def _run(self, function: Callable[[Callable[[Question], object]], object]) -> None:
         error: BaseException | None = None
         try:
             function(self._ask)
@@ -84,7 +84,7 @@ class Questions(Generic[Question]):
             error = raised
         self._tell(_End(error))
 
-    def _ask(self, question: Question) -> Any:
+    def _ask(self, question: Question) -> object:
         self._tell(question)
         answer = self._answers.get()
         if answer is _STOP:

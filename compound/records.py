@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from compound.limits import DEPTH, LINE, Limit
 
@@ -44,12 +44,12 @@ class Line:
         end: how long the file is up to the end of the line.
     """
 
-    value: dict[str, Any]
+    value: dict[str, object]
     checksum: str
     end: int
 
 
-def parse(text: bytes | str, parse_constant: Callable[[str], Any] | None = None) -> Any:
+def parse(text: bytes | str, parse_constant: Callable[[str], object] | None = None) -> object:
     """Return the value of a JSON text.
 
     Args:
@@ -71,7 +71,7 @@ def parse(text: bytes | str, parse_constant: Callable[[str], Any] | None = None)
     return value
 
 
-def is_deep(value: Any) -> bool:
+def is_deep(value: object) -> bool:
     """Return whether a JSON value has more levels than other functions can process.
 
     >>> is_deep([[1], {"a": 2}])
@@ -85,7 +85,7 @@ def is_deep(value: Any) -> bool:
     return depth > DEPTH
 
 
-def written(value: Any, indent: int | None = None) -> str:
+def written(value: object, indent: int | None = None) -> str:
     """Return JSON that can be encoded as UTF-8; surrogates without a partner are escaped."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     try:
@@ -95,7 +95,7 @@ def written(value: Any, indent: int | None = None) -> str:
     return text
 
 
-def sealed_line(record: Mapping[str, Any], before: str = "") -> tuple[bytes, str]:
+def sealed_line(record: Mapping[str, object], before: str = "") -> tuple[bytes, str]:
     """Return a record as a line with its checksum, and the checksum.
 
     >>> sealed_line({"event": "start"})
@@ -128,7 +128,7 @@ def read_lines(file: BinaryIO, limit: Limit = LINE) -> Iterator[Line]:
         yield Line(value, checksum, end)
 
 
-def _opened_line(raw: bytes, before: str) -> tuple[dict[str, Any], str]:
+def _opened_line(raw: bytes, before: str) -> tuple[dict[str, object], str]:
     match = _LINE.search(raw)
     if match is None:
         value, found = _parsed_line(raw), ""
@@ -147,14 +147,14 @@ def _opened_line(raw: bytes, before: str) -> tuple[dict[str, Any], str]:
     return value, found
 
 
-def _parsed_line(raw: bytes) -> Any:
+def _parsed_line(raw: bytes) -> object:
     try:
         return parse(raw)
     except Damaged as error:
         raise Damaged(f"not a JSON line: {error}") from None
 
 
-def sealed_document(value: Mapping[str, Any]) -> str:
+def sealed_document(value: Mapping[str, object]) -> str:
     """Return a JSON document with its checksum as the last member.
 
     >>> print(sealed_document({"seed": 0}), end="")
@@ -169,7 +169,7 @@ def sealed_document(value: Mapping[str, Any]) -> str:
     return f'{body}{comma}\n "{NAME}": "{_checksum(body.encode())}"\n}}\n'
 
 
-def opened_document(raw: bytes) -> dict[str, Any]:
+def opened_document(raw: bytes) -> dict[str, object]:
     """Return what a document holds, without its checksum.
 
     Raises:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from compound.errors import DataError
 from compound.limits import DATA, LINE
@@ -24,7 +24,7 @@ from compound.records import Damaged, parse
 from compound.sanitize import storable
 from compound.untrusted import CHUNK, UntrustedFolder, named
 
-Row = Mapping[str, Any]
+Row = Mapping[str, object]
 EXTENSIONS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
 
 
@@ -54,7 +54,7 @@ def data_file(path: Path, within: Path | None) -> DataFile:
     return DataFile(UntrustedFolder(root, error=DataError), path.relative_to(root).as_posix(), path)
 
 
-def read_rows(path: Path, within: Path | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_rows(path: Path, within: Path | None = None) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield every row of a ``.jsonl`` or ``.csv`` file, perhaps gzipped, with its line number.
 
     Rows of JSON lines are objects; cells of CSV files are text. Blank lines are skipped.
@@ -84,7 +84,7 @@ def digest_of(file: DataFile) -> str:
     return hashed.hexdigest()
 
 
-def rows_of(file: DataFile) -> Iterator[tuple[int, dict[str, Any]]]:
+def rows_of(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield the rows of a file with their line numbers; raises as `read_rows`."""
     name = str(file.path).removesuffix(".gz")
     if not name.endswith((".jsonl", ".csv")):
@@ -116,7 +116,7 @@ def _lines(file: DataFile) -> Iterator[tuple[int, str]]:
             raise DataError(f"{path}:{number + 1}: the gzip file is damaged ({error})") from error
 
 
-def _json_rows(file: DataFile) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
     path = file.path
     for number, line in _lines(file):
         if not line.strip():
@@ -132,7 +132,7 @@ def _json_rows(file: DataFile) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, storable(row)
 
 
-def _csv_rows(file: DataFile) -> Iterator[tuple[int, dict[str, Any]]]:
+def _csv_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
     path = file.path
     reader = csv.reader((line for _, line in _lines(file)), strict=True)
     header: list[str] = []

@@ -84,7 +84,7 @@ class RunBudget:
 
     @property
     def _own_lm(self) -> tuple[str, ...]:
-        lm = self._problem.system.defaults.get("lm")
+        lm = self._problem.system.lm
         return (lm,) if lm else ()
 
     def runs_left(self) -> float:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, Field, NonNegativeFloat, PlainSerializer, PlainValidator, ValidationError
 
 from compound.budget import MeterState, StoredUsage
-from compound.evaluation import Evaluation
+from compound.evaluation import Evaluation, EvaluationDocument
 from compound.optimization import JobRecord, Tried
 from compound.planning import BudgetPlan
 from compound.proposals import LedgerState
@@ -24,7 +24,7 @@ def _evaluation(value: object) -> Evaluation:
         stored = _StoredEvaluation.model_validate(value)
     except ValidationError as error:
         raise ValueError(first_problem(error)) from error
-    return Evaluation.from_json(stored.model_dump())
+    return Evaluation.from_json(cast("EvaluationDocument", stored.model_dump()))  # it has these fields
 
 
 class _StoredEvaluation(BaseModel):
@@ -37,7 +37,11 @@ class _StoredEvaluation(BaseModel):
     bounds: tuple[float, float] | None = None
 
 
-StoredEvaluation = Annotated[Evaluation, PlainValidator(_evaluation), PlainSerializer(Evaluation.to_json)]
+StoredEvaluation = Annotated[
+    Evaluation,
+    PlainValidator(_evaluation),
+    PlainSerializer(Evaluation.to_json, return_type=dict[str, object]),
+]
 
 
 class JobState(State):

@@ -11,8 +11,9 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import IO, Any, cast
+from typing import IO, Any, TextIO, TypeVar, cast
 
+Stored = TypeVar("Stored")
 REPLACEMENT = "\ufffd"
 HIDDEN = "[key removed]"
 SHORTEST = 8  # characters of a key that is removed where it is named; shorter ones occur by chance
@@ -40,16 +41,16 @@ def without_controls(text: str) -> str:
     return _CONTROLS.sub(REPLACEMENT, text) if not text.isprintable() else text
 
 
-def storable(value: Any) -> Any:
+def storable(value: Stored) -> Stored:
     r"""Return a value whose texts can be written as UTF-8; the very same object where they can already.
 
     >>> storable({"a": ["\ud83d", 1]})
     {'a': ['�', 1]}
     """
-    return _storable(value) if _has_surrogates(value) else value
+    return cast("Stored", _storable(value)) if _has_surrogates(value) else value  # only its texts change
 
 
-def _has_surrogates(value: Any) -> bool:
+def _has_surrogates(value: object) -> bool:
     if isinstance(value, str):
         return not value.isascii() and _SURROGATES.search(value) is not None
     if isinstance(value, dict):
@@ -57,7 +58,7 @@ def _has_surrogates(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(map(_has_surrogates, value))
 
 
-def _storable(value: Any) -> Any:
+def _storable(value: object) -> object:
     if isinstance(value, str):
         return _SURROGATES.sub(REPLACEMENT, value)
     if isinstance(value, dict):
@@ -127,7 +128,7 @@ class SafeStream:
         for line in lines:
             self.write(line)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # whatever the stream has
         return getattr(self.raw, name)
 
 
@@ -140,7 +141,7 @@ def raw(stream: IO[str]) -> IO[str]:
 def safe_output() -> Iterator[None]:
     """Make everything that is printed in a block `printable`."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (cast("Any", SafeStream(stream)) for stream in before)
+    sys.stdout, sys.stderr = (cast("TextIO", SafeStream(stream)) for stream in before)
     try:
         yield
     finally:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 MOST_NAMES = 12
 _SHORT = reprlib.Repr()
@@ -17,7 +16,7 @@ _SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = _SHORT.maxfr
 _SHORT.maxlevel = 3
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     """Return a repr of at most a few lines, whatever the value holds.
 
     >>> short({"question": "word " * 100})

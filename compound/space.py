@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from compound.artifacts import is_reference
+from compound.artifacts import Reference, is_reference
 from compound.errors import DeclarationError, nearest
 
 if TYPE_CHECKING:
@@ -27,22 +27,22 @@ class Space(ABC):
     """One parameter's set of values. ``value`` is where tuning starts."""
 
     kind: ClassVar[str]
-    value: Any
+    value: object
 
     @abstractmethod
-    def problem(self, value: Any) -> str:
+    def problem(self, value: object) -> str:
         """Say what is wrong with ``value``, or return ``""`` when it belongs to the space."""
 
     @property
     @abstractmethod
-    def type(self) -> Any:
+    def type(self) -> object:
         """The port type of the values, so that an edge may feed the parameter."""
 
     @abstractmethod
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the declaration as JSON, without the value."""
 
-    def check(self, value: Any, name: str) -> None:
+    def check(self, value: object, name: str) -> None:
         """Raise `DeclarationError` when ``value`` is outside the space of the parameter ``name``."""
         problem = self.problem(value)
         if problem:
@@ -64,7 +64,7 @@ class Text(Space):
     def __post_init__(self) -> None:
         self.check(self.value, "Text")
 
-    def problem(self, value: Any) -> str:  # noqa: D102
+    def problem(self, value: object) -> str:  # noqa: D102
         if not isinstance(value, str):
             return f"must be a text, but got {value!r}"
         if len(value) > self.max_length:
@@ -72,14 +72,26 @@ class Text(Space):
         return ""
 
     @property
-    def type(self) -> Any:  # noqa: D102
+    def type(self) -> object:  # noqa: D102
         return str
 
-    def to_json(self) -> dict[str, Any]:  # noqa: D102
+    def to_json(self) -> dict[str, object]:  # noqa: D102
         return {"kind": self.kind, "max_length": self.max_length}
 
 
-Demo = Mapping[str, Any]
+Demo = Mapping[str, Mapping[str, object]]  # values of "inputs" and of "outputs", by name
+
+
+def as_demos(value: object) -> list[Demo]:
+    """Return demonstrations that a setting holds.
+
+    Raises:
+        TypeError: the value is something else.
+    """
+    demos = value if isinstance(value, Sequence) else [None]
+    if not all(isinstance(demo, Mapping) for demo in demos):
+        raise TypeError(f"demonstrations must be a list of mappings, but got {value!r:.80}")
+    return list(demos)
 
 
 @dataclass(frozen=True)
@@ -100,7 +112,7 @@ class Demos(Space):
         object.__setattr__(self, "value", tuple(self.value))
         self.check(self.value, "Demos")
 
-    def problem(self, value: Any) -> str:  # noqa: D102
+    def problem(self, value: object) -> str:  # noqa: D102
         if not isinstance(value, Sequence) or isinstance(value, str):
             return f"must be a list of demonstrations, but got {value!r}"
         if len(value) > self.max:
@@ -112,10 +124,10 @@ class Demos(Space):
         return ""
 
     @property
-    def type(self) -> Any:  # noqa: D102
+    def type(self) -> object:  # noqa: D102
         return list[dict[str, Any]]
 
-    def to_json(self) -> dict[str, Any]:  # noqa: D102
+    def to_json(self) -> dict[str, object]:  # noqa: D102
         return {"kind": self.kind, "max": self.max}
 
 
@@ -131,7 +143,7 @@ class Choice(Space):
     value: Scalar
     kind: ClassVar[str] = "choice"
 
-    def __init__(self, *options: Scalar, value: Any = None) -> None:
+    def __init__(self, *options: Scalar, value: object = None) -> None:
         if not options:
             raise DeclarationError("Choice needs at least one option")
         if any(not isinstance(option, str | int | float | bool) for option in options):
@@ -142,22 +154,22 @@ class Choice(Space):
         object.__setattr__(self, "value", options[0] if value is None else value)
         self.check(self.value, "Choice")
 
-    def problem(self, value: Any) -> str:  # noqa: D102
+    def problem(self, value: object) -> str:  # noqa: D102
         if any(type(value) is type(option) and value == option for option in self.options):
             return ""
         return f"must be one of {', '.join(map(repr, self.options))}, but got {value!r}"
 
     @property
-    def type(self) -> Any:  # noqa: D102
+    def type(self) -> object:  # noqa: D102
         kinds = {type(option) for option in self.options}
         if kinds == {str}:
             return Literal[self.options]
         return kinds.pop() if len(kinds) == 1 else Any
 
-    def to_json(self) -> dict[str, Any]:  # noqa: D102
+    def to_json(self) -> dict[str, object]:  # noqa: D102
         return {"kind": self.kind, "options": list(self.options)}
 
-    def draw(self, rng: np.random.Generator) -> Any:
+    def draw(self, rng: np.random.Generator) -> Scalar:
         """Return one of the options, all equally likely."""
         return self.options[rng.integers(len(self.options))]
 
@@ -173,14 +185,14 @@ class PerInput(Choice):
     ('', "must be one of 'short', 'long' or a stored reward, but got 'medium'")
     """
 
-    value: Any
+    value: Scalar | Reference  # type: ignore[assignment]  # more than what `Choice` allows
 
-    def problem(self, value: Any) -> str:  # noqa: D102
+    def problem(self, value: object) -> str:  # noqa: D102
         if is_reference(value) or not super().problem(value):
             return ""
         return f"must be one of {', '.join(map(repr, self.options))} or a stored reward, but got {value!r}"
 
-    def to_json(self) -> dict[str, Any]:  # noqa: D102
+    def to_json(self) -> dict[str, object]:  # noqa: D102
         return {**super().to_json(), "per_input": True}
 
 
@@ -197,16 +209,16 @@ class Int(Space):
     def __post_init__(self) -> None:
         _check_bounds(self)
 
-    def problem(self, value: Any) -> str:  # noqa: D102
+    def problem(self, value: object) -> str:  # noqa: D102
         if type(value) is not int:
             return f"must be a whole number, but got {value!r}"
         return _outside(self, value)
 
     @property
-    def type(self) -> Any:  # noqa: D102
+    def type(self) -> object:  # noqa: D102
         return int
 
-    def to_json(self) -> dict[str, Any]:  # noqa: D102
+    def to_json(self) -> dict[str, object]:  # noqa: D102
         return {"kind": self.kind, "low": self.low, "high": self.high, "log": self.log}
 
     def draw(self, rng: np.random.Generator) -> int:
@@ -230,16 +242,16 @@ class Float(Space):
         _check_bounds(self)
         object.__setattr__(self, "value", float(self.value))
 
-    def problem(self, value: Any) -> str:  # noqa: D102
-        if type(value) not in (int, float) or not math.isfinite(value):
-            return f"must be a finite number, but got {value!r}"
-        return _outside(self, value)
+    def problem(self, value: object) -> str:  # noqa: D102
+        if isinstance(value, int | float) and type(value) in (int, float) and math.isfinite(value):
+            return _outside(self, value)
+        return f"must be a finite number, but got {value!r}"
 
     @property
-    def type(self) -> Any:  # noqa: D102
+    def type(self) -> object:  # noqa: D102
         return float
 
-    def to_json(self) -> dict[str, Any]:  # noqa: D102
+    def to_json(self) -> dict[str, object]:  # noqa: D102
         return {"kind": self.kind, "low": self.low, "high": self.high, "log": self.log}
 
     def draw(self, rng: np.random.Generator) -> float:
@@ -304,16 +316,16 @@ class Weights(Space):
                 )
         self.check(self.value, "Weights")
 
-    def problem(self, value: Any) -> str:  # noqa: D102
+    def problem(self, value: object) -> str:  # noqa: D102
         if value is None or is_reference(value):
             return ""
         return f"must be None or {{'path': …, 'sha256': …}}, but got {value!r}"
 
     @property
-    def type(self) -> Any:  # noqa: D102
+    def type(self) -> object:  # noqa: D102
         return dict[str, str] | None
 
-    def to_json(self) -> dict[str, Any]:  # noqa: D102
+    def to_json(self) -> dict[str, object]:  # noqa: D102
         targets = self.targets if isinstance(self.targets, str) else list(self.targets)
         return {"kind": self.kind, "rank": self.rank, "alpha": self.alpha, "targets": targets}
 

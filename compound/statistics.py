@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,15 @@ UNIT: Bounds = (0.0, 1.0)
 ROUNDING = 1e-9  # of the range: what a sum of floats may be beyond it
 
 
+class IntervalDocument(TypedDict):
+    """An `Interval` as JSON types; limits that are infinite are ``None``."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+
+
 @dataclass(frozen=True, slots=True)
 class Interval:
     """A mean, its confidence limits (infinite where nothing bounds them), and how many values it rests on."""
@@ -39,7 +49,7 @@ class Interval:
     high: float
     n: int
 
-    def to_json(self) -> dict[str, float | int | None]:
+    def to_json(self) -> IntervalDocument:
         """Return the four numbers by name; limits that are infinite are ``None``."""
         low, high = (limit if math.isfinite(limit) else None for limit in (self.low, self.high))
         return {"mean": self.mean, "low": low, "high": high, "n": self.n}

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 from compound.bounds import CallBound, Extent, Reach, Use, of_values
 from compound.component import Component, Composite, Input, Source
@@ -30,7 +29,7 @@ class Limits:
 
     examples: Sequence[Example]
     lms: tuple[str, ...] = ()
-    start: Mapping[str, Any] = field(default_factory=dict)
+    start: Mapping[str, object] = field(default_factory=dict)
     growth: float = 0
     written: int = 0
     read_corpora: bool = False
@@ -40,7 +39,7 @@ class Limits:
         start = max(len(space.value.encode()), len(str(self.start.get(key, "")).encode()))
         return Extent(start + self.growth, self.written).cut(max(space.max_length, start))
 
-    def value(self, key: str, default: Any) -> Any:
+    def value(self, key: str, default: object) -> object:
         """Return the value that a parameter starts from."""
         return self.start.get(key, default)
 

@@ -23,6 +23,7 @@ from compound.store import load_checkpoint, write_atomically
 from compound.untrusted import UntrustedFolder
 
 if TYPE_CHECKING:
+    from compound.report.comparison import RunState, SweepFacts
     from compound.spec import Program
 
 MAY_DIFFER = ("optimize.concurrency", "versions.", *FOR_MEMORY)  # between the runs of one sweep
@@ -126,7 +127,7 @@ def sweep(
     watch: Watch | None = None,
     say: Say = lambda _: None,
     stopper: Stopper | None = None,
-) -> dict[str, Any]:
+) -> SweepFacts:
     """Run what is not finished yet, and write ``sweep.md`` and ``sweep.json`` after every run.
 
     Args:
@@ -195,18 +196,18 @@ def _end_if_asked(stopper: Stopper, folder: Path, *, always: bool = False) -> No
         )
 
 
-def _written(runs: Sequence[Planned], folder: Path, failed: Mapping[Planned, str]) -> dict[str, Any]:
+def _written(runs: Sequence[Planned], folder: Path, failed: Mapping[Planned, str]) -> SweepFacts:
     """Write the table of what is done so far; returns its facts."""
     comparison = import_module("compound.report.comparison")
     budgets = {run.file: run.settings.budget.model_dump() for run in runs}
-    facts: dict[str, Any] = comparison.compare(list(_states(runs, folder, failed)), folder, budgets)
+    facts: SweepFacts = comparison.compare(list(_states(runs, folder, failed)), folder, budgets)
     text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False)
     write_atomically(folder / "sweep.json", text + "\n")
     write_atomically(folder / "sweep.md", comparison.markdown(facts))
     return facts
 
 
-def _states(runs: Sequence[Planned], folder: Path, failed: Mapping[Planned, str]) -> Iterator[dict[str, Any]]:
+def _states(runs: Sequence[Planned], folder: Path, failed: Mapping[Planned, str]) -> Iterator[RunState]:
     """Yield each run with its state: ``finished``, ``failed``, ``not applicable`` or ``unfinished``."""
     for run in runs:
         if run.inapplicable:

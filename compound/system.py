@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import networkx as nx
 
@@ -58,11 +57,11 @@ class System:
     """
 
     name: str
-    inputs: Mapping[str, Any]
+    inputs: Mapping[str, object]
     outputs: Mapping[str, Source]
     nodes: Mapping[str, Node]
     configuration: Configuration
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, object] = field(default_factory=dict)
     engines: Callable[[str], Engine] | None = None
 
     def __init__(
@@ -130,8 +129,14 @@ class System:
         """A digest of the structure: components, their versions, wires and outputs, not the values."""
         return digest(_structure(self))
 
+    @property
+    def lm(self) -> str | None:
+        """The model of components that name none, if there is one."""
+        found = self.defaults.get("lm")
+        return found if isinstance(found, str) else None
+
     @functools.cached_property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> Mapping[str, object]:
         """Every setting that is not tunable, by ``component.setting``, as JSON types."""
         return {
             f"{name}.{setting}": readable(value)
@@ -165,7 +170,7 @@ class System:
         """Return the names of the nodes that use a component, in order."""
         return tuple(n for n, node in self.nodes.items() if node.component.name == component)
 
-    def bind(self, values: Mapping[str, Any]) -> System:
+    def bind(self, values: Mapping[str, object]) -> System:
         """Return this system with some parameters set.
 
         Raises:
@@ -205,11 +210,11 @@ class System:
     def __copy__(self) -> System:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> System:
+    def __deepcopy__(self, memo: dict[int, object]) -> System:
         """Return the system itself: nothing in it changes."""
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle the nodes as a list: pickling the graph itself would recurse as deep as the graph is."""
         nodes = [
             (
@@ -227,7 +232,9 @@ class System:
 
 
 _Reference = Input | tuple[str, str]
-_FlatNode = tuple[str, Component, Mapping[str, _Reference], tuple[_Reference, Any] | None, Mapping[str, Port]]
+_FlatNode = tuple[
+    str, Component, Mapping[str, _Reference], tuple[_Reference, object] | None, Mapping[str, Port]
+]
 
 
 def _reference(source: Source) -> _Reference:
@@ -236,11 +243,11 @@ def _reference(source: Source) -> _Reference:
 
 def _restored(
     name: str,
-    inputs: Mapping[str, Any],
+    inputs: Mapping[str, object],
     flat: Sequence[_FlatNode],
     outputs: Mapping[str, _Reference],
     configuration: Configuration,
-    defaults: Mapping[str, Any],
+    defaults: Mapping[str, object],
     engines: Callable[[str], Engine] | None,
 ) -> System:
     """Return a pickled system: its nodes come in an order in which each follows what it reads."""
@@ -271,7 +278,7 @@ def replace_configuration(system: System, configuration: Configuration) -> Syste
     return _copy(system, configuration=configuration)
 
 
-def _copy(system: System, **changes: Any) -> System:
+def _copy(system: System, **changes: object) -> System:
     clone = object.__new__(System)
     clone.__dict__.update(system.__dict__)
     clone.__dict__.update(changes)
@@ -351,7 +358,7 @@ def _node(item: Node | Output | Outputs) -> Node:
     return item.node if isinstance(item, Output) else item._node
 
 
-def _graph(inputs: Mapping[str, Any], nodes: Mapping[str, Node]) -> nx.DiGraph:
+def _graph(inputs: Mapping[str, object], nodes: Mapping[str, Node]) -> nx.DiGraph:
     graph = nx.DiGraph()
     for name, kind in inputs.items():
         graph.add_node(f"${name}", kind="input", type=spell(kind))
@@ -391,7 +398,7 @@ def _all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
             yield from _all_nodes(node.component.body.nodes.values())
 
 
-def _structure(system: System) -> dict[str, Any]:
+def _structure(system: System) -> dict[str, object]:
     return {
         "inputs": {name: spell(kind) for name, kind in system.inputs.items()},
         "outputs": {name: source.label for name, source in system.outputs.items()},

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from compound.errors import CallError
 from compound.streams import generator
 
 Reply = str | Exception | Completion
-Script = Sequence[Reply] | Mapping[str, Reply] | Callable[..., Any]
+Script = Sequence[Reply] | Mapping[str, Reply] | Callable[..., object]
 
 
 class ScriptedLM:
@@ -103,9 +102,10 @@ class ScriptedLM:
             raise reply
         if isinstance(reply, Completion):
             return reply
+        said = str(reply)
         for stop in request.stop:
-            reply = reply.split(stop)[0]
-        words = re.findall(r"\s*\S+", str(reply))
+            said = said.split(stop, maxsplit=1)[0]
+        words = re.findall(r"\s*\S+", said)
         text = "".join(words[: request.max_tokens])
         used = min(len(words), request.max_tokens)
         prompt = _words(request)
@@ -115,7 +115,7 @@ class ScriptedLM:
             "length" if len(words) > used else "stop",
         )
 
-    def _reply(self, request: Request, number: int) -> Any:
+    def _reply(self, request: Request, number: int) -> object:
         message = request.cued[-1].content
         script = self._script
         if callable(script):
@@ -144,14 +144,14 @@ class PlainMemory:
     """A method's memory outside a run directory; implements `compound.optimization.Memory`."""
 
     def __init__(self, folder: Path) -> None:
-        self.state: dict[str, Any] = {}
+        self.state: dict[str, object] = {}
         self.folder = folder
         self._records: list[str] = []
 
-    def append(self, record: Mapping[str, Any]) -> None:
+    def append(self, record: Mapping[str, object]) -> None:
         """Add a record."""
         self._records.append(json.dumps(record))
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, object]]:
         """Return the records as they would be read."""
         return [json.loads(record) for record in self._records]

@@ -6,16 +6,18 @@ keeps its error and whatever it produced before failing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import NotRequired, TypedDict
 
-from compound.configuration import readable
-from compound.contracts import NO_USAGE, TokenRecord, Usage
+from compound.configuration import readable, readable_values
+from compound.contracts import NO_USAGE, TokenRecord, TokenRow, Usage, UsageDocument, UsageRow
 from compound.errors import RunFailed
-from compound.exchange import Exchange
+from compound.exchange import Exchange, ExchangeDocument
 from compound.sanitize import safe
 from compound.shortened import listed, short, shown
+
+FailureRow = Sequence[str]  # kind and message
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,11 @@ class Failure:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", safe(self.message))
+
+    @property
+    def row(self) -> FailureRow:
+        """The kind and the message, as JSON types."""
+        return [self.kind, self.message]
 
 
 @dataclass(slots=True, repr=False)
@@ -55,8 +62,8 @@ class Call:
     node: str
     component: str
     parents: tuple[str, ...]
-    inputs: Mapping[str, Any]
-    outputs: Mapping[str, Any]
+    inputs: Mapping[str, object]
+    outputs: Mapping[str, object]
     failure: Failure | None = None
     usage: Usage = NO_USAGE
     seconds: float = 0.0
@@ -87,9 +94,9 @@ class Trace:
     configuration: str
     seed: int
     sample: int
-    inputs: Mapping[str, Any]
+    inputs: Mapping[str, object]
     calls: tuple[Call, ...]
-    outputs: Mapping[str, Any] = field(default_factory=dict)
+    outputs: Mapping[str, object] = field(default_factory=dict)
     failure: Failure | None = None
     score: float | None = None
     feedback: str = ""
@@ -163,7 +170,7 @@ class Trace:
         )
 
 
-def _outcome(failure: Failure | None, outputs: Mapping[str, Any]) -> dict[str, str]:
+def _outcome(failure: Failure | None, outputs: Mapping[str, object]) -> dict[str, str]:
     if failure is None:
         return {"outputs": short(outputs)}
     return {"failure": short(f"{failure.kind}: {failure.message}")}
@@ -186,7 +193,46 @@ def _call_as_text(call: Call) -> str:
     return "\n".join(lines)
 
 
-def to_json(trace: Trace) -> dict[str, Any]:
+class CallDocument(TypedDict):
+    """A `Call` as JSON types."""
+
+    address: str
+    node: str
+    component: str
+    invocation: int
+    parents: list[str]
+    inputs: dict[str, object]
+    outputs: dict[str, object]
+    failure: FailureRow | None
+    usage: UsageDocument | UsageRow
+    seconds: float
+    sample: int
+    reused: bool
+    counted: bool
+    attempts: int
+    tokens: list[TokenRow]
+    exchanges: NotRequired[list[ExchangeDocument]]
+
+
+class TraceDocument(TypedDict):
+    """A `Trace` as JSON types."""
+
+    example: str
+    system: str
+    configuration: str
+    seed: int
+    sample: int
+    inputs: dict[str, object]
+    outputs: dict[str, object]
+    failure: FailureRow | None
+    score: float | None
+    feedback: str
+    parts: dict[str, float]
+    ends: NotRequired[list[str] | None]
+    calls: list[CallDocument]
+
+
+def to_json(trace: Trace) -> TraceDocument:
     """Return a trace as JSON types; what JSON cannot hold is written as text."""
     return {
         "example": trace.example,
@@ -194,9 +240,9 @@ def to_json(trace: Trace) -> dict[str, Any]:
         "configuration": trace.configuration,
         "seed": trace.seed,
         "sample": trace.sample,
-        "inputs": readable(trace.inputs),
-        "outputs": readable(trace.outputs),
-        "failure": _failure_to_json(trace.failure),
+        "inputs": readable_values(trace.inputs),
+        "outputs": readable_values(trace.outputs),
+        "failure": trace.failure.row if trace.failure else None,
         "score": trace.score,
         "feedback": trace.feedback,
         "parts": dict(trace.parts),
@@ -205,7 +251,7 @@ def to_json(trace: Trace) -> dict[str, Any]:
     }
 
 
-def call_to_json(call: Call) -> dict[str, Any]:
+def call_to_json(call: Call) -> CallDocument:
     """Return a call as JSON types."""
     usage = call.usage
     return {
@@ -214,25 +260,23 @@ def call_to_json(call: Call) -> dict[str, Any]:
         "component": call.component,
         "invocation": call.invocation,
         "parents": list(call.parents),
-        "inputs": readable(call.inputs),
-        "outputs": readable(call.outputs),
-        "failure": _failure_to_json(call.failure),
+        "inputs": readable_values(call.inputs),
+        "outputs": readable_values(call.outputs),
+        "failure": call.failure.row if call.failure else None,
         "usage": usage.to_json(),
         "seconds": round(call.seconds, 6),
         "sample": call.sample,
         "reused": call.reused,
         "counted": call.counted,
         "attempts": call.attempts,
-        "tokens": [
-            [list(t.prompt), list(t.sampled), list(t.logprobs), t.finish_reason, t.adapter]
-            for t in call.tokens
-        ],
+        "tokens": [record.row for record in call.tokens],
         "exchanges": [exchange.to_json() for exchange in call.exchanges],
     }
 
 
-def from_json(data: Mapping[str, Any]) -> Trace:
+def from_json(data: TraceDocument) -> Trace:
     """Read what `to_json` wrote."""
+    ends = data.get("ends")
     return Trace(
         example=data["example"],
         system=data["system"],
@@ -241,16 +285,16 @@ def from_json(data: Mapping[str, Any]) -> Trace:
         sample=data["sample"],
         inputs=data["inputs"],
         outputs=data["outputs"],
-        failure=_failure_from_json(data["failure"]),
+        failure=Failure(*data["failure"]) if data["failure"] else None,
         score=data["score"],
         feedback=data["feedback"],
         parts=data["parts"],
-        ends=tuple(data["ends"]) if data.get("ends") is not None else None,
+        ends=tuple(ends) if ends is not None else None,
         calls=tuple(call_from_json(call) for call in data["calls"]),
     )
 
 
-def call_from_json(data: Mapping[str, Any]) -> Call:
+def call_from_json(data: CallDocument) -> Call:
     """Read what `call_to_json` wrote."""
     return Call(
         address=data["address"],
@@ -260,24 +304,13 @@ def call_from_json(data: Mapping[str, Any]) -> Call:
         parents=tuple(data["parents"]),
         inputs=data["inputs"],
         outputs=data["outputs"],
-        failure=_failure_from_json(data["failure"]),
+        failure=Failure(*data["failure"]) if data["failure"] else None,
         usage=Usage.from_json(data["usage"]),
         seconds=data["seconds"],
         sample=data["sample"],
         reused=data["reused"],
         counted=data["counted"],
         attempts=data["attempts"],
-        tokens=tuple(
-            TokenRecord(tuple(p), tuple(s), tuple(logprobs), reason, adapter)
-            for p, s, logprobs, reason, adapter in data["tokens"]
-        ),
+        tokens=tuple(map(TokenRecord.of_row, data["tokens"])),
         exchanges=tuple(map(Exchange.from_json, data.get("exchanges", ()))),
     )
-
-
-def _failure_to_json(failure: Failure | None) -> list[str] | None:
-    return [failure.kind, failure.message] if failure else None
-
-
-def _failure_from_json(data: Any) -> Failure | None:
-    return Failure(*data) if data else None

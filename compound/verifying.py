@@ -114,8 +114,9 @@ def _check_best(folder: UntrustedFolder, stored: Checkpoint) -> None:
         raise CompoundError(f"{folder}/{BEST} holds another configuration than the run found")
     made_for = parse(folder.read(BEST))
     for name in ("system", "signature"):
-        if made_for.get(name) != config.get(name):
-            raise CompoundError(f"{folder}/{BEST} says that its {name} is {made_for.get(name)!r:.80}")
+        said = made_for.get(name) if isinstance(made_for, dict) else None
+        if said != config.get(name):
+            raise CompoundError(f"{folder}/{BEST} says that its {name} is {said!r:.80}")
 
 
 def _check_rewards(folder: UntrustedFolder) -> None:

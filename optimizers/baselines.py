@@ -13,6 +13,7 @@ from compound.optimization import Progress, Proposal, Task
 from compound.optimizers.demos import draw
 from compound.optimizers.edits import GROWTH, bounded_edit
 from compound.optimizers.prompts import CandidateRace, Pools, bootstrapped, contest, raced, split
+from compound.reading import entry
 from compound.space import Choice, Demos, Float, Int, Text
 from compound.streams import generator
 
@@ -61,4 +62,4 @@ def _drawn(task: Task, key: str, pools: Pools, rng: np.random.Generator) -> obje
     if isinstance(space, Demos):
         return draw(pools[key], space.max, rng) if pools.get(key) else None
     assert isinstance(space, Text)  # the method gives no other kind to this optimizer
-    return bounded_edit(task.system.configuration[key], rng, space, EDITS)
+    return bounded_edit(entry(task.system.configuration, key, str), rng, space, EDITS)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from compound.component import Component, Output
-from compound.configuration import canonical, plain
+from compound.configuration import canonical, plain_values
 from compound.contracts import Example, Metric
 from compound.metrics import Comparison
 from compound.ports import accepts
@@ -57,7 +57,7 @@ def bootstrap(
         if call.failure is None:
             inputs = {n: v for n, v in call.inputs.items() if n not in component.settings}
             try:
-                demo = plain({"inputs": inputs, "outputs": dict(call.outputs)})
+                demo = {"inputs": plain_values(inputs), "outputs": plain_values(call.outputs)}
             except (TypeError, ValueError):  # what a configuration cannot hold
                 continue
             text = canonical(demo)

@@ -22,6 +22,7 @@ from compound.optimizers.evolution import PERFECT, Proceed, Question, search
 from compound.optimizers.prompts import split, text_keys
 from compound.optimizers.reflection import WRITTEN, Answer, Answers, bound
 from compound.questions import Questions
+from compound.reading import entry
 from compound.state import State
 from compound.streams import stream
 
@@ -98,7 +99,7 @@ class GEPA:
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Score the incumbent, answer what the search asks, propose the best by the Pareto set."""
         _, examples = split(task)
-        start = {key: task.system.configuration[key] for key in text_keys(task)}
+        start = {key: entry(task.system.configuration, key, str) for key in text_keys(task)}
         if task.resume is not None:
             state = Evolution.from_json(task.resume)
         elif not task.scorer.may_ask(self.lm):

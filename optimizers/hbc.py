@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import Field
 
-from compound.configuration import canonical, readable
+from compound.configuration import canonical, readable, readable_values
 from compound.contracts import CallValues
 from compound.optimization import Proposal
 from compound.optimizers.guides import Guidance, whole_calls
@@ -68,7 +68,7 @@ class Imitation:
     def rewards(self, component: str, calls: Sequence[CallValues]) -> Vector:
         """Return similarity times gap for each call, the gaps being 1 on average; 0 without a target."""
         found = [self.targets.get(canonical(readable(inputs))) for inputs, _ in calls]
-        written = [readable(outputs) for _, outputs in calls]
+        written = [readable_values(outputs) for _, outputs in calls]
         texts = {text: None for outputs in written for text in self._texts(outputs)}
         texts |= {t: None for target in found if target for y in target.preferred for t in self._texts(y)}
         vectors = self._embedded(list(texts))

@@ -19,6 +19,7 @@ from compound.optimizers.edits import GROWTH, bounded_edit
 from compound.optimizers.opro import written
 from compound.optimizers.prompts import bootstrapped, split
 from compound.optimizers.trials import JointSearch, rounds, sizes, trials_for
+from compound.reading import entry
 from compound.space import Demos, Text
 from compound.streams import generator
 
@@ -106,7 +107,7 @@ class Mipro:
         if self.proposers[attempt % len(self.proposers)] == "opro":
             return await written(task, key, attempt, self.lm, known)
         assert isinstance(space, Text)  # the method gives no other kind to this optimizer
-        return bounded_edit(task.system.configuration[key], rng, space, self.most_edits)
+        return bounded_edit(entry(task.system.configuration, key, str), rng, space, self.most_edits)
 
     def _start(self, task: Task, values: Mapping[str, list[object]], examples: int) -> JointSearch:
         """Return a search before its first trial."""

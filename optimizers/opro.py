@@ -16,6 +16,7 @@ from compound.configuration import component_of
 from compound.contracts import Message, Request
 from compound.optimization import Task
 from compound.optimizers.proposing import ask as send
+from compound.reading import entry
 from compound.streams import stream
 
 SHOWN = 10  # earlier prompts in a request
@@ -67,7 +68,7 @@ async def written(
     history: list[tuple[str, float | None]] = [(t.values[key], t.score) for t in task.tried]
     request = ask(
         purpose(task.system.components[component_of(key)]),
-        [(task.system.configuration[key], None), *history],
+        [(entry(task.system.configuration, key, str), None), *history],
         stream(task.seed, "opro", attempt),
     )
     space, before = task.system.parameters[key], {task.system.configuration[key], *(t for t, _ in history)}

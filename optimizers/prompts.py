@@ -22,6 +22,7 @@ from compound.optimizers.edits import GROWTH, bounded_edit
 from compound.optimizers.opro import written
 from compound.optimizers.racing import Race, Standing, race, rungs
 from compound.optimizers.remembered import Remembered
+from compound.reading import entry
 from compound.space import Demos, Text
 from compound.state import State
 from compound.streams import generator
@@ -159,7 +160,7 @@ class PromptSearch:
             }
         keys = text_keys(task)
         key = keys[rng.integers(len(keys))]
-        current = task.system.configuration[key]
+        current = entry(task.system.configuration, key, str)
         if proposer == "edits":
             space = task.system.parameters[key]
             assert isinstance(space, Text)  # of `text_keys`

@@ -115,7 +115,9 @@ def _drawn(task: Task, examples: int) -> list[dict[str, object]]:
     for attempt in range(DRAWS * task.candidates):
         rng = generator(task.seed, "draw", attempt)
         spaces = {key: task.system.parameters[key] for key in task.keys}
-        setting = {key: s.draw(rng) for key, s in spaces.items() if isinstance(s, Choice | Int | Float)}
+        setting: dict[str, object] = {
+            key: s.draw(rng) for key, s in spaces.items() if isinstance(s, Choice | Int | Float)
+        }
         if len(found) < raced and setting != current and setting not in found:
             found.append(setting)
     return found

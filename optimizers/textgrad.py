@@ -23,6 +23,7 @@ from compound.optimizers.criticism import WRITTEN, bounds, criticise, rewrite
 from compound.optimizers.opro import proposal
 from compound.optimizers.prompts import split, text_keys
 from compound.optimizers.proposing import ask
+from compound.reading import entry
 from compound.state import State
 from compound.streams import generator, stream
 
@@ -117,7 +118,7 @@ class TextGrad:
         """Return the values with one prompt rewritten; as they were when a model gave nothing usable."""
         values, step = state.values, state.step
         component = task.system.components[component_of(key)]
-        prompt = values.get(key, task.system.configuration[key])
+        prompt = values[key] if key in values else entry(task.system.configuration, key, str)
         order = generator(task.seed, "textgrad", step).permutation(len(learn))[: self.batch]
         try:
             traces = await task.scorer.traces(values, [learn[i] for i in order])

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compound.events import AccuracyDocument
 from compound.statistics import UNIT, cluster_mean_interval
 
 Vector = NDArray[np.float64]
@@ -32,9 +32,15 @@ class Accuracy:
     pairs: int
     inputs: int
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> AccuracyDocument:
         """Return the five numbers by name."""
-        return asdict(self)
+        return {
+            "mean": self.mean,
+            "low": self.low,
+            "high": self.high,
+            "pairs": self.pairs,
+            "inputs": self.inputs,
+        }
 
 
 NOTHING = Accuracy(0.5, None, None, 0, 0)

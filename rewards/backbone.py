@@ -7,11 +7,13 @@ long are shortened, never the output.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +24,11 @@ from compound.components.index import PACKAGED_MODEL, weights_folder
 from compound.errors import CompoundError, ConfigurationError, MissingExtra
 from compound.rewards.feature_store import FeatureStore
 from compound.streams import only_torch
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 
 Array = NDArray[np.float32]
 NAMES = {"minilm": PACKAGED_MODEL}
@@ -107,7 +114,7 @@ class Backbone:
             return [t.cls_token_id, *b, t.sep_token_id]
         return [t.cls_token_id, *a, t.sep_token_id, *b, t.sep_token_id]
 
-    def forward(self, tokens: Sequence[Sequence[int]]) -> Any:
+    def forward(self, tokens: Sequence[Sequence[int]]) -> torch.Tensor:
         """Return the features of one batch as a tensor of shape (batch, dim)."""
         torch = self._torch
         longest = max(map(len, tokens))
@@ -127,7 +134,7 @@ class Backbone:
 
     # -- trained weights -------------------------------------------------------------------------------
 
-    def add_adapter(self, rank: int, alpha: int, seed: int) -> None:
+    def add_adapter(self, rank: int, alpha: float, seed: int) -> None:
         """Put a fresh LoRA adapter on every linear layer; only it is trained."""
         peft = _peft()
         config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", bias="none")
@@ -176,7 +183,7 @@ class Backbone:
             self.model = self.model.unload().eval()
             self.adapter = ""
 
-    def parameters(self) -> list[Any]:
+    def parameters(self) -> list[torch.nn.Parameter]:
         """Return what is trained: the adapter's weights."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
@@ -206,17 +213,16 @@ def _known_warning() -> Iterator[None]:
         yield
 
 
-def _peft() -> Any:
+def _peft() -> ModuleType:
     try:
-        import peft
+        return importlib.import_module("peft")
     except ImportError:
         raise MissingExtra("a trained reward backbone", "peft", "rewards") from None
-    return peft
 
 
-def _load(name: str, dtype: str) -> tuple[Any, Any, Any]:
+def _load(name: str, dtype: str) -> tuple[ModuleType, PreTrainedTokenizerBase, PreTrainedModel]:
     try:
-        import torch
+        torch = importlib.import_module("torch")
         import transformers  # noqa: F401 - only to say here that it is missing
     except ImportError:
         raise MissingExtra("a reward model", "transformers", "local") from None

@@ -7,12 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict, cast
 
-from compound.configuration import canonical, digest, readable
+from compound.configuration import canonical, digest, readable, readable_values
 from compound.errors import DataError
+from compound.reading import entry
 from compound.rewards.pairs import Candidate, Draw, Pair, Sampling, ordered
 from compound.system import System
+
+
+class DrawDocument(TypedDict):
+    """A `Draw` as JSON types; a candidate is its outputs, its rewards and its settings."""
+
+    component: str
+    address: str
+    example: str
+    configuration: str
+    inputs: dict[str, object]
+    candidates: list[tuple[dict[str, object], list[float], dict[str, object]]]
 
 
 @dataclass(frozen=True)
@@ -37,7 +49,7 @@ class PairBuffer:
     entries: list[Entry] = field(default_factory=list)
 
     @staticmethod
-    def read(records: Iterable[Mapping[str, Any]], system: System | str, sampling: Sampling) -> PairBuffer:
+    def read(records: Iterable[Mapping[str, object]], system: System | str, sampling: Sampling) -> PairBuffer:
         """Return the buffer that some records hold.
 
         Args:
@@ -53,8 +65,8 @@ class PairBuffer:
             if "kind" in record:  # something else that the run remembers
                 continue
             try:
-                source, iteration = record["system"], int(record["iteration"])
-                draw = _draw(record["draw"])
+                source, iteration = str(record["system"]), entry(record, "iteration", int)
+                draw = _draw(cast("DrawDocument", record["draw"]))  # it is damaged where it is none
             except (KeyError, TypeError, ValueError) as error:
                 raise DataError(f"record {number} of the pair buffer is damaged: {error!r}") from None
             if source != buffer.system:
@@ -66,7 +78,7 @@ class PairBuffer:
             buffer.entries.append(Entry(draw, iteration))
         return buffer
 
-    def add(self, draws: Sequence[Draw], iteration: int) -> list[dict[str, Any]]:
+    def add(self, draws: Sequence[Draw], iteration: int) -> list[dict[str, object]]:
         """Take up draws of one iteration; returns the records to store."""
         self.entries += [Entry(draw, iteration) for draw in draws]
         return [{"system": self.system, "iteration": iteration, "draw": _to_json(draw)} for draw in draws]
@@ -104,18 +116,21 @@ class PairBuffer:
         return digest([[entry.iteration, _to_json(entry.draw)] for entry in self.entries])
 
 
-def _to_json(draw: Draw) -> dict[str, Any]:
+def _to_json(draw: Draw) -> DrawDocument:
     return {
         "component": draw.component,
         "address": draw.address,
         "example": draw.example,
         "configuration": draw.configuration,
-        "inputs": readable(draw.inputs),
-        "candidates": [[readable(c.outputs), list(c.rewards), readable(c.settings)] for c in draw.candidates],
+        "inputs": readable_values(draw.inputs),
+        "candidates": [
+            (readable_values(c.outputs), list(c.rewards), readable_values(c.settings))
+            for c in draw.candidates
+        ],
     }
 
 
-def _draw(data: Mapping[str, Any]) -> Draw:
+def _draw(data: DrawDocument) -> Draw:
     return Draw(
         str(data["component"]),
         str(data["address"]),

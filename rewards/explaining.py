@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -182,7 +181,10 @@ class Attribution:
 
 
 def attributed(
-    score: Callable[[Sequence[Mapping[str, Any]]], Vector], outputs: Mapping[str, Any], *, most: int = 60
+    score: Callable[[Sequence[Mapping[str, object]]], Vector],
+    outputs: Mapping[str, object],
+    *,
+    most: int = 60,
 ) -> Attribution:
     """Leave each word of each text out in turn, and each item of each list, and see what the reward says.
 
@@ -194,15 +196,16 @@ def attributed(
     found = {name: pieces for name, value in outputs.items() if (pieces := _pieces(value))}
     size = max(1, math.ceil(sum(map(len, found.values())) / most))
     parts: list[str] = []
-    without: list[Mapping[str, Any]] = []
+    without: list[Mapping[str, object]] = []
     for name, pieces in found.items():
         for start in range(0, len(pieces), size):
             taken, left = pieces[start : start + size], [*pieces[:start], *pieces[start + size :]]
             if isinstance(outputs[name], str):
-                parts.append("".join(taken).strip())
-                without.append({**outputs, name: "".join(left).lstrip()})
+                parts.append("".join(map(str, taken)).strip())
+                without.append({**outputs, name: "".join(map(str, left)).lstrip()})
             else:
-                parts.append("; ".join(taken) if all(isinstance(t, str) for t in taken) else as_text(taken))
+                texts = [piece for piece in taken if isinstance(piece, str)]
+                parts.append("; ".join(texts) if len(texts) == len(taken) else as_text(taken))
                 without.append({**outputs, name: left})
     rewards = score([outputs, *without])
     effects = rewards[0] - rewards[1:]
@@ -210,7 +213,7 @@ def attributed(
     return Attribution(float(rewards[0]), tuple(pairs))
 
 
-def _pieces(value: Any) -> list[Any]:
+def _pieces(value: object) -> list[object]:
     """Return the words of a text, with the spaces before them, or the items of a list."""
     if isinstance(value, str):
         return PIECE.findall(value)

@@ -7,10 +7,10 @@ on the inputs).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,17 @@ class NoBackbone:
 
     def keep_in(self, path: Path) -> None:
         """There is nothing to keep."""
+
+
+class FeaturesDocument(TypedDict):
+    """A `FeatureMap` as JSON types."""
+
+    component: str
+    settings: list[str]
+    label_fields: dict[str, list[object]]
+    numbers: list[str]
+    labels: list[str]
+    dim: int
 
 
 @dataclass(frozen=True)
@@ -98,7 +109,7 @@ class FeatureMap:
         crossed = (chosen[:, :, None] * embedded[:, None, :]).reshape(len(readings), -1)
         return np.hstack([numbers, chosen, crossed])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> FeaturesDocument:
         """Return the map as JSON types."""
         template = self.template
         return {
@@ -111,7 +122,7 @@ class FeatureMap:
         }
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> FeatureMap:
+    def from_json(data: FeaturesDocument) -> FeatureMap:
         """Read what `to_json` wrote."""
         fields = {name: tuple(options) for name, options in data["label_fields"].items()}
         template = Template(data["component"], frozenset(data["settings"]), fields)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from compound.contracts import Example, Score
 from compound.errors import DataError, DeclarationError
 from compound.metrics import token_f1
+from compound.reading import entry
 
 THINK, PROMPT, ANSWER = "think", "interaction_prompt", "answer"
 _TAG = re.compile(rf"</?(?:{THINK}|{PROMPT}|{ANSWER})>")
@@ -123,7 +123,7 @@ class Gate:
         return round(form - self.k, 9) + (f1 if passed else 0.0)
 
 
-def gated(outputs: Mapping[str, Any], example: Example) -> Score:
+def gated(outputs: Mapping[str, object], example: Example) -> Score:
     """Score a conversation by `Gate` with the paper's numbers; a metric for ``custom``.
 
     It reads the output ``turns``, the agent's texts in order, and the gold field ``answers``, or ``answer``.
@@ -136,7 +136,7 @@ def gated(outputs: Mapping[str, Any], example: Example) -> Score:
     """
     if "turns" not in outputs:
         raise DataError("the gated reward reads the output 'turns'", hint=f"outputs: {', '.join(outputs)}")
-    turns = [read_turn(text) for text in outputs["turns"]]
+    turns = [read_turn(text) for text in entry(outputs, "turns", (list, tuple))]
     answer = turns[-1].answer if turns else None
     gold = "answers" if "answers" in example.gold else "answer"
     compared: Score = token_f1("answer", gold).score({"answer": answer or ""}, example)

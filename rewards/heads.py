@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ from compound.errors import DataError, MissingExtra
 from compound.streams import generator
 
 Vector = NDArray[np.float64]
-Matrix = NDArray[np.floating[Any]]
+Matrix = NDArray[np.float32] | NDArray[np.float64]
 
 STRENGTHS = (1e-2, 1e-1, 1.0)  # inverse regularization, for standardized features
 EMPHASES = (0.0, 0.1, 1.0)  # what the backbone's columns are multiplied by: there are hundreds of them

@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from pydantic import ValidationError
 
 from compound.configuration import components_of
 from compound.errors import ConfigurationError, DeclarationError, RunDirectoryError, nearest
+from compound.events import Event, JobFacts, read_events
 from compound.rewards.alignment import (
     Accuracy,
     calibration_error,
@@ -70,7 +70,7 @@ class Inspection:
     settings: RewardSettings
     stored: Stored
     buffer: PairBuffer
-    events: Sequence[Mapping[str, Any]]
+    events: Sequence[Event]
 
     @staticmethod
     def open(path: str | Path, system: System | None = None) -> Inspection:
@@ -103,7 +103,7 @@ class Inspection:
             settings.samples, settings.rollouts, max(settings.rollouts, settings.most_rollouts)
         )
         whole = PairBuffer.read(records, whose, sampling)
-        events = list(read_records(folder, "events.jsonl"))
+        events = read_events(folder)
         found = Inspection(folder, settings, stored, _learned_from(whole, stored, folder), events)
         found._check()
         return found
@@ -212,11 +212,11 @@ class Inspection:
         )  # fmt: skip
 
     def attributions(
-        self, component: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any]
+        self, component: str, inputs: Mapping[str, object], outputs: Mapping[str, object]
     ) -> Attribution:
         """Return what each word of an output does for its reward, by the head fitted to all pairs."""
 
-        def score(variants: Sequence[Mapping[str, Any]]) -> Vector:
+        def score(variants: Sequence[Mapping[str, object]]) -> Vector:
             return self.model.rewards(component, [(inputs, variant) for variant in variants])
 
         self.reward(component)
@@ -234,8 +234,9 @@ class Inspection:
         """Return the accuracy each time rewards were learned, the last of each iteration."""
         found: dict[int, Accuracy] = {}
         for facts in self._facts():
-            if component in facts.get("accuracy", {}):
-                found[int(facts["iteration"])] = Accuracy(**facts["accuracy"][component])
+            accuracies = facts.get("accuracy") or {}
+            if component in accuracies:
+                found[int(facts["iteration"])] = Accuracy(**accuracies[component])
         return tuple(Judged(iteration, found[iteration]) for iteration in sorted(found))
 
     # -- all of them -------------------------------------------------------------------------------------
@@ -250,7 +251,7 @@ class Inspection:
         """Return the validation score at the start and after each accepted change."""
         found = []
         for event in self.events:
-            if event["event"] == "baseline":
+            if event["event"] == "start":
                 found.append(Step(0, event["mean"], event["low"], event["high"], ()))
             elif event["event"] == "decision" and event["accepted"] and "after" in event:
                 changed = components_of(change[0] for change in event["changes"])
@@ -276,7 +277,7 @@ class Inspection:
 
     # -- how ---------------------------------------------------------------------------------------------
 
-    def _facts(self) -> list[Mapping[str, Any]]:
+    def _facts(self) -> list[JobFacts]:
         return [
             e["facts"]
             for e in self.events

@@ -12,9 +12,8 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from compound.configuration import readable
+from compound.configuration import readable, readable_values
 from compound.contracts import Completion, Message, Request
 from compound.errors import CallError, first_of
 from compound.rewards.alignment import NOTHING, Accuracy, mean_right
@@ -159,14 +158,15 @@ def right(text: str, *, swapped: bool) -> float:
     return float((found[1] == "B") == swapped)
 
 
-def shortened(values: Mapping[str, Any], room: int) -> str:
+def shortened(values: Mapping[str, object], room: int) -> str:
     """Return fields, one a line, whose longest are cut until all have at most ``room`` characters.
 
     >>> print(shortened({"passage": "Lima is the capital of Peru.", "question": "Where?"}, 24))
     question: Where?
     passage: Lima is the capi …
     """
-    texts = sorted(((n, as_text(v)) for n, v in readable(values).items()), key=lambda item: len(item[1]))
+    plain = readable_values(values)
+    texts = sorted(((n, as_text(v)) for n, v in plain.items()), key=lambda item: len(item[1]))
     lines, left = [], room
     for i, (name, text) in enumerate(texts):
         kept = _cut(text, left // (len(texts) - i))
@@ -217,11 +217,11 @@ def _examples(template: Template, others: Sequence[Pair], judging: Judging) -> l
     return found
 
 
-def _output(outputs: Mapping[str, Any], room: int) -> str:
+def _output(outputs: Mapping[str, object], room: int) -> str:
     """Return outputs as text: a single one without its name."""
     if len(outputs) == 1:
-        (value,) = readable(outputs).values()
-        return _cut(as_text(value), room)
+        (value,) = outputs.values()
+        return _cut(as_text(readable(value)), room)
     return "\n" + shortened(outputs, room)
 
 

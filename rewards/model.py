@@ -10,18 +10,19 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compound.configuration import readable
+from compound.configuration import readable_values
 from compound.contracts import CallValues
 from compound.errors import ConfigurationError, DeclarationError, MissingExtra, nearest
+from compound.events import AccuracyDocument
 from compound.limits import ARTIFACT
 from compound.records import Damaged, opened_document, sealed_document
 from compound.rewards.alignment import Accuracy
-from compound.rewards.features import Embeds, FeatureMap, NoBackbone
+from compound.rewards.features import Embeds, FeatureMap, FeaturesDocument, NoBackbone
 from compound.rewards.heads import Head
 from compound.rewards.template import TEMPLATE
 from compound.system import System
@@ -31,6 +32,28 @@ Vector = NDArray[np.float64]
 FORMAT = 1
 NONE = "none"  # the name of no backbone
 CARD, HEADS = "card.json", "heads.safetensors"
+
+
+class RewardDocument(TypedDict):
+    """A `LocalReward` as JSON types, without its arrays."""
+
+    accuracy: AccuracyDocument
+    slope: float
+    inputs: NotRequired[list[str]]
+    features: FeaturesDocument
+
+
+class Card(TypedDict):
+    """What a reward model is and what it is worth, as JSON types; a saved one holds its heads' digest."""
+
+    format: int
+    template: int
+    backbone: str
+    adapter: str
+    max_length: int
+    data: str
+    components: dict[str, RewardDocument]
+    heads: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -82,7 +105,9 @@ class RewardModel:
             )
         reward = self.rewards_of[component]
         template = reward.features.template
-        readings = [template.read(_plain(inputs), _plain(outputs)) for inputs, outputs in calls]
+        readings = [
+            template.read(readable_values(inputs), readable_values(outputs)) for inputs, outputs in calls
+        ]
         return reward.slope * reward.head.rewards(reward.features.matrix(readings, self.backbone))
 
     def save(self, folder: Path) -> None:
@@ -99,10 +124,10 @@ class RewardModel:
         adapted = getattr(self.backbone, "save_adapter", None)
         if adapted is not None:
             adapted(folder / "adapter")
-        card = {**self.card(), "heads": hashlib.sha256(heads).hexdigest()}
+        card: Card = {**self.card(), "heads": hashlib.sha256(heads).hexdigest()}
         files.write(CARD, sealed_document(card))
 
-    def card(self) -> dict[str, Any]:
+    def card(self) -> Card:
         """Return what the model is and what it is worth, as JSON."""
         return {
             "format": FORMAT,
@@ -174,7 +199,8 @@ def read(path: Path) -> Stored:
         if files.kind(name) is None:
             raise ConfigurationError(f"{path} is not a reward checkpoint: no {path / name}")
     try:
-        card, heads = opened_document(files.read(CARD)), files.read(HEADS, ARTIFACT)
+        card = cast("Card", opened_document(files.read(CARD)))  # another format is refused below
+        heads = files.read(HEADS, ARTIFACT)
         if card.get("heads", found := hashlib.sha256(heads).hexdigest()) != found:
             raise ConfigurationError(f"{path / HEADS} was changed: it is not the file its card describes")
         tensors = load_tensors(heads)
@@ -208,7 +234,7 @@ def make_backbone(name: str, max_length: int = 256) -> Embeds:
     return Backbone(name, max_length=max_length)
 
 
-def _encoded(tensors: dict[str, Any]) -> bytes:
+def _encoded(tensors: dict[str, Vector]) -> bytes:
     try:
         from safetensors.numpy import save
     except ImportError:
@@ -217,7 +243,7 @@ def _encoded(tensors: dict[str, Any]) -> bytes:
     return encoded
 
 
-def _reward(name: str, stored: Mapping[str, Any], tensors: Mapping[str, Any]) -> LocalReward:
+def _reward(name: str, stored: RewardDocument, tensors: Mapping[str, Vector]) -> LocalReward:
     head = Head(*(np.asarray(tensors[f"{name}.{part}"]) for part in ("weights", "center", "scale")))
     features = FeatureMap.from_json(stored["features"])
     if not len(head.weights) == len(head.center) == len(head.scale) == len(features.columns):
@@ -238,8 +264,3 @@ def _check_components(path: Path, rewards_of: Mapping[str, LocalReward], system:
             f"{path} holds a reward for component {unknown[0]!r}, which system {system.name!r} does not have",
             hint=f"{nearest(unknown[0], system.components)}; use a checkpoint of this system",
         )
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = readable(values)
-    return found

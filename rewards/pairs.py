@@ -13,13 +13,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 
 from compound.component import Composite, Node
 from compound.configuration import canonical, readable
-from compound.contracts import Example, Metric
+from compound.contracts import Example, Metric, Values
 from compound.errors import DeclarationError, first_of, nearest
 from compound.evaluation import Rules, score
 from compound.executor import Executor
@@ -60,9 +59,9 @@ class Candidate:
     ``settings`` are those it was drawn with, where they are not the component's own.
     """
 
-    outputs: Mapping[str, Any]
+    outputs: Mapping[str, object]
     rewards: tuple[float, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def value(self) -> float:
@@ -78,7 +77,7 @@ class Draw:
     address: str
     example: str
     configuration: str
-    inputs: Mapping[str, Any]
+    inputs: Mapping[str, object]
     candidates: tuple[Candidate, ...]
 
 
@@ -89,9 +88,9 @@ class Pair:
     component: str
     example: str
     configuration: str
-    inputs: Mapping[str, Any]
-    chosen: Mapping[str, Any]
-    rejected: Mapping[str, Any]
+    inputs: Mapping[str, object]
+    chosen: Mapping[str, object]
+    rejected: Mapping[str, object]
     gap: float
 
 
@@ -156,7 +155,7 @@ async def collect(
     sampling: Sampling | None = None,
     rules: Rules | None = None,
     round_: int = 0,
-    proposals: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    proposals: Mapping[str, Sequence[Mapping[str, object]]] | None = None,
 ) -> Collected:
     """Draw and order candidates for every call of some components in some traces, all in flight together.
 
@@ -202,7 +201,7 @@ async def collect(
 
 
 def compared(
-    component: str, runs: Sequence[tuple[Mapping[str, Any], Trace]], sampling: Sampling
+    component: str, runs: Sequence[tuple[Mapping[str, object], Trace]], sampling: Sampling
 ) -> list[Draw]:
     """Return draws of a component out of scored runs of one example, which settings of it alone tell apart.
 
@@ -286,7 +285,7 @@ class _Work:
     sampling: Sampling
     rules: Rules
     round: int
-    proposals: Mapping[str, Sequence[Mapping[str, Any]]]
+    proposals: Mapping[str, Sequence[Mapping[str, object]]]
     calls: int = 0
     system_runs: float = 0.0
 
@@ -323,14 +322,14 @@ class _Work:
             if fork.call(address).failure is None
         ]
 
-    def _settings(self, trace: Trace, address: str) -> list[Mapping[str, Any]]:
+    def _settings(self, trace: Trace, address: str) -> list[Mapping[str, object]]:
         """Return the settings of each further draw: proposed ones, or, where nothing else varies, others."""
         component = self.system.components[trace.call(address).component]
         fixed = component.deterministic(values_of(component, self.system))
         numbers = {n: s for n, s in component.parameters.items() if isinstance(s, Choice | Int | Float)}
         proposed = self.proposals.get(component.name, ())
         order = generator(self.round, "proposals", trace.example, address).permutation(len(proposed))
-        found: list[Mapping[str, Any]] = []
+        found: list[Mapping[str, object]] = []
         for i in range(self.sampling.samples):
             plain = not fixed and i % 2 == 1  # every second draw of a component that is never the same
             if plain or not (fixed or proposed or numbers):
@@ -379,10 +378,24 @@ class _Work:
         components = [self.system.components[fork.call(a).component] for a in after - {address}]
         return all(component.deterministic(values_of(component, self.system)) for component in components)
 
-    async def _fork(self, example: Example, trace: Trace, address: str, **how: Any) -> Trace:
+    async def _fork(
+        self,
+        example: Example,
+        trace: Trace,
+        address: str,
+        *,
+        outputs: Values | None = None,
+        resample: int | None = None,
+        settings: Values | None = None,
+        sample: int | None = None,
+    ) -> Trace:
         async with self._places:
             await self.executor.meter.reserve_run()
-            fork = self.executor.settle(await self.executor.fork(self.system, trace, address, **how))
+            made = await self.executor.fork(
+                self.system, trace, address,
+                outputs=outputs, resample=resample, settings=settings, sample=sample,
+            )  # fmt: skip
+            fork = self.executor.settle(made)
             self.calls += sum(not call.reused for call in fork.calls)
             self.system_runs += fork.equivalents
             return await score(fork, self.metric, example, self.rules)

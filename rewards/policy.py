@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
 from compound.artifacts import put
-from compound.contracts import CallValues
+from compound.contracts import CallValues, Values
 from compound.errors import ConfigurationError, nearest
 from compound.ports import names
 from compound.rewards.feature_store import FeatureStore
@@ -49,8 +49,15 @@ def _tidy(adapter: Path, backbone: str) -> None:
         write_atomically(config, json.dumps(found, indent=1, sort_keys=True) + "\n")
 
 
-def _is_texts(value: Any) -> bool:
+def _is_texts(value: object) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+@runtime_checkable
+class _Storing(Protocol):
+    """A backbone that keeps features."""
+
+    store: FeatureStore
 
 
 @dataclass(frozen=True)
@@ -78,9 +85,7 @@ class StoredPolicy:
         self._forget()
         return found
 
-    def _check(
-        self, component: str, reward: LocalReward, inputs: Mapping[str, Any], outputs: Mapping[str, Any]
-    ) -> None:
+    def _check(self, component: str, reward: LocalReward, inputs: Values, outputs: Values) -> None:
         unknown = sorted(set(inputs) - set(reward.inputs))
         if unknown:
             raise ConfigurationError(
@@ -98,9 +103,8 @@ class StoredPolicy:
 
     def _forget(self) -> None:
         """Drop features from memory before a server that runs for months holds too many."""
-        backbone: Any = self.model.backbone
-        store = getattr(backbone, "store", None)
-        if store is not None and len(store) > KEPT:
+        backbone = self.model.backbone
+        if isinstance(backbone, _Storing) and len(backbone.store) > KEPT:
             backbone.store = FeatureStore(None, backbone.dim)
 
 

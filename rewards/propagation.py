@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from compound.errors import DeclarationError, nearest
 from compound.trace import Call, Trace
@@ -148,7 +147,7 @@ def _unite(traces: Sequence[Trace]) -> list[_Node]:
     if len({trace.example for trace in traces}) > 1:
         raise DeclarationError("rewards are propagated within one example, but the traces are of several")
     nodes: list[_Node] = []
-    numbers: dict[tuple[Any, ...], int] = {}
+    numbers: dict[tuple[object, ...], int] = {}
     for t, trace in enumerate(traces):
         by_address: dict[str, int] = {}
         for call in trace.calls:

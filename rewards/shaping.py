@@ -8,11 +8,12 @@ as much. The rules and numbers are those of MMOA-RAG's three agents.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any
 
-Values = Mapping[str, Any]
+from compound.contracts import Values
+from compound.reading import entry
+
 Penalty = Callable[[Values, Values], float]
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -46,7 +47,7 @@ class TooMany:
 
     def __call__(self, inputs: Values, outputs: Values) -> float:
         """Return the penalty, or 0."""
-        return self.penalty if len(outputs.get(self.output, ())) > self.most else 0.0
+        return self.penalty if _size(outputs.get(self.output, ())) > self.most else 0.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class BadIds:
     def __call__(self, inputs: Values, outputs: Values) -> float:
         """Return the penalty, or 0."""
         ids = _ids(outputs.get(self.output, ""))
-        known = range(1, len(inputs[self.among]) + 1)
+        known = range(1, _size(inputs[self.among]) + 1)
         right = bool(ids) and len(set(ids)) == len(ids) and all(i in known for i in ids)
         return 0.0 if right else self.penalty
 
@@ -108,11 +109,20 @@ class TooLong:
 
     def __call__(self, inputs: Values, outputs: Values) -> float:
         """Return the penalty, or 0."""
-        return self.penalty if len(_WORD.findall(outputs.get(self.output, ""))) > self.words else 0.0
+        text = entry(outputs, self.output, str) if self.output in outputs else ""
+        return self.penalty if len(_WORD.findall(text)) > self.words else 0.0
 
 
-def _ids(given: str | Sequence[int]) -> list[int]:
-    """Return the ids of a well-formed text; of any other, none."""
+def _size(value: object) -> int:
+    if not isinstance(value, Sized):
+        raise TypeError(f"{value!r:.80} has no length")
+    return len(value)
+
+
+def _ids(given: object) -> list[int]:
+    """Return the ids of a well-formed text, or of a list; of any other, none."""
     if not isinstance(given, str):
+        if not isinstance(given, Sequence):
+            raise TypeError(f"ids must be a text or a list of numbers, but are {given!r:.80}")
         return list(given)
     return [int(number) for number in _NUMBER.findall(given)] if _IDS.fullmatch(given) else []

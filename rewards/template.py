@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, TypeGuard, get_args, get_origin
 
 from compound.component import Component
 from compound.components.fields import show
@@ -53,7 +53,7 @@ class Template:
 
     component: str
     settings: frozenset[str]
-    labels: Mapping[str, tuple[Any, ...]]
+    labels: Mapping[str, tuple[object, ...]]
 
     @staticmethod
     def of(component: Component) -> Template:
@@ -65,7 +65,7 @@ class Template:
         }
         return Template(component.name, frozenset(component.settings), labels)
 
-    def read(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Reading:
+    def read(self, inputs: Mapping[str, object], outputs: Mapping[str, object]) -> Reading:
         """Return the texts and numbers of one call."""
         given = self.given(inputs)
         texts = {name: as_text(value) for name, value in given.items()}
@@ -78,7 +78,7 @@ class Template:
             "\n".join(f"{name}={outputs[name]}" for name in self.labels),
         )
 
-    def given(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def given(self, inputs: Mapping[str, object]) -> dict[str, object]:
         """Return the inputs without wired settings and without what is missing."""
         return {n: v for n, v in inputs.items() if n not in self.settings and v is not None}
 
@@ -90,7 +90,7 @@ class Template:
         return tuple(f"{name}={option}" for option in options)
 
 
-def as_text(value: Any) -> str:
+def as_text(value: object) -> str:
     """Return a value as a reward model reads it."""
     if isinstance(value, float):
         return f"{value:.{DIGITS}g}"
@@ -98,7 +98,7 @@ def as_text(value: Any) -> str:
 
 
 def _numbers(
-    given: Mapping[str, Any], texts: Mapping[str, str], written: Mapping[str, Any]
+    given: Mapping[str, object], texts: Mapping[str, str], written: Mapping[str, object]
 ) -> dict[str, float]:
     """Return the features of the outputs: values with their products, or lengths and overlaps."""
     found: dict[str, float] = {}
@@ -116,7 +116,7 @@ def _numbers(
     return found
 
 
-def _crossed(given: Mapping[str, Any], labels: Mapping[str, Any]) -> dict[str, float]:
+def _crossed(given: Mapping[str, object], labels: Mapping[str, object]) -> dict[str, float]:
     """Return each number among the inputs for the label at hand: which label is best may depend on it."""
     return {
         f"{name}={label}*{other}": float(x)
@@ -143,5 +143,5 @@ def _of_text(name: str, text: str, words: Mapping[str, set[str]]) -> dict[str, f
     return found
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, bool | int | float) and math.isfinite(value)

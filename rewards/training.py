@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from compound.rewards.backbone import Backbone
 from compound.rewards.learning import PairTexts
+from compound.rewards.template import Reading
 from compound.streams import generator, only_torch
+
+if TYPE_CHECKING:
+    import torch
+
 
 BUCKET = 8  # batches that are sorted by length together
 
@@ -54,7 +61,9 @@ class _Item:
     weight: float
 
 
-def pairwise_loss(chosen: Any, rejected: Any, weights: Any = None) -> Any:
+def pairwise_loss(
+    chosen: torch.Tensor, rejected: torch.Tensor, weights: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return ``-log σ(r⁺ - r⁻)``, the mean over pairs (OPTIMAS, equation 5), or the weighted mean.
 
     >>> import torch
@@ -98,7 +107,7 @@ def train(
 
 def _descend(
     backbone: Backbone,
-    heads: Any,
+    heads: torch.nn.Linear,
     items: tuple[Sequence[_Item], Sequence[_Item]],
     training: Training,
     seed: int,
@@ -125,7 +134,7 @@ def _descend(
     return Curve(tuple(losses), kept)
 
 
-def _optimizer(backbone: Backbone, heads: Any, training: Training) -> Any:
+def _optimizer(backbone: Backbone, heads: torch.nn.Linear, training: Training) -> torch.optim.Optimizer:
     import torch
 
     groups = [
@@ -135,7 +144,7 @@ def _optimizer(backbone: Backbone, heads: Any, training: Training) -> Any:
     return torch.optim.AdamW(groups, weight_decay=0.01)
 
 
-def _step(optimizer: Any, loss: Any) -> None:
+def _step(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
     import torch
 
     optimizer.zero_grad()
@@ -156,11 +165,11 @@ def _items(texts: Sequence[PairTexts], *, held_out: bool) -> list[_Item]:
     ]
 
 
-def _output(reading: Any) -> str:
+def _output(reading: Reading) -> str:
     return "\n".join(part for part in (reading.output, reading.label) if part)
 
 
-def _batches(items: Sequence[_Item], size: int, rng: Any) -> Iterator[list[_Item]]:
+def _batches(items: Sequence[_Item], size: int, rng: np.random.Generator) -> Iterator[list[_Item]]:
     """Yield shuffled batches whose pairs have similar lengths."""
     order = [items[i] for i in rng.permutation(len(items))]
     for start in range(0, len(order), size * BUCKET):
@@ -170,7 +179,7 @@ def _batches(items: Sequence[_Item], size: int, rng: Any) -> Iterator[list[_Item
             yield found[i]
 
 
-def _loss(backbone: Backbone, heads: Any, batch: Sequence[_Item]) -> Any:
+def _loss(backbone: Backbone, heads: torch.nn.Linear, batch: Sequence[_Item]) -> torch.Tensor:
     import torch
 
     pairs = [(item.inputs, item.chosen) for item in batch] + [(item.inputs, item.rejected) for item in batch]
@@ -181,7 +190,7 @@ def _loss(backbone: Backbone, heads: Any, batch: Sequence[_Item]) -> Any:
     return pairwise_loss(rewards[: len(batch)], rewards[len(batch) :], weights)
 
 
-def _held_out_loss(backbone: Backbone, heads: Any, items: Sequence[_Item], size: int) -> float:
+def _held_out_loss(backbone: Backbone, heads: torch.nn.Linear, items: Sequence[_Item], size: int) -> float:
     import torch
 
     if not items:
@@ -192,11 +201,11 @@ def _held_out_loss(backbone: Backbone, heads: Any, items: Sequence[_Item], size:
         return sum(float(_loss(backbone, heads, part)) * len(part) for part in parts) / len(ordered)
 
 
-def _state(backbone: Backbone) -> list[Any]:
+def _state(backbone: Backbone) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in backbone.parameters()]
 
 
-def _restore(backbone: Backbone, state: Sequence[Any]) -> None:
+def _restore(backbone: Backbone, state: Sequence[torch.Tensor]) -> None:
     for parameter, value in zip(backbone.parameters(), state, strict=True):
         parameter.data.copy_(value)
     backbone.model.eval()

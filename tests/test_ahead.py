@@ -64,7 +64,7 @@ def test_sampling_goes_on_while_a_step_is_trained(monkeypatch: pytest.MonkeyPatc
 def test_samples_that_are_an_update_old_are_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {**SHARED, "steps": 20, "lr": 5e-3, "stale": 1}
     monkeypatch.setattr(learning_curves, "METHODS", {"chain": {"mmgrpo": settings}})
-    found = train(Case("chain", "mmgrpo", 0))
+    found: Any = train(Case("chain", "mmgrpo", 0))
     assert found["after"]["score"] - found["before"]["score"] > 0.4, found
 
 

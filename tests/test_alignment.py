@@ -12,6 +12,7 @@ from compound.benchmarks.alignment import (
     SPLITS,
     WRONG,
     Choice,
+    Drawn,
     Pairs,
     by_alignment,
     by_data,
@@ -91,5 +92,5 @@ def test_better_rewards_choose_better_settings(pairs: Pairs) -> None:
     assert chosen(0.0) == [0.9] * SPLITS
     assert np.mean(chosen(1.0)) < 0.9
     assert {row["wrong"] for row in steps} == set(WRONG)
-    shown = {"steps": steps, "data": by_data(pairs), "start": 0.2}
+    shown: Drawn = {"steps": steps, "data": by_data(pairs), "start": 0.2}
     assert "ranking accuracy on other inputs" in figure(shown)

@@ -30,6 +30,7 @@ from compound.contracts import Completion, Message, Request, Usage
 from compound.errors import BudgetExhausted, CallError, RunDirectoryError, TransientError
 from compound.executor import Executor
 from compound.ports import Port
+from compound.reading import entry
 from compound.space import Float, Text
 from compound.store import RunDirectory
 from compound.system import System
@@ -243,7 +244,8 @@ def test_equal_items_of_one_map_make_one_request() -> None:
     system = System("s", outputs={"y": Map("each", body, over="q")(q=Input("qs", list[str]))}, lm="m")
     trace = run(system, {"qs": ["a", "b", "a", "a"]}, bench.executor)
     assert bench.requests == 2
-    assert trace.outputs["y"][0] == trace.outputs["y"][2] == trace.outputs["y"][3] != trace.outputs["y"][1]
+    y = entry(trace.outputs, "y", list)
+    assert y[0] == y[2] == y[3] != y[1]
 
 
 def test_without_a_cache_every_call_is_made() -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from compound.reading import entry
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
@@ -326,7 +328,9 @@ class TestNextJob:
         assert len(rejected) == 2
         assert self.steps(run, first, 2)["first"] == 4.0  # the first proposal's, the second was rejected
         assert second.values["first.weights"]["sha256"] not in {
-            digest for kept in run.memory.state[moments.KEY] for digest in kept["adapters"].values()
+            digest
+            for kept in entry(run.memory.state, moments.KEY, list)
+            for digest in kept["adapters"].values()
         }
         assert len(run.stored("optimizer-states")) <= 4
         assert self.steps(run, Proposal({}), 3)["first"] == 0.0  # all were rejected: as at the beginning

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from compound.configuration import FORMAT, Change, Configuration, canonical, digest, load
 from compound.errors import ConfigurationError
+from compound.reading import entry
 
 KEYS = st.text("abc._", min_size=1, max_size=8)
 VALUES = st.recursive(
@@ -94,7 +95,7 @@ def test_nothing_in_a_configuration_can_be_changed() -> None:
         configuration["searcher.k"] = 6  # type: ignore[index]
     with pytest.raises(AttributeError):
         configuration.extra = 1  # type: ignore[attr-defined]
-    demo = configuration["answerer.demos"][0]
+    (demo, *_) = entry(configuration, "answerer.demos", tuple)
     changes: list[Callable[[], object]] = [
         lambda: demo.update(inputs={}),
         lambda: demo.__setitem__("inputs", {}),
@@ -121,7 +122,7 @@ def test_a_configuration_can_be_copied_and_sent_to_another_process() -> None:
     for other in (copy.copy(configuration), copy.deepcopy(configuration), there_and_back):
         assert other == configuration
         with pytest.raises(TypeError, match="bind another configuration"):
-            other["answerer.demos"][0]["inputs"]["q"] = "changed"
+            entry(other, "answerer.demos", tuple)[0]["inputs"]["q"] = "changed"
 
 
 def test_replacing_values_leaves_the_original_as_it_was() -> None:

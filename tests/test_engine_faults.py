@@ -110,7 +110,7 @@ def test_the_meter_counts_at_least_what_the_server_bills(fault: Fault, kind: str
         assert covers(trace.usage, billed)
     if fault in BY_REQUEST or fault in {Fault.UNAVAILABLE, Fault.OVERLOADED}:
         assert meter.usage == Usage(), "a refused request costs nothing"
-    for text in (trace.outputs.get("y", ""), trace.failure.message if trace.failure else ""):
+    for text in (str(trace.outputs.get("y", "")), trace.failure.message if trace.failure else ""):
         assert KEY not in text
         assert "\x1b" not in text
         text.encode()

@@ -14,7 +14,7 @@ from compound.cache import DiskCache, MemoryCache
 from compound.contracts import Message, Usage
 from compound.evaluation import Evaluation
 from compound.exchange import LONGEST, SWITCH
-from compound.outcomes import from_row
+from compound.outcomes import OutcomeRow, from_row
 from compound.report import write
 from compound.testing import ScriptedLM
 from compound.trace import from_json, to_json
@@ -84,7 +84,7 @@ def test_files_of_earlier_versions_are_read() -> None:
         {"configuration": "c", "rows": [], "usage": [2, 3, 4, 0.5], "system_runs": 1.0}
     )
     assert found.usage == Usage(2, 3, 4, 0.5)
-    row: dict[str, Any] = {
+    row: OutcomeRow = {
         "outputs": {},
         "failure": None,
         "usage": [1, 2, 3, 0.0],

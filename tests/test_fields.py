@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from compound.components.fields import Layout, cue, parse, read, render, show, show_inputs, show_outputs
 from compound.errors import ParseError
 from compound.ports import Port
+from compound.space import Demo
 
 
 class Person(BaseModel):
@@ -29,7 +30,7 @@ def ports(**types: Any) -> dict[str, Port]:
 
 
 def test_a_prompt_puts_the_shared_part_first_and_the_inputs_last() -> None:
-    demo = {"inputs": {"question": "1+1"}, "outputs": {"reason": "one more than one", "answer": 2}}
+    demo: Demo = {"inputs": {"question": "1+1"}, "outputs": {"reason": "one more than one", "answer": 2}}
     text = render("Solve.", [demo], {"question": "2+2"}, ports(reason=str, answer=int), "fields")
     assert text == (
         "Solve.\n\nReply in this format:\nreason: <str>\nanswer: <int>\n\n"
@@ -47,7 +48,7 @@ def test_a_demonstration_reads_like_the_question_whatever_order_its_parts_were_s
 
 
 def test_the_json_layout_shows_the_shape_and_writes_demonstrations_as_json() -> None:
-    demo = {"inputs": {"q": "1+1"}, "outputs": {"answer": 2}}
+    demo: Demo = {"inputs": {"q": "1+1"}, "outputs": {"answer": 2}}
     text = render("Solve.", [demo], {"q": "2+2"}, ports(answer=int), "json")
     assert text == 'Solve.\n\nReply with one JSON object: {"answer": int}\n\nQ: 1+1\n{"answer":2}\n\nQ: 2+2'
 
@@ -109,7 +110,7 @@ def test_nothing_is_told_of_a_single_text(kind: Any) -> None:
 
 
 def test_a_demonstration_of_a_yes_or_no_reads_as_the_note_says() -> None:
-    demos = [{"inputs": {"q": "a"}, "outputs": {"output": True}}]
+    demos: list[Demo] = [{"inputs": {"q": "a"}, "outputs": {"output": True}}]
     assert "Q: a\nAnswer: yes\n\nQ: x" in render("", demos, {"q": "x"}, ports(output=bool), "text")
 
 

@@ -21,6 +21,7 @@ from compound.components.llm import LLM
 from compound.errors import DeclarationError
 from compound.executor import Executor
 from compound.ports import Port
+from compound.reading import entry
 from compound.space import Int
 from compound.system import System
 from compound.testing import ScriptedLM
@@ -429,9 +430,9 @@ def test_two_forks_share_their_downstream_randomness() -> None:
 
     def noise(value: int, **options: Any) -> int:
         fork = lab.fork(system, trace, "first", outputs={"output": value}, **options)
-        return int(fork.outputs["y"]) - value
+        return entry(fork.outputs, "y", int) - value
 
-    assert noise(1000) == noise(2000) == trace.outputs["y"] - 1
+    assert noise(1000) == noise(2000) == entry(trace.outputs, "y", int) - 1
     assert noise(1000, sample=1) == noise(2000, sample=1)
     assert noise(1000, sample=1) != noise(1000)
 

@@ -22,6 +22,7 @@ import compound as cp
 from compound.components.function import Function
 from compound.components.selector import Selector
 from compound.errors import CompoundError, ConfigurationError, DataError, DeclarationError, RunDirectoryError
+from compound.reading import entry
 from compound.records import opened_document, sealed_document
 from compound.report import reward_figures as figures
 from compound.report import write
@@ -177,7 +178,9 @@ class TestAttribution:
         ]
 
     def test_a_long_text_is_taken_in_parts(self) -> None:
-        found = attributed(lambda v: np.array([len(o["y"].split()) for o in v]), {"y": "w " * 100}, most=10)
+        found = attributed(
+            lambda v: np.array([len(entry(o, "y", str).split()) for o in v]), {"y": "w " * 100}, most=10
+        )
         assert [piece.effect for piece in found.pieces] == [10.0] * 10
 
     def test_an_output_without_words_has_a_reward_and_no_parts(self) -> None:
@@ -242,7 +245,9 @@ class TestInspection:
         by_words = {round(x): value for x, value in first.items()}
         pairs = [p for p in found.buffer.pairs("short") if p[0].example == head.points[0].input]
         for (pair, _), margin in zip(pairs, found.margins("short"), strict=False):
-            better, worse = (by_words[len(side["output"].split())] for side in (pair.chosen, pair.rejected))
+            better, worse = (
+                by_words[len(entry(side, "output", str).split())] for side in (pair.chosen, pair.rejected)
+            )
             assert better - worse == pytest.approx(margin)
         assert sum(by_words.values()) == pytest.approx(0)
         assert margins

@@ -33,7 +33,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def learned(method: str) -> Mapping[str, Any]:
     """Return how much more each agent scores after a few steps."""
-    found = train(Case("chain", method, 0))
+    found: Any = train(Case("chain", method, 0))
     return {name: found["after"][name] - found["before"][name] for name in NODES}
 
 

@@ -21,6 +21,7 @@ from compound.metrics import custom
 from compound.optimizers.diagnoser import ask, blame
 from compound.optimizers.llm_selector import LLMSelector, plurality
 from compound.optimizing import optimize
+from compound.reading import entry
 from compound.settings import BudgetSettings, OptimizeSettings
 from compound.space import Choice, Int
 from compound.system import System
@@ -180,7 +181,7 @@ class TestSelection:
         worth = {"aa": [0, 3, 2], "ab": [1, 0, 3], "bb": [2, 1, 0], "ba": [3, 2, 1]}
 
         async def read(outputs: Any, example: Example) -> Score:
-            return Score(float(worth[outputs["answer"]][int(example.inputs["n"])]))
+            return Score(float(worth[outputs["answer"]][entry(example.inputs, "n", int)]))
 
         first = Function("left", left, side=Choice("a", "b"))(n=Input("n", int))
         system = System(

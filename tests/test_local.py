@@ -36,6 +36,7 @@ from compound.optimizers.prompts import PromptSearch, Source, Sources, bootstrap
 from compound.optimizers.rewarding import RewardMemory, RunRewards
 from compound.optimizers.scheduler import UCB, Gaps, Thompson, Uniform
 from compound.ports import Port
+from compound.reading import entry
 from compound.rewards.alignment import Accuracy
 from compound.rewards.features import FeatureMap, NoBackbone
 from compound.rewards.heads import LEAST_INPUTS, Head
@@ -397,7 +398,7 @@ class TestRaces:
         buffer = RunRewards.open(made.task, self.SETTINGS).buffer
         pairs = [pair for pair, _ in buffer.pairs("b")]
         assert len({pair.example for pair in pairs}) >= 4
-        assert all(pair.chosen["y"] > pair.rejected["y"] for pair in pairs)
+        assert all(entry(pair.chosen, "y", str) > entry(pair.rejected, "y", str) for pair in pairs)
         assert {len(entry.draw.candidates) for entry in buffer.entries} <= {2, 3, 4}
         assert all(entry.draw.candidates[0].settings == {} for entry in buffer.entries)
         assert any("option" in c.settings for entry in buffer.entries for c in entry.draw.candidates)
@@ -567,7 +568,7 @@ class TestPools:
 
     def test_runs_that_failed_are_not_made_again(self, job: Any) -> None:
         """They are not in the cache; and where a part of the pool always fails, nothing is broken."""
-        failing = [example.inputs["q"] for example in set_apart(self.made(job).task)[6:10]]
+        failing = [entry(example.inputs, "q", str) for example in set_apart(self.made(job).task)[6:10]]
 
         def says(message: str) -> str:
             if any(q in message for q in failing):
@@ -590,7 +591,7 @@ class TestWaves:
         system = System("two", outputs={"rare": rare, "often": often})
 
         def score(outputs: Mapping[str, Any], example: Example) -> float:
-            known = float(outputs["rare"][0]) if example.inputs["x"] % 10 == 0 else 0.0
+            known = float(outputs["rare"][0]) if entry(example.inputs, "x", int) % 10 == 0 else 0.0
             return (float(outputs["often"][0]) + known) / 10
 
         return job(system, custom(score), [Example(f"e{i}", {"x": i}) for i in range(60)], share=share)

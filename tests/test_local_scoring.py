@@ -16,6 +16,7 @@ from compound.components.llm import LLM
 from compound.contracts import CallValues, Example
 from compound.metrics import custom
 from compound.optimizers.local_scoring import REPEATS, Gain, LocalScorer, Recorded, Scoring, finalists
+from compound.reading import entry
 from compound.rewards.model import Vector
 from compound.settings import RewardSettings
 from compound.space import Choice, Text
@@ -49,7 +50,7 @@ class Seen:
 
     def rewards(self, component: str, calls: Sequence[CallValues]) -> Vector:
         self.asked.append(len(calls))
-        return np.array([float(outputs[self.output]) for _, outputs in calls])
+        return np.array([entry(outputs, self.output, (int, float)) for _, outputs in calls])
 
 
 def gains(job: Any, values: Sequence[Any], task_system: System = SYSTEM) -> tuple[list[float], list[int]]:

@@ -41,6 +41,7 @@ from compound.optimization import Job, Method, Progress, Proposal, Task
 from compound.optimizers.scheduler import Uniform
 from compound.optimizing import Result, changed, make_problem, optimize
 from compound.planning import BudgetPlan, make_plan, stochastic
+from compound.reading import entry
 from compound.recorder import Interrupted, Recorder
 from compound.report import write as write_report
 from compound.run_state import RunState
@@ -166,7 +167,7 @@ class TestFinding:
         lm = ScriptedLM(lambda message, rng: asked_for(message) if rng.random() < 0.6 else "dunno")
         result = run(tmp_path / "run", system=system, lm=lm)
         assert result.before.mean == 0.0
-        assert result.best["spoil.w"] < 0.7
+        assert entry(result.best, "spoil.w", float) < 0.7
         assert result.after.mean > 0.3
 
     def test_what_a_written_prompt_gains_is_found(self, tmp_path: Path) -> None:
@@ -177,8 +178,8 @@ class TestFinding:
         plain = demo(demos=())
         result = run(tmp_path / "run", options, ScriptedLM(teacher), plain, data(150, 50, 50))
         assert result.accepted >= 1
-        assert "few words" in result.best["answerer.prompt"]
-        assert "\n" in result.best["answerer.prompt"]
+        assert "few words" in entry(result.best, "answerer.prompt", str)
+        assert "\n" in entry(result.best, "answerer.prompt", str)
 
     def test_where_there_is_nothing_to_gain_nothing_is_accepted_and_the_report_says_so(
         self, tmp_path: Path
@@ -371,7 +372,7 @@ class Step:
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         (key,) = task.keys
-        value = task.system.configuration[key] + 1
+        value = entry(task.system.configuration, key, int) + 1
         await task.scorer.score([{key: value}], task.train[:16])
         yield Proposal({key: value} if value <= self.most else {})
 

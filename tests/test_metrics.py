@@ -36,7 +36,8 @@ def example(**gold: Any) -> Example:
 
 
 def value(metric: Metric, output: Any, gold: Any) -> float:
-    score: Score = metric.score({"answer": output}, example(answer=gold))
+    score = metric.score({"answer": output}, example(answer=gold))
+    assert isinstance(score, Score)
     return score.value
 
 

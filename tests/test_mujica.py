@@ -23,6 +23,7 @@ from compound.benchmarks.mujica import (
     topics,
     with_found,
 )
+from compound.reading import entry
 from compound.spec import load
 from compound.spec.program import Program
 from compound.testing import ScriptedLM
@@ -231,7 +232,7 @@ def test_the_last_answer_counts_unless_the_turn_asks() -> None:
 )
 def test_action_lines_are_read(line: str, found: list[tuple[str, str]]) -> None:
     plan = read_actions(f"<think>.</think><action>\n{line}\n</action>", ["Emma", "Bath"], most=2)
-    assert [(search["entity"], search["question"]) for search in plan["searches"]] == found
+    assert [(search["entity"], search["question"]) for search in entry(plan, "searches", list)] == found
     assert plan["over"] == (not found)
 
 
@@ -320,7 +321,7 @@ def test_every_graph_of_the_data_can_be_walked_to_its_end() -> None:
     reached = 0
     examples = data.examples("valid", ["evidences"])
     for example in examples:
-        evidences = example.inputs["evidences"]
+        evidences = entry(example.inputs, "evidences", list)
         known = topics(evidences)
         for _ in range(5):
             searches = [{"entity": entity, "question": "?"} for entity in known]

@@ -25,6 +25,7 @@ from compound.errors import BudgetExhausted, DeclarationError
 from compound.evaluation import Rules
 from compound.executor import Executor
 from compound.metrics import custom, exact_match
+from compound.reading import entry
 from compound.rewards.pairs import WARM, Candidate, Collected, Draw, Sampling, collect, decided, ordered
 from compound.space import Choice, Text
 from compound.system import System
@@ -133,11 +134,11 @@ def test_without_noise_downstream_every_pair_has_the_known_order(shape: str) -> 
     world = Simulated(shape, interaction=0.3, noise=0.0, seed=2)
     found = collected(world, sampling=Sampling(samples=4))
     options = options_of(world.system().configuration, world.names)
-    x = {example.id: example.inputs["x"] for example in world.examples(6)}
+    x = {example.id: entry(example.inputs, "x", float) for example in world.examples(6)}
     assert {pair.component for pair in found.pairs} == set(world.names)
     for pair in found.pairs:
         known = [
-            world.downstream(options, {pair.component: outputs["y"]}, x[pair.example])
+            world.downstream(options, {pair.component: entry(outputs, "y", (int, float))}, x[pair.example])
             for outputs in (pair.chosen, pair.rejected)
         ]
         assert known[0] - known[1] == pytest.approx(pair.gap)
@@ -201,7 +202,7 @@ def test_d10_outputs_of_two_components_are_scored_in_forks_too() -> None:
     base = traced[0][1].outputs
     for draw_ in found.draws:
         for candidate in draw_.candidates:
-            outputs = {**base, draw_.component: candidate.outputs["output"]}
+            outputs: dict[str, Any] = {**base, draw_.component: candidate.outputs["output"]}
             (reward,) = candidate.rewards
             assert reward == pytest.approx(outputs["a"] + 2 * outputs["b"])
 
@@ -239,9 +240,9 @@ def test_with_noise_nearly_all_pairs_have_the_known_order() -> None:
     options = options_of(world.system().configuration, world.names)
     right = 0
     for pair in found.pairs:
-        before = {name: value for name, value in pair.inputs.items() if name != "x"}
+        before = {name: entry(pair.inputs, name, (int, float)) for name in pair.inputs if name != "x"}
         values = [
-            world.downstream(options, {**before, pair.component: outputs["y"]}, 0.0)
+            world.downstream(options, {**before, pair.component: entry(outputs, "y", (int, float))}, 0.0)
             for outputs in (pair.chosen, pair.rejected)
         ]
         right += values[0] > values[1]
@@ -277,7 +278,7 @@ def test_calls_are_those_of_the_formula(n: int) -> None:
 @pytest.mark.parametrize("way", ["two_rollouts", "until_decided"])
 def test_calls_on_a_chain_of_five_are_those_published_and_half_of_whole_runs(way: str) -> None:
     """Where what follows runs until the order is sure, too: S calls, and n - k for every reward."""
-    found = rewards_speed.pairs(*getattr(rewards_speed, way.upper()))
+    found: Any = rewards_speed.pairs(*getattr(rewards_speed, way.upper()))
     assert [row["calls"] for row in found["nodes"]] == [row["formula"] for row in found["nodes"]]
     assert found["ratio"] <= 0.5
     assert found == json.loads(rewards_speed.OUTPUT.read_text("utf-8"))["pairs_on_a_chain_of_5"][way]

@@ -61,7 +61,7 @@ def trained_on(
     monkeypatch.setattr(Trainer, "step", noted)
     monkeypatch.setattr(Trainer, "_loss", counted)
     settings = OptimizeSettings.model_validate({"method": "mmgrpo", "weights": weights})
-    engine = TransformersEngine(system.defaults["lm"], dtype="float32")
+    engine = TransformersEngine(system.lm or "", dtype="float32")
     optimize(system, data, metric, settings, run_dir=folder / "run", engines=lambda _: engine)
     return steps
 

@@ -31,6 +31,7 @@ from compound.optimizers.local import LocalSearch
 from compound.optimizers.prompts import PromptSearch
 from compound.optimizers.rewarding import RunRewards
 from compound.ports import Port
+from compound.reading import entry
 from compound.records import opened_document, sealed_document
 from compound.rewards.alignment import Accuracy
 from compound.rewards.features import FeatureMap, NoBackbone
@@ -243,9 +244,10 @@ class TestSpace:
             assert again.signature == system.signature
             assert again.configuration["tool.choice"] == system.configuration["tool.choice"]
         (tmp_path / "s.yaml").write_text(dump(bound).replace("/r/tool", "tool"))
-        assert cp.load_system(tmp_path / "s.yaml").configuration["tool.choice"]["path"] == str(
-            tmp_path / "tool"
-        )
+        assert cp.load_system(tmp_path / "s.yaml").configuration["tool.choice"] == {
+            **self.REFERENCE,
+            "path": str(tmp_path / "tool"),
+        }
 
 
 class TestChoosing:
@@ -268,7 +270,7 @@ class TestChoosing:
         )
         xs = [row["x"] for row in rows(40, "many")]
 
-        async def all_of_them() -> list[str]:
+        async def all_of_them() -> list[object]:
             executor = Executor()
             traces = await asyncio.gather(*(executor.run(system, {"x": x}) for x in xs))
             return [trace.outputs["tool"] for trace in traces]
@@ -448,7 +450,7 @@ class TestFolders:
         shutil.rmtree(tmp_path / "deployed")
         shutil.move(tmp_path / "again", tmp_path / "moved")
         found = cp.load(tmp_path / "moved" / "best.json")
-        assert found["tool.choice"]["sha256"] == value["sha256"]
+        assert entry(found, "tool.choice", dict)["sha256"] == value["sha256"]
         assert chosen(toolbox("low", "high").bind(found), 1.0) == "high"
         assert str(tmp_path) not in (tmp_path / "moved" / "best.json").read_text()
 
@@ -465,7 +467,7 @@ class TestOptimas:
             assert sum(row["answer"] == tool for row in rows(100, "test")) < 50
 
     def test_it_reaches_the_optimum(self, result: cp.Result) -> None:
-        assert set(result.best["tool.choice"]) == {"path", "sha256"}
+        assert set(entry(result.best, "tool.choice", dict)) == {"path", "sha256"}
         assert result.test_after is not None
         assert result.test_after.mean >= 0.95
 

@@ -21,6 +21,7 @@ from compound.optimizing import Result, optimize
 from compound.progress import describe
 from compound.proposals import LedgerState, NotAsked, Proposals
 from compound.report import closing, summarize
+from compound.report.documents import ProposalFacts
 from compound.settings import make_settings
 from compound.space import Choice, Text
 from compound.system import System
@@ -63,6 +64,18 @@ def run(
     return result, [text for text in texts if asks(text)]
 
 
+def proposals_of(run: Path) -> ProposalFacts:
+    found = summarize(run)["proposals"]
+    assert found is not None
+    return found
+
+
+def decisions_of(run: Path) -> int:
+    plan = summarize(run)["plan"]
+    assert plan is not None
+    return plan["decisions"]
+
+
 @pytest.mark.parametrize("method", ["gepa", "opro", "textgrad", "mipro", "search", "llm_selector_diagnoser"])
 def test_a_model_that_refuses_every_request_is_asked_five_times(method: str, tmp_path: Path) -> None:
     result, sent = run(method, lambda _: REFUSED, tmp_path)
@@ -70,7 +83,7 @@ def test_a_model_that_refuses_every_request_is_asked_five_times(method: str, tmp
     told = closing(result.path)
     assert "5 of 5 calls to 'lm' failed (401 wrong key; set THE_KEY to a key that may use lm)" in told
     assert "was not asked any more: 5 calls in a row failed" in told
-    assert summarize(result.path)["proposals"]["models"]["lm"]["failed"] == 5
+    assert proposals_of(result.path)["models"]["lm"]["failed"] == 5
     assert "401 wrong key" in result.report
 
 
@@ -87,7 +100,7 @@ def test_failures_between_answers_do_not_end_it(tmp_path: Path) -> None:
 
     result, sent = run("gepa", sometimes, tmp_path)
     assert len(sent) > 10
-    tally = summarize(result.path)["proposals"]["models"]["lm"]
+    tally = proposals_of(result.path)["models"]["lm"]
     assert tally["failed"] > 5
     assert tally["proposed"] > 2
     assert tally["asked"] == len(sent) == tally["failed"] + tally["proposed"]
@@ -97,13 +110,13 @@ def test_failures_between_answers_do_not_end_it(tmp_path: Path) -> None:
 def test_replies_without_a_proposal_are_counted_as_unusable_and_end_it_later(tmp_path: Path) -> None:
     result, sent = run("opro", lambda _: "I would rather not.", tmp_path)
     assert len(sent) == 20
-    assert summarize(result.path)["proposals"]["models"]["lm"]["unusable"] == 20
+    assert proposals_of(result.path)["models"]["lm"]["unusable"] == 20
     assert "20 calls to 'lm': 20 unusable" in closing(result.path)
 
 
 def test_a_proposal_that_is_known_is_a_duplicate(tmp_path: Path) -> None:
     result, _ = run("opro", lambda _: "<prompt>Answer.</prompt>", tmp_path, iterations=1)
-    tally = summarize(result.path)["proposals"]["models"]["lm"]
+    tally = proposals_of(result.path)["models"]["lm"]
     assert tally["duplicate"] == tally["asked"] > 0
     assert tally["proposed"] == 0
 
@@ -159,7 +172,7 @@ class TestSharesOfALimit:
             result, _ = run(
                 method, lambda _: "```\nAnswer so.\n```", tmp_path / method, budget={"tokens": 20_000}
             )
-            found[method] = summarize(result.path)["plan"]["decisions"]
+            found[method] = decisions_of(result.path)
         assert found["gepa"] < found["random"]
 
 

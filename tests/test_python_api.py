@@ -133,7 +133,7 @@ def test_a_failed_run_is_returned_where_that_is_asked_for() -> None:
 
 def test_inputs_that_are_no_dictionary_are_refused() -> None:
     with pytest.raises(DeclarationError, match="inputs must be a dictionary.*'question'"):
-        cp.run(system(), "What is 7?", engines={"lm": ScriptedLM([])})
+        cp.run(system(), "What is 7?", engines={"lm": ScriptedLM([])})  # type: ignore[arg-type]
 
 
 # --- data, metric, budget ------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_rows_are_data(data: Any) -> None:
 
 
 def test_missing_values_of_a_data_frame_are_no_gold_answers() -> None:
-    frame = Frame([{"question": "What is 1?", "answer": float("nan")}])
+    frame: Any = Frame([{"question": "What is 1?", "answer": float("nan")}])
     with pytest.raises(CompoundError, match="nothing to compare with"):
         cp.evaluate(system(), frame, "exact_match", engines={"lm": ScriptedLM(echo)}, cache=False)
 

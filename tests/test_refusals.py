@@ -12,10 +12,12 @@ import pytest
 import compound as cp
 from compound.data import Dataset
 from compound.errors import DataError, DeclarationError, RunDirectoryError
+from compound.evaluation import Summary
 from compound.examples import from_text
 from compound.metrics import accuracy, check_rows, exact_match, mrr, recall_at_k, token_f1
 from compound.optimizing import optimize
 from compound.report import summarize, write
+from compound.report.documents import GainFacts
 from compound.settings import BudgetSettings, OptimizeSettings
 from compound.store import RunDirectory, read_json
 from compound.testing import ScriptedLM
@@ -61,7 +63,12 @@ def settings(**changes: Any) -> OptimizeSettings:
 
 
 def run(path: Path, engine: Any, **changes: Any) -> Any:
-    given = {"system": system(), "data": data(), "metric": exact_match("answer"), "settings": settings()}
+    given: dict[str, Any] = {
+        "system": system(),
+        "data": data(),
+        "metric": exact_match("answer"),
+        "settings": settings(),
+    }
     given |= changes
     return optimize(**given, run_dir=path, engines={"lm": engine})
 
@@ -200,7 +207,8 @@ class TestValues:
             return f"{n} {x} {flag} {text}" if isinstance(maybe, str) else "wrong"
 
         inputs = {"n": int, "x": float, "flag": bool, "text": str, "maybe": str | None}
-        made = cp.Function("told", told)(**{name: cp.Input(name, kind) for name, kind in inputs.items()})
+        wires: dict[str, Any] = {name: cp.Input(name, kind) for name, kind in inputs.items()}
+        made = cp.Function("told", told)(**wires)
         whole = cp.System("typed", outputs={"y": made})
         assert cp.evaluate(whole, tmp_path, accuracy("y")).mean == 1.0
 
@@ -536,14 +544,14 @@ class TestMessages:
         assert "all are used" not in cli("check", "qa.yaml").out
 
     def test_an_interval_beside_a_one_sided_p_says_that_it_is_two_sided(self) -> None:
-        from compound.report.words import _change
+        from compound.report.words import Told, change_of
 
-        side = {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 20, "failed": 0}
-        gain = {"mean": 0.1, "low": -0.01, "high": 0.2, "n": 20, "p": 0.03}
-        result = {"before": side, "after": side, "gain": gain}
-        assert "the interval, which is two-sided, includes zero" in _change(result, "test", "unclear")
+        side: Summary = {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 20, "failed": 0}
+        gain: GainFacts = {"mean": 0.1, "low": -0.01, "high": 0.2, "n": 20, "p": 0.03}
+        told = Told(side, side, gain, "test")
+        assert "the interval, which is two-sided, includes zero" in change_of(told, "unclear")
         gain["p"] = 0.2
-        assert "the interval includes zero" in _change(result, "test", "unclear")
+        assert "the interval includes zero" in change_of(told, "unclear")
 
     def test_a_folder_that_is_no_run_is_not_called_damaged(self, qa: Path, cli: Any) -> None:
         ran = cli("runs", "runs/nope", "--verify")

@@ -195,7 +195,7 @@ def test_the_headline_holds_the_numbers_computed_by_hand(runs: Mapping[str, Path
     before, after = rows_of(path, "test_before"), rows_of(path, "test_after")
     gains = [after[e] - before[e] for e in before]
     facts = summarize(path)
-    found = facts["test"]
+    found: Any = facts["test"]
     for side, values in (("before", [*before.values()]), ("after", [*after.values()])):
         assert [found[side][k] for k in ("mean", "low", "high")] == pytest.approx(exact_interval(values))
     gain = mean_interval(gains, bounds=(-1.0, 1.0))
@@ -218,7 +218,8 @@ def test_the_headline_holds_the_numbers_computed_by_hand(runs: Mapping[str, Path
 
 def test_methods_have_their_own_scores_and_spending(runs: Mapping[str, Path]) -> None:
     path = runs["improved"]
-    start, search, random = summarize(path)["methods"]
+    methods: Any = summarize(path)["methods"]
+    start, search, random = methods
     assert (start["method"], search["method"], random["method"]) == ("unoptimized", "search", "random")
     for row, folder in ((search, path), (random, path / "baselines" / "random")):
         values = rows_of(folder, "test_after")
@@ -293,6 +294,7 @@ def test_a_run_that_found_nothing_names_the_guide_that_helps(runs: Mapping[str, 
 
 def test_scores_without_spread_are_not_taken_for_certainty(runs: Mapping[str, Path]) -> None:
     found = summarize(runs["perfect"])["test"]["before"]
+    assert found is not None
     assert (found["mean"], found["high"]) == (1.0, 1.0)
     assert found["low"] == pytest.approx(0.025 ** (1 / found["n"]))
 
@@ -300,7 +302,7 @@ def test_scores_without_spread_are_not_taken_for_certainty(runs: Mapping[str, Pa
 def test_a_metric_without_a_stated_range_is_named(runs: Mapping[str, Path], tmp_path: Path) -> None:
     path = Path(shutil.copytree(runs["improved"], tmp_path / "run"))
     assert not any("range" in note for note in summarize(path)["notes"])
-    stored = opened_document((path / "checkpoint.json").read_bytes())
+    stored: dict[str, Any] = opened_document((path / "checkpoint.json").read_bytes())
     state = stored["state"]
     evaluations = [state["before"], state["search"]["incumbent"]]
     for evaluation in (*evaluations, *(state[name]["evaluation"] for name in ("test_before", "test_after"))):

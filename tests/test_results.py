@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> cp.Dataset:
     return cp.Dataset("rows.jsonl", split_by={"train": 0.4, "valid": 0.4, "test": 0.2})
 
 
-def finished(data: cp.Dataset, path: str | Path = "run", **changes: object) -> cp.Result:
+def finished(data: cp.Dataset, path: str | Path = "run", **changes: Any) -> cp.Result:
     budget = cp.Budget(system_runs=300)
     return cp.optimize(
         system(), data, exact_match("y"), budget=budget, run_dir=path, progress=False, **changes
@@ -95,7 +96,7 @@ def test_what_is_no_finished_run_is_refused(data: cp.Dataset, damage: object, me
 
 
 def edit(run: Path, **changes: object) -> None:
-    stored = opened_document((run / "checkpoint.json").read_bytes())
+    stored: dict[str, Any] = opened_document((run / "checkpoint.json").read_bytes())
     stored["state"].update(changes)
     (run / "checkpoint.json").write_text(sealed_document(stored))
 

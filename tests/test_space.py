@@ -148,7 +148,7 @@ def test_an_int_space_holds_exactly_what_lies_between_its_bounds(low: int, width
 )
 def test_what_is_drawn_lies_in_the_space_and_covers_it(space: Choice | Int | Float) -> None:
     rng = np.random.default_rng(0)
-    drawn = [space.draw(rng) for _ in range(400)]
+    drawn: list[Any] = [space.draw(rng) for _ in range(400)]
     assert not any(space.problem(value) for value in drawn)
     if isinstance(space, Choice):
         assert {repr(value) for value in drawn} == {repr(option) for option in space.options}

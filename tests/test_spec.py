@@ -19,7 +19,7 @@ from compound.components.function import Function
 from compound.components.index import BM25, Dense, PassageIndex
 from compound.components.llm import LLM
 from compound.components.retriever import Retriever
-from compound.contracts import Example
+from compound.contracts import Example, Score
 from compound.data import Dataset
 from compound.errors import DeclarationError, SpecError
 from compound.metrics import TokenF1
@@ -241,7 +241,9 @@ def test_a_path_that_is_no_hub_id_stays_beside_the_file(tmp_path: Path) -> None:
 def test_a_metric_of_ones_own_is_a_function(everything: Program) -> None:
     assert everything.metric is not None
     assert everything.metric.name == "score"
-    assert everything.metric.score({}, Example("e", {})).value == 1.0
+    score = everything.metric.score({}, Example("e", {}))
+    assert isinstance(score, Score)
+    assert score.value == 1.0
 
 
 def test_sections_may_be_left_out() -> None:

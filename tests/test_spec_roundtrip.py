@@ -77,7 +77,7 @@ FLOATS = st.tuples(st.floats(0.001, 9), st.floats(0, 9), st.booleans()).map(
 )
 COUNTS = st.integers(1, 99) | INTS | st.just(Choice(1, 5, value=5))
 DEMO = st.dictionaries(TEXTS, VALUES, max_size=2).map(
-    lambda given: {"inputs": given, "outputs": {"output": "a"}}
+    lambda given: dict[str, dict[str, Any]](inputs=given, outputs={"output": "a"})
 )
 LLMS = st.fixed_dictionaries(
     {},

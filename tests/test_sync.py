@@ -10,6 +10,7 @@ import pytest
 
 import compound as cp
 from compound.artifacts import folder_digest
+from compound.reading import entry
 from compound.spec import loads
 
 
@@ -29,7 +30,7 @@ def data() -> cp.Dataset:
 
 
 def near(outputs: Mapping[str, Any], example: cp.Example) -> float:
-    return 1.0 - 0.25 * abs(int(outputs["y"]) - int(example.gold["target"]))
+    return 1.0 - 0.25 * abs(entry(outputs, "y", int) - entry(example.gold, "target", int))
 
 
 def test_a_plain_function_is_a_metric(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from compound.components.llm import LLM
 from compound.components.selector import Selector
 from compound.errors import ConfigurationError, DeclarationError, WiringError
 from compound.ports import Port
+from compound.reading import entry
 from compound.space import Choice, Float, Int, Text
 from compound.system import System
 
@@ -387,7 +388,9 @@ def test_context_leaks_two_threads_run_two_bindings_of_one_system_at_once() -> N
     def work(by: float) -> None:
         barrier.wait()
         for _ in range(50):
-            results[by].append(compound.run(system.bind({"scale.by": by}), {"x": 4.0}).outputs["y"])
+            results[by].append(
+                entry(compound.run(system.bind({"scale.by": by}), {"x": 4.0}).outputs, "y", float)
+            )
 
     threads = [threading.Thread(target=work, args=(by,)) for by in results]
     for thread in threads:
@@ -405,7 +408,7 @@ def test_deadlocks_binding_is_the_first_thing_a_thread_may_do() -> None:
 
     def work() -> None:
         bound = system.bind({"scale.by": 1.0})
-        seen.append(compound.run(bound.bind({"scale.by": 0.0}), {"x": 4.0}).outputs["y"])
+        seen.append(entry(compound.run(bound.bind({"scale.by": 0.0}), {"x": 4.0}).outputs, "y", float))
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
@@ -420,7 +423,7 @@ def test_stale_threads_a_long_lived_worker_runs_the_binding_it_is_given() -> Non
 
     def worker() -> None:
         while (system := jobs.get()) is not None:
-            results.append(compound.run(system, {"x": 4.0}).outputs["y"])
+            results.append(entry(compound.run(system, {"x": 4.0}).outputs, "y", float))
 
     thread = threading.Thread(target=worker)
     thread.start()

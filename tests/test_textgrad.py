@@ -24,6 +24,7 @@ from compound.optimizers.methods import method
 from compound.optimizers.prompts import PromptSearch
 from compound.optimizers.textgrad import TextGrad, held_out_size
 from compound.optimizing import optimize
+from compound.reading import entry
 from compound.settings import BudgetSettings, OptimizeSettings
 from compound.space import Demos, Text
 from compound.system import System
@@ -354,4 +355,4 @@ class TestMethods:
         assert result.accepted >= 1
         assert result.test_after is not None
         assert result.test_after.mean == 0.9
-        assert level_of(result.best["answerer.prompt"]) == 4
+        assert level_of(entry(result.best, "answerer.prompt", str)) == 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import compound as cp
 from compound.benchmarks import toys
 from compound.benchmarks.toy_model import ANIMALS, ANSWER, ASK, COLOURS, NOTHING, PLACES, SAID, VOCABULARY
 from compound.benchmarks.toys import Toy, place_of, read_plan, read_turn, toy
-from compound.contracts import Completion, Example, Message, Request, Score
+from compound.contracts import Completion, Example, Message, Request
 from compound.errors import DeclarationError
+from compound.reading import entry
 from compound.testing import ScriptedLM
 
 NAMES = ("chain", "conversation", "planning")
@@ -86,6 +87,12 @@ def test_chance_is_what_random_words_earn(name: str) -> None:
     assert 0.1 < task.chance < 0.4
 
 
+def scored(task: toys.Toy, outputs: Mapping[str, object], example: cp.Example) -> float:
+    score = task.metric.score(outputs, example)
+    assert isinstance(score, cp.Score)
+    return score.value
+
+
 def test_the_chance_of_a_conversation_is_exact() -> None:
     task = toy("conversation", LM)
     example = task.train[0]
@@ -97,7 +104,7 @@ def test_the_chance_of_a_conversation_is_exact() -> None:
         def worth(text: str) -> float:
             after = [*turns, text]
             if text.startswith(ANSWER) or len(after) == toys.TURNS:
-                return float(task.metric.score({"said": after}, example).value)
+                return scored(task, {"said": after}, example)
             return expected(after)
 
         return (sum(map(worth, endings)) + sum(n * worth(text) for text, n in kinds.items())) / len(said)
@@ -108,12 +115,12 @@ def test_the_chance_of_a_conversation_is_exact() -> None:
 def test_the_chance_of_planning_is_exact() -> None:
     task = toy("planning", LM)
     example = task.train[0]
-    wanted = set(example.gold["asked"])
+    wanted = set(entry(example.gold, "asked", list))
     said = [read_plan(" ".join(words)) for words in itertools.product(SAID, repeat=3)]
     other = next(place for place in PLACES if place not in wanted)
     kinds: Counter[Any] = Counter()
     for plan in said:
-        asked = frozenset(place if place in wanted else other for place in plan["questions"])
+        asked = frozenset(place if place in wanted else other for place in entry(plan, "questions", list))
         kinds[asked, plan["answer"], plan["over"]] += 1
 
     def expected(asked: frozenset[str], turn: int) -> float:
@@ -122,7 +129,7 @@ def test_the_chance_of_planning_is_exact() -> None:
             if over or turn == toys.TURNS:
                 outputs = {"asked": sorted(asked | more), "answer": answer, "found": NOTHING}
                 lucky = bool(asked | more) / len(SAID) / 3  # a worker that says any word
-                total += n * (task.metric.score(outputs, example).value + lucky)
+                total += n * (scored(task, outputs, example) + lucky)
             else:
                 total += n * expected(asked | more, turn + 1)
         return total / len(said)
@@ -154,8 +161,7 @@ def test_an_answer_without_a_question_is_worth_less_than_a_question_alone() -> N
     right = f"{ANSWER} {example.gold['answer']}"
 
     def worth(*said: str) -> float:
-        score: Score = task.metric.score({"said": list(said)}, example)
-        return score.value
+        return scored(task, {"said": list(said)}, example)
 
     found = [worth("north"), worth(right), worth("ask north"), worth("ask north", "answer ask")]
     assert found == pytest.approx([0.0, 0.2, 0.3, 0.5])
@@ -182,7 +188,8 @@ def test_colours_say_nothing_about_what_is_found() -> None:
         assert len(animals) == 3
     answers: dict[str, set[str]] = {}
     for example in planning.train:
-        answers.setdefault(example.inputs["colours"], set()).add(example.gold["answer"])
+        colours, answer = entry(example.inputs, "colours", str), entry(example.gold, "answer", str)
+        answers.setdefault(colours, set()).add(answer)
     assert len(answers) == 6
     assert all(len(found) >= 6 for found in answers.values())
 
@@ -191,19 +198,18 @@ def test_planners_that_do_not_ask_earn_nothing() -> None:
     task = toy("planning", LM)
     for example in task.train:
         outputs = {"asked": [], "answer": example.gold["answer"], "found": NOTHING}
-        assert task.metric.score(outputs, example).value == 0.0
+        assert scored(task, outputs, example) == 0.0
 
 
 def test_each_part_of_planning_counts_a_third() -> None:
     task = toy("planning", LM)
     example = task.train[0]
-    asked, answer = example.gold["asked"], example.gold["answer"]
+    asked, answer = example.gold["asked"], entry(example.gold, "answer", str)
     wrong = next(place for place in PLACES if place not in answer)
 
     def worth(found: str, answer: str) -> float:
         outputs = {"asked": asked, "answer": answer, "found": found}
-        score: Score = task.metric.score(outputs, example)
-        return score.value
+        return scored(task, outputs, example)
 
     first, second = answer.split()
     assert worth(f"{NOTHING} {first} {second}", answer) == pytest.approx(1.0)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -23,7 +23,7 @@ from compound.errors import RunDirectoryError
 from compound.progress import Screen, describe
 from compound.report import closing, comparison, write
 from compound.report.blocks import Figure
-from compound.report.comparison import compare
+from compound.report.comparison import RunState, compare
 from compound.report.figures import PALETTE
 from compound.report.tables import Table
 from compound.report.training import ends, export, records, training_facts
@@ -97,11 +97,11 @@ def method(path: Path) -> dict[str, Any]:
     facts = training_facts(path)
     assert facts is not None
     assert "methods" in facts, facts
-    found: dict[str, Any] = facts["methods"][0]
-    return found
+    found: Any = facts["methods"][0]
+    return cast("dict[str, Any]", found)
 
 
-def jobs_of(tmp_path: Path, steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def jobs_of(tmp_path: Path, steps: Sequence[Mapping[str, Any]]) -> Any:
     found: list[dict[str, Any]] = method(run(tmp_path / "run", steps))["jobs"]
     return found
 
@@ -557,11 +557,11 @@ class TestSection:
 # --- sweeps -------------------------------------------------------------------------------------------------
 
 
-def swept(tmp_path: Path, *seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def swept(tmp_path: Path, *seeds: Sequence[Mapping[str, Any]]) -> Any:
     """Compare runs of one method, each with the training given."""
     for seed, steps in enumerate(seeds):
         whole(tmp_path / str(seed), steps)
-    states = [
+    states: list[RunState] = [
         {"file": "f", "method": "optimas", "seed": seed, "run": str(seed), "status": "finished", "reason": ""}
         for seed in range(len(seeds))
     ]
@@ -595,7 +595,7 @@ class TestSweep:
         with (tmp_path / "sweep" / "0" / "memory.jsonl").open("a") as file:
             file.write("broken\n")
         again = compare(
-            [{key: run[key] for key in ("file", "method", "seed", "run", "status", "reason")} for run in facts["runs"]],
+            [cast("RunState", {key: run[key] for key in RunState.__annotations__}) for run in facts["runs"]],
             tmp_path / "sweep", facts["budgets"],
         )  # fmt: skip
         assert again["rows"][1]["training"] is None

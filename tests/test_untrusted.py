@@ -24,6 +24,7 @@ from compound.cache import DiskCache
 from compound.configuration import Configuration, load
 from compound.errors import CompoundError, ConfigurationError, RunDirectoryError
 from compound.paths import run_folder
+from compound.reading import entry
 from compound.rewards.feature_store import FeatureStore
 from compound.store import RunDirectory
 from compound.untrusted import UntrustedFolder
@@ -234,7 +235,7 @@ def test_a_configuration_from_elsewhere_names_only_folders_beside_it(tmp_path: P
 
 def test_a_configuration_with_its_folder_beside_it_is_read(tmp_path: Path) -> None:
     reference = stored(tmp_path)
-    found = load(saved(tmp_path, reference))["answerer.weights"]
+    found = entry(load(saved(tmp_path, reference)), "answerer.weights", dict)
     assert found["path"] == str(tmp_path / reference["path"])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, NotRequired, TypeAlias, TypedDict, cast
 
 from compound.errors import ConfigurationError
 from compound.limits import ARTIFACT
@@ -60,12 +60,22 @@ def read_adapter(folder: Path, layers: Mapping[str, tuple[int, int]]) -> dict[st
     return {name: _addition(folder, name, found, layers[name], config) for name, found in sides.items()}
 
 
+class LoRAConfig(TypedDict):
+    """What is read of an adapter's settings."""
+
+    r: int
+    lora_alpha: float
+    target_modules: NotRequired[object]
+    layers_to_transform: NotRequired[object]
+    exclude_modules: NotRequired[object]
+
+
 def _addition(
     folder: Path,
     name: str,
     sides: Mapping[str, torch.Tensor],
     shape: tuple[int, int],
-    config: Mapping[str, Any],
+    config: LoRAConfig,
 ) -> Addition:
     """Check one layer's matrices, and scale them."""
     if sides.keys() != set(SIDES):
@@ -83,16 +93,16 @@ def _addition(
     return a, b * (config["lora_alpha"] / rank)
 
 
-def _targets(config: Mapping[str, Any], layers: Mapping[str, Any]) -> set[str]:
+def _targets(config: LoRAConfig, layers: Mapping[str, object]) -> set[str]:
     """Return the layers that must be adapted, as far as the settings name them without exceptions."""
     targets = config.get("target_modules")
-    exceptions = [config.get(key) for key in ("layers_to_transform", "exclude_modules")]
+    exceptions = [config.get("layers_to_transform"), config.get("exclude_modules")]
     if not isinstance(targets, list) or exceptions != [None, None]:
         return set()
     return {name for name in layers if any(f".{name}".endswith(f".{target}") for target in targets)}
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> LoRAConfig:
     """Return an adapter's settings, if they are those of a plain LoRA.
 
     Raises:
@@ -102,12 +112,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     if files.kind(CONFIG) is None:
         raise _refused(folder, f"has no {CONFIG}")
     try:
-        found: Any = parse(files.read(CONFIG))
+        config = parse(files.read(CONFIG))
     except Damaged as error:
         raise _refused(folder, f"has a {CONFIG} that cannot be read: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise _refused(folder, f"has a {CONFIG} that is no mapping")
-    config: dict[str, Any] = found
     if (kind := config.get("peft_type")) != "LORA":
         raise _refused(folder, f"is of the kind {kind!r}; only 'LORA' is supported")
     for key in sorted(config.keys() - SILENT):
@@ -119,7 +128,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         value = config.get(key)
         if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
             raise _refused(folder, f"has {key}={value!r}, which must be a positive number")
-    return config
+    return cast("LoRAConfig", config)  # both numbers were checked
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:

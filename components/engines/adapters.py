@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,6 +23,9 @@ from compound.components.engines.packing import PackedLinear
 from compound.components.engines.probe import judge, read_probe
 from compound.contracts import Adapter
 from compound.errors import AdapterNotServed, ConfigurationError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Adapters:
@@ -34,7 +37,7 @@ class Adapters:
         dropped: told the version of an adapter that is dropped.
     """
 
-    def __init__(self, model: Any, keep: int, dropped: Callable[[str], None]) -> None:
+    def __init__(self, model: PreTrainedModel, keep: int, dropped: Callable[[str], None]) -> None:
         self._model = model
         kinds = (torch.nn.Linear, PackedLinear)
         self._layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, kinds)}
@@ -90,7 +93,7 @@ class Adapters:
         }
 
 
-def _logprobs(model: Any, tokens: Sequence[int]) -> list[float]:
+def _logprobs(model: PreTrainedModel, tokens: Sequence[int]) -> list[float]:
     """Return the log-probability of each token but the first, given those before it.
 
     Raises:
@@ -105,7 +108,7 @@ def _logprobs(model: Any, tokens: Sequence[int]) -> list[float]:
 def _adding(a: torch.Tensor, b: torch.Tensor) -> Callable[..., None]:
     """Return a hook that adds x a b to what a layer has made of x, in place; a is (in, r), b is (r, out)."""
 
-    def add(_: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    def add(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         states = inputs[0].reshape(-1, a.shape[0])
         output.view(-1, b.shape[1]).addmm_(states @ a, b)
 

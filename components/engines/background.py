@@ -12,13 +12,13 @@ import functools
 import os
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TypeVar
 
 Value = TypeVar("Value")
 _LOCK = threading.Lock()
 
 
-async def in_background(work: Coroutine[Any, Any, Value]) -> Value:
+async def in_background(work: Coroutine[object, None, Value]) -> Value:
     """Run a coroutine on the process's own loop and wait for it on the caller's; cancelling reaches it.
 
     >>> async def where() -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from compound.errors import CompoundError, DeclarationError
 from compound.sanitize import remember_secret
@@ -37,6 +37,14 @@ ADDED = ("authorization", "api-key", "openai-organization", "openai-project")
 _UNSAFE = re.compile(r"://|[\\?#\s\x00-\x1f\x7f]|(?:^|/)(?:-|\.\.(?:/|$))")
 
 
+class Client(Protocol):
+    """What is used of a client of litellm or openai."""
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
 class Connection:
     """The address and key of an engine over litellm.
 
@@ -59,26 +67,24 @@ class Connection:
         if api_base is not None:
             Origin.of(api_base)
         self.model, self.api_base, self.api_key_env = model, api_base, api_key_env
-        self._client: Any = None
+        self._client: Client | None = None
         self._making = threading.Lock()
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, object]:
         """Return the arguments of litellm that say where a call goes, and with which key.
 
         Raises:
             CompoundError: the environment variable of the key is not set.
         """
-        given: dict[str, Any] = {}
-        if self.api_key_env:
-            given["api_key"] = self._key()
+        key = self._key() if self.api_key_env else None
         if self.api_base is None:
-            return given
-        given = {"api_base": self.api_base, "api_key": NO_KEY, **given}
+            return {} if key is None else {"api_key": key}
+        given = {"api_base": self.api_base, "api_key": NO_KEY if key is None else key}
         with self._making:
             if self._client is None:
                 self._client = _client(self.model.partition("/")[0], self.api_base, given["api_key"])
             client = self._client
-        return given if client is None else {**given, "client": client}
+        return {**given} if client is None else {**given, "client": client}
 
     async def aclose(self) -> None:
         """Close the connections; a later call opens others."""
@@ -110,12 +116,13 @@ def is_model_name(name: str) -> bool:
     return _UNSAFE.search(name) is None
 
 
-def _client(provider: str, api_base: str, key: str) -> Any:
+def _client(provider: str, api_base: str, key: str) -> Client | None:
     """Return a client that adds nothing from the environment and follows no redirect, or None."""
     if provider in BY_HTTP:
         from litellm.llms.custom_httpx.http_handler import AsyncHTTPHandler
 
-        return AsyncHTTPHandler(follow_redirects=False)
+        handler: Client = AsyncHTTPHandler(follow_redirects=False)
+        return handler
     if provider not in BY_SDK:
         return None
     import openai

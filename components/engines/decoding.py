@@ -7,7 +7,7 @@ class, and no prompt shares anything: a row's numbers are then the same bits wha
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import GenerationConfig
@@ -17,6 +17,10 @@ from compound.components.engines.prefill import Prefill
 from compound.components.engines.prefilled import Prefilled
 from compound.components.engines.sampling import Choose, Leave, Row
 from compound.contracts import Adapter, FinishReason
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+
 
 BUCKET = 32  # exact mode pads prompts to a multiple of this
 EXACT_ROWS = 8  # rows of a batch in exact mode
@@ -34,7 +38,13 @@ class Decoder:
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, *, exact: bool, max_batch_tokens: int, max_adapters: int
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        exact: bool,
+        max_batch_tokens: int,
+        max_adapters: int,
     ) -> None:
         ends = model.generation_config.eos_token_id
         self.ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
@@ -84,7 +94,7 @@ class Decoder:
                 order, cache, mask = self._prefill.read([row.prompt for row in batch], version)
                 self._decode([batch[i] for i in order], cache, mask)
 
-    def _decode(self, rows: list[Row], cache: Any, mask: torch.Tensor) -> None:
+    def _decode(self, rows: list[Row], cache: DynamicCache, mask: torch.Tensor) -> None:
         """Let `generate` continue the rows until all are done; `cache` and `mask` lack each last token."""
         while any(row.live for row in rows):
             last = torch.tensor([[row.sampled[-1] if row.sampled else row.prompt[-1]] for row in rows])

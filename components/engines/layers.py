@@ -7,13 +7,17 @@ to everything read so far, and chunks of attention are counted from the first to
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 
 BY_TOKEN = frozenset({"full_attention", "sliding_attention"})
 STATELESS = frozenset({"moe", "mlp"})  # listed by some families among the others
 
 
-def layer_kinds(config: Any) -> frozenset[str]:
+def layer_kinds(config: PreTrainedConfig) -> frozenset[str]:
     """Return the kinds of layers, as transformers names them, that keep something of what was read."""
     config = config.get_text_config(decoder=True)
     named = getattr(config, "layer_types", None)
@@ -26,6 +30,6 @@ def layer_kinds(config: Any) -> frozenset[str]:
     return frozenset({"full_attention"})
 
 
-def unshared_kinds(config: Any) -> list[str]:
+def unshared_kinds(config: PreTrainedConfig) -> list[str]:
     """Return the kinds of layers whose states cannot be shared by prompts with one beginning, sorted."""
     return sorted(layer_kinds(config) - BY_TOKEN)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import importlib
 import json
 import logging
 import math
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from compound.budget import bounded
 from compound.components.engines.background import in_background
@@ -44,7 +46,7 @@ from compound.sanitize import remember_environment
 if TYPE_CHECKING:
     from compound.components.engines.wire import Exchange
 
-    Extra = RemoteOptions | Mapping[str, Any]
+    Extra = RemoteOptions | Mapping[str, object]
 else:
     Extra = RemoteOptions
 
@@ -129,7 +131,8 @@ class LiteLLMEngine:
 
     def worst_case(self, request: Request) -> Usage:  # noqa: D102
         size = longest_prompt(request)
-        thinking = (_listed(self.model) or {}).get("output_cost_per_reasoning_token") or 0.0
+        thinking = (_listed(self.model) or {}).get("output_cost_per_reasoning_token")
+        thinking = thinking if isinstance(thinking, int | float) else 0.0
         dearer = thinking * request.max_tokens if self.price is None else 0.0
         cost = self._cost(size, request.max_tokens) + dearer
         return Usage(1, size, request.max_tokens, cost, int(not self.priced))
@@ -146,14 +149,15 @@ class LiteLLMEngine:
         response = await in_background(self._call(litellm, request, request.timeout or self.timeout))
         return self._completion(request, response)
 
-    async def _call(self, litellm: Any, request: Request, seconds: float) -> Any:
+    async def _call(self, litellm: ModuleType, request: Request, seconds: float) -> object:
         """Return litellm's response to a request; everything together takes no longer than ``seconds``."""
         from compound.components.engines.wire import exchange
 
         with exchange(largest_answer(request)) as noted:
             try:
                 async with asyncio.timeout(seconds):
-                    return await litellm.acompletion(**self._arguments(request, seconds))
+                    response: object = await litellm.acompletion(**self._arguments(request, seconds))
+                    return response
             except CompoundError:
                 raise
             except TimeoutError:
@@ -166,9 +170,9 @@ class LiteLLMEngine:
         """Close the connections to a server that is named; litellm shares all others between engines."""
         await in_background(self._connection.aclose())
 
-    def _arguments(self, request: Request, seconds: float) -> dict[str, Any]:
+    def _arguments(self, request: Request, seconds: float) -> dict[str, object]:
         """Return what litellm is called with."""
-        arguments: dict[str, Any] = {
+        arguments: dict[str, object] = {
             "model": self.model,
             "messages": [{"role": m.role, "content": m.content} for m in request.cued],
             "max_tokens": request.max_tokens,
@@ -183,7 +187,7 @@ class LiteLLMEngine:
             arguments["stop"] = list(request.stop)
         return arguments | self.extra | self._connection.arguments()
 
-    def _completion(self, request: Request, response: Any) -> Completion:
+    def _completion(self, request: Request, response: object) -> Completion:
         """Read a response, or say what is wrong with it."""
         used = getattr(response, "usage", None)
         choices = getattr(response, "choices", None)
@@ -207,7 +211,7 @@ class LiteLLMEngine:
         text = text[: min((at for stop in request.stop if (at := text.find(stop)) >= 0), default=len(text))]
         return Completion(text, usage, "length" if finish == "length" else "stop")
 
-    def _usage(self, request: Request, used: Any, answered: bool) -> Usage:
+    def _usage(self, request: Request, used: object, answered: bool) -> Usage:
         """Return what a response says it used, as it says so; what it leaves out counts with the worst case.
 
         What is impossible is corrected, and named, where the request is charged.
@@ -226,7 +230,7 @@ class LiteLLMEngine:
         cost = self._cost(possible.prompt_tokens, possible.completion_tokens, None if wrong else used)
         return Usage(1, prompt, completion, min(cost, worst.cost), worst.unpriced)
 
-    def _cost(self, prompt: int, completion: int, used: Any = None) -> float:
+    def _cost(self, prompt: int, completion: int, used: object = None) -> float:
         """Return the price in dollars; ``used`` lets litellm count what was cheaper (a provider's cache)."""
         if self.price is not None:
             return (prompt * self.price[0] + completion * self.price[1]) / MILLION
@@ -238,7 +242,7 @@ class LiteLLMEngine:
         cost = float(sum(parts))
         return cost if cost >= 0 and math.isfinite(cost) else self._cost(prompt, completion)
 
-    def _sorted(self, litellm: Any, error: Exception, noted: Exchange) -> CompoundError:
+    def _sorted(self, litellm: ModuleType, error: Exception, noted: Exchange) -> CompoundError:
         """Return the error of ours that says what to do about one of litellm's.
 
         What was seen on the wire counts, where it was seen: litellm turns lost answers into server errors.
@@ -299,14 +303,14 @@ class LiteLLMEngine:
         return usual
 
 
-def _litellm() -> Any:
+def _litellm() -> ModuleType:
     """Return litellm, imported and set up once, whichever threads ask for it first."""
     with _IMPORTING:
         return _imported()
 
 
 @functools.cache
-def _imported() -> Any:
+def _imported() -> ModuleType:
     """Import litellm, quiet, without a download of its price list, and without reading a ``.env`` file.
 
     By default it fills the environment from a ``.env`` in the working directory or above the packages. That
@@ -315,7 +319,7 @@ def _imported() -> Any:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     os.environ.setdefault("LITELLM_MODE", "PRODUCTION")
     try:
-        import litellm
+        litellm = importlib.import_module("litellm")
     except ImportError:
         raise MissingExtra("a remote model", "litellm", "remote") from None
     from litellm.llms.custom_httpx import http_handler
@@ -324,16 +328,15 @@ def _imported() -> Any:
 
     wire.guard_litellm(http_handler)
     logging.getLogger("LiteLLM").setLevel(logging.ERROR)  # its warnings repeat what servers say
-    litellm.telemetry = False
-    litellm.suppress_debug_info = True
+    vars(litellm).update(telemetry=False, suppress_debug_info=True)
     return litellm
 
 
 @functools.cache
-def _listed(model: str) -> Mapping[str, Any] | None:
+def _listed(model: str) -> Mapping[str, object] | None:
     """Return litellm's entry of a model's prices, if it has one."""
     try:
-        entry: Mapping[str, Any] = _litellm().get_model_info(model)
+        entry: Mapping[str, object] = _litellm().get_model_info(model)
     except Exception:  # noqa: BLE001 - its error for an unknown model differs between versions
         return None
     return entry
@@ -348,7 +351,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _first(error: BaseException, attribute: str) -> Any:
+def _first(error: BaseException, attribute: str) -> object:
     """Return an attribute of an error, or of the first of its causes that has it as text."""
     return next((found for e in _chain(error) if isinstance(found := getattr(e, attribute, None), str)), None)
 

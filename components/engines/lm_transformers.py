@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from compound.components.engines import loading
 from compound.components.engines.options import Count, Wait, check_settings
@@ -24,6 +24,8 @@ from compound.contracts import Completion, Message, Request, TokenRecord, Usage
 from compound.errors import CallError, TransientError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from compound.components.engines.decoding import Decoder
     from compound.components.engines.sampling import Row
 
@@ -96,7 +98,7 @@ class TransformersEngine:
         self._running: list[Job] = []
         self._arrived = 0  # calls so far: what the gathering looks at
         self._busy = False  # whether the worker is at it, or told to be
-        self._tokenizer: Any = None
+        self._tokenizer: PreTrainedTokenizerBase | None = None
         self._decoder: Decoder | None = None
         self._context = 0
         self._prefilled = Prefilled()  # by decoders that are closed
@@ -284,12 +286,14 @@ class TransformersEngine:
         turns = [{"role": message.role, "content": message.content} for message in messages]
         with self._tokenizing:
             try:
-                text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+                tokenizer = self._tokenizer
+                assert tokenizer is not None  # it is loaded, with the model
+                text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
             except Exception as error:  # a template raises whatever it likes
                 raise CallError(
                     f"the chat template of {self.model!r} refuses the messages: {error}"
                 ) from error
-            return tuple(self._tokenizer(text + cue, add_special_tokens=False).input_ids)
+            return tuple(tokenizer(text + cue, add_special_tokens=False).input_ids)
 
 
 def _settle(loop: asyncio.AbstractEventLoop, until: float) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from compound.budget import bounded
 from compound.components.engines import vllm_chat, vllm_link
@@ -33,7 +33,7 @@ from compound.errors import CallError, CompoundError, DeclarationError, Transien
 from compound.trust import Origin
 
 if TYPE_CHECKING:
-    Extra = VLLMOptions | Mapping[str, Any]
+    Extra = VLLMOptions | Mapping[str, object]
 else:
     Extra = VLLMOptions
 

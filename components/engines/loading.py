@@ -10,12 +10,19 @@ import contextlib
 import ctypes
 import functools
 import gc
+import importlib
 import time
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from compound.components.engines import model_folder, models
 from compound.components.engines.layers import unshared_kinds
 from compound.errors import CompoundError, MissingExtra
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 
 SIZE = (256, 512, 1024)  # of the measured product: a few milliseconds in the slower format
 
@@ -43,7 +50,7 @@ def fastest_dtype() -> str:
     return "bfloat16" if seconds["bfloat16"] < CLEARLY * seconds["float32"] else "float32"
 
 
-def load(name: str, dtype: str = "auto") -> tuple[Any, Any]:
+def load(name: str, dtype: str = "auto") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return a model, ready for inference, and its tokenizer.
 
     Raises:
@@ -92,7 +99,7 @@ def release() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def _product_seconds(dtype: Any) -> float:
+def _product_seconds(dtype: torch.dtype) -> float:
     """Return the best time of a few matrix products."""
     torch = _torch()
     rows, inner, columns = SIZE
@@ -105,9 +112,8 @@ def _product_seconds(dtype: Any) -> float:
     return min(seconds)
 
 
-def _torch() -> Any:
+def _torch() -> ModuleType:
     try:
-        import torch
+        return importlib.import_module("torch")
     except ImportError:
         raise MissingExtra("a model in this process", "torch", "local") from None
-    return torch

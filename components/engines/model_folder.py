@@ -13,9 +13,15 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from compound.errors import CompoundError
+
+if TYPE_CHECKING:
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
 SAFE = ".safetensors"
@@ -45,7 +51,7 @@ _ACTIVATION = re.compile(r"torch\.nn\.modules\.(activation|linear)\.\w+")
 _MAX_BYTES = 16 * 2**20  # of a settings file; real ones have a few kilobytes
 
 
-def load_causal(folder: Path, dtype: str) -> tuple[Any, Any]:
+def load_causal(folder: Path, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the causal language model in a folder and its tokenizer.
 
     Raises:
@@ -62,7 +68,7 @@ def load_causal(folder: Path, dtype: str) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def load_encoder(folder: Path, dtype: str) -> tuple[Any, Any]:
+def load_encoder(folder: Path, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the model in a folder without its head, and its tokenizer; raises as `load_causal`."""
     from transformers import AutoModel, AutoTokenizer
 
@@ -74,7 +80,7 @@ def load_encoder(folder: Path, dtype: str) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def load_embedder(folder: Path, device: str | None) -> Any:
+def load_embedder(folder: Path, device: str | None) -> SentenceTransformer:
     """Return the sentence-transformers model in a folder; raises as `load_causal`."""
     from sentence_transformers import SentenceTransformer
 
@@ -200,7 +206,7 @@ def _check_activation(file: Path) -> None:
             )
 
 
-def _entries(value: Any) -> Iterator[tuple[str, Any]]:
+def _entries(value: object) -> Iterator[tuple[str, object]]:
     """Yield every key and value of a JSON value, however deep."""
     waiting = [value]
     while waiting:
@@ -212,19 +218,19 @@ def _entries(value: Any) -> Iterator[tuple[str, Any]]:
             waiting.extend(found)
 
 
-def _read(file: Path) -> Any:
+def _read(file: Path) -> object:
     """Return a JSON file's value, None if there is no such file."""
     if not file.exists():
         return None
     try:
         with file.open("rb") as opened:
             text = opened.read(_MAX_BYTES + 1)
-        return json.loads(text[:_MAX_BYTES])  # a longer one is cut, and then no JSON
+        return cast("object", json.loads(text[:_MAX_BYTES]))  # a longer one is cut, and then no JSON
     except (OSError, ValueError, RecursionError) as error:
         raise CompoundError(f"{file} cannot be read: {error}", hint="it is a JSON file") from None
 
 
-def _dtype(name: str) -> Any:
+def _dtype(name: str) -> torch.dtype:
     import torch
 
     return getattr(torch, name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -47,7 +47,7 @@ class Options(BaseModel):
     """Add to the scores of tokens, by token id."""
     reasoning_effort: Effort | None = None
     """How long a reasoning model may think."""
-    response_format: dict[str, Any] | None = None
+    response_format: dict[str, object] | None = None
     """The form of the answer, such as ``{type: json_object}``."""
     chat_template_kwargs: dict[str, Plain] | None = None
     """Settings of the model's chat template, such as ``{enable_thinking: false}``."""
@@ -81,7 +81,7 @@ class VLLMOptions(Options):
     """The only tokens that may be sampled."""
     bad_words: list[str] | None = None
     """Words that may not be sampled."""
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: dict[str, object] | None = None
     """A grammar, regular expression, schema or choice that the answer follows."""
     include_reasoning: bool | None = None
     """Return what a reasoning model thought, apart from its answer."""
@@ -92,7 +92,7 @@ class VLLMOptions(Options):
 Some = TypeVar("Some", bound=Options)
 
 
-def options(kind: type[Some], given: Some | Mapping[str, Any] | None, model: str) -> dict[str, Any]:
+def options(kind: type[Some], given: Some | Mapping[str, object] | None, model: str) -> dict[str, object]:
     """Return the options that were given, checked.
 
     Raises:
@@ -124,7 +124,7 @@ def _nearest(name: str, kind: type[Options]) -> str:
     return near if near == possible else f"{near}; {possible}"
 
 
-def check_settings(engine: Callable[..., Any], given: Mapping[str, Any]) -> None:
+def check_settings(engine: Callable[..., object], given: Mapping[str, object]) -> None:
     """Refuse settings that are not of the types that an engine's ``__init__`` declares.
 
     Raises:

@@ -6,9 +6,12 @@ decodes one token for each row, the weights outnumber the rows, and rearranging 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class PackedLinear(torch.nn.Module):  # type: ignore[misc]  # torch's types are not read
@@ -21,14 +24,14 @@ class PackedLinear(torch.nn.Module):  # type: ignore[misc]  # torch's types are 
         with torch.inference_mode(False), torch.no_grad():
             self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
 
-    def forward(self, states: torch.Tensor) -> Any:
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Return ``states`` times the weights, plus the bias."""
         return torch.ops.mkldnn._linear_pointwise(states, self._packed, self.bias, "none", [], "")
 
 
-def packable(model: Any) -> bool:
+def packable(model: PreTrainedModel) -> bool:
     """Return whether packing helps: 32-bit weights on a CPU that this build of torch has the kernel for."""
-    return (
+    return bool(
         model.device.type == "cpu"
         and model.dtype == torch.float32
         and torch.backends.mkldnn.is_available()
@@ -36,7 +39,7 @@ def packable(model: Any) -> bool:
     )
 
 
-def pack(model: Any) -> Any:
+def pack(model: PreTrainedModel) -> PreTrainedModel:
     """Replace every linear layer of a model that is only read from now on; returns the model."""
     if packable(model):
         linears = [(name, layer) for name, layer in model.named_modules() if type(layer) is torch.nn.Linear]

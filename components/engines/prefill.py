@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import pad
@@ -21,6 +21,10 @@ from transformers.cache_utils import DynamicLayer
 
 from compound.components.engines.layers import layer_kinds
 from compound.components.engines.prefilled import Prefilled
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 Tokens = tuple[int, ...]
 Layers = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values: (rows, heads, tokens, width)
@@ -74,7 +78,9 @@ class Slab(DynamicLayer):  # type: ignore[misc]  # transformers' types are not r
     def _show(self, length: int) -> None:
         self.keys, self.values = (slab[:, :, :length] for slab in self._slabs)
 
-    def update(self, key_states: Any, value_states: Any, *_: Any, **__: Any) -> tuple[Any, Any]:  # noqa: D102
+    def update(  # noqa: D102
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         start = self.keys.shape[-2]
         end = start + key_states.shape[-2]
         if end > self._slabs[0].shape[-2]:
@@ -98,14 +104,16 @@ class Prefill:
         keep: how many tokens of beginnings are kept for later, those of all versions together.
     """
 
-    def __init__(self, model: Any, keep: int) -> None:
+    def __init__(self, model: PreTrainedModel, keep: int) -> None:
         self._model = model
         self._windowed = "sliding_attention" in layer_kinds(model.config)
         self._keep = keep
         self._asked = self._computed = 0  # tokens of prompts so far
         self._kept: OrderedDict[tuple[str, Tokens], Layers] = OrderedDict()  # the last one used comes last
 
-    def read(self, prompts: Sequence[Tokens], version: str = "") -> tuple[list[int], Any, torch.Tensor]:
+    def read(
+        self, prompts: Sequence[Tokens], version: str = ""
+    ) -> tuple[list[int], DynamicCache, torch.Tensor]:
         """Return the prompts' new order, their cache, and the mask of its real tokens.
 
         ``version`` is that of the adapter that the model computes with at the moment, ``""`` without one.
@@ -127,7 +135,7 @@ class Prefill:
         order = [i for members, _, _ in parts for i in members]
         return order, *_merge(parts)
 
-    def read_padded(self, prompts: Sequence[Tokens], width: int) -> tuple[Any, torch.Tensor]:
+    def read_padded(self, prompts: Sequence[Tokens], width: int) -> tuple[DynamicCache, torch.Tensor]:
         """Read prompts as one rectangle of a given width, sharing nothing: cache and mask."""
         self._asked += sum(len(prompt) - 1 for prompt in prompts)
         return _merge([self._rectangle(prompts, list(range(len(prompts))), [], 0, width)])
@@ -216,7 +224,7 @@ class Prefill:
             self._kept.popitem(last=False)
 
 
-def _merge(parts: Sequence[Part]) -> tuple[Any, torch.Tensor]:
+def _merge(parts: Sequence[Part]) -> tuple[DynamicCache, torch.Tensor]:
     """Put parts of different lengths below one another, padded on the left, with room to grow."""
     length = max(mask.shape[1] for _, _, mask in parts)
     cache = DynamicCache()

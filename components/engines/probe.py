@@ -50,7 +50,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from compound.errors import AdapterNotServed, ConfigurationError
 
@@ -183,7 +183,10 @@ def is_silent(folder: Path) -> bool:
         raise ConfigurationError(f"{path} is not a safetensors file: {error}") from error
 
 
-def _checked(kind: Any, values: Any) -> list[Any]:
+Number = TypeVar("Number", int, float)
+
+
+def _checked(kind: type[Number] | tuple[type[Number], ...], values: object) -> list[Number]:
     """Return a list whose items are of a kind, and finite."""
     if not isinstance(values, list) or not all(type(v) is not bool and isinstance(v, kind) for v in values):
         raise TypeError("not a list of numbers")

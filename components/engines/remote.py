@@ -8,7 +8,6 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from compound.contracts import NO_USAGE, Request, Usage
 from compound.errors import CallError, CompoundError, QuotaExhausted, RateLimited, TransientError
@@ -112,7 +111,9 @@ def error_code(body: str | bytes) -> str:
     return ""
 
 
-def text_of(message: Mapping[str, Any], finish: object, request: Request, model: str, charged: Usage) -> str:
+def text_of(
+    message: Mapping[str, object], finish: object, request: Request, model: str, charged: Usage
+) -> str:
     """Return the text of a chat message.
 
     Raises:
@@ -143,7 +144,7 @@ def first_line(said: str) -> str:
     return safe((said.strip() or "no message").splitlines()[0])[:300]
 
 
-def wanted_wait(headers: Mapping[str, Any] | None) -> float | None:
+def wanted_wait(headers: Mapping[str, str] | None) -> float | None:
     """Return the seconds that a server asks to wait, given as a number or as a date.
 
     >>> wanted_wait({"retry-after": "7"}), wanted_wait({"retry-after-ms": "250"})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -56,7 +55,7 @@ class Choose:
     def __init__(self, rows: Sequence[Row], ended: Callable[[Row], FinishReason | None]) -> None:
         self.rows, self.ended = rows, ended
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:  # noqa: D102
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: D102
         hot = [i for i, row in enumerate(self.rows) if row.temperature > 0]
         wanted = any(row.want_logprobs for row in self.rows)
         if hot:
@@ -84,7 +83,9 @@ class Leave:
     def __init__(self, rows: Sequence[Row], shrink: bool) -> None:
         self.rows, self.shrink = rows, shrink
 
-    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:  # noqa: D102
+    def __call__(  # noqa: D102
+        self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object
+    ) -> torch.Tensor:
         live = sum(row.live for row in self.rows)
         over = live == 0 or (self.shrink and live <= SHRINK * len(self.rows))
         return torch.full((len(self.rows),), over, dtype=torch.bool, device=input_ids.device)

@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from compound.components.engines.remote import error_code, first_line, sort_error, wanted_wait
 from compound.contracts import NO_USAGE
@@ -40,6 +40,26 @@ class Answer:
         return str(said)
 
 
+class TextLogprobs(TypedDict):
+    """What vLLM says of sampled tokens, in their order."""
+
+    token_logprobs: list[float]
+
+
+class TextChoice(TypedDict):
+    """One text of vLLM, and what it says of the prompt's tokens by their number."""
+
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[dict[str, Mapping[str, float]]]
+    logprobs: TextLogprobs
+
+
+class TextAnswer(TypedDict):
+    """What is read of vLLM's answer to a request for a completion; other answers raise when they are read."""
+
+    choices: list[TextChoice]
+
+
 class API:
     """One server.
 
@@ -67,12 +87,12 @@ class API:
         self._fresh = _client(key, connections, own, keep=0)
 
     async def ask(
-        self, path: str, body: Mapping[str, Any] | None, seconds: float, *, fresh: bool = False
-    ) -> dict[str, Any]:
+        self, path: str, body: Mapping[str, object] | None, seconds: float, *, fresh: bool = False
+    ) -> dict[str, object]:
         """Return what the server answers to what `send` sends, as `read` reads it."""
         return self.read(await self.send(path, body, seconds, fresh=fresh))
 
-    def read(self, answer: Answer) -> dict[str, Any]:
+    def read(self, answer: Answer) -> dict[str, object]:
         """Return an answer's JSON object.
 
         Raises:
@@ -93,7 +113,7 @@ class API:
     async def send(
         self,
         path: str,
-        body: Mapping[str, Any] | None,
+        body: Mapping[str, object] | None,
         seconds: float,
         largest: int = LARGEST,
         *,
@@ -149,7 +169,7 @@ class API:
             "prompt_logprobs": 0,
             "return_token_ids": True,
         }
-        said = await self.ask("completions", body, seconds, fresh=fresh)
+        said = cast("TextAnswer", await self.ask("completions", body, seconds, fresh=fresh))
         try:
             choice = said["choices"][0]
             tokens = tuple(int(token) for token in choice["prompt_token_ids"])
@@ -177,7 +197,7 @@ class API:
                 "logprobs": 0,
                 "seed": 0,
             }
-            said = await self.ask("completions", body, seconds)
+            said = cast("TextAnswer", await self.ask("completions", body, seconds))
             try:
                 seen.append(float(said["choices"][0]["logprobs"]["token_logprobs"][0]))
             except (KeyError, IndexError, TypeError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict, cast
 
 from compound.components.engines.remote import text_of
 from compound.contracts import Completion, FinishReason, Request, TokenRecord, Usage
@@ -27,7 +27,35 @@ PASSIVE = {
 }
 
 
-def reshaping(extra: Mapping[str, Any]) -> list[str]:
+class Logprob(TypedDict):
+    """What vLLM says of one sampled token."""
+
+    logprob: float
+
+
+class Logprobs(TypedDict):
+    """What vLLM says of sampled tokens, in their order."""
+
+    content: list[Logprob]
+
+
+class ChatChoice(TypedDict):
+    """One answer of vLLM."""
+
+    finish_reason: str
+    message: Mapping[str, object]
+    logprobs: Logprobs
+    token_ids: list[int]
+
+
+class ChatAnswer(TypedDict):
+    """What is read of vLLM's answer to a request for a chat completion."""
+
+    choices: list[ChatChoice]
+    prompt_token_ids: list[int]
+
+
+def reshaping(extra: Mapping[str, object]) -> list[str]:
     """Return the further fields of requests that change what tokens are sampled from.
 
     Log-probabilities are then those of another distribution than the softmax at the request's temperature,
@@ -36,7 +64,7 @@ def reshaping(extra: Mapping[str, Any]) -> list[str]:
     >>> reshaping({"top_p": 0.9, "top_k": -1, "min_p": 0.0, "user": "me", "guided_regex": "a|b"})
     ['guided_regex', 'top_p']
     """
-    neutral: dict[str, tuple[Any, ...]] = {name: (value,) for name, value in NEUTRAL.items()}
+    neutral: dict[str, tuple[object, ...]] = {name: (value,) for name, value in NEUTRAL.items()}
     neutral["top_k"] = (0, -1)
     return sorted(
         name
@@ -45,7 +73,7 @@ def reshaping(extra: Mapping[str, Any]) -> list[str]:
     )
 
 
-def body(request: Request, model: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+def body(request: Request, model: str, extra: Mapping[str, object]) -> dict[str, object]:
     """Return what the server is sent; ``model`` is the name there of what to sample with.
 
     >>> from compound.contracts import Message
@@ -53,7 +81,7 @@ def body(request: Request, model: str, extra: Mapping[str, Any]) -> dict[str, An
     {'role': 'assistant', 'content': 'answer:'}
     """
     messages = [{"role": m.role, "content": m.content} for m in request.messages]
-    sent: dict[str, Any] = {
+    sent: dict[str, object] = {
         "model": model,
         "messages": messages,
         "max_completion_tokens": request.max_tokens,
@@ -73,7 +101,7 @@ def body(request: Request, model: str, extra: Mapping[str, Any]) -> dict[str, An
 
 
 def completion(
-    request: Request, said: Mapping[str, Any], worst: Usage, model: str = "the model"
+    request: Request, said: Mapping[str, object], worst: Usage, model: str = "the model"
 ) -> tuple[Completion, int]:
     """Return an answer, and how many tokens of its prompt the server had in its prefix cache.
 
@@ -88,14 +116,15 @@ def completion(
         CallError: the answer lacks what vLLM's has, or holds no text.
     """
     usage, cached = _usage(said, worst)
+    answer = cast("ChatAnswer", said)  # what it lacks, or has otherwise, raises below
     try:
-        choice = said["choices"][0]
+        choice = answer["choices"][0]
         finish = choice["finish_reason"]
         if finish not in {"stop", "length", "tool_calls"}:
             raise TransientError(f"the server gave up the answer ({str(finish)[:40]})", charged=usage)
         text = text_of(choice["message"], finish, request, model, usage)
         reason: FinishReason = "length" if finish == "length" else "stop"
-        record = _record(request, said, reason) if request.want_tokens else None
+        record = _record(request, answer, reason) if request.want_tokens else None
         return Completion(text, usage, reason, record), cached
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise CallError(
@@ -105,7 +134,7 @@ def completion(
         ) from error
 
 
-def _usage(said: Mapping[str, Any], worst: Usage) -> tuple[Usage, int]:
+def _usage(said: Mapping[str, object], worst: Usage) -> tuple[Usage, int]:
     """Return what a server says it used, as it says so, and the prompt tokens it had in its cache."""
     used = said.get("usage")
     if not isinstance(used, Mapping):
@@ -123,7 +152,7 @@ def _usage(said: Mapping[str, Any], worst: Usage) -> tuple[Usage, int]:
     return usage, min(max(cached, 0), max(prompt, 0))
 
 
-def _record(request: Request, said: Mapping[str, Any], reason: FinishReason) -> TokenRecord:
+def _record(request: Request, said: ChatAnswer, reason: FinishReason) -> TokenRecord:
     choice = said["choices"][0]
     logprobs = tuple(float(entry["logprob"]) for entry in choice["logprobs"]["content"])
     sampled = tuple(int(token) for token in choice["token_ids"])

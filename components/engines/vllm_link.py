@@ -93,7 +93,8 @@ async def find(
     except BaseException:
         await link.close()
         raise
-    names = [str(entry.get("id")) for entry in said.get("data") or []]
+    served = said.get("data")
+    names = [str(entry.get("id")) for entry in (served if isinstance(served, list) else [])]
     if model not in names:
         await link.close()
         raise CompoundError(

@@ -8,11 +8,13 @@ itself notes it in the `Exchange` of the call.
 from __future__ import annotations
 
 import contextlib
+import ssl
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import httpx
 
@@ -20,6 +22,8 @@ from compound.components.engines.remote import charged_for, wanted_wait
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    Mounts = Mapping[str, httpx.AsyncBaseTransport | None]  # by pattern of addresses
 
 ENCODINGS = {"gzip", "x-gzip", "deflate"}
 ERROR_BODY = 2**16  # bytes of an error's body that are kept
@@ -139,7 +143,7 @@ class Wire(httpx.AsyncBaseTransport):
         await self.inner.aclose()
 
 
-def guard_litellm(handlers: Any) -> None:
+def guard_litellm(handlers: ModuleType) -> None:
     """Make the clients of litellm, which has no setting for this, use `Wire`.
 
     Args:
@@ -148,12 +152,16 @@ def guard_litellm(handlers: Any) -> None:
     handler = handlers.AsyncHTTPHandler
     mounted = getattr(handler, "create_httpx_proxy_mounts", None)
 
-    def transport(ssl_context: Any = None, ssl_verify: bool | None = None, **_: Any) -> Wire:
+    def transport(
+        ssl_context: ssl.SSLContext | str | bool | None = None, ssl_verify: bool | None = None, **_: object
+    ) -> Wire:
         verify = ssl_context if ssl_context is not None else ssl_verify is not False
         return Wire(httpx.AsyncHTTPTransport(verify=verify, limits=UNLIMITED))
 
-    def mounts(transport: Any, **settings: Any) -> Any:
-        found = mounted(getattr(transport, "inner", transport), **settings) if mounted else None
+    def mounts(transport: httpx.AsyncBaseTransport, **settings: object) -> Mounts | None:
+        found: Mounts | None = (
+            mounted(getattr(transport, "inner", transport), **settings) if mounted else None
+        )
         return found and {pattern: inner and Wire(inner) for pattern, inner in found.items()}
 
     handler.create_async_transport = staticmethod(transport)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
+from compound.report.documents import ExampleFacts, Graph, Side
 from compound.report.tables import Table
 from compound.report.text import number
+
+SIDES: tuple[Literal["before"], Literal["after"]] = ("before", "after")
 
 
 @dataclass(frozen=True)
@@ -24,8 +27,8 @@ class Change:
 
     key: str
     kind: str
-    before: Any
-    after: Any
+    before: object
+    after: object
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Figure:
     caption: str
     svg: str = ""
     missing: str = ""
-    graph: Mapping[str, Any] | None = None
+    graph: Graph | None = None
     instead: str = "The plot is in report.html; the tables below hold its numbers."
 
 
@@ -48,18 +51,21 @@ class Examples:
     """Examples with their scores and outputs; ``before`` is shown only where something changed."""
 
     title: str
-    items: Sequence[Mapping[str, Any]]
+    items: Sequence[ExampleFacts]
     changed: bool
 
-    def heading(self, example: Mapping[str, Any]) -> str:
+    def heading(self, example: ExampleFacts) -> str:
         """Return an example's name with its scores."""
-        now = number(example["after"]["score"])
-        scores = f"{number(example['before']['score'])} → {now}" if self.changed else now
+        before, now = (number(example[side].get("score")) for side in SIDES)
+        scores = f"{before} → {now}" if self.changed else now
         return f"{example['example']}: {scores}"
 
-    def groups(self, example: Mapping[str, Any]) -> list[tuple[str, Mapping[str, str]]]:
+    def groups(self, example: ExampleFacts) -> list[tuple[str, Mapping[str, str]]]:
         """Return an example's inputs, gold and outcomes as names with values; empty ones are left out."""
-        groups = [("input", example["inputs"]), ("gold", example["gold"])]
+        groups: list[tuple[str, Mapping[str, str]]] = [
+            ("input", example["inputs"]),
+            ("gold", example["gold"]),
+        ]
         if self.changed:
             groups.append(("before", _outcome(example["before"])))
         groups.append(("after" if self.changed else "output", _outcome(example["after"])))
@@ -67,10 +73,10 @@ class Examples:
         return [(title, values) for title, values in groups if values]
 
 
-def _outcome(side: Mapping[str, Any]) -> dict[str, str]:
+def _outcome(side: Side) -> dict[str, str]:
     """Return what came out: the outputs, the failure, the metric's feedback."""
-    extra = {name: side[name] for name in ("failure", "feedback") if side.get(name)}
-    return {**side.get("outputs", {}), **extra}
+    extra = {"failure": side.get("failure"), "feedback": side.get("feedback")}
+    return {**side.get("outputs", {}), **{name: text for name, text in extra.items() if text}}
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NotRequired, TypedDict, cast
 
 from compound.errors import RunDirectoryError
 from compound.evaluation import joint_bounds
-from compound.report.facts import METHOD_FACTS
+from compound.events import AccuracyDocument
+from compound.report.documents import Took
+from compound.report.facts import took
 from compound.report.markdown import escaped, written
-from compound.report.record import Facts, Record, plain
+from compound.report.record import Record, plain
 from compound.report.tables import Table, table
-from compound.report.text import count, interval, money, plural, seconds, signed, visible
+from compound.report.text import Interval, count, interval, money, plural, seconds, signed, visible
 from compound.report.training import method_training
 from compound.report.training_tables import mebibytes
 from compound.report.writing import aligned
-from compound.statistics import UNIT, Bounds, cluster_mean_interval, interval_of_means
+from compound.statistics import UNIT, Bounds, IntervalDocument, cluster_mean_interval, interval_of_means
 
 UNOPTIMIZED = "unoptimized"
 TRAINED = ("steps", "sampled", "tokens", "sample_seconds", "train_seconds", "memory")  # of weight training
@@ -36,7 +39,92 @@ READING = (
 )
 
 
-def compare(states: Sequence[Facts], folder: Path, budgets: Mapping[str, Facts]) -> Facts:
+Trained = dict[str, float | None]  # what training weights took, by the names of `TRAINED`
+Limits = Mapping[str, float | None]  # of a budget, by name
+
+
+class RunState(TypedDict):
+    """A run of a sweep; its status is ``finished``, ``failed``, ``not applicable`` or ``unfinished``."""
+
+    file: str
+    method: str
+    seed: int
+    run: str
+    status: str
+    reason: str
+
+
+class RunResult(RunState, Took):
+    """A run of a sweep with what it found."""
+
+    test_before: float | None
+    test_after: float | None
+    gain: float | None
+    accepted: int
+    decisions: int
+    accuracy: Mapping[str, AccuracyDocument]
+    training: Trained | None
+
+
+class Pooled(Interval):
+    """A mean over seeds, with the wider of its intervals over seeds and over examples."""
+
+    over: str | None
+    intervals: dict[str, IntervalDocument]
+    seeds: int
+    examples: int
+
+
+class MeanTook(TypedDict, total=False):
+    """What the runs of a row spent, the mean over seeds."""
+
+    system_runs: float | None
+    test_runs: float | None
+    calls: float | None
+    prompt_tokens: float | None
+    completion_tokens: float | None
+    cost: float | None
+    unpriced: float | None
+    seconds: float | None
+
+
+class Row(MeanTook):
+    """A method's runs on one file, or the systems they began with."""
+
+    file: str
+    method: str
+    seeds: list[int]
+    test: Pooled | None
+    gain: Pooled | None
+    accepted: NotRequired[int]
+    decisions: NotRequired[int]
+    training: NotRequired[Trained | None]
+
+
+class AccuracyRow(Interval):
+    """The ranking accuracy of a component's local reward, the mean over seeds."""
+
+    file: str
+    method: str
+    component: str
+    seeds: int
+    pairs: float
+    inputs: float
+
+
+class SweepFacts(TypedDict):
+    """Everything that the page says."""
+
+    files: list[str]
+    methods: list[str]
+    seeds: list[int]
+    budgets: dict[str, Limits]
+    rows: list[Row]
+    accuracy: list[AccuracyRow]
+    runs: list[RunResult]
+
+
+def compare(states: Sequence[RunState], folder: Path, budgets: Mapping[str, Limits]) -> SweepFacts:
     """Return everything the page says, as JSON types.
 
     Args:
@@ -47,7 +135,8 @@ def compare(states: Sequence[Facts], folder: Path, budgets: Mapping[str, Facts])
     runs = [_Run(state, folder) for state in states]
     files = dict.fromkeys(state["file"] for state in states)
     methods = dict.fromkeys(state["method"] for state in states)
-    rows, accuracy = [], []
+    rows: list[Row] = []
+    accuracy: list[AccuracyRow] = []
     for file in files:
         done = [run for run in runs if run.of(file) and run.done]
         rows.append(_row(file, UNOPTIMIZED, list({run.seed: run for run in reversed(done)}.values())))
@@ -55,24 +144,22 @@ def compare(states: Sequence[Facts], folder: Path, budgets: Mapping[str, Facts])
             mine = [run for run in done if run.method == method]
             rows.append(_row(file, method, mine))
             accuracy += _accuracies(file, method, mine)
-    facts: Facts = plain(
-        {
-            "files": list(files),
-            "methods": list(methods),
-            "seeds": list(dict.fromkeys(state["seed"] for state in states)),
-            "budgets": dict(budgets),
-            "rows": rows,
-            "accuracy": accuracy,
-            "runs": [run.facts() for run in runs],
-        }
-    )
-    return facts
+    facts: SweepFacts = {
+        "files": list(files),
+        "methods": list(methods),
+        "seeds": list(dict.fromkeys(state["seed"] for state in states)),
+        "budgets": dict(budgets),
+        "rows": rows,
+        "accuracy": accuracy,
+        "runs": [run.facts() for run in runs],
+    }
+    return plain(facts)
 
 
 class _Run:
     """One run, as its directory tells it."""
 
-    def __init__(self, state: Facts, folder: Path) -> None:
+    def __init__(self, state: RunState, folder: Path) -> None:
         self.state = state
         self.seed, self.method = state["seed"], state["method"]
         self.done = state["status"] == "finished"
@@ -100,16 +187,15 @@ class _Run:
     def verdicts(self) -> list[bool]:
         return [bool(e["accepted"]) for e in self.record.all("decision")] if self.record else []
 
-    def accuracy(self) -> Mapping[str, Facts]:
+    def accuracy(self) -> Mapping[str, AccuracyDocument]:
         """Return the held-out ranking accuracy of each component's local reward, as last measured."""
         search = self.record.state.search if self.record else None
         history = search.history if search else []
         found = (job.facts["accuracy"] for job in reversed(history) if job.facts.get("accuracy"))
-        return next(found, {})
+        return cast("Mapping[str, AccuracyDocument]", next(found, {}))  # as optimizers record it
 
-    def facts(self) -> Facts:
+    def facts(self) -> RunResult:
         verdicts = self.verdicts()
-        spent = self.record.spent if self.record else {}
         return {
             **self.state,
             "test_before": _mean(self.scores("test_before")),
@@ -117,59 +203,80 @@ class _Run:
             "gain": _mean(self.gains()),
             "accepted": sum(verdicts),
             "decisions": len(verdicts),
-            **{name: spent.get(name) for name in METHOD_FACTS},
+            **took(self.record.spent if self.record else {}),
             "accuracy": self.accuracy(),
             "training": self.training,
         }
 
 
-def _training(record: Record) -> Facts | None:
+def _training(record: Record) -> Trained | None:
     """Return what training weights took in a run; ``None`` where none were trained."""
     try:
         found = method_training(record)
     except RunDirectoryError:
         return None  # the scores do not depend on these records, and the run's own report says what is wrong
-    return {name: found["totals"][name] for name in TRAINED} if found else None
+    totals: Mapping[str, object] = found["totals"] if found else {}
+    return {name: _known(totals, name) for name in TRAINED} if found else None
 
 
 def _mean(scores: Mapping[str, float]) -> float | None:
     return sum(scores.values()) / len(scores) if scores else None
 
 
-def _row(file: str, method: str, runs: Sequence[_Run]) -> Facts:
+def _row(file: str, method: str, runs: Sequence[_Run]) -> Row:
     """Return a row of the table: a method's runs on one file, or the systems they began with."""
-    row: Facts = {"file": file, "method": method, "seeds": sorted(run.seed for run in runs)}
+    seeds = sorted(run.seed for run in runs)
     bounds = joint_bounds(*(run.bounds for run in runs))
     if method == UNOPTIMIZED:
-        return {**row, "test": pooled([run.scores("test_before") for run in runs], bounds), "gain": None}
+        before = pooled([run.scores("test_before") for run in runs], bounds)
+        return {"file": file, "method": method, "seeds": seeds, "test": before, "gain": None}
     verdicts = [verdict for run in runs for verdict in run.verdicts()]
-    spent = {
-        name: sum(run.record.spent.get(name, 0) for run in runs if run.record) / len(runs) if runs else None
-        for name in METHOD_FACTS
-    }
     return {
-        **row,
+        "file": file,
+        "method": method,
+        "seeds": seeds,
         "test": pooled([run.scores("test_after") for run in runs], bounds),
         "gain": pooled(
             [run.gains() for run in runs], bounds and (bounds[0] - bounds[1], bounds[1] - bounds[0])
         ),
         "accepted": sum(verdicts),
         "decisions": len(verdicts),
-        **spent,
+        **_mean_took([run.record.spent for run in runs if run.record], len(runs)),
         "training": _trained([run.training for run in runs if run.training]),
     }
 
 
-def _trained(runs: Sequence[Facts]) -> Facts | None:
+def _mean_took(spent: Sequence[Mapping[str, object]], runs: int) -> MeanTook:
+    def mean(name: str) -> float | None:
+        return sum(_known(one, name) or 0 for one in spent) / runs if runs else None
+
+    return {
+        "system_runs": mean("system_runs"),
+        "test_runs": mean("test_runs"),
+        "calls": mean("calls"),
+        "prompt_tokens": mean("prompt_tokens"),
+        "completion_tokens": mean("completion_tokens"),
+        "cost": mean("cost"),
+        "unpriced": mean("unpriced"),
+        "seconds": mean("seconds"),
+    }
+
+
+def _known(values: Mapping[str, object], name: str) -> float | None:
+    value = values.get(name)
+    return value if isinstance(value, int | float) else None
+
+
+def _trained(runs: Sequence[Trained]) -> Trained | None:
     """Return what training weights took, the mean over the runs that say so; of the memory the most."""
     if not runs:
         return None
-    known = {name: [run[name] for run in runs if run[name] is not None] for name in TRAINED}
+    known = {name: [took for run in runs if (took := run[name]) is not None] for name in TRAINED}
     means = {name: sum(found) / len(found) if found else None for name, found in known.items()}
     return {**means, "memory": max(known["memory"], default=None), "seeds": len(runs)}
 
 
-def pooled(seeds: Sequence[Mapping[str, float]], bounds: Bounds | None = None) -> Facts | None:
+def pooled(seeds: Sequence[Mapping[str, float]], bounds: Bounds | None = None) -> Pooled | None:
     """Return the mean over seeds with the wider of the intervals over seeds and over examples.
 
     Args:
@@ -206,10 +313,10 @@ def pooled(seeds: Sequence[Mapping[str, float]], bounds: Bounds | None = None) -
     }
 
 
-def _accuracies(file: str, method: str, runs: Sequence[_Run]) -> list[Facts]:
+def _accuracies(file: str, method: str, runs: Sequence[_Run]) -> list[AccuracyRow]:
     """Return the ranking accuracy of each component's local reward, the mean over seeds."""
     measured = [run.accuracy() for run in runs]
-    rows = []
+    rows: list[AccuracyRow] = []
     for component in dict.fromkeys(name for found in measured for name in found):
         mine = [found[component] for found in measured if component in found]
         single = mine[0] if len(mine) == 1 else None
@@ -233,7 +340,7 @@ def _accuracies(file: str, method: str, runs: Sequence[_Run]) -> list[Facts]:
 # --- the page ------------------------------------------------------------------------------------------
 
 
-def markdown(facts: Facts) -> str:
+def markdown(facts: SweepFacts) -> str:
     """Return the page ``sweep.md``."""
     parts = ["# Sweep", escaped(_sentence(facts))]
     for file in facts["files"]:
@@ -252,12 +359,12 @@ def markdown(facts: Facts) -> str:
     return visible("\n\n".join(parts) + "\n")
 
 
-def _budget(limits: Facts) -> str:
+def _budget(limits: Limits) -> str:
     found = [f"{name.replace('_', ' ')} {v:g}" for name, v in limits.items() if v is not None]
     return ", ".join(found if len(found) > 1 else ["no limit"])  # `test_share` alone limits nothing
 
 
-def closing(facts: Facts) -> str:
+def closing(facts: SweepFacts) -> str:
     """Return what a terminal shows at the end."""
     blocks = [[_sentence(facts)]]
     for file in facts["files"]:
@@ -269,14 +376,15 @@ def closing(facts: Facts) -> str:
     return visible("\n\n".join("\n".join(lines) for lines in blocks if lines))
 
 
-def _sentence(facts: Facts) -> str:
+def _sentence(facts: SweepFacts) -> str:
     statuses = [run["status"] for run in facts["runs"]]
     counts = [f"{statuses.count(s)} {s}" for s in dict.fromkeys(statuses)]
-    parts = [plural(len(facts[name]), name.removesuffix("s")) for name in ("files", "methods", "seeds")]
+    numbers = {"file": len(facts["files"]), "method": len(facts["methods"]), "seed": len(facts["seeds"])}
+    parts = [plural(number, name) for name, number in numbers.items()]
     return f"{', '.join(parts)}: {plural(len(statuses), 'run')}, {', '.join(counts)}."
 
 
-def methods(facts: Facts, file: str) -> Table:
+def methods(facts: SweepFacts, file: str) -> Table:
     """Return the table of one file: the unoptimized system and every method."""
     headings = (
         "method", "#n", "#test", "#gain on test", "#accepted", "#search runs", "#test runs", "#calls",
@@ -295,15 +403,16 @@ def methods(facts: Facts, file: str) -> Table:
     return table(headings, rows)
 
 
-def _n(test: Facts | None) -> str:
+def _n(test: Pooled | None) -> str:
     return f"{test['seeds']} × {test['examples']}" if test else "–"
 
 
-def _tokens(row: Facts) -> float | None:
-    return row["prompt_tokens"] + row["completion_tokens"] if row.get("calls") is not None else None
+def _tokens(row: Row) -> float | None:
+    prompt, completion = row.get("prompt_tokens"), row.get("completion_tokens")
+    return None if prompt is None or completion is None else prompt + completion
 
 
-def accuracies(facts: Facts, file: str) -> Table:
+def accuracies(facts: SweepFacts, file: str) -> Table:
     """Return the table of one file's local rewards."""
     rows = [
         (a["method"], a["component"], interval(a), count(a["seeds"]), count(a["pairs"]), count(a["inputs"]))
@@ -313,7 +422,7 @@ def accuracies(facts: Facts, file: str) -> Table:
     return table(("method", "component", "#accuracy", "#seeds", "#pairs each", "#inputs each"), rows)
 
 
-def trainings(facts: Facts, file: str) -> Table:
+def trainings(facts: SweepFacts, file: str) -> Table:
     """Return the table of what training weights took in one file's runs."""
     headings = ("method", "#seeds", "#steps", "#tokens sampled", "#tokens trained", "#sampling", "#training",
                 "#peak memory")  # fmt: skip
@@ -328,7 +437,7 @@ def trainings(facts: Facts, file: str) -> Table:
     return table(headings, rows)
 
 
-def missing(facts: Facts) -> list[str]:
+def missing(facts: SweepFacts) -> list[str]:
     """Return why runs are not in the tables, and which have no test score."""
     seeds: dict[tuple[str, str, str], list[str]] = {}
     for run in facts["runs"]:

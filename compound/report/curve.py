@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
+from compound.evaluation import Summary
+from compound.report.documents import Curve, DecidedPoint, Point, RunFacts, TrainPoint
 from compound.report.figures import OTHERS, PALETTE, clip_name, drawn
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+
 
 WIDE, TALL = 10.4, 4.7  # inches
 SMALL = 8.5
@@ -14,14 +21,14 @@ LABEL_ROW = 0.065  # share of the height that one row of labels takes
 LETTER = 0.0092  # share of the width that one letter takes
 
 
-def curve_svg(facts: Mapping[str, Any]) -> str:
+def curve_svg(facts: RunFacts) -> str:
     """Return the plot of a run's facts, with the test split's scores on the right where there are any.
 
     Raises:
         MissingExtra: matplotlib is not installed.
     """
     curves = [curve for curve in facts["curves"] if curve["start"]]
-    tests = [row for row in facts["methods"] if row["test"]]
+    tests = [(row["method"], test) for row in facts["methods"] if (test := row["test"])]
     end = 1.02 * max([1.0, *(curve["end"] for curve in curves)])
     labels = _labels(curves[0], end) if curves else []
     with drawn(WIDE, TALL, "curve") as (figure, svg):
@@ -48,11 +55,11 @@ def _color(number: int) -> str:
     return PALETTE["accent"] if number == 0 else PALETTE[OTHERS[(number - 1) % len(OTHERS)]]
 
 
-def _draw(axes: Any, curve: Mapping[str, Any], color: str, *, main: bool) -> None:
+def _draw(axes: Axes, curve: Curve, color: str, *, main: bool) -> None:
     """Draw one method: the line of its best configuration's score, and for the main one every comparison."""
     start, name = curve["start"][0], curve["method"]
     accepted = [d for d in curve["decisions"] if d["accepted"]]
-    kept = [start, *({"at": d["at"], **d["after"]} for d in accepted)]
+    kept = [start, *map(_point, accepted)]
     xs, ys = [p["at"] for p in kept], [p["mean"] for p in kept]
     end = max(curve["end"], xs[-1])
     axes.plot([*xs, end], [*ys, ys[-1]], drawstyle="steps-post", color=color, linewidth=1.8 if main else 1.2,
@@ -60,31 +67,35 @@ def _draw(axes: Any, curve: Mapping[str, Any], color: str, *, main: bool) -> Non
     if not main:
         axes.plot(xs[1:], ys[1:], "o", color=color, markersize=4)
         return
-    rejected = [{"at": d["at"], **d["after"]} for d in curve["decisions"] if not d["accepted"]]
+    rejected = [_point(d) for d in curve["decisions"] if not d["accepted"]]
     _points(axes, kept, color, color, "validation, accepted")
     _points(axes, rejected, PALETTE["muted"], PALETTE["paper"], "validation, rejected")
     _trained(axes, curve["train"])
 
 
-def _points(axes: Any, points: Sequence[Mapping[str, Any]], color: str, fill: str, label: str) -> None:
+def _point(decided: DecidedPoint) -> Point:
+    """Return what a decision measured of the candidate."""
+    after = decided["after"]
+    return {"at": decided["at"], "mean": after["mean"], "low": after["low"], "high": after["high"]}
+
+
+def _points(axes: Axes, points: Sequence[Point], color: str, fill: str, label: str) -> None:
     """Draw means with their 95 % intervals."""
     if not points:
         return
     for point in points:
-        if point["low"] is not None:
-            axes.plot(
-                [point["at"]] * 2, [point["low"], point["high"]], color=color, linewidth=1.1, alpha=0.75
-            )
+        if (limits := finite(point["low"], point["high"])) is not None:
+            axes.plot([point["at"]] * 2, limits, color=color, linewidth=1.1, alpha=0.75)
     axes.plot([p["at"] for p in points], [p["mean"] for p in points], "o", color=color, markersize=6.5,
               markerfacecolor=fill, markeredgewidth=1.3, label=f"{label} (95 %)", zorder=4)  # fmt: skip
 
 
-def _trained(axes: Any, comparisons: Sequence[Mapping[str, Any]]) -> None:
+def _trained(axes: Axes, comparisons: Sequence[TrainPoint]) -> None:
     """Draw each job's comparison on train examples: a stem from the incumbent's to the proposal's score."""
-    style = {"color": PALETTE["muted"], "linewidth": 0.9}
+    color, wide = PALETTE["muted"], 0.9
     for point in comparisons:
-        axes.plot([point["at"]] * 2, [point["before"], point["after"]], **style)
-        axes.plot(point["at"], point["before"], "_", markersize=7, **style)
+        axes.plot([point["at"]] * 2, [point["before"], point["after"]], color=color, linewidth=wide)
+        axes.plot(point["at"], point["before"], "_", markersize=7, color=color, linewidth=wide)
     found = [point for point in comparisons if point["proposed"]]
     if found:
         axes.plot([p["at"] for p in found], [p["after"] for p in found], "^", markersize=4.5,
@@ -101,7 +112,7 @@ class _Label:
     point: tuple[float, float]
 
 
-def _labels(curve: Mapping[str, Any], end: float) -> list[_Label]:
+def _labels(curve: Curve, end: float) -> list[_Label]:
     taken: list[float] = []
     labels = []
     for decided in curve["decisions"]:
@@ -120,7 +131,7 @@ def _labels(curve: Mapping[str, Any], end: float) -> list[_Label]:
     return labels
 
 
-def _annotate(axes: Any, label: _Label) -> None:
+def _annotate(axes: Axes, label: _Label) -> None:
     """Write what a decision was about above the plot, with a thin line down to its point."""
     (x, y), top = label.point, 1.02 + label.row * LABEL_ROW * 1.35
     color = PALETTE["muted" if label.text.startswith("(") else "ink"]
@@ -134,30 +145,43 @@ def _annotate(axes: Any, label: _Label) -> None:
               va="bottom", bbox=behind)  # fmt: skip
 
 
-def _finish(axes: Any, end: float) -> None:
+def _finish(axes: Axes, end: float) -> None:
     axes.set_xlim(0, end)
     axes.set_xlabel("system runs spent on the search", size=9, color=PALETTE["ink"])
     axes.set_ylabel("score", size=9, color=PALETTE["ink"])
     frame(axes)
 
 
-def _tests(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+def _tests(axes: Axes, rows: Sequence[tuple[str, Summary]]) -> None:
     """Draw the test split's scores, one column for each method."""
-    for x, row in enumerate(rows):
+    for x, (_, test) in enumerate(rows):
         color = PALETTE["muted"] if x == 0 else _color(x - 1)
-        test = row["test"]
-        if test["low"] is not None:
-            axes.plot([x, x], [test["low"], test["high"]], color=color, linewidth=1.4)
+        if (limits := finite(test["low"], test["high"])) is not None:
+            axes.plot([x, x], limits, color=color, linewidth=1.4)
         axes.plot(x, test["mean"], "s", color=color, markersize=6)
     axes.set_xlim(-0.6, len(rows) - 0.4)
-    names = [clip_name(row["method"], 14) for row in rows]
+    names = [clip_name(method, 14) for method, _ in rows]
     axes.set_xticks(range(len(rows)), names, rotation=35, ha="right", rotation_mode="anchor")
     axes.set_title("test split", size=9, color=PALETTE["ink"], pad=6)
     frame(axes)
     axes.tick_params(axis="y", labelleft=False)
 
 
-def frame(axes: Any) -> None:
+def finite(low: float | None, high: float | None) -> list[float] | None:
+    """Return the limits of an interval, ``None`` where it has none."""
+    return None if low is None or high is None else [low, high]
+
+
+def whole_numbers(axis: Axis) -> None:
+    """Let an axis have ticks at whole numbers only."""
+    from matplotlib.ticker import MaxNLocator
+
+    locator = axis.get_major_locator()
+    assert isinstance(locator, MaxNLocator)  # that of a linear scale
+    locator.set_params(integer=True)
+
+
+def frame(axes: Axes) -> None:
     """Take away all lines but a base and a faint grid."""
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(PALETTE["rule"])

@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from compound.evaluation import Evaluation
+from compound.events import DecisionEvent, JobEvent, Recorded, RetryEvent, Spent
 from compound.optimization import ROLLOUTS
+from compound.planning import BudgetPlan
 from compound.proposals import since
-from compound.report.record import Facts, Record, compared, plain, summary
+from compound.report.documents import (
+    ChangeDocument,
+    Curve,
+    DecisionFacts,
+    JobRow,
+    Measured,
+    MethodRow,
+    OutlookFacts,
+    PlanDocument,
+    ProposalFacts,
+    Provenance,
+    RetryFacts,
+    RunFacts,
+    SplitFacts,
+    TallyFacts,
+    Took,
+    TrainPoint,
+)
+from compound.report.record import Record, compared, plain, summary, totals
 from compound.report.traces import read_traces
 from compound.report.words import headline
 from compound.store import understood
 
-OUTLOOK = ("detection", "jobs", "told", "duplicates")
-METHOD_FACTS = (
-    "system_runs",
-    "test_runs",
-    "calls",
-    "prompt_tokens",
-    "completion_tokens",
-    "cost",
-    "unpriced",
-    "seconds",
-)
 
-
-def summarize(path: str | Path) -> Facts:
+def summarize(path: str | Path) -> RunFacts:
     """Return everything the report says about a run, as JSON types.
 
     Args:
@@ -41,9 +48,9 @@ def summarize(path: str | Path) -> Facts:
         return _summarized(Record.read(path), str(path))
 
 
-def _summarized(record: Record, path: str) -> Facts:
+def _summarized(record: Record, path: str) -> RunFacts:
     seed, search = record.config["optimize"]["seed"], record.state.search
-    facts: Facts = {
+    facts: Measured = {
         "run": path,
         "system": record.config["system"],
         "metric": record.config["metric"],
@@ -54,7 +61,7 @@ def _summarized(record: Record, path: str) -> Facts:
         "stopped": search.stopped if search else "",
         "test_skipped": "; ".join(dict.fromkeys(e["skipped"] for e in record.events if e.get("skipped"))),
         "alpha": record.config["optimize"]["alpha"],
-        "plan": asdict(search.plan) if search else None,
+        "plan": _plan(search.plan) if search else None,
         "valid": _split(record, "before", "incumbent", seed),
         "test": _split(record, "test_before", "test_after", seed),
         "methods": methods(record, seed),
@@ -62,7 +69,7 @@ def _summarized(record: Record, path: str) -> Facts:
         "curves": [curve(r) for r in (record, *record.baselines())],
         "changes": changes(record),
         "decisions": [decision(e) for e in record.all("decision")],
-        "outlook": {k: v for e in record.all("outlook")[:1] for k, v in e.items() if k in OUTLOOK},
+        "outlook": _outlook(record),
         "proposals": proposals(record),
         "jobs": [job(e) for e in record.all("job")],
         "retries": [retry(r.method, e) for r in (record, *record.baselines()) for e in r.all("retry")],
@@ -71,32 +78,46 @@ def _summarized(record: Record, path: str) -> Facts:
         "provenance": provenance(record),
         **read_traces(record),
     }
-    facts = plain(facts)
-    return {**headline(facts), **facts}
+    known = plain(facts)
+    return {**headline(known), **known}
 
 
-def _split(record: Record, before: str, after: str, seed: int) -> Facts:
+def _plan(plan: BudgetPlan) -> PlanDocument:
+    return {"decisions": plan.decisions, "jobs": plan.jobs, "cost": plan.cost, "level": plan.level}
+
+
+def _outlook(record: Record) -> OutlookFacts:
+    """Return what the run could find; empty where that was not estimated."""
+    for event in record.all("outlook")[:1]:
+        found: OutlookFacts = {"detection": event["detection"], "jobs": event["jobs"], "told": event["told"]}
+        return {**found, "duplicates": event["duplicates"]} if "duplicates" in event else found
+    return {}
+
+
+def _split(record: Record, before: str, after: str, seed: int) -> SplitFacts:
     first, last = record.evaluation(before), record.evaluation(after)
     return {"before": summary(first), "after": summary(last), "gain": compared(first, last, seed=seed)}
 
 
-def proposals(record: Record) -> Facts | None:
+def proposals(record: Record) -> ProposalFacts | None:
     """Return the requests for proposals by model and outcome, and what they took; ``None`` without any."""
     search = record.state.search
     if search is None or not search.ledger.models:
         return None
+    models = cast("dict[str, TallyFacts]", since(search.ledger))  # every outcome is counted
     stopped = {lm: tally.stopped for lm, tally in search.ledger.models.items() if tally.stopped}
-    return {**search.ledger.usage.to_json(), "models": since(search.ledger), "stopped": stopped}
+    return {**totals(search.ledger.usage), "models": models, "stopped": stopped}
 
 
-def methods(record: Record, seed: int) -> list[Facts]:
+def methods(record: Record, seed: int) -> list[MethodRow]:
     """Return a row for the unoptimized system, for this method, and for each baseline."""
-    start = {
+    start: MethodRow = {
         "method": "unoptimized",
         "valid": summary(record.evaluation("before")),
         "test": summary(record.evaluation("test_before")),
         "gain": None,
         "versus": None,
+        "failed": None,
     }
     rows = [start, _method(record, seed)]
     for other in record.baselines():
@@ -105,7 +126,7 @@ def methods(record: Record, seed: int) -> list[Facts]:
     return [{**row, "failed": _failed(row)} for row in rows]
 
 
-def _method(record: Record, seed: int) -> Facts:
+def _method(record: Record, seed: int) -> MethodRow:
     decisions = record.all("decision")
     first, last = record.evaluation("test_before"), record.evaluation("test_after")
     return {
@@ -117,7 +138,22 @@ def _method(record: Record, seed: int) -> Facts:
         "accepted": sum(bool(e["accepted"]) for e in decisions),
         "decisions": len(decisions),
         "missing": record.missing,
-        **{name: record.spent.get(name) for name in METHOD_FACTS},
+        "failed": None,
+        **took(record.spent),
+    }
+
+
+def took(spent: Spent) -> Took:
+    """Return what a method spent, as far as that is known."""
+    return {
+        "system_runs": spent.get("system_runs"),
+        "test_runs": spent.get("test_runs"),
+        "calls": spent.get("calls"),
+        "prompt_tokens": spent.get("prompt_tokens"),
+        "completion_tokens": spent.get("completion_tokens"),
+        "cost": spent.get("cost"),
+        "unpriced": spent.get("unpriced"),
+        "seconds": spent.get("seconds"),
     }
 
 
@@ -127,12 +163,12 @@ def _bounds(record: Record) -> list[float] | None:
     return list(found.bounds) if found and found.bounds else None
 
 
-def _failed(row: Facts) -> int | None:
+def _failed(row: MethodRow) -> int | None:
     counts = [split["failed"] for split in (row["valid"], row["test"]) if split]
     return sum(counts) if counts else None
 
 
-def changes(record: Record) -> list[Facts]:
+def changes(record: Record) -> list[ChangeDocument]:
     """Return what the search changed: key, kind (``text``, ``demos`` or ``value``), before and after."""
     before, after = record.start.to_json(), record.best.to_json()
     return [
@@ -142,7 +178,7 @@ def changes(record: Record) -> list[Facts]:
     ]  # fmt: skip
 
 
-def _kind(before: Any, after: Any) -> str:
+def _kind(before: object, after: object) -> str:
     values = [value for value in (before, after) if value]
     if values and all(isinstance(v, list) and all(_is_demo(item) for item in v) for v in values):
         return "demos"
@@ -151,62 +187,94 @@ def _kind(before: Any, after: Any) -> str:
     return "text" if prose and len(texts) == len(values) else "value"
 
 
-def _is_demo(value: Any) -> bool:
+def _is_demo(value: object) -> bool:
     return isinstance(value, Mapping) and {"inputs", "outputs"} <= set(value)
 
 
-def decision(event: Mapping[str, Any]) -> Facts:
+def decision(event: DecisionEvent) -> DecisionFacts:
     """Return the facts of one acceptance decision; the comparison is missing when the budget ended."""
-    wanted = ("decision", "accepted", "level", "p", "before", "after", "gain", "changes", "note")
-    return {**{name: event.get(name) for name in wanted}, "at": _runs(event)}
+    return {
+        "decision": event["decision"],
+        "accepted": event["accepted"],
+        "level": event["level"],
+        "p": event.get("p"),
+        "before": event.get("before"),
+        "after": event.get("after"),
+        "gain": event.get("gain"),
+        "changes": event["changes"],
+        "note": event.get("note"),
+        "at": _runs(event),
+    }
 
 
-def retry(method: str, event: Mapping[str, Any]) -> Facts:
+def retry(method: str, event: RetryEvent) -> RetryFacts:
     """Return the facts of failed test rows that were run again after the run had ended."""
-    wanted = ("evaluation", "failed", "retried", "recovered", "before", "after", "note")
-    return {"method": method, **{name: event.get(name) for name in wanted}}
+    return {
+        "method": method,
+        "evaluation": event["evaluation"],
+        "failed": event["failed"],
+        "retried": event["retried"],
+        "recovered": event["recovered"],
+        "before": event["before"],
+        "after": event["after"],
+        "note": event.get("note"),
+    }
 
 
-def job(event: Mapping[str, Any]) -> Facts:
+def job(event: JobEvent) -> JobRow:
     """Return the facts of one optimizer's job."""
-    wanted = ("job", "optimizer", "keys", "tried", "train_before", "train_after", "runs", "note", "values")
-    unlike = dict.fromkeys(("train_before", "train_after")) if _of_rollouts(event) else {}
-    best = (event.get("facts") or {}).get("best_step")
-    return {**{name: event.get(name) for name in wanted}, **unlike, "best_step": best, "at": _runs(event)}
+    unlike = _of_rollouts(event)
+    return {
+        "job": event["job"],
+        "optimizer": event["optimizer"],
+        "keys": event["keys"],
+        "tried": event.get("tried"),
+        "train_before": None if unlike else event.get("train_before"),
+        "train_after": None if unlike else event.get("train_after"),
+        "runs": event["runs"],
+        "note": event["note"],
+        "values": event["values"],
+        "best_step": event.get("facts", {}).get("best_step"),
+        "at": _runs(event),
+    }
 
 
-def _of_rollouts(event: Mapping[str, Any]) -> bool:
+def _of_rollouts(event: JobEvent) -> bool:
     return bool(event.get("facts", {}).get(ROLLOUTS))
 
 
-def _runs(event: Mapping[str, Any]) -> float:
+def _runs(event: Recorded) -> float:
     return float(event["spent"].get("system_runs", 0.0))
 
 
-def curve(record: Record) -> Facts:
+def curve(record: Record) -> Curve:
     """Return the course of one method: its start, its train comparisons and its decisions."""
-    start = [{"at": _runs(e), **{k: e[k] for k in ("mean", "low", "high")}} for e in record.all("start")]
-    trained = [
-        {
-            "at": _runs(e),
-            "before": e["train_before"],
-            "after": e["train_after"],
-            "proposed": bool(e["values"]),
-        }
-        for e in record.all("job")
-        if e["train_before"] is not None and e["train_after"] is not None and not _of_rollouts(e)
-    ]
-    decided = [
-        {"at": _runs(e), "accepted": e["accepted"], "before": e["before"], "after": e["after"],
-         "changed": [change[0] for change in e["changes"]]}
-        for e in record.all("decision")
-        if "after" in e
-    ]  # fmt: skip
-    end = record.spent.get("system_runs", 0.0)
-    return {"method": record.method, "start": start, "train": trained, "decisions": decided, "end": end}
+    return {
+        "method": record.method,
+        "start": [
+            {"at": _runs(e), "mean": e["mean"], "low": e["low"], "high": e["high"]}
+            for e in record.all("start")
+        ],
+        "train": [point for e in record.all("job") if (point := _trained(e)) is not None],
+        "decisions": [
+            {"at": _runs(e), "accepted": e["accepted"], "before": e["before"], "after": e["after"],
+             "changed": [change[0] for change in e["changes"]]}
+            for e in record.all("decision")
+            if "after" in e and "before" in e
+        ],
+        "end": record.spent.get("system_runs", 0.0),
+    }  # fmt: skip
 
 
-def provenance(record: Record) -> Facts:
+def _trained(event: JobEvent) -> TrainPoint | None:
+    """Return a job's comparison on train examples, if it made one."""
+    before, after = event["train_before"], event["train_after"]
+    if before is None or after is None or _of_rollouts(event):
+        return None
+    return {"at": _runs(event), "before": before, "after": after, "proposed": bool(event["values"])}
+
+
+def provenance(record: Record) -> Provenance:
     """Return what a reader needs to make the same run again."""
     config, evaluated = record.config, record.evaluation("before")
     times = [e["at"] for e in record.events if "at" in e]

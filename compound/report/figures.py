@@ -8,13 +8,19 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compound.errors import MissingExtra
+from compound.report.documents import Graph
 from compound.report.graph_layout import Box, Layout, Route, layout
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 
 PALETTE = {
     "ink": "#1f2329",
@@ -47,7 +53,7 @@ SMALL = 0.062  # and one of an edge's label
 ROW, TALL = 0.78, 0.46  # inches from row to row, and of a node's height
 
 
-def graph_svg(drawing: Mapping[str, Any]) -> str:
+def graph_svg(drawing: Graph) -> str:
     """Return a picture of a graph as `compound.optimizing.drawing` describes it.
 
     Raises:
@@ -93,7 +99,7 @@ def _columns(plan: Layout) -> tuple[float, list[tuple[float, float]]]:
     return x + 0.05, columns
 
 
-def _draw_box(axes: Any, box: Box, columns: Sequence[tuple[float, float]]) -> None:
+def _draw_box(axes: Axes, box: Box, columns: Sequence[tuple[float, float]]) -> None:
     """Draw a node: inputs and outputs as pills, chosen values dashed, loops and maps doubled."""
     from matplotlib.patches import FancyBboxPatch
 
@@ -116,7 +122,7 @@ def _draw_box(axes: Any, box: Box, columns: Sequence[tuple[float, float]]) -> No
         axes.text(middle, y - 0.105, box.kind, size=7.5, ha="center", va="center", color=PALETTE["muted"])
 
 
-def _draw_route(axes: Any, plan: Layout, route: Route, columns: Sequence[tuple[float, float]]) -> None:
+def _draw_route(axes: Axes, plan: Layout, route: Route, columns: Sequence[tuple[float, float]]) -> None:
     """Draw an edge as a smooth arrow, its ports written near the end."""
     from matplotlib.patches import FancyArrowPatch
     from matplotlib.path import Path
@@ -158,7 +164,7 @@ def _arrival(plan: Layout, route: Route) -> float:
 
 
 @contextmanager
-def drawn(width: float, height: float, prefix: str) -> Iterator[tuple[Any, list[str]]]:
+def drawn(width: float, height: float, prefix: str) -> Iterator[tuple[Figure, list[str]]]:
     """Give a figure to draw on; its SVG is in the list afterwards.
 
     Text stays text, ids begin with ``prefix`` so that no other figure has them, nothing is external. Styles

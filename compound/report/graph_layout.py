@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import networkx as nx
+
+from compound.report.documents import Graph
 
 SWEEPS = 4
 Point = tuple[float, float]
@@ -48,7 +49,7 @@ class Layout:
     rows: int
 
 
-def layout(drawing: Mapping[str, Any]) -> Layout:
+def layout(drawing: Graph) -> Layout:
     """Lay out a graph as ``config.json`` holds it: nodes with kinds, edges with ports, outputs."""
     kinds = {str(name): str(kind) for name, kind in drawing["nodes"]}
     edges = {(a, b): ", ".join(ports) for a, b, ports in drawing["edges"] if a in kinds and b in kinds}

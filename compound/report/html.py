@@ -10,13 +10,14 @@ import html
 import re
 from collections.abc import Mapping, Sequence
 from functools import singledispatch
-from typing import Any
 
 from compound.report.blocks import Block, Change, Code, Examples, Figure, Pairs, Section
+from compound.report.documents import ExampleFacts, RunFacts
 from compound.report.figures import themed
 from compound.report.style import STYLE
 from compound.report.tables import Table
 from compound.report.text import line, shown, word_diff
+from compound.space import as_demos
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 VIEW = "width=device-width, initial-scale=1"
@@ -43,7 +44,7 @@ def tag(name: str, /, *children: str, **attributes: str) -> Markup:
     return Markup(f"<{name}{given}>" if name in VOID else f"<{name}{given}>{inner}</{name}>")
 
 
-def page(facts: Mapping[str, Any], sections: Sequence[Section]) -> str:
+def page(facts: RunFacts, sections: Sequence[Section]) -> str:
     """Return the report as an HTML page."""
     title = f"{facts['system']}: {facts['title']}"
     head = tag(
@@ -57,7 +58,7 @@ def page(facts: Mapping[str, Any], sections: Sequence[Section]) -> str:
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
 
-def _header(facts: Mapping[str, Any]) -> Markup:
+def _header(facts: RunFacts) -> Markup:
     about = f"{facts['system']} · method {facts['method']} · seed {facts['seed']}"
     notes = [tag("li", note) for note in facts["notes"]]
     return tag(
@@ -83,7 +84,7 @@ def element(block: Block) -> Markup:
 
 @element.register
 def _(block: Table) -> Markup:
-    def row(name: str, cells: Any) -> Markup:
+    def row(name: str, cells: Sequence[str]) -> Markup:
         return tag("tr", *(tag(name, *_cell(cell), **_align(block, i)) for i, cell in enumerate(cells)))
 
     head = tag("thead", row("th", block.headings))
@@ -137,7 +138,7 @@ def _sized(svg: str, name: str) -> Markup:
 def _(block: Change) -> Markup:
     name = tag("h3", tag("code", block.key))
     if block.kind == "text":
-        return tag("div", name, text_diff(block.before or "", block.after or ""), class_="change")
+        return tag("div", name, text_diff(str(block.before or ""), str(block.after or "")), class_="change")
     if block.kind == "demos":
         return tag("div", name, _demos(block), class_="change")
     old, new = (tag(side, line(value, 300)) for side, value in (("del", block.before), ("ins", block.after)))
@@ -161,7 +162,7 @@ def _context(text: str) -> str:
 
 def _demos(block: Change) -> Markup:
     """Return the demonstrations, each with what became of it."""
-    before, after = block.before or (), block.after or ()
+    before, after = as_demos(block.before or ()), as_demos(block.after or ())
     rows = [("kept" if d in before else "new", d) for d in after]
     rows += [("removed", d) for d in before if d not in after]
     arrow = tag("span", "→", class_="to")
@@ -180,7 +181,7 @@ def _demos(block: Change) -> Markup:
     return tag("div", title, tag("ol", *items, class_="demos"))
 
 
-def _shown(values: Mapping[str, Any]) -> Markup:
+def _shown(values: Mapping[str, object]) -> Markup:
     return _list({name: shown(value) for name, value in values.items()})
 
 
@@ -190,7 +191,7 @@ def _(block: Examples) -> Markup:
     return tag("div", tag("h3", block.title), *cards, class_="examples")
 
 
-def _card(block: Examples, example: Mapping[str, Any]) -> Markup:
+def _card(block: Examples, example: ExampleFacts) -> Markup:
     groups = [
         tag("div", tag("h5", title), _list(values), class_=f"side {title}")
         for title, values in block.groups(example)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import singledispatch
-from typing import Any
 
 from compound.report.blocks import Block, Change, Code, Examples, Figure, Pairs, Section
+from compound.report.documents import Graph, RunFacts
 from compound.report.tables import Table
 from compound.report.text import line, line_diff
+from compound.space import Demo, as_demos
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$&!])")
 
 
-def markdown(facts: Mapping[str, Any], sections: Sequence[Section]) -> str:
+def markdown(facts: RunFacts, sections: Sequence[Section]) -> str:
     """Return the report as Markdown."""
     parts = [
         f"# {escaped(facts['system'])}: {escaped(facts['title'])}",
@@ -78,22 +79,23 @@ def _(block: Figure) -> str:
 def _(block: Change) -> str:
     name = f"**{escaped(block.key)}**"
     if block.kind == "text":
-        diff = line_diff(block.before or "", block.after or "")
+        diff = line_diff(str(block.before or ""), str(block.after or ""))
         return f"{name}\n\n{fenced(chr(10).join(diff), 'diff')}"
     if block.kind == "demos":
-        return "\n".join([f"{name}: {len(block.before or ())} → {len(block.after or ())} demonstrations\n",
-                          *_demos(block)])  # fmt: skip
+        return f"{name}: {_demos(block)}"
     return f"{name}: {escaped(line(block.before, 300))} → {escaped(line(block.after, 300))}"
 
 
-def _demos(block: Change) -> list[str]:
-    """Return the demonstrations, each with what became of it."""
-    before, after = block.before or (), block.after or ()
-    lines = [f"{i}. {'kept' if d in before else 'new'}: {demo(d)}" for i, d in enumerate(after, 1)]
-    return lines + [f"- removed: {demo(d)}" for d in before if d not in after]
+def _demos(block: Change) -> str:
+    """Return how many demonstrations there were and are, and each with what became of it."""
+    before, after = as_demos(block.before or ()), as_demos(block.after or ())
+    lines = [f"{len(before)} → {len(after)} demonstrations\n"]
+    lines += [f"{i}. {'kept' if d in before else 'new'}: {demo(d)}" for i, d in enumerate(after, 1)]
+    lines += [f"- removed: {demo(d)}" for d in before if d not in after]
+    return "\n".join(lines)
 
 
-def demo(value: Mapping[str, Any]) -> str:
+def demo(value: Demo) -> str:
     """Return a demonstration on one line."""
     sides = [
         ", ".join(f"{name}: {line(item, 200)}" for name, item in value[s].items())
@@ -113,7 +115,7 @@ def _(block: Examples) -> str:
     return "\n".join(lines)
 
 
-def mermaid(drawing: Mapping[str, Any]) -> str:
+def mermaid(drawing: Graph) -> str:
     """Return a graph as a Mermaid flow chart."""
     ids = {name: f"n{i}" for i, (name, _) in enumerate(drawing["nodes"])}
     lines = ["flowchart LR"]

@@ -7,18 +7,29 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypeVar, cast, overload
 
 from compound.configuration import Configuration
-from compound.earlier import renamed
-from compound.evaluation import Evaluation, gain_interval
+from compound.contracts import Usage
+from compound.evaluation import Evaluation, Summary, gain_interval
+from compound.events import (
+    DecisionEvent,
+    Event,
+    JobEvent,
+    OutlookEvent,
+    RetryEvent,
+    Spent,
+    StartEvent,
+    read_events,
+)
+from compound.report.documents import GainFacts, RunConfig, UsageTotals
 from compound.run_state import RunState
 from compound.statistics import paired_test
-from compound.store import as_folder, baselines, load_checkpoint, read_json, read_records
+from compound.store import as_folder, baselines, load_checkpoint, read_json
 from compound.streams import generator
 from compound.untrusted import UntrustedFolder
 
-Facts = dict[str, Any]
+Facts = TypeVar("Facts")
 
 
 @dataclass(frozen=True)
@@ -33,9 +44,9 @@ class Record:
     """
 
     folder: UntrustedFolder
-    config: Mapping[str, Any]
+    config: RunConfig
     state: RunState
-    events: Sequence[Mapping[str, Any]]
+    events: Sequence[Event]
 
     @classmethod
     def read(cls, place: str | Path | UntrustedFolder) -> Record:
@@ -45,10 +56,9 @@ class Record:
             RunDirectoryError: it is no run directory, or one of its files is broken.
         """
         folder = as_folder(place)
-        config = read_json(folder, "config.json")
+        config = cast("RunConfig", read_json(folder, "config.json"))  # it is sealed as the run wrote it
         stored = load_checkpoint(folder)
-        events = [renamed(event) for event in read_records(folder, "events.jsonl")]
-        return cls(folder, config, stored.state if stored else RunState(), events)
+        return cls(folder, config, stored.state if stored else RunState(), read_events(folder))
 
     @property
     def path(self) -> Path:
@@ -60,18 +70,28 @@ class Record:
         """The name of the method that ran."""
         return str(self.config["optimize"]["method"])
 
-    def all(self, event: str) -> list[Mapping[str, Any]]:
+    @overload
+    def all(self, event: Literal["start"]) -> list[StartEvent]: ...
+    @overload
+    def all(self, event: Literal["decision"]) -> list[DecisionEvent]: ...
+    @overload
+    def all(self, event: Literal["job"]) -> list[JobEvent]: ...
+    @overload
+    def all(self, event: Literal["outlook"]) -> list[OutlookEvent]: ...
+    @overload
+    def all(self, event: Literal["retry"]) -> list[RetryEvent]: ...
+    def all(self, event: str) -> Sequence[Event]:
         """Return the events of one kind, in order."""
         return [e for e in self.events if e["event"] == event]
 
     @property
-    def spent(self) -> Mapping[str, Any]:
+    def spent(self) -> Spent:
         """What this method spent; the baselines that ran after it are not in it."""
         own = [e["spent"] for e in self.events if e["event"] != "done"]
         return own[-1] if own else {}
 
     @property
-    def incidents(self) -> Mapping[str, int]:
+    def incidents(self) -> dict[str, int]:
         """How often something went wrong at a server, such as a rate limit; see `compound.budget.Meter`."""
         counts = [Counter(meter.incidents) for meter in self.state.meters]
         return dict(sum(counts, Counter()))
@@ -114,12 +134,12 @@ class Record:
         return "the baselines are not done" if self.state.test_after else "the test split is not read yet"
 
 
-def summary(evaluation: Evaluation | None) -> Facts | None:
+def summary(evaluation: Evaluation | None) -> Summary | None:
     """Return ``mean, low, high, n, failed``."""
     return evaluation.summary() if evaluation else None
 
 
-def compared(before: Evaluation | None, after: Evaluation | None, *, seed: int = 0) -> Facts | None:
+def compared(before: Evaluation | None, after: Evaluation | None, *, seed: int = 0) -> GainFacts | None:
     """Compare two evaluations example by example: the gain's mean, interval, n, and one-sided p."""
     if before is None or after is None:
         return None
@@ -131,10 +151,25 @@ def compared(before: Evaluation | None, after: Evaluation | None, *, seed: int =
     return {**gain_interval(before, after).to_json(), "p": p}
 
 
-def plain(value: Any) -> Any:
+def totals(usage: Usage) -> UsageTotals:
+    """Return usage as JSON types."""
+    return {
+        "calls": usage.calls,
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "cost": usage.cost,
+        "unpriced": usage.unpriced,
+    }
+
+
+def plain(facts: Facts) -> Facts:
     """Return facts as strict JSON: limits that say nothing (one example has no spread) become ``None``."""
+    return cast("Facts", _plain(facts))  # such limits are declared as ones that may be None
+
+
+def _plain(value: object) -> object:
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

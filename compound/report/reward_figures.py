@@ -7,14 +7,19 @@ OPTIMAS, section 5. Each ``draw_…`` takes any matplotlib axes, for a paper's o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
-from compound.report.curve import frame
+from compound.report.curve import finite, frame, whole_numbers
 from compound.report.figures import PALETTE, clip_name, drawn
 from compound.rewards.explaining import Attribution
 from compound.rewards.views import HeadView, Overview, Point
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 COLUMNS = 3
 WIDE, TALL = 3.4, 2.9  # inches of a panel
@@ -33,7 +38,7 @@ FORMS = {
     "items": "number of items",
 }
 
-Draw = Callable[[Any, HeadView], None]
+Draw = Callable[["Axes", HeadView], None]
 
 
 def calibration_svg(heads: Sequence[HeadView]) -> str:
@@ -123,7 +128,7 @@ def _panels(
     return svg[0]
 
 
-def draw_calibration(axes: Any, head: HeadView) -> None:
+def draw_calibration(axes: Axes, head: HeadView) -> None:
     """Draw stated against observed probabilities; on the line they agree."""
     axes.plot([0.5, 1], [0.5, 1], color=PALETTE["muted"], linewidth=0.9, linestyle=(0, (4, 3)))
     axes.plot([b.stated for b in head.bins], [b.observed for b in head.bins], "o-", color=PALETTE["accent"],
@@ -133,41 +138,41 @@ def draw_calibration(axes: Any, head: HeadView) -> None:
     _note(axes, "" if head.error is None else f"mean error {head.error:.2f}", low=True)
 
 
-def draw_margins(axes: Any, head: HeadView) -> None:
+def draw_margins(axes: Axes, head: HeadView) -> None:
     """Draw the margins' histogram; those beyond its ends are counted in the last bars."""
     margins = np.asarray(head.margins)
     edge = max(1.0, float(np.quantile(np.abs(margins), 0.98))) if len(margins) else 1.0
-    bins = np.linspace(-edge, edge, 25)
+    bins = np.linspace(-edge, edge, 25).tolist()
     shown = np.clip(margins, -edge, edge)
     for part, color in ((shown[margins < 0], "other1"), (shown[margins >= 0], "accent")):
         axes.hist(part, bins=bins, color=PALETTE[color], edgecolor=PALETTE["paper"], linewidth=0.6)
     axes.axvline(0, color=PALETTE["muted"], linewidth=0.9)
     axes.set_ylim(0, axes.get_ylim()[1] * 1.15)  # room for the note
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    whole_numbers(axes.yaxis)
     _label(axes, "margin in log odds: wrong < 0 < right", "held-out pairs")
     _note(axes, f"{head.accuracy.mean:.0%} right")
 
 
-def draw_alignment(axes: Any, head: HeadView) -> None:
+def draw_alignment(axes: Axes, head: HeadView) -> None:
     """Draw each candidate's local and global reward, both less the mean of its call, and their trend."""
     _scatter(axes, [(p.local, p.global_) for p in head.points])
     _label(axes, "local reward, less its call's mean", "global reward, less its call's mean")
     _note(axes, "" if head.correlation is None else f"rank correlation {head.correlation:.2f}", low=True)
 
 
-def draw_length(axes: Any, head: HeadView) -> None:
+def draw_length(axes: Axes, head: HeadView) -> None:
     """Draw each candidate's local reward by its length, its value or its label."""
     if head.measure == "label":
         _by_label(axes, head.points, head.labels)
     else:
         _scatter(axes, [(p.x, p.local) for p in head.points])
     if head.measure == "words":
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        whole_numbers(axes.xaxis)
     names = {"words": "words of the output", "value": "the output", "label": ""}
     _label(axes, names[head.measure], "local reward, less its call's mean")
 
 
-def _by_label(axes: Any, points: Sequence[Point], labels: Sequence[str]) -> None:
+def _by_label(axes: Axes, points: Sequence[Point], labels: Sequence[str]) -> None:
     for place in range(len(labels)):
         found = [p.local for p in points if p.x == place]
         axes.plot([place] * len(found), found, "o", color=PALETTE["accent"], alpha=0.3, markersize=4,
@@ -183,7 +188,7 @@ def _by_label(axes: Any, points: Sequence[Point], labels: Sequence[str]) -> None
     axes.set_xlim(-0.6, len(labels) - 0.4)
 
 
-def _scatter(axes: Any, points: Sequence[tuple[float, float]]) -> None:
+def _scatter(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
     """Draw points with their means from left to right."""
     if not points:
         return
@@ -192,7 +197,7 @@ def _scatter(axes: Any, points: Sequence[tuple[float, float]]) -> None:
     axes.plot(*trend(data).T, "o-", color=PALETTE["ink"], markersize=4.5, linewidth=1.5)
 
 
-def trend(points: Any) -> Any:
+def trend(points: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Return means of points: for each value of the first coordinate, or of five equal parts if it has many.
 
     Points of one value are never parted, and a value that few points have gets no mean.
@@ -209,7 +214,7 @@ def trend(points: Any) -> Any:
     return np.array([part.mean(axis=0) for part in parts]).reshape(-1, 2)
 
 
-def draw_weights(axes: Any, head: HeadView) -> None:
+def draw_weights(axes: Axes, head: HeadView) -> None:
     """Draw the largest weights with their limits, the largest on top."""
     found = head.explanation
     if found is None:
@@ -228,7 +233,7 @@ def draw_weights(axes: Any, head: HeadView) -> None:
     alike, right = f"{found.agreement.mean:.0%}", f"{found.accuracy.mean:.0%}"
     about = f"orders {alike} as the head does, {right} right (head {head.accuracy.mean:.0%})"
     _label(axes, f"weight; {about}", "", across=False)
-    axes.xaxis.label.set_size(SMALL - 0.5)
+    axes.xaxis.label.set_fontsize(SMALL - 0.5)
 
 
 def sole(head: HeadView) -> bool:
@@ -261,14 +266,16 @@ def spoken(feature: str, *, sole: bool = False) -> str:
     return words if sole else f"{clip_name(field, 14)}: {words}"
 
 
-def draw_drift(axes: Any, head: HeadView, threshold: float) -> None:
+def draw_drift(axes: Axes, head: HeadView, threshold: float) -> None:
     """Draw the accuracy over iterations: on folds, and on new pairs by what was learned before them."""
     color, when = PALETTE["accent"], [judged.iteration for judged in head.history]
     axes.plot(when, [j.accuracy.mean for j in head.history], "-", color=color, linewidth=1.6,
               label="cross-validated (95 %)")  # fmt: skip
-    known = [j for j in head.history if j.accuracy.low is not None]
-    axes.fill_between([j.iteration for j in known], [j.accuracy.low for j in known],
-                      [j.accuracy.high for j in known], color=color, alpha=0.15, linewidth=0)  # fmt: skip
+    known = [
+        (j.iteration, limits) for j in head.history if (limits := finite(j.accuracy.low, j.accuracy.high))
+    ]
+    axes.fill_between([at for at, _ in known], [low for _, (low, _) in known],
+                      [high for _, (_, high) in known], color=color, alpha=0.15, linewidth=0)  # fmt: skip
     axes.plot([], [], "s", color=PALETTE["other1"], markersize=4.5, label="on new pairs, by earlier ones")
     for judged in head.drift or ():
         axes.plot(judged.iteration, judged.accuracy.mean, "s", color=PALETTE["other1"],
@@ -279,7 +286,7 @@ def draw_drift(axes: Any, head: HeadView, threshold: float) -> None:
     axes.axhline(0.5, color=PALETTE["muted"], linewidth=0.9, linestyle=(0, (1, 2)), label="chance")
     lowest = [j.accuracy.mean for j in (*head.history, *(head.drift or ()))]
     axes.set_ylim(min([0.4, *(value - 0.06 for value in lowest)]), 1.05)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    whole_numbers(axes.xaxis)
     axes.set_xlim(0.7, max([2, *when, *(j.iteration for j in head.drift or ())]) + 0.3)
     _label(axes, "iteration", "pairs ordered right")
     inputs = sum(j.accuracy.inputs for j in head.drift or ())
@@ -287,7 +294,7 @@ def draw_drift(axes: Any, head: HeadView, threshold: float) -> None:
     _note(axes, f"new pairs: {right / inputs:.0%} right" if inputs else "", low=True)
 
 
-def draw_steps(axes: Any, overview: Overview) -> None:
+def draw_steps(axes: Axes, overview: Overview) -> None:
     """Draw the validation score after each accepted change, and write which components changed."""
     steps = overview.steps
     end = max([1, overview.decisions, *(step.at for step in steps)])
@@ -295,19 +302,19 @@ def draw_steps(axes: Any, overview: Overview) -> None:
         xs, ys = [*(s.at for s in steps), end], [*(s.mean for s in steps), steps[-1].mean]
         axes.plot(xs, ys, drawstyle="steps-post", color=PALETTE["accent"], linewidth=1.3, alpha=0.45)
     for step in steps:
-        if step.low is not None:
-            axes.plot([step.at] * 2, [step.low, step.high], "_-", color=PALETTE["accent"], linewidth=1.3)
+        if limits := finite(step.low, step.high):
+            axes.plot([step.at] * 2, limits, "_-", color=PALETTE["accent"], linewidth=1.3)
         axes.plot(step.at, step.mean, "o", color=PALETTE["accent"], markersize=6)
         if step.components:
             names = "\n".join(clip_name(name, 18) for name in step.components)
             axes.annotate(names, (step.at, step.mean), (7, -6), textcoords="offset points", size=SMALL,
                           va="top", color=PALETTE["ink"])  # fmt: skip
     axes.set_xlim(-0.15 * end / 3, end + 0.12 * end)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    whole_numbers(axes.xaxis)
     _label(axes, "decision on the validation split", "global reward (validation, 95 %)")
 
 
-def draw_attribution(axes: Any, side: Attribution, limit: float) -> None:
+def draw_attribution(axes: Axes, side: Attribution, limit: float) -> None:
     """Draw what the reward loses without each word, in reading order, the strongest ones of a long text."""
     ranked = sorted(range(len(side.pieces)), key=lambda i: -abs(side.pieces[i].effect))[:WORDS]
     shown = [side.pieces[i] for i in sorted(ranked, reverse=True)]
@@ -320,7 +327,7 @@ def draw_attribution(axes: Any, side: Attribution, limit: float) -> None:
     _label(axes, "what it adds, in log odds", "", across=False)
 
 
-def _label(axes: Any, x: str, y: str, *, across: bool = True) -> None:
+def _label(axes: Axes, x: str, y: str, *, across: bool = True) -> None:
     axes.set_xlabel(x, size=SMALL, color=PALETTE["ink"])
     axes.set_ylabel(y, size=SMALL, color=PALETTE["ink"])
     frame(axes)
@@ -329,7 +336,7 @@ def _label(axes: Any, x: str, y: str, *, across: bool = True) -> None:
         axes.tick_params(axis="y", labelcolor=PALETTE["ink"])
 
 
-def _note(axes: Any, text: str, *, low: bool = False) -> None:
+def _note(axes: Axes, text: str, *, low: bool = False) -> None:
     """Write a number into a corner."""
     x, y, ha, va = (0.98, 0.04, "right", "bottom") if low else (0.02, 0.96, "left", "top")
     axes.text(x, y, text, transform=axes.transAxes, size=SMALL, color=PALETTE["ink"], ha=ha, va=va)

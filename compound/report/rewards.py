@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
 from compound.errors import CompoundError, MissingExtra
 from compound.report import reward_figures as figures
 from compound.report.blocks import Block, Figure
-from compound.report.record import Facts, plain
+from compound.report.record import plain
 from compound.report.tables import Table, table
 from compound.report.text import count, interval, number, signed
 from compound.rewards.inspect import FOLDER, Inspection
@@ -24,7 +23,7 @@ from compound.untrusted import UntrustedFolder
 SHOWN = 3  # features in the table
 
 
-def reward_facts(path: str | Path) -> Facts | None:
+def reward_facts(path: str | Path) -> dict[str, object] | None:
     """Return what a run's records show of its local rewards as JSON types; ``None`` for a run without any.
 
     What cannot be read is named under ``problem``: the rest of the report does not depend on it.
@@ -33,13 +32,13 @@ def reward_facts(path: str | Path) -> Facts | None:
         return None
     try:
         with understood(path):
-            found: Facts = plain(asdict(Inspection.open(path).overview()))
+            found = plain(asdict(Inspection.open(path).overview()))
     except CompoundError as error:
         return {"problem": str(error)}
     return found
 
 
-def reward_blocks(facts: Mapping[str, Any]) -> list[Block]:
+def reward_blocks(facts: Mapping[str, object]) -> list[Block]:
     """Return the section's blocks."""
     if "problem" in facts:
         return [f"The local rewards of this run cannot be shown: {facts['problem']}."]
@@ -56,7 +55,7 @@ def rewards(overview: Overview) -> Table:
                 "#rank correlation", "#jobs it steered", "why not")  # fmt: skip
     rows = [
         (
-            head.component, interval(asdict(head.accuracy)), count(head.pairs), count(head.accuracy.inputs),
+            head.component, interval(head.accuracy.to_json()), count(head.pairs), count(head.accuracy.inputs),
             number(head.gap), number(head.error), number(head.correlation), f"{head.steered} of {head.jobs}",
             head.why or _below(head, overview),
         )
@@ -107,7 +106,7 @@ def explanations(overview: Overview) -> Table:
                 f"{figures.spoken(w.feature, sole=figures.sole(head))} {signed(w.value)}"
                 for w in head.explanation.weights[:SHOWN]
             ),
-            interval(asdict(head.explanation.agreement)), interval(asdict(head.explanation.accuracy)),
+            interval(head.explanation.agreement.to_json()), interval(head.explanation.accuracy.to_json()),
         )
         for head in overview.heads if head.explanation
     ]  # fmt: skip

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 from compound.errors import MissingExtra
 from compound.report import tables
 from compound.report.blocks import Block, Change, Code, Examples, Figure, Pairs, Section
 from compound.report.curve import curve_svg
+from compound.report.documents import ProposalFacts, ReportFacts, RetryFacts, RunFacts, SpentFacts
 from compound.report.figures import graph_svg
 from compound.report.rewards import reward_blocks
 from compound.report.text import count, money, number, p_value, plural, seconds, shown
@@ -18,7 +19,7 @@ from compound.report.training_tables import training_blocks
 from compound.settings import OptimizeSettings
 
 
-def sections(facts: Mapping[str, Any]) -> list[Section]:
+def sections(facts: ReportFacts) -> list[Section]:
     """Return the report's sections."""
     none = "Nothing changed: the best configuration is the one the search started from."
     return [
@@ -29,8 +30,8 @@ def sections(facts: Mapping[str, Any]) -> list[Section]:
         Section("Jobs", _jobs(facts)),
         *([Section("Proposals", _proposals(facts["proposals"]))] if facts["proposals"] else []),
         *([Section("What could be found", list(facts["outlook"]["told"]))] if facts["outlook"] else []),
-        *([Section("Training", training_blocks(facts["training"]))] if facts.get("training") else []),
-        *([Section("Local rewards", reward_blocks(facts["rewards"]))] if facts.get("rewards") else []),
+        *([Section("Training", training_blocks(trained))] if (trained := facts.get("training")) else []),
+        *([Section("Local rewards", reward_blocks(learned))] if (learned := facts.get("rewards")) else []),
         Section(
             "The graph", [replace(_figure("graph", GRAPH, graph_svg, facts["graph"]), graph=facts["graph"])]
         ),
@@ -42,6 +43,7 @@ def sections(facts: Mapping[str, Any]) -> list[Section]:
     ]
 
 
+Drawn = TypeVar("Drawn")
 CURVE = (
     "Lines follow the validation score of the best configuration so far. Dots are the validation scores each "
     "decision rests on, labelled with what changed (in brackets when rejected); bars are 95 % intervals. "
@@ -50,7 +52,7 @@ CURVE = (
 GRAPH = "Data flows from left to right; what an edge feeds is written on it."
 
 
-def _figure(name: str, caption: str, draw: Callable[[Any], str], facts: Any) -> Figure:
+def _figure(name: str, caption: str, draw: Callable[[Drawn], str], facts: Drawn) -> Figure:
     try:
         return Figure(name, caption, svg=draw(facts))
     except MissingExtra as error:
@@ -58,12 +60,12 @@ def _figure(name: str, caption: str, draw: Callable[[Any], str], facts: Any) -> 
                       "`compound report` on this run.")  # fmt: skip
 
 
-def _curve(facts: Mapping[str, Any]) -> Block:
+def _curve(facts: RunFacts) -> Block:
     begun = any(curve["start"] for curve in facts["curves"])
     return _figure("curve", CURVE, curve_svg, facts) if begun else "Nothing is measured yet."
 
 
-def _methods(facts: Mapping[str, Any]) -> list[Block]:
+def _methods(facts: RunFacts) -> list[Block]:
     how = (
         "Means over examples with 95 % intervals; gains are paired by example. The validation split chose "
         "the configuration, so its scores lean upward; the test split is read once, at the end. Calls, "
@@ -72,10 +74,10 @@ def _methods(facts: Mapping[str, Any]) -> list[Block]:
     return [tables.methods(facts), *tables.versus(facts), how]
 
 
-def _decisions(facts: Mapping[str, Any]) -> list[Block]:
+def _decisions(facts: RunFacts) -> list[Block]:
     if not facts["decisions"]:
         return ["No configuration was put to the test on the validation split."]
-    planned = facts["plan"]["decisions"]
+    planned = facts["plan"]["decisions"] if facts["plan"] else 0
     how = (
         "A configuration is accepted when p, from a one-sided paired permutation test on validation "
         f"examples, is at most the level. The levels of the {plural(planned, 'planned decision')} sum to "
@@ -84,11 +86,11 @@ def _decisions(facts: Mapping[str, Any]) -> list[Block]:
     return [tables.decisions(facts), how]
 
 
-def _jobs(facts: Mapping[str, Any]) -> list[Block]:
+def _jobs(facts: RunFacts) -> list[Block]:
     return [tables.jobs(facts)] if facts["jobs"] else ["No optimizer has finished a job."]
 
 
-def _proposals(found: Mapping[str, Any]) -> list[Block]:
+def _proposals(found: ProposalFacts) -> list[Block]:
     spent = (
         f"They took {count(found['calls'])} calls, {count(found['prompt_tokens'])} prompt tokens, "
         f"{count(found['completion_tokens'])} completion tokens and {money(found['cost'])}, which system "
@@ -98,7 +100,7 @@ def _proposals(found: Mapping[str, Any]) -> list[Block]:
     return [tables.proposals(found["models"]), spent]
 
 
-def _costs(facts: Mapping[str, Any]) -> list[Block]:
+def _costs(facts: RunFacts) -> list[Block]:
     if not facts["components"]:
         return ["No run is recorded."]
     how = (
@@ -108,7 +110,7 @@ def _costs(facts: Mapping[str, Any]) -> list[Block]:
     return [tables.costs(facts), how]
 
 
-def _failures(facts: Mapping[str, Any]) -> list[Block]:
+def _failures(facts: RunFacts) -> list[Block]:
     retries: list[Block] = [_retried(each) for each in facts["retries"]]
     if not facts["failures"]:
         return ["No run on validation or test examples failed.", *retries]
@@ -117,7 +119,7 @@ def _failures(facts: Mapping[str, Any]) -> list[Block]:
     return [tables.failures(facts), *others, *retries]
 
 
-def _retried(facts: Mapping[str, Any]) -> str:
+def _retried(facts: RetryFacts) -> str:
     """Return what came of failed test rows that were run again."""
     which = {"test_before": "the unoptimized system", "test_after": facts["method"]}[facts["evaluation"]]
     rows = f"{facts['retried']:,} of {plural(facts['failed'], 'failed test row')} of {which}"
@@ -130,24 +132,28 @@ def _retried(facts: Mapping[str, Any]) -> str:
     )
 
 
-def _examples(facts: Mapping[str, Any]) -> list[Block]:
+def _examples(facts: RunFacts) -> list[Block]:
     found = facts["examples"]
     if found["counts"] is None:
         return ["No scored examples yet."]
     split = {"test": "test", "valid": "validation"}[found["split"]]
-    counts, changed, repeats = found["counts"], bool(facts["changes"]), found["repeats"]
+    counts, changed, repeats = found["counts"], bool(facts["changes"]), found.get("repeats", 1)
     total = plural(sum(counts.values()), f"{split} example")
     moved = f"{counts['gained']:,} gained, {counts['lost']:,} lost, {counts['same']:,} stayed."
     several = f" Scores are means of {repeats} runs; the first is shown." if repeats > 1 else ""
-    groups = [("Lost most", "lost"), ("Gained most", "gained"), ("Worst now", "worst")]
-    wanted = groups if changed else [("Worst", "worst")]
+    groups = [
+        ("Lost most", found["lost"]),
+        ("Gained most", found["gained"]),
+        ("Worst now", found["worst"]),
+    ]
+    wanted = groups if changed else [("Worst", found["worst"])]
     return [
         f"Of {total}, {moved}{several}" if changed else f"The worst of {total}.{several}",
-        *(Examples(title, found[key], changed) for title, key in wanted if found[key]),
+        *(Examples(title, items, changed) for title, items in wanted if items),
     ]
 
 
-def _use(facts: Mapping[str, Any]) -> list[Block]:
+def _use(facts: RunFacts) -> list[Block]:
     if not facts["files"]["best.json"]:
         return ["The search writes best.json when it ends; the command that began the run goes on with it."]
     names = [name.lstrip("$") for name, kind in facts["graph"]["nodes"] if kind == "input"]
@@ -164,7 +170,7 @@ def _use(facts: Mapping[str, Any]) -> list[Block]:
     ]  # fmt: skip
 
 
-def _provenance(facts: Mapping[str, Any]) -> list[Block]:
+def _provenance(facts: RunFacts) -> list[Block]:
     found, settings = facts["provenance"], facts["provenance"]["settings"]
     limits = {name: value for name, value in settings["budget"].items() if value is not None}
     others = {name: value for name, value in _chosen(settings) if name not in ("method", "seed")}
@@ -181,7 +187,7 @@ def _provenance(facts: Mapping[str, Any]) -> list[Block]:
     return [Pairs([(name, value) for name, value in pairs if value]), tables.data(facts)]
 
 
-def _chosen(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _chosen(settings: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """Yield the settings that are not as they are by default, the budget's apart."""
     usual = OptimizeSettings().model_dump(mode="json")
     for name, value in settings.items():
@@ -192,7 +198,7 @@ def _chosen(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def spending(spent: Mapping[str, Any]) -> str:
+def spending(spent: SpentFacts) -> str:
     """Return what was spent, in words."""
     tokens = spent.get("prompt_tokens", 0) + spent.get("completion_tokens", 0)
     cost = money(spent.get("cost", 0.0), spent.get("unpriced", 0))
@@ -215,7 +221,7 @@ def _incidents(counts: Mapping[str, float]) -> str:
     return f"; {', '.join(found)}" if found else ""
 
 
-def _spelled(values: Mapping[str, Any]) -> str:
+def _spelled(values: Mapping[str, object]) -> str:
     return ", ".join(f"{name} = {shown(value)}" for name, value in values.items())
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
+from compound.evaluation import Summary
 from compound.proposals import OUTCOMES
+from compound.report.documents import MethodRow, RunFacts, TallyFacts
 from compound.report.text import count, interval, limits, line, money, number, p_value, seconds, signed
 
 Row = Sequence[str]
+Split = Literal["valid", "test"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ def table(headings: Sequence[str], rows: Sequence[Row]) -> Table:
     return Table([heading.removeprefix("#") for heading in headings], rows, numeric)
 
 
-def methods(facts: Mapping[str, Any]) -> Table:
+def methods(facts: RunFacts) -> Table:
     """Return the comparison of the unoptimized system, this method and the baselines."""
     headings = (
         "method", f"#validation{_same_n(facts, 'valid')}", f"#test{_same_n(facts, 'test')}", "#gain on test",
@@ -46,26 +49,34 @@ def methods(facts: Mapping[str, Any]) -> Table:
     return table(headings, rows)
 
 
-def _tokens(row: Mapping[str, Any]) -> int | None:
-    return row["prompt_tokens"] + row["completion_tokens"] if row.get("calls") is not None else None
+def _tokens(row: MethodRow) -> int | None:
+    prompt, completion = row.get("prompt_tokens"), row.get("completion_tokens")
+    if row.get("calls") is None or prompt is None or completion is None:
+        return None
+    return prompt + completion
 
 
-def _ns(facts: Mapping[str, Any], split: str) -> set[int]:
-    return {row[split]["n"] for row in facts["methods"] if row[split]}
+def _on(row: MethodRow, split: Split) -> Summary | None:
+    return row["valid"] if split == "valid" else row["test"]
 
 
-def _same_n(facts: Mapping[str, Any], split: str) -> str:
+def _ns(facts: RunFacts, split: Split) -> set[int]:
+    return {measured["n"] for row in facts["methods"] if (measured := _on(row, split))}
+
+
+def _same_n(facts: RunFacts, split: Split) -> str:
     """Return how many examples all methods were measured on; ``""`` when it differs between them."""
     ns = _ns(facts, split)
     return f", n\u00a0=\u00a0{count(*ns)}" if len(ns) == 1 else ""
 
 
-def _measured(facts: Mapping[str, Any], row: Mapping[str, Any], split: str) -> str:
-    different = len(_ns(facts, split)) > 1 and row[split]
-    return interval(row[split]) + (f", n = {row[split]['n']}" if different else "")
+def _measured(facts: RunFacts, row: MethodRow, split: Split) -> str:
+    measured = _on(row, split)
+    different = len(_ns(facts, split)) > 1 and measured
+    return interval(measured) + (f", n = {measured['n']}" if measured and different else "")
 
 
-def decisions(facts: Mapping[str, Any]) -> Table:
+def decisions(facts: RunFacts) -> Table:
     """Return the acceptance decisions on the validation split."""
     headings = (
         "#no.",
@@ -89,7 +100,7 @@ def decisions(facts: Mapping[str, Any]) -> Table:
     return table(headings, rows)
 
 
-def jobs(facts: Mapping[str, Any]) -> Table:
+def jobs(facts: RunFacts) -> Table:
     """Return what was tried, by whom, and what came of it on train examples."""
     headings = (
         "#no.", "optimizer", "parameters", "#tried", "#train before", "#train after", "#runs", "outcome",
@@ -105,19 +116,19 @@ def jobs(facts: Mapping[str, Any]) -> Table:
     return table(headings, rows)
 
 
-def _outcome(values: Mapping[str, Any], note: str) -> str:
+def _outcome(values: Mapping[str, object], note: str) -> str:
     proposal = "; ".join(f"{key} = {brief(value)}" for key, value in values.items())
     return f"{proposal} ({note})" if proposal and note else proposal or note or "no proposal"
 
 
-def brief(value: Any) -> str:
+def brief(value: object) -> str:
     """Return a value in a few words."""
     if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
         return f"{len(value)} demonstrations"
     return line(value, 60)
 
 
-def proposals(models: Mapping[str, Any]) -> Table:
+def proposals(models: Mapping[str, TallyFacts]) -> Table:
     """Return the requests for proposals by model and outcome."""
     headings = ("model", "#asked", *(f"#{name}" for name in OUTCOMES), "failures")
     rows = [
@@ -132,7 +143,7 @@ def proposals(models: Mapping[str, Any]) -> Table:
     return table(headings, rows)
 
 
-def costs(facts: Mapping[str, Any]) -> Table:
+def costs(facts: RunFacts) -> Table:
     """Return the costs by component on recorded runs, and of everything else."""
     headings = (
         "component", "#executed", "#from cache", "#model calls", "#tokens in", "#tokens out", "#cost",
@@ -143,14 +154,14 @@ def costs(facts: Mapping[str, Any]) -> Table:
             c["component"] or "train runs and prompt writing", count(c["executed"]), count(c["reused"]),
             count(c["calls"]), count(c["prompt_tokens"]), count(c["completion_tokens"]),
             money(c["cost"], c["unpriced"]), "–" if c["seconds"] is None else f"{c['seconds']:,.1f}",
-            f"{c['seconds'] / c['executed']:.3f}" if c["executed"] else "–",
+            f"{(c['seconds'] or 0.0) / c['executed']:.3f}" if c["executed"] else "–",
         )
         for c in facts["components"]
     ]  # fmt: skip
     return table(headings, rows)
 
 
-def failures(facts: Mapping[str, Any]) -> Table:
+def failures(facts: RunFacts) -> Table:
     """Return why recorded runs failed."""
     headings = ("kind", "message", "component", "#validation", "#test", "#together")
     rows = [
@@ -167,20 +178,21 @@ def failures(facts: Mapping[str, Any]) -> Table:
     return table(headings, rows)
 
 
-def data(facts: Mapping[str, Any]) -> Table:
+def data(facts: RunFacts) -> Table:
     """Return the splits with their sizes and digests."""
     rows = [(role, count(d["n"]), d["digest"]) for role, d in facts["provenance"]["data"].items()]
     return table(("split", "#examples", "digest"), rows)
 
 
-def versus(facts: Mapping[str, Any]) -> list[str]:
+def versus(facts: RunFacts) -> list[str]:
     """Return a sentence for each baseline: by how much this method's test score is higher or lower."""
     found = []
     for row in facts["methods"]:
         gap = row["versus"]
         if not gap:
             continue
-        open_ = gap["low"] is None or gap["low"] <= 0 <= gap["high"]
+        low, high = gap["low"], gap["high"]
+        open_ = low is None or high is None or low <= 0 <= high
         word = "ahead of" if gap["mean"] > 0 else "behind"
         claim = f"not clearly apart from {row['method']}" if open_ else f"{word} {row['method']}"
         found.append(

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
 from difflib import SequenceMatcher, unified_diff
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 from compound.artifacts import is_reference
 
-Summary = Mapping[str, Any]
+
+class Limits(TypedDict):
+    """An interval's limits, ``None`` where they are infinite."""
+
+    low: float | None
+    high: float | None
+
+
+class Interval(Limits):
+    """A mean with its limits."""
+
+    mean: float
+
+
 Piece = tuple[Literal["same", "old", "new"], str]
 
 LONG = 600  # characters of a value that are shown
@@ -55,14 +68,14 @@ def signed(value: float | None) -> str:
     return f"+{text}" if value is not None and value > 0 else text
 
 
-def limits(summary: Summary) -> str:
+def limits(summary: Limits) -> str:
     """Return the interval's limits in brackets, ``""`` when one value says nothing about spread."""
     if summary["low"] is None:
         return ""
     return f"[{number(summary['low'])}, {number(summary['high'])}]"
 
 
-def interval(summary: Summary | None, form: Any = number) -> str:
+def interval(summary: Interval | None, form: Callable[[float | None], str] = number) -> str:
     """Return a mean with its limits."""
     return f"{form(summary['mean'])} {limits(summary)}".strip() if summary else "–"
 
@@ -122,7 +135,7 @@ def clip(text: str, limit: int = LONG) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text):,} characters)"
 
 
-def shown(value: Any, limit: int = LONG) -> str:
+def shown(value: object, limit: int = LONG) -> str:
     """Return a value as people read it: text as it is, numbers with six digits, everything else as JSON.
 
     >>> shown(0.1234567), shown([1]), shown({"path": "memory/model-9f", "sha256": "9f"})
@@ -135,7 +148,7 @@ def shown(value: Any, limit: int = LONG) -> str:
     return clip(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), limit)
 
 
-def line(value: Any, limit: int = 120) -> str:
+def line(value: object, limit: int = 120) -> str:
     """Return a value on one line."""
     return clip(" ".join(shown(value, 10 * limit).split()), limit)
 

@@ -5,41 +5,80 @@ Validation and test runs leave traces, the search's train runs do not; what thos
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, NotRequired, cast
 
-from compound.contracts import USAGE_FIELDS, Usage
+from compound.contracts import NO_USAGE, Usage
 from compound.evaluation import Evaluation
 from compound.exchange import Exchange
-from compound.report.record import Facts, Record
+from compound.proposals import difference
+from compound.report.documents import (
+    ComponentCost,
+    ExampleFacts,
+    ExamplesFacts,
+    FailureGroup,
+    Shown,
+    TraceFacts,
+)
+from compound.report.record import Record, totals
 from compound.report.text import shown
 from compound.store import read_records
+from compound.trace import CallDocument, FailureRow, TraceDocument
 
 SHOWN = 5  # examples of each group
 GROUPS = 20  # reasons of failure
-USAGE = USAGE_FIELDS
 
-Shown = dict[tuple[str, str, int], Facts]  # by configuration, example and sample
+Texts = dict[tuple[str, str, int], Shown]  # by configuration, example and sample
+Failures = dict[tuple[str, str, str], FailureGroup]  # by kind, message and component
 
 
-def read_traces(record: Record) -> Facts:
+class RecordedTrace(TraceDocument):
+    """A trace as a run records it; ``again`` marks one that takes the place of an earlier one."""
+
+    split: Literal["valid", "test"]
+    gold: dict[str, object]
+    again: NotRequired[bool]
+
+
+@dataclass
+class _Cost:
+    """What the calls of a component took."""
+
+    component: str
+    executed: int = 0
+    reused: int = 0
+    seconds: float = 0.0
+    usage: Usage = NO_USAGE
+
+    def to_json(self) -> ComponentCost:
+        return {
+            "component": self.component,
+            "executed": self.executed,
+            "reused": self.reused,
+            "seconds": self.seconds,
+            **totals(self.usage),
+        }
+
+
+def read_traces(record: Record) -> TraceFacts:
     """Read the traces once and return ``components``, ``failures`` and ``examples``."""
     split, before, after = _compared_split(record)
     wanted = {e.configuration for e in (before, after) if e}
-    components: dict[str, Facts] = {}
-    failures: dict[tuple[str, str, str], Facts] = {}
-    failed: dict[tuple[str, str, int], Facts] = {}
-    texts: Shown = {}
-    for trace in read_records(record.folder, "traces.jsonl"):
+    components: dict[str, _Cost] = {}
+    failures: Failures = {}
+    failed: dict[tuple[str, str, int], FailureGroup] = {}
+    texts: Texts = {}
+    for line in read_records(record.folder, "traces.jsonl"):
+        trace = cast("RecordedTrace", line)  # it is sealed as the run wrote it
         for call in trace["calls"]:
             _add_cost(components, call)
         row = trace["configuration"], trace["example"], trace["sample"]
         if trace.get("again") and row in failed:  # this run takes the place of the one that failed
             group = failed.pop(row)
-            group["count"] -= 1
-            group[trace["split"]] -= 1
+            _add(group, trace["split"], -1)
         if trace["failure"]:
-            group = _add_failure(failures, trace)
+            group = _add_failure(failures, trace, trace["failure"])
             if trace["split"] == "test":
                 failed[row] = group
         if trace["split"] == split and trace["configuration"] in wanted:
@@ -48,7 +87,10 @@ def read_traces(record: Record) -> Facts:
         (group for group in failures.values() if group["count"]), key=lambda group: -group["count"]
     )
     return {
-        "components": [*components.values(), *_rest(record, components.values())],
+        "components": [
+            *(cost.to_json() for cost in components.values()),
+            *_rest(record, components.values()),
+        ],
         "failures": common[:GROUPS],
         "other_failures": sum(group["count"] for group in common[GROUPS:]),
         "examples": _examples(split, before, after, texts),
@@ -65,42 +107,50 @@ def _compared_split(record: Record) -> tuple[str, Evaluation | None, Evaluation 
     return "valid", None, None
 
 
-def _add_cost(components: dict[str, Facts], call: Mapping[str, Any]) -> None:
+def _add_cost(components: dict[str, _Cost], call: CallDocument) -> None:
     """Add one call to its component; a call answered from the cache costs nothing."""
-    empty = {"component": call["component"], "executed": 0, "reused": 0, "seconds": 0.0}
-    row = components.setdefault(call["component"], {**empty, **dict.fromkeys(USAGE, 0)})
+    cost = components.setdefault(call["component"], _Cost(call["component"]))
     if call["reused"]:
-        row["reused"] += 1
+        cost.reused += 1
         return
-    row["executed"] += 1
-    row["seconds"] += call["seconds"]
-    for name, value in Usage.from_json(call["usage"]).to_json().items():
-        row[name] += value
+    cost.executed += 1
+    cost.seconds += call["seconds"]
+    cost.usage += Usage.from_json(call["usage"])
 
 
-def _rest(record: Record, rows: Iterable[Facts]) -> list[Facts]:
+def _rest(record: Record, rows: Iterable[_Cost]) -> list[ComponentCost]:
     """Return a row for what was spent outside the recorded runs: train runs and written prompts."""
-    totals = {name: record.spent.get(name, 0) for name in USAGE}
-    rows = list(rows)
-    rest = {name: totals[name] - sum(row[name] for row in rows) for name in USAGE}
-    if rest["calls"] <= 0:
+    spent = record.spent
+    whole = Usage(
+        spent.get("calls", 0),
+        spent.get("prompt_tokens", 0),
+        spent.get("completion_tokens", 0),
+        spent.get("cost", 0.0),
+        spent.get("unpriced", 0),
+    )
+    rest = difference(whole, sum((row.usage for row in rows), NO_USAGE))
+    if rest.calls <= 0:
         return []
-    return [{"component": "", "executed": None, "reused": None, "seconds": None, **rest}]
+    return [{"component": "", "executed": None, "reused": None, "seconds": None, **totals(rest)}]
 
 
-def _add_failure(failures: dict[tuple[str, str, str], Facts], trace: Mapping[str, Any]) -> Facts:
-    kind, message = trace["failure"]
+def _add(group: FailureGroup, split: Literal["valid", "test"], runs: int) -> None:
+    group["count"] += runs
+    group[split] += runs
+
+
+def _add_failure(failures: Failures, trace: RecordedTrace, failure: FailureRow) -> FailureGroup:
+    kind, message = failure
     where = next((call["component"] for call in trace["calls"] if call["failure"]), "")
     group = failures.setdefault(
         (kind, message, where),
         {"kind": kind, "message": shown(message), "where": where, "count": 0, "valid": 0, "test": 0},
     )
-    group["count"] += 1
-    group[trace["split"]] += 1
+    _add(group, trace["split"], 1)
     return group
 
 
-def _texts(trace: Mapping[str, Any]) -> Facts:
+def _texts(trace: RecordedTrace) -> Shown:
     """Return what is shown of a trace, cut to a readable length."""
     inputs = trace["inputs"]
     gold = {key: value for key, value in trace["gold"].items() if inputs.get(key) != value}
@@ -115,7 +165,7 @@ def _texts(trace: Mapping[str, Any]) -> Facts:
     }
 
 
-def _messages(trace: Mapping[str, Any]) -> dict[str, str]:
+def _messages(trace: RecordedTrace) -> dict[str, str]:
     """Return what models were sent and what they answered, by call."""
     found: dict[str, str] = {}
     for call in trace["calls"]:
@@ -126,7 +176,7 @@ def _messages(trace: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _examples(split: str, before: Evaluation | None, after: Evaluation | None, texts: Shown) -> Facts:
+def _examples(split: str, before: Evaluation | None, after: Evaluation | None, texts: Texts) -> ExamplesFacts:
     """Return the examples that lost and gained most, the worst ones left, and how many moved."""
     if before is None or after is None:
         return {"split": split, "counts": None, "lost": [], "gained": [], "worst": []}
@@ -139,12 +189,16 @@ def _examples(split: str, before: Evaluation | None, after: Evaluation | None, t
     ]
     first, last = _first_samples(before), _first_samples(after)
 
-    def show(example: str) -> Facts:
+    def show(example: str) -> ExampleFacts:
         then = texts.get((before.configuration, example, first[example]), {})
         now = texts.get((after.configuration, example, last[example]), {})
-        sides = {"before": {**then, "score": old[example]}, "after": {**now, "score": new[example]}}
-        shared = {name: now.get(name) or then.get(name, {}) for name in ("inputs", "gold")}
-        return {"example": example, **shared, **sides}
+        return {
+            "example": example,
+            "inputs": now.get("inputs") or then.get("inputs", {}),
+            "gold": now.get("gold") or then.get("gold", {}),
+            "before": {**then, "score": old[example]},
+            "after": {**now, "score": new[example]},
+        }
 
     return {
         "split": split,

@@ -6,24 +6,34 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING
 
-from compound.report.curve import frame
+import numpy as np
+
+from compound.report.curve import frame, whole_numbers
+from compound.report.documents import Step, TrainedJob
 from compound.report.figures import PALETTE, clip_name, drawn
+from compound.report.training import measured, parts
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 
 WIDE = 10.4  # inches
 ROW = 2.25  # of a row of panels
 SMALL = 8.5
 SMOOTH = 0.1  # of a job's steps that a moving mean is over
 COLORS = ("accent", "other1", "other3", "other2", "good")
-DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))  # tell apart components of one colour
-THRESHOLD = (PALETTE["good"], (0, (3, 1.5)))
+Dashes = str | tuple[float, tuple[float, ...]]  # as matplotlib takes them
+DASHES: tuple[Dashes, ...] = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))  # tell apart components of one colour
+THRESHOLD: tuple[str, Dashes] = (PALETTE["good"], (0, (3, 1.5)))
 TURN = 4.0  # line widths that each of several coinciding lines is seen for
 FEW = 4  # lines of a panel, up to which every step is drawn too
 LETTER = 0.08  # inches of a legend's letter
 
 Points = list[tuple[float, float]]
-Jobs = Sequence[Mapping[str, Any]]
+Jobs = Sequence[TrainedJob]
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,7 @@ class Line:
     points: Points
     steps: int
     color: str
-    dashes: Any
+    dashes: Dashes
     second: bool
 
 
@@ -115,20 +125,20 @@ def _has(jobs: Jobs, panel: Panel) -> bool:
     return any(found) if panel.moving else bool(found)
 
 
-def _every(job: Mapping[str, Any], panel: Panel, fact: str) -> Points:
+def _every(job: TrainedJob, panel: Panel, fact: str) -> Points:
     """Return a fact's values in a job, of all components."""
     names = job["components"] if panel.by_component else [None]
     return [point for name in names for point in curve(job["steps"], fact, name)]
 
 
-def curve(steps: Sequence[Mapping[str, Any]], fact: str, component: str | None = None) -> Points:
+def curve(steps: Sequence[Step], fact: str, component: str | None = None) -> Points:
     """Return a fact by step, of a component or of the whole; steps that do not have it are left out.
 
     >>> curve([{"reward": 0.5}, {"reward": None}, {"reward": 1.0}], "reward")
     [(0, 0.5), (2, 1.0)]
     """
-    own = [step["components"].get(component, {}) if component is not None else step for step in steps]
-    return [(at, step[fact]) for at, step in enumerate(own) if step.get(fact) is not None]
+    own = [parts(step).get(component, {}) if component is not None else step for step in steps]
+    return [(at, value) for at, step in enumerate(own) if (value := measured(step, fact)) is not None]
 
 
 def moving_mean(points: Points, half: int) -> Points:
@@ -174,14 +184,14 @@ def _lines(panel: Panel, jobs: Jobs, names: Sequence[str]) -> Iterator[Line]:
                     )
 
 
-def _look(names: Sequence[str], component: str | None) -> tuple[str, Any]:
+def _look(names: Sequence[str], component: str | None) -> tuple[str, Dashes]:
     if component is None:
         return PALETTE["ink"], "-"
     place = names.index(component)
     return PALETTE[COLORS[place % len(COLORS)]], DASHES[place // len(COLORS) % len(DASHES)]
 
 
-def _draw(axes: Any, panel: Panel, jobs: Jobs, names: Sequence[str]) -> None:
+def _draw(axes: Axes, panel: Panel, jobs: Jobs, names: Sequence[str]) -> None:
     """Draw moving means over the steps, which are thin where few lines cross; thresholds as they were."""
     lines = in_turn(list(_lines(panel, jobs, names)))
     some = len({(line.color, line.dashes) for line in lines}) <= FEW
@@ -192,9 +202,9 @@ def _draw(axes: Any, panel: Panel, jobs: Jobs, names: Sequence[str]) -> None:
         half = round(SMOOTH * line.steps) // 2
         if half and some:
             axes.plot(*zip(*line.points, strict=True), color=line.color, linewidth=0.7, alpha=0.3)
-        alone = {"marker": "o", "markersize": 3.5} if len(line.points) == 1 else {}
+        alone = "o" if len(line.points) == 1 else None
         axes.plot(*zip(*moving_mean(line.points, half), strict=True), color=line.color,
-                  linestyle=line.dashes, linewidth=1.7, **alone)  # fmt: skip
+                  linestyle=line.dashes, linewidth=1.7, marker=alone, markersize=3.5)  # fmt: skip
 
 
 def in_turn(lines: Sequence[Line]) -> list[Line]:
@@ -209,30 +219,30 @@ def in_turn(lines: Sequence[Line]) -> list[Line]:
     ]
 
 
-def _threshold(axes: Any, line: Line) -> None:
+def _threshold(axes: Axes, line: Line) -> None:
     """Draw the reward from which attempts were kept."""
     color, dashes = THRESHOLD
     axes.plot(*zip(*line.points, strict=True), color=color, linestyle=dashes, linewidth=1.3,
               drawstyle="steps-mid")  # fmt: skip
 
 
-def _finish(axes: Any, panel: Panel, jobs: Jobs, *, high: bool) -> None:
+def _finish(axes: Axes, panel: Panel, jobs: Jobs, *, high: bool) -> None:
     """Set title and limits; a high title leaves room for the jobs' numbers."""
     frame(axes)
     axes.set_title(panel.title, size=9.5, color=PALETTE["ink"], loc="left", pad=18 if high else 6)
     end = _starts(jobs)[-1] - 1
     axes.set_xlim(1 - max(0.5, 0.02 * end), end + max(0.5, 0.02 * end))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    whole_numbers(axes.xaxis)
     if panel.low is not None:
         axes.set_ylim(panel.low - 0.03 * (panel.high or 0), (panel.high or 1.08 * _top(axes)) * 1.03)
 
 
-def _top(axes: Any) -> float:
+def _top(axes: Axes) -> float:
     """Return the highest value drawn, or 1 where all are 0."""
-    return max((max(line.get_ydata()) for line in axes.get_lines()), default=0.0) or 1.0
+    return max((float(np.max(line.get_ydata())) for line in axes.get_lines()), default=0.0) or 1.0
 
 
-def _separate(axes: Any, jobs: Jobs, wide: float, *, named: bool) -> None:
+def _separate(axes: Axes, jobs: Jobs, wide: float, *, named: bool) -> None:
     """Draw a rule where another job begins, and write the jobs' numbers above where there is room."""
     if len(jobs) < 2:
         return
@@ -247,18 +257,18 @@ def _separate(axes: Any, jobs: Jobs, wide: float, *, named: bool) -> None:
                       ha="center", va="bottom", color=PALETTE["muted"])  # fmt: skip
 
 
-def _looks(jobs: Jobs) -> dict[str, tuple[str, Any]]:
+def _looks(jobs: Jobs) -> dict[str, tuple[str, Dashes]]:
     """Return what the legend explains."""
     names = _components(jobs)
     looks = {clip_name(name): _look(names, name) for name in names}
     return {**looks, "threshold": THRESHOLD} if _has_threshold(jobs) else looks
 
 
-def _legend_rows(looks: Mapping[str, Any]) -> int:
+def _legend_rows(looks: Mapping[str, tuple[str, Dashes]]) -> int:
     return max(1, math.ceil(sum(LETTER * len(name) + 0.6 for name in looks) / WIDE))
 
 
-def _legend(figure: Any, looks: Mapping[str, tuple[str, Any]]) -> None:
+def _legend(figure: Figure, looks: Mapping[str, tuple[str, Dashes]]) -> None:
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color=c, linestyle=dashes, linewidth=1.7) for c, dashes in looks.values()]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from compound.errors import MissingExtra
 from compound.report.blocks import Block, Figure
+from compound.report.documents import MethodTraining, TrainingFacts
 from compound.report.tables import Table, table
 from compound.report.text import count, line, number, plural, seconds
 from compound.report.training_figures import caption, shown, training_svg
@@ -24,7 +24,7 @@ SAID = (
 )
 
 
-def training_blocks(facts: Mapping[str, Any]) -> list[Block]:
+def training_blocks(facts: TrainingFacts) -> list[Block]:
     """Return the section's blocks."""
     if "problem" in facts:
         return [f"The training of this run cannot be shown: {facts['problem']}."]
@@ -40,7 +40,7 @@ def training_blocks(facts: Mapping[str, Any]) -> list[Block]:
     return [*blocks, HOW]
 
 
-def _figure(method: Mapping[str, Any], name: str) -> Figure:
+def _figure(method: MethodTraining, name: str) -> Figure:
     about = caption(method["jobs"])
     try:
         return Figure(name, about, svg=training_svg(method["jobs"], name))
@@ -49,7 +49,7 @@ def _figure(method: Mapping[str, Any], name: str) -> Figure:
                       "`compound report` on this run.")  # fmt: skip
 
 
-def jobs(method: Mapping[str, Any]) -> Table:
+def jobs(method: MethodTraining) -> Table:
     """Return how each job went; columns that no job has anything for are left out."""
     headings = (
         "#job", "recipe", "#steps", "#proposed step", "#held-out score", "#reward", "#groups skipped",
@@ -79,7 +79,7 @@ def _said(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     return table([headings[i] for i in said], [[row[i] for i in said] for row in rows])
 
 
-def components(method: Mapping[str, Any]) -> Table:
+def components(method: MethodTraining) -> Table:
     """Return what became of each component in each job."""
     headings = (
         "#job", "component", "#samples", "#tokens", "#reward", "#penalty", "#entropy", "#length",
@@ -97,7 +97,7 @@ def components(method: Mapping[str, Any]) -> Table:
     return _said(headings, rows)
 
 
-def answers(method: Mapping[str, Any]) -> Table:
+def answers(method: MethodTraining) -> Table:
     """Return what components said in the first and the last step that taught them something."""
     headings = ("#job", "component", "#step", "#reward", "answer")
     rows = [
@@ -110,7 +110,7 @@ def answers(method: Mapping[str, Any]) -> Table:
     return table(headings, rows)
 
 
-def course(both: Sequence[float | None], form: Any = number) -> str:
+def course(both: Sequence[float | None], form: Callable[[float | None], str] = number) -> str:
     """Return what a fact was at first and at last.
 
     >>> course([0.25, 0.5]), course([None, None])
@@ -133,16 +133,16 @@ def mebibytes(amount: float | None) -> str:
     return "–" if amount is None else f"{amount:,.0f} MiB"
 
 
-def speeds(method: Mapping[str, Any]) -> str:
+def speeds(method: MethodTraining) -> str:
     """Return a line on how long sampling and training took, and how fast they were."""
     totals = method["totals"]
     parts = [
-        f"{word} {seconds(totals[took])}{_rate(totals[speed])}"
+        f"{word} {seconds(took)}{_rate(speed)}"
         for word, took, speed in (
-            ("sampling took", "sample_seconds", "sampling_speed"),
-            ("training took", "train_seconds", "training_speed"),
+            ("sampling took", totals["sample_seconds"], totals["sampling_speed"]),
+            ("training took", totals["train_seconds"], totals["training_speed"]),
         )
-        if totals[took] is not None
+        if took is not None
     ]
     if not parts:
         return f"{plural(totals['steps'], 'step')}; how long they took is not recorded."

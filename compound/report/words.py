@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from operator import itemgetter
 
+from compound.evaluation import Summary
 from compound.proposals import described
+from compound.report.documents import GainFacts, Headline, Measured, ProposalFacts
 from compound.report.text import interval, number, p_value, plural, signed
 
 GUIDE = "docs/guides/nothing_found.md, 'My run found nothing, what now?'"
@@ -13,42 +15,59 @@ ONE_SIDED = 0.05  # a p-value below it may stand beside a two-sided interval tha
 SPLITS = {"test": "test", "valid": "validation"}
 
 
-def headline(facts: Mapping[str, Any]) -> dict[str, Any]:
+def headline(facts: Measured) -> Headline:
     """Return ``title``, ``sentence``, ``verdict`` and ``notes``.
 
     The verdict is ``better``, ``worse``, ``unclear``, ``unchanged`` or ``unmeasured``.
     """
     split = "test" if facts["test"]["gain"] else "valid"
-    result = facts[split]
-    if result["before"] is None:
+    result = facts["test"] if split == "test" else facts["valid"]
+    first, last = result["before"], result["after"]
+    if first is None:
         sentence = "Nothing is measured yet: the run ended before the first validation score was in."
         return {"title": "no result yet", "sentence": sentence, "verdict": "unmeasured", "notes": []}
+    if last is None:
+        raise ValueError("the score after the search is missing")
     changed = bool(facts["changes"])
     verdict = _verdict(result["gain"]) if changed else "unchanged"
-    sentence = _change(result, split, verdict) if changed else _no_change(facts, result, split)
-    before, after = number(result["before"]["mean"]), number(result["after"]["mean"])
+    told = Told(first, last, result["gain"], split)
+    sentence = change_of(told, verdict) if changed else _no_change(facts, told)
+    before, after = number(first["mean"]), number(last["mean"])
     same = f"{before} so far" if facts["missing"] else f"{before}, unchanged"
     scores = f"{before} → {after}" if changed else same
     return {
         "title": f"{SPLITS[split]} score {scores}",
         "sentence": f"Unfinished: {facts['missing']}. So far: {sentence}" if facts["missing"] else sentence,
         "verdict": verdict,
-        "notes": _notes(facts, result, split),
+        "notes": _notes(facts, told),
     }
 
 
-def _verdict(gain: Mapping[str, Any] | None) -> str:
-    if gain is None or gain["low"] is None:
+@dataclass(frozen=True)
+class Told:
+    """The scores that the sentence is about."""
+
+    before: Summary
+    after: Summary
+    gain: GainFacts | None
+    split: str
+
+
+def _verdict(gain: GainFacts | None) -> str:
+    if gain is None or gain["low"] is None or gain["high"] is None:
         return "unclear"
     return "better" if gain["low"] > 0 else "worse" if gain["high"] < 0 else "unclear"
 
 
-def _change(result: Mapping[str, Any], split: str, verdict: str) -> str:
-    gain = result["gain"]
+def change_of(told: Told, verdict: str) -> str:
+    """Return what changed, and why it may be chance."""
+    gain, split = told.gain, told.split
+    if gain is None:
+        raise ValueError("the gain is missing")
     verb, noun = {"better": ("rose", "gain"), "worse": ("fell", "loss")}.get(verdict, ("went", "change"))
     start = (
-        f"On the {SPLITS[split]} split the score {verb} from {interval(result['before'])} "
-        f"to {interval(result['after'])}, a {noun} of {interval(gain, signed)}"
+        f"On the {SPLITS[split]} split the score {verb} from {interval(told.before)} "
+        f"to {interval(told.after)}, a {noun} of {interval(gain, signed)}"
     )
     basis = f"{plural(gain['n'], 'example')}, 95 % intervals"
     if split == "test":
@@ -71,27 +90,31 @@ def _is(p: float) -> str:
     return text if text.startswith("<") else f"= {text}"
 
 
-def _no_change(facts: Mapping[str, Any], result: Mapping[str, Any], split: str) -> str:
+def _no_change(facts: Measured, told: Told) -> str:
     tested = sum(d["after"] is not None for d in facts["decisions"])
     claim = f"Nothing was accepted: {_why_nothing(facts)}, and the system stays as it was."
     if facts["missing"]:
         claim = f"{plural(tested, 'configuration')} put to the test, none accepted."
-    score = f"Its {SPLITS[split]} score is {interval(result['before'])}"
-    return f"{claim} {score} ({plural(result['before']['n'], 'example')}, 95 % interval)."
+    score = f"Its {SPLITS[told.split]} score is {interval(told.before)}"
+    return f"{claim} {score} ({plural(told.before['n'], 'example')}, 95 % interval)."
 
 
-def _why_nothing(facts: Mapping[str, Any]) -> str:
+def _why_nothing(facts: Measured) -> str:
     """Return why no configuration was accepted: none was tried, none was better, or none by enough."""
-    compared = [d for d in facts["decisions"] if d["after"] is not None]
+    compared = [
+        (d, d["p"], after["mean"] > before["mean"])
+        for d in facts["decisions"]
+        if (after := d["after"]) is not None and (before := d["before"]) is not None
+    ]
     if compared:
-        higher = [d for d in compared if d["after"]["mean"] > d["before"]["mean"]]
+        higher = [(1.0 if p is None else p, d["level"]) for d, p, is_higher in compared if is_higher]
         start = f"of {plural(len(compared), 'configuration')} put to the test on the validation split"
         if not higher:
             return f"{start}, none scored higher"
-        best = min(higher, key=lambda d: d["p"])
+        smallest, level = min(higher, key=itemgetter(0))
         return (
-            f"{start}, {len(higher)} scored higher, but not beyond chance (smallest p {_is(best['p'])}, "
-            f"where at most {p_value(best['level'])} is accepted)"
+            f"{start}, {len(higher)} scored higher, but not beyond chance (smallest p {_is(smallest)}, "
+            f"where at most {p_value(level)} is accepted)"
         )
     if facts["decisions"]:
         return "a change was proposed, but the budget ended before it could be put to the test"
@@ -107,7 +130,7 @@ def _why_nothing(facts: Mapping[str, Any]) -> str:
     )
 
 
-def _of_proposals(proposals: Mapping[str, Any]) -> list[str]:
+def _of_proposals(proposals: ProposalFacts) -> list[str]:
     """Return notes on models that gave no usable proposal, or failed."""
     notes = []
     for lm, tally in proposals["models"].items():
@@ -120,17 +143,17 @@ def _of_proposals(proposals: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def _notes(facts: Mapping[str, Any], result: Mapping[str, Any], split: str) -> list[str]:
+def _notes(facts: Measured, told: Told) -> list[str]:
     """Return what a reader should know before quoting the sentence."""
     notes = []
     accepted = bool(facts["changes"])
-    if split == "valid" and accepted:
+    if told.split == "valid" and accepted:
         notes.append("The validation split also chose this configuration: expect less on new data.")
     if facts["test_skipped"]:
         notes.append(f"The test split was not read: {facts['test_skipped']}.")
     elif not facts["missing"] and not facts["provenance"]["data"]["test"]["n"]:
         notes.append("There is no test split.")
-    shown = [result["before"], result["after"]] if accepted else [result["before"]]
+    shown = [told.before, told.after] if accepted else [told.before]
     if facts["bounds"] is None:
         notes.append(
             "The metric does not state its range: the 95 % intervals assume means that are close to normal, "

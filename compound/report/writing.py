@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from compound.report.documents import ChangeDocument, ReportFacts, RunFacts
 from compound.report.facts import summarize
 from compound.report.html import page
 from compound.report.markdown import markdown
@@ -31,7 +31,11 @@ def write(path: str | Path) -> None:
     """
     folder = UntrustedFolder(path)
     folder.check()
-    facts = {**summarize(path), "rewards": reward_facts(path), "training": training_facts(path)}
+    facts: ReportFacts = {
+        **summarize(path),
+        "rewards": reward_facts(path),
+        "training": training_facts(path),
+    }
     with understood(path):
         parts = sections(facts)
         pages = {"report.md": markdown(facts, parts), "report.html": page(facts, parts)}
@@ -59,13 +63,13 @@ def closing(path: str | Path) -> str:
     return visible("\n\n".join("\n".join(lines) for lines in blocks if lines))
 
 
-def _trained(facts: Mapping[str, Any]) -> list[str]:
+def _trained(facts: RunFacts) -> list[str]:
     """Return which step each job of training proposed, of those whose steps were compared."""
     compared = [job for job in facts["jobs"] if job["best_step"] is not None]
     return [f"training, job {job['job'] + 1}: {job['note']}" for job in compared]
 
 
-def _compared(facts: Mapping[str, Any]) -> list[str]:
+def _compared(facts: RunFacts) -> list[str]:
     """Return the methods beside each other, and how they differ, when there is more than one."""
     if len(facts["methods"]) < 3:  # the unoptimized system and this method
         return []
@@ -85,9 +89,9 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def _changed(change: Mapping[str, Any]) -> list[str]:
+def _changed(change: ChangeDocument) -> list[str]:
     """Return one change: a text as the lines that differ, everything else as old and new."""
     if change["kind"] != "text":
         return [f"{change['key']}: {brief(change['before'])} -> {brief(change['after'])}"]
-    lines = line_diff(change["before"] or "", change["after"] or "")
+    lines = line_diff(str(change["before"] or ""), str(change["after"] or ""))
     return [f"{change['key']}:", *(f"  {line[0]} {line[1:]}" for line in lines if line[0] in "-+")]

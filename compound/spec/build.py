@@ -71,7 +71,7 @@ class Graph:
         self._complete &= (isinstance(found, dict) or absent) and all(NAME.match(key) for key in keys)
         return [key for key in keys if NAME.match(key)]
 
-    def _type(self, name: str) -> Any:
+    def _type(self, name: str) -> object:
         kind = fitted(self._document, Type, (*self._address, "inputs", name))
         return Any if kind is None else kind
 
@@ -131,10 +131,11 @@ class Graph:
         outputs = {}
         for key in self._names("outputs"):
             address = (*self._address, "outputs", key)
-            if fitted(self._document, Reference, address) is None:
+            reference = fitted(self._document, Reference, address)
+            if reference is None:
                 self._complete = False
             else:
-                outputs[key] = self._document.at(address)
+                outputs[key] = reference
         self._complete &= bool(outputs)
         return outputs
 

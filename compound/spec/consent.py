@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from compound.components.engines.credentials import SERVERS, Connection
 from compound.errors import DeclarationError
@@ -12,7 +11,7 @@ from compound.spec.document import Address
 from compound.trust import Trust, refusal
 
 
-def check_consent(context: Context, kind: str, settings: Mapping[str, Any], address: Address) -> None:
+def check_consent(context: Context, kind: str, settings: Mapping[str, object], address: Address) -> None:
     """Note what an engine of the file would send without the user's consent.
 
     Args:
@@ -24,7 +23,7 @@ def check_consent(context: Context, kind: str, settings: Mapping[str, Any], addr
     Raises:
         ConfigurationError: the user's configuration file cannot be read.
     """
-    server, key = settings.get("api_base"), settings.get("api_key_env")
+    server, key = (_text(settings.get(name)) for name in ("api_base", "api_key_env"))
     model = str(settings.get("model", ""))
     named = (*address, "api_base" if server is not None else "model")
     try:
@@ -39,6 +38,10 @@ def check_consent(context: Context, kind: str, settings: Mapping[str, Any], addr
         return
     if refused is not None:
         context.document.report((*address, "api_base" if key is None else "api_key_env"), *refused)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
 
 
 def _check_provider(model: str, server: str | None) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from compound.components.engines.credentials import is_model_name
 from compound.engines import EMBEDDED
@@ -15,6 +15,7 @@ from compound.spec.document import Address, Document, dotted, shown
 from compound.spec.python_code import find_code
 from compound.untrusted import UntrustedFolder
 
+Made = TypeVar("Made")
 _ENGINES = ("local/", "vllm/")  # what the name of a model's engine puts before a folder or hub id
 OUTSIDE = "leads out of the file's folder, and --no-import refuses that"
 
@@ -36,7 +37,7 @@ class Context:
     outside: set[str] = field(default_factory=set)
     """What the command line names outside of the file's folder."""
 
-    def code(self, spec: str, address: Address) -> Any:
+    def code(self, spec: str, address: Address) -> Any:  # whatever the user's module holds
         """Return the Python object an entry names, or None after noting why there is none."""
         if not self.allow_import:
             self.document.report(address, f"names Python code ({spec}), and imports are not allowed")
@@ -47,15 +48,16 @@ class Context:
             self.document.report_error(address, error)
             return None
 
-    def function(self, spec: str, address: Address) -> Any:
+    def function(self, spec: str, address: Address) -> Callable[..., object] | None:
         """Return the function an entry names, or None after noting why there is none."""
-        found = self.code(spec, address)
-        if found is not None and not callable(found):
+        found: object = self.code(spec, address)
+        if callable(found):
+            return found
+        if found is not None:
             self.document.report(address, f"{spec} is not a function")
-            return None
-        return found
+        return None
 
-    def attempt(self, address: Address, make: Callable[[], Any], who: str = "") -> Any:
+    def attempt(self, address: Address, make: Callable[[], Made], who: str = "") -> Made | None:
         """Return what ``make`` returns, or None after noting why it failed; ``who`` names code it runs."""
         try:
             return make()

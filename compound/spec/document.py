@@ -10,7 +10,7 @@ import bisect
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol, TypeGuard
 
 from compound.errors import CompoundError, SpecError
 
@@ -49,7 +49,7 @@ class Document:
     def __init__(self, name: str, text: str, label: str = "") -> None:
         self.name = name
         self.text = text
-        self.tree: Any = None
+        self.tree: object = None
         self._label = label
         self._starts = [0, *(match.end() for match in re.finditer(r"\r\n|\n|\r", text))]
         self._values: dict[Address, _Place] = {}
@@ -65,9 +65,9 @@ class Document:
         """Return ``file:line:column`` of a value or of its key."""
         return self._place(address, key).label
 
-    def at(self, address: Address) -> Any:
+    def at(self, address: Address) -> object:
         """Return the value at an address, or None."""
-        value: Any = self.tree
+        value: object = self.tree
         for part in address:
             if not _holds(value, part):
                 return None
@@ -82,9 +82,9 @@ class Document:
         """Return whether a value comes from the command line."""
         return self._place(address, False).group == 1
 
-    def override(self, address: Address, value: Any, label: str, order: int) -> None:
+    def override(self, address: Address, value: object, label: str, order: int) -> None:
         """Put a value of the command line into the tree; ``label`` says where it comes from."""
-        parent = self.tree
+        parent: object = self.tree
         place = _Place(1, order, 0, label)
         for depth, part in enumerate(address[:-1], 1):
             if isinstance(parent, dict) and parent.get(str(part)) is None:
@@ -94,10 +94,11 @@ class Document:
                 break
             parent = parent[part]
         last = address[-1]
-        if not isinstance(parent, dict) and not _holds(parent, last):
+        if isinstance(parent, dict) or _holds(parent, last):
+            parent[last] = value
+        else:
             self._problems.append(_Problem(place, f"{label}: there is no {dotted(address)} to set", address))
             return
-        parent[last] = value
         inside = [a for a in self._values if a[: len(address)] == address]
         for old in inside:
             del self._values[old]
@@ -164,7 +165,7 @@ def dotted(address: Iterable[str | int]) -> str:
     return ".".join(part if _PLAIN_KEY.match(part) else repr(part[:60]) for part in parts)
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Return a value as YAML would say it, shortened.
 
     >>> shown(True), shown("a"), shown(None), shown([1, 2])
@@ -176,12 +177,19 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:59] + "…"
 
 
-def _holds(parent: Any, part: str | int) -> bool:
+class _Container(Protocol):
+    """A mapping or a list."""
+
+    def __getitem__(self, part: str | int, /) -> object: ...
+    def __setitem__(self, part: str | int, value: object, /) -> None: ...
+
+
+def _holds(parent: object, part: str | int) -> TypeGuard[_Container]:
     if isinstance(parent, list):
         return isinstance(part, int) and part < len(parent)
     return isinstance(parent, dict) and part in parent
 
 
-def _order(problem: _Problem) -> tuple[Any, ...]:
+def _order(problem: _Problem) -> tuple[int, int, int]:
     place = problem.place
     return (place.group, place.line, place.column)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from compound.component import Component, Composite, Condition, Node, Source
 from compound.components.flow import Loop, Map
@@ -22,8 +22,12 @@ from compound.spec.spelling import Tree, spell_code, spell_space, spell_type
 from compound.spec.yaml_text import Flow, write
 from compound.system import System
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
 TOP = ""
-INDEXES: Mapping[type[Any], str] = {BM25: "bm25", Dense: "dense", PassageIndex: "passages"}
+INDEXES: Mapping[type[object], str] = {BM25: "bm25", Dense: "dense", PassageIndex: "passages"}
 
 
 def dump(system: System) -> str:
@@ -45,8 +49,8 @@ def dump(system: System) -> str:
         in: {question: $question}
     outputs: {answer: $answerer}
     """
-    lm = system.defaults.get("lm")
-    return write({"system": system.name, **({"lm": lm} if lm else {}), **_Dumping(system).graph(TOP)})
+    lm: Tree = {"lm": system.lm} if system.lm else {}
+    return write({"system": system.name, **lm, **_Dumping(system).graph(TOP)})
 
 
 class _Dumping:
@@ -101,7 +105,7 @@ class _Dumping:
         ports = list(node.wires) if node is not None and wired else []
         return {**make(self, component, ports), **(_wiring(node) if node else {})}
 
-    def _setting(self, component: Component, name: str, value: Any) -> Any:
+    def _setting(self, component: Component, name: str, value: object) -> object:
         """Return a setting: plain, or a space that starts at the value the system is bound to."""
         if isinstance(value, Space):
             return spell_space(value, self._values.get(f"{component.name}.{name}", value.value))
@@ -109,7 +113,9 @@ class _Dumping:
             raise DeclarationError(f"{component.name}.{name}: {value!r} would be read as a space to tune")
         return value
 
-    def _given(self, component: Any, source: Any, skip: tuple[str, ...] = ("name",)) -> Tree:
+    def _given(
+        self, component: Component, source: DataclassInstance, skip: tuple[str, ...] = ("name",)
+    ) -> Tree:
         """Return the fields of a dataclass that differ from their defaults."""
         found: Tree = {}
         for field in dataclasses.fields(source):
@@ -129,7 +135,7 @@ class _Dumping:
 
     def _retriever(self, component: Retriever, _: list[str]) -> Tree:
         index = component.index
-        if type(index) not in INDEXES:
+        if not isinstance(index, BM25 | Dense | PassageIndex) or type(index) not in INDEXES:
             raise DeclarationError(f"{component.name}: the index {type(index).__name__} has no name in YAML")
         given: Tree = {"index": INDEXES[type(index)], **self._given(component, index, ("within",))}
         if "corpus" in given:
@@ -188,7 +194,7 @@ class _Dumping:
         return {"class": spell_code(kind, component.name), **({"settings": settings} if settings else {})}
 
 
-_ENTRIES: Mapping[type[Any], Callable[..., Tree]] = {
+_ENTRIES: Mapping[type[object], Callable[..., Tree]] = {
     LLM: _Dumping._llm,
     Retriever: _Dumping._retriever,
     Selector: _Dumping._selector,
@@ -200,7 +206,7 @@ _ENTRIES: Mapping[type[Any], Callable[..., Tree]] = {
 }
 
 
-def _same(value: Any, default: Any) -> bool:
+def _same(value: object, default: object) -> bool:
     return type(value) is type(default) and bool(value == default)
 
 
@@ -209,12 +215,12 @@ def _wiring(node: Node) -> Tree:
     return {**wires, **({"when": _condition(node.when)} if node.when else {})}
 
 
-def _condition(when: Condition) -> Any:
+def _condition(when: Condition) -> object:
     source: Source = when.source
     return source.label if when.value is True else Flow({source.label: when.value})
 
 
-def _out(component: Component, plain: Mapping[str, Any]) -> Tree:
+def _out(component: Component, plain: Mapping[str, object]) -> Tree:
     """Return ``out`` unless the outputs are what they would be without it."""
     kinds = {name: port.type for name, port in component.outputs.items()}
     if kinds == plain:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
@@ -22,17 +22,17 @@ from compound.spec.file_settings import (
 from compound.spec.file_types import Code, Model, Name, Reference, Scalar, Type
 
 
-def one_key(kinds: Mapping[str, Any], noun: str) -> Discriminator:
+def one_key(kinds: Mapping[str, object], noun: str) -> Discriminator:
     """Tell entries apart by the one key among ``kinds`` that they have."""
 
-    def tag(value: Any) -> str | None:
+    def tag(value: object) -> str | None:
         found = [kind for kind in kinds if kind in value] if isinstance(value, Mapping) else []
         return f"~{found[0]}" if len(found) == 1 else None
 
     return Discriminator(tag, custom_error_type="one_key", custom_error_message=noun)
 
 
-def _by_index(value: Any) -> str | None:
+def _by_index(value: object) -> str | None:
     index = value.get("index") if isinstance(value, Mapping) else None
     return f"~{index}" if index in INDEXES else None
 
@@ -169,7 +169,7 @@ class SelectorSettings(Model):
 
     options: list[Scalar] = Field(min_length=1)
     """The options."""
-    value: OptionSetting = None
+    value: OptionSetting = None  # type: ignore[assignment]  # the first one
     """The option to start with; the first by default. With `per_input` also a stored reward."""
     per_input: bool = False
     """Whether method `optimas` may let a local reward choose an option for each input."""

@@ -7,7 +7,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, create_model
 
@@ -60,16 +60,21 @@ class _Made(Model):
     model_config = ConfigDict(use_attribute_docstrings=False)
 
 
-def _model(name: str, doc: str, **fields: Any) -> type[Model]:
-    return create_model(name, __base__=_Made, __doc__=doc, __module__=__name__, **fields)
+FieldOf = tuple[object, object]  # a field's type, and its default or description
 
 
-def _arguments(factory: Callable[..., Any]) -> dict[str, Any]:
+def _model(name: str, doc: str, **fields: FieldOf) -> type[Model]:
+    given = cast("dict[str, Any]", fields)  # what `create_model` declares
+    made: type[Model] = create_model(name, __base__=_Made, __doc__=doc, __module__=__name__, **given)
+    return made
+
+
+def _arguments(factory: Callable[..., object]) -> dict[str, FieldOf]:
     """Return the parameters of a function or class as the fields of a model."""
     described_by = vars(factory)["__init__"] if isinstance(factory, type) else factory
     hints = typing.get_type_hints(described_by, include_extras=True)
     doc = inspect.getdoc(factory) or ""
-    fields: dict[str, Any] = {}
+    fields: dict[str, FieldOf] = {}
     for name, parameter in inspect.signature(factory).parameters.items():
         described = re.search(rf"^( +){name}: (.+(?:\n\1 +.+)*)$", doc, re.MULTILINE)
         default = ... if parameter.default is parameter.empty else parameter.default
@@ -80,7 +85,7 @@ def _arguments(factory: Callable[..., Any]) -> dict[str, Any]:
     return fields
 
 
-def _summary(factory: Callable[..., Any]) -> str:
+def _summary(factory: Callable[..., object]) -> str:
     return (inspect.getdoc(factory) or "").split("\n", 1)[0]
 
 
@@ -95,19 +100,19 @@ class CustomMetric(Model):
     """[low, high]: the least and the greatest score possible. Intervals then stay within them."""
 
 
-def _entry(name: str, factory: Callable[..., Any]) -> type[Model]:
+def _entry(name: str, factory: Callable[..., object]) -> type[Model]:
     """Return the model of ``{name: {parameter: value}}``."""
     settings = _model(f"{name}_settings", _summary(factory), **_arguments(factory))
     return _model(f"{name}_entry", _summary(factory), **{name: (settings, ...)})
 
 
-def _engine_class(place: str) -> Callable[..., Any]:
+def _engine_class(place: str) -> Callable[..., object]:
     module, _, name = place.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    found: Callable[..., object] = getattr(importlib.import_module(module), name)
     return found
 
 
-def _union(models: Mapping[str, type[Model]]) -> Any:
+def _union(models: Mapping[str, type[Model]]) -> object:
     return typing.Union[tuple(Annotated[model, Tag(f"~{name}")] for name, model in models.items())]  # noqa: UP007
 
 
@@ -159,14 +164,14 @@ TAGGED: Mapping[str, type[Model]] = {
 """Which model a part of an error's location stands for."""
 
 
-def schema() -> dict[str, Any]:
+def schema() -> dict[str, object]:
     """Return the JSON Schema (draft 2020-12) of the file."""
     found = {"$schema": "https://json-schema.org/draft/2020-12/schema", **File.model_json_schema()}
     _close(found)
     return found
 
 
-def _close(part: Any) -> None:
+def _close(part: object) -> None:
     """Refuse keys that are no names: pydantic says which keys fit, but not that there are no others."""
     if isinstance(part, dict):
         if "patternProperties" in part:

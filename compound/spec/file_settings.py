@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self, cast
 
 from pydantic import Discriminator, Field, Tag, WithJsonSchema, model_validator
 
@@ -52,9 +52,9 @@ class TextSpace(SpaceModel):
 class Demonstration(Model):
     """A worked example."""
 
-    inputs: dict[str, Any]
+    inputs: dict[str, object]
     """What the component is given, by port."""
-    outputs: dict[str, Any]
+    outputs: dict[str, object]
     """What it should answer, by field."""
 
 
@@ -76,7 +76,7 @@ class ChoiceSpace(SpaceModel):
 
     choice: list[Scalar] = Field(min_length=1)
     """The possible values."""
-    value: Scalar = None
+    value: Scalar = None  # type: ignore[assignment]  # the first one
     """Where tuning starts; the first value by default."""
 
     def make(self) -> Space:
@@ -89,14 +89,14 @@ class IntSpace(SpaceModel):
 
     int: Annotated[list[int], Field(min_length=2, max_length=2)]
     """[low, high]; both belong to it."""
-    value: Annotated[Any, Field(json_schema_extra={"type": "integer"})] = None
+    value: Annotated[object, Field(json_schema_extra={"type": "integer"})] = None
     """Where tuning starts; the low bound by default."""
     log: bool = False
     """Search ratios rather than differences."""
 
     def make(self) -> Space:
         """Return the space."""
-        return Int(self.int[0], self.int[1], self.value, self.log)
+        return Int(self.int[0], self.int[1], cast("int", self.value), self.log)  # `Int` refuses all others
 
 
 class FloatSpace(SpaceModel):
@@ -104,7 +104,7 @@ class FloatSpace(SpaceModel):
 
     float: Annotated[list[Number], Field(min_length=2, max_length=2)]
     """[low, high]; both belong to it."""
-    value: Number = None
+    value: Number = None  # type: ignore[assignment]  # the low bound
     """Where tuning starts; the low bound by default."""
     log: bool = False
     """Search ratios rather than differences."""
@@ -156,12 +156,12 @@ class WeightsSpace(SpaceModel):
         return Weights(value, base.rank, base.alpha, base.targets)
 
 
-def made(value: Any) -> Any:
+def made(value: object) -> object:
     """Return a setting's space, or its plain value."""
     return value.make() if isinstance(value, SpaceModel) else value
 
 
-def form(value: Any) -> str:
+def form(value: object) -> str:
     """Return which form a setting has: ``~plain``, or a space told by its key.
 
     >>> form(3), form({"tune": "Answer."}), form({"tune": 4}), form({"int": [1, 2]}), form({"tun": 4})
@@ -175,7 +175,7 @@ def form(value: Any) -> str:
     return f"~{key}"
 
 
-def _free_form(value: Any) -> str:
+def _free_form(value: object) -> str:
     """Return the form of a setting whose plain value may be a mapping."""
     return form(value).replace("~unknown", "~plain")
 
@@ -228,7 +228,7 @@ AnySpace = Annotated[
     _either("a space to tune", INT, FLOAT, CHOICE, TEXT),
 ]
 AnySetting = Annotated[
-    Annotated[Any, Tag("~plain"), WithJsonSchema(_PLAIN_SCHEMA)]
+    Annotated[object, Tag("~plain"), WithJsonSchema(_PLAIN_SCHEMA)]
     | Annotated[TextSpace, Tag("~text")]
     | Annotated[DemosSpace, Tag("~demos")]
     | Annotated[ChoiceSpace, Tag("~choice")]

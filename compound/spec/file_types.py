@@ -23,7 +23,7 @@ class Model(BaseModel):
 
     @property
     def given(self) -> dict[str, Any]:
-        """What the file says; defaults stay with the classes that are made of it."""
+        """What the file says, as arguments of the classes that are made of it, where defaults stay."""
         names = [name for name in type(self).model_fields if name in self.model_fields_set]
         return {name: getattr(self, name) for name in names}
 
@@ -38,7 +38,7 @@ def refused(error: DeclarationError) -> PydanticCustomError:
     return PydanticCustomError("refused", "{what}", {"what": error.message, "hint": error.hint})
 
 
-def _type(value: Any) -> Any:
+def _type(value: object) -> object:
     if not isinstance(value, str) or len(value) > LONGEST_TYPE:
         raise wrong("must be a type such as str, int or list[str]")
     try:
@@ -47,27 +47,27 @@ def _type(value: Any) -> Any:
         raise refused(error) from None
 
 
-def _reference(value: Any) -> str:
+def _reference(value: object) -> str:
     if isinstance(value, str) and _REFERENCE.match(value):
         return value
     hint = "constants are settings of the component"
     raise wrong("must be a reference such as $question or $node.field", hint)
 
 
-def _code(value: Any) -> str:
+def _code(value: object) -> str:
     if isinstance(value, str) and _CODE.match(value):
         return value
     raise wrong("must name Python code as module:name")
 
 
-def _scalar(value: Any) -> Any:
+def _scalar(value: object) -> str | float:
     if isinstance(value, str | int | float | bool):
         return value
     raise wrong("must be a text, a number, true or false")
 
 
-def _number(value: Any) -> Any:
-    if type(value) in (int, float):
+def _number(value: object) -> float:
+    if isinstance(value, int | float) and type(value) in (int, float):
         return value
     raise wrong("must be a number")
 
@@ -80,11 +80,15 @@ def _text_like(pattern: re.Pattern[str], description: str) -> WithJsonSchema:
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 """The name of a component, node, port, input or output."""
 Type = Annotated[
-    Any,
+    object,
     PlainValidator(_type),
     WithJsonSchema({"type": "string", "description": "str, int, float, bool, list[str], `one of a, b`, …"}),
 ]
 Reference = Annotated[str, PlainValidator(_reference), _text_like(_REFERENCE, "$input, $node or $node.field")]
 Code = Annotated[str, PlainValidator(_code), _text_like(_CODE, "Python code: module:name")]
-Scalar = Annotated[Any, PlainValidator(_scalar), WithJsonSchema({"type": ["string", "number", "boolean"]})]
-Number = Annotated[Any, PlainValidator(_number), WithJsonSchema({"type": "number"})]
+Scalar = Annotated[
+    str | int | float | bool,
+    PlainValidator(_scalar),
+    WithJsonSchema({"type": ["string", "number", "boolean"]}),
+]
+Number = Annotated[float, PlainValidator(_number), WithJsonSchema({"type": "number"})]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from compound.artifacts import is_reference, located
+from compound.artifacts import Reference, located
 from compound.component import Component, Composite, Operation
 from compound.components.flow import Loop, Map
 from compound.components.function import FirstOf, Function
@@ -52,18 +52,17 @@ def make_component(context: Context, name: str, address: Address, body: MakeBody
             if isinstance(context.document.at(inside), dict):
                 body(inside, name)
         return None
-    component: Component | None = _MAKERS[type(entry)](context, name, entry, address, body)
-    return component
+    return _MAKERS[type(entry)](context, name, entry, address, body)
 
 
-def _made(given: Mapping[str, Any]) -> dict[str, Any]:
+def _made(given: Mapping[str, object]) -> dict[str, Any]:
+    """Return settings as arguments of a component, which checks them itself."""
     return {key: made(value) for key, value in given.items()}
 
 
-def _stored(context: Context, value: Any, address: Address) -> Any:
-    """Return a reference to a stored folder with its path made absolute; any other value as it is."""
-    if is_reference(value):
-        context.place(value["path"], (*address, "path"))
+def _stored(context: Context, value: Reference, address: Address) -> Reference:
+    """Return a reference to a stored folder with its path made absolute."""
+    context.place(value["path"], (*address, "path"))
     return located(value, context.folder)
 
 
@@ -75,13 +74,12 @@ def _llm(context: Context, name: str, entry: LLMEntry, address: Address, _: Make
     lm = given.get("lm")
     if lm is not None:
         context.check_models(lm.options if isinstance(lm, Choice) else [lm], (*inside, "lm"))
-    if isinstance(weights := given.get("weights"), Weights):
+    if isinstance(weights := given.get("weights"), Weights) and weights.value is not None:
         given["weights"] = replace(
             weights, value=_stored(context, weights.value, (*inside, "weights", "value"))
         )
     given |= {"stop": tuple(entry.llm.stop), "output": entry.out}
-    component: LLM | None = context.attempt(inside, lambda: LLM(name, **given))
-    return component
+    return context.attempt(inside, lambda: LLM(name, **given))
 
 
 def _retriever(
@@ -96,15 +94,14 @@ def _retriever(
     if index.get("model"):
         context.may_lead_to(index["model"], (*inside, "model"))
     rest = {"k": given["k"]} if "k" in given else {}
-    component: Retriever | None = context.attempt(inside, lambda: Retriever(name, kind(**index), **rest))
-    return component
+    return context.attempt(inside, lambda: Retriever(name, kind(**index), **rest))
 
 
-def _selector(context: Context, name: str, entry: SelectorEntry, address: Address, _: MakeBody) -> Any:
-    given = entry.selector
-    value = given.value
-    if isinstance(value, StoredFolder):
-        value = _stored(context, value.model_dump(), (*address, "selector", "value"))
+def _selector(
+    context: Context, name: str, entry: SelectorEntry, address: Address, _: MakeBody
+) -> Selector | None:
+    given, chosen, inside = entry.selector, entry.selector.value, (*address, "selector", "value")
+    value = _stored(context, chosen.model_dump(), inside) if isinstance(chosen, StoredFolder) else chosen
     return context.attempt(
         (*address, "selector"),
         lambda: Selector(name, *given.options, value=value, per_input=given.per_input),
@@ -115,7 +112,7 @@ def _hyperparameter(
     context: Context, name: str, entry: HyperparameterEntry, address: Address, _: MakeBody
 ) -> Hyperparameter | None:
     space = entry.hyperparameter.make()
-    if isinstance(space, Weights):
+    if isinstance(space, Weights) and space.value is not None:
         inside = (*address, "hyperparameter", "value")
         space = replace(space, value=_stored(context, space.value, inside))
     return Hyperparameter(name, space)
@@ -131,7 +128,7 @@ def _function(
         return None
     rest = {key: value for key, value in entry.function.given.items() if key != "call"}
     outputs = entry.out if isinstance(entry.out, dict) else None
-    component: Function | None = context.attempt(
+    component = context.attempt(
         inside, lambda: Function(name, function, outputs=outputs, **rest, **settings), who=entry.function.call
     )
     if component is not None and outputs is None and entry.out is not None:
@@ -157,20 +154,20 @@ def _loop(context: Context, name: str, entry: LoopEntry, address: Address, body:
     turn = body((*inside, "body"), name)
     if turn is None:
         return None
-    carry, until, turns = entry.loop.carry, entry.loop.until, made(entry.loop.max_turns)
+    carry, until, turns = entry.loop.carry, entry.loop.until, _made({"max_turns": entry.loop.max_turns})
     # Each part is tried alone, so that every mistake is found and stands at its own line.
     for source, target in carry.items():
         context.attempt(
             (*inside, "carry", source), functools.partial(Loop, name, turn, carry={source: target})
         )
     context.attempt((*inside, "until"), lambda: Loop(name, turn, carry={}, until=until))
-    context.attempt((*inside, "max_turns"), lambda: Loop(name, turn, carry={}, max_turns=turns))
+    context.attempt((*inside, "max_turns"), lambda: Loop(name, turn, carry={}, **turns))
     if context.document.wrong(inside):
         return None
-    return Loop(name, turn, carry=carry, until=until, max_turns=turns)
+    return Loop(name, turn, carry=carry, until=until, **turns)
 
 
-def _map(context: Context, name: str, entry: MapEntry, address: Address, body: MakeBody) -> Any:
+def _map(context: Context, name: str, entry: MapEntry, address: Address, body: MakeBody) -> Map | None:
     inside = (*address, "map")
     one = body((*inside, "body"), name)
     if one is None:
@@ -190,10 +187,7 @@ def _class(context: Context, name: str, entry: ClassEntry, address: Address, _: 
     if _unknown(context, found, settings, inside):
         return None
     kind: Callable[..., Component] = found
-    component: Component | None = context.attempt(
-        (*address, "class"), lambda: _sound(kind(name, **settings), name), who=entry.code
-    )
-    return component
+    return context.attempt((*address, "class"), lambda: _sound(kind(name, **settings), name), who=entry.code)
 
 
 def _sound(component: Component, name: str) -> Component:
@@ -208,7 +202,7 @@ def _sound(component: Component, name: str) -> Component:
     return component
 
 
-def _unknown(context: Context, target: Callable[..., Any], names: Iterable[str], address: Address) -> bool:
+def _unknown(context: Context, target: Callable[..., object], names: Iterable[str], address: Address) -> bool:
     """Note settings that a function or class does not take."""
     try:
         parameters = inspect.signature(target).parameters
@@ -222,7 +216,7 @@ def _unknown(context: Context, target: Callable[..., Any], names: Iterable[str],
     return bool(unknown)
 
 
-_MAKERS: Mapping[type[Any], Callable[..., Any]] = {
+_MAKERS: Mapping[type[object], Callable[..., Component | None]] = {
     LLMEntry: _llm,
     RetrieverEntry: _retriever,
     SelectorEntry: _selector,

@@ -14,9 +14,8 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from compound.contracts import Engine, Metric
+from compound.contracts import Engine, Metric, Values
 from compound.data import Dataset
 from compound.engines import find_engine, open_engine
 from compound.errors import DeclarationError, SpecError, nearest
@@ -30,13 +29,14 @@ from compound.spec.document import Address, Document, shown
 from compound.spec.file_model import POSSIBLE, RUNS, CustomMetric, DataSettings, SplitBy
 from compound.spec.file_model import Engine as EngineModel
 from compound.spec.file_model import Metric as MetricModel
+from compound.spec.file_types import Model
 from compound.spec.overrides import apply
 from compound.spec.shape import fitted, note_misfits
 from compound.spec.yaml_source import MAX_BYTES, read
 from compound.system import System
 from compound.trust import Trust
 
-EngineSettings = tuple[str, Mapping[str, Any]]
+EngineSettings = tuple[str, Values]
 LOCAL = ("transformers", "vllm")  # the engines that read a model's folder
 
 
@@ -217,6 +217,7 @@ def _engines(context: Context) -> dict[str, EngineSettings]:
         found = fitted(context.document, EngineModel, ("engines", name))
         if found is None:
             continue
+        settings: Model
         ((kind, settings),) = found.given.items()
         engines[name] = (kind, settings.given)
         check_consent(context, kind, settings.given, ("engines", name, kind))
@@ -286,11 +287,11 @@ def _metric(context: Context) -> Metric | None:
     if isinstance(settings, CustomMetric):
         function = context.function(settings.call, (*address, "call"))
         bounds = None if settings.bounds is None else (settings.bounds[0], settings.bounds[1])
+        if function is None:
+            return None
         make = functools.partial(custom, function, settings.name, bounds)
-        own: Metric | None = None if function is None else context.attempt((*address, "bounds"), make)
-        return own
+        return context.attempt((*address, "bounds"), make)
     outputs, output = _keys(document, "outputs"), settings.output
     if outputs and output not in outputs:
         document.report((*address, "output"), f"no output {output!r}", nearest(output, outputs))
-    made: Metric | None = context.attempt(address, functools.partial(METRICS[name], **settings.given))
-    return made
+    return context.attempt(address, functools.partial(METRICS[name], **settings.given))

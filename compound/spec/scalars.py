@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
 
 NULL = re.compile(r"~|null|Null|NULL|\Z")
 BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
@@ -13,7 +12,7 @@ FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 
-def scalar(text: str) -> Any:
+def scalar(text: str) -> object:
     """Return what a plain (unquoted) scalar means; ``inf`` and ``nan`` come back as floats.
 
     >>> [scalar(text) for text in ("1e-6", "on", "true", "012", "0x10", "~", "1_000", ".5")]

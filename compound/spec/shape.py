@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -16,6 +15,10 @@ from compound.spec.document import Address, Document, shown
 from compound.spec.file_components import INDEXES
 from compound.spec.file_model import POSSIBLE, TAGGED, File
 from compound.spec.file_settings import SPACES
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
 
 _NAME = "must consist of letters, digits and underscores, not starting with a digit"
 _MUST: Mapping[str, str] = {
@@ -44,15 +47,18 @@ _MISSING: Mapping[Address, str] = {
     "file, `data: {path: rows.jsonl, split_by: {train: 0.6, valid: 0.2, test: 0.2}}`",
 }
 """How to write what is missing, where its key alone does not say so."""
+Kind = TypeVar("Kind")
+_ADAPTERS: dict[object, TypeAdapter[Any]] = {}  # by type, each adapter of its own
 _BESIDES = ("in", "when", "out", "settings")
 
 
-@functools.cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+def _adapter(kind: TypeForm[Kind]) -> TypeAdapter[Kind]:
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
 
 
-def fitted(document: Document, kind: Any, address: Address = ()) -> Any:
+def fitted(document: Document, kind: TypeForm[Kind], address: Address = ()) -> Kind | None:
     """Return the value at an address as a ``kind``, or None when it does not fit (nothing is noted)."""
     try:
         return _validated(document, kind, address)
@@ -69,7 +75,7 @@ def note_misfits(document: Document) -> None:
             _note(document, detail)
 
 
-def _validated(document: Document, kind: Any, address: Address) -> Any:
+def _validated(document: Document, kind: TypeForm[Kind], address: Address) -> Kind:
     # JSON rather than Python input: in strict mode only this turns lists into tuples.
     return _adapter(kind).validate_json(json.dumps(document.at(address)), strict=True)
 
@@ -195,7 +201,7 @@ def _model_at(loc: tuple[str | int, ...]) -> type[BaseModel]:
     return model
 
 
-def _models(annotation: Any) -> Iterator[Any]:
+def _models(annotation: object) -> Iterator[type[BaseModel]]:
     """Yield the only model in an annotation; which of several is meant, a tag says."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 from compound.errors import DeclarationError
 from compound.ports import parse, spell
 from compound.space import Choice, Demos, Float, Int, LoRA, Space, Text, Weights
 from compound.spec.yaml_text import Flow
 
-Tree = dict[str, Any]
+Tree = dict[str, object]
 
 
-def spell_type(kind: Any, where: str) -> str:
+def spell_type(kind: object, where: str) -> str:
     """Return a port type as the file spells it."""
     text = spell(kind)
     try:
@@ -25,7 +24,7 @@ def spell_type(kind: Any, where: str) -> str:
     return text
 
 
-def spell_space(space: Space, value: Any) -> Tree:
+def spell_space(space: Space, value: object) -> Tree:
     """Return a space that starts at a value."""
     if isinstance(space, Text):
         limit = {} if space.max_length == Text.max_length else {"max_length": space.max_length}
@@ -44,10 +43,10 @@ def spell_space(space: Space, value: Any) -> Tree:
     raise DeclarationError(f"a {type(space).__name__} space has no spelling in YAML")
 
 
-def spell_code(found: Any, name: str) -> str:
+def spell_code(found: object, name: str) -> str:
     """Return ``module:name`` of a function or class that can be found by it."""
     module, path = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
-    here: Any = None
+    here: object = None
     if isinstance(module, str) and isinstance(path, str) and module != "__main__" and "<" not in path:
         try:
             here = importlib.import_module(module)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from compound.component import NAME, Component, Node
 from compound.spec.document import Address, Document
@@ -24,7 +23,7 @@ class Use:
     address: Address
     component: Component | None
     wires: Mapping[str, str]
-    when: tuple[str, Any] | None
+    when: tuple[str, object] | None
     whole: bool
 
     @property
@@ -41,7 +40,7 @@ def read_use(document: Document, name: str, address: Address, component: Compone
     """Read how a node is wired, edge by edge; what cannot be read was noted with the file's shape."""
     entry = document.at(address)
     entry = entry if isinstance(entry, dict) else {"in": None}
-    edges = entry.get("in", {})
+    edges: object = entry.get("in", {})
     wires = {
         port: reference
         for port, reference in (edges.items() if isinstance(edges, dict) else ())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import NoReturn, cast
 
 import yaml
 from yaml.reader import Reader
@@ -46,7 +46,7 @@ def read(raw: bytes | str, name: str) -> Document:
     return document
 
 
-def read_value(text: str, label: str) -> Any:
+def read_value(text: str, label: str) -> object:
     """Return one value of the command line, such as ``150`` or ``[1, 2]``; ``label`` opens its errors.
 
     >>> read_value("[1, 1e-6, on]", "--set a.b=[1, 1e-6, on]")
@@ -61,7 +61,7 @@ def read_value(text: str, label: str) -> Any:
     return value
 
 
-def _shape(tree: Any) -> str:
+def _shape(tree: object) -> str:
     return "empty" if tree is None else "a list" if isinstance(tree, list) else "a single value"
 
 
@@ -98,7 +98,7 @@ class _Reading:
         self._loader = yaml.SafeLoader(document.text)
         self._values = 0
 
-    def tree(self) -> Any:
+    def tree(self) -> object:
         """Return the first document's data."""
         tree, documents = None, 0
         event = self._next()
@@ -112,9 +112,9 @@ class _Reading:
             event = self._next()
         return tree
 
-    def _next(self) -> Any:
+    def _next(self) -> yaml.Event:
         try:
-            return self._loader.get_event()  # type: ignore[no-untyped-call]
+            return cast("yaml.Event", self._loader.get_event())  # type: ignore[no-untyped-call]
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             self._fail(mark.index if mark else 0, *_explained(error))
@@ -123,7 +123,7 @@ class _Reading:
         except (ValueError, OverflowError):  # PyYAML lets these escape from `chr` and `int`
             self._fail(self._loader.index, "is not YAML: a number in an escape or directive is out of range")
 
-    def _stop(self, event: Any, what: str) -> NoReturn:
+    def _stop(self, event: yaml.Event, what: str) -> NoReturn:
         self._fail(_start(event), what)
 
     def _fail(self, index: int, what: str, hint: str = "") -> NoReturn:
@@ -132,7 +132,7 @@ class _Reading:
         self._document.check()
         raise AssertionError("check raises")
 
-    def _value(self, event: Any, address: Address) -> Any:
+    def _value(self, event: yaml.Event, address: Address) -> object:
         self._values += 1
         if len(address) > MAX_DEPTH:
             self._stop(event, f"the file is deeper than {MAX_DEPTH} levels")
@@ -150,24 +150,26 @@ class _Reading:
             return self._mapping(address)
         return None
 
-    def _until(self, end: type[yaml.Event]) -> Iterator[Any]:
+    def _until(self, end: type[yaml.Event]) -> Iterator[yaml.Event]:
         while not isinstance(event := self._next(), end):
             yield event
 
-    def _refuse_extras(self, event: Any, address: Address) -> None:
+    def _refuse_extras(self, event: yaml.Event, address: Address) -> None:
+        anchor, tag = getattr(event, "anchor", None), getattr(event, "tag", None)
         if isinstance(event, yaml.AliasEvent):
-            self._document.report(address, f"the alias *{event.anchor} is refused", "repeat the value")
+            self._document.report(address, f"the alias *{anchor} is refused", "repeat the value")
             self._document.spoil(address)
-        elif event.anchor is not None:
+        elif anchor is not None:
             hint = "write the value wherever it is needed"
-            self._document.report(address, f"the anchor &{event.anchor} is refused", hint)
-        elif event.tag is not None:
-            tag = event.tag.replace(_STANDARD_TAG, "!!")
-            self._document.report(address, f"the tag {tag!r} is refused", "remove it")
+            self._document.report(address, f"the anchor &{anchor} is refused", hint)
+        elif tag is not None:
+            self._document.report(
+                address, f"the tag {tag.replace(_STANDARD_TAG, '!!')!r} is refused", "remove it"
+            )
             self._document.spoil(address)
 
-    def _mapping(self, address: Address) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def _mapping(self, address: Address) -> dict[str, object]:
+        found: dict[str, object] = {}
         for event in self._until(yaml.MappingEndEvent):
             if not isinstance(event, yaml.ScalarEvent):
                 self._stop(event, "a key must be a text; quote texts that begin with [ { or *")
@@ -195,16 +197,18 @@ class _Reading:
             if depth == 0:
                 return
 
-    def _scalar(self, event: yaml.ScalarEvent, address: Address) -> Any:
+    def _scalar(self, event: yaml.ScalarEvent, address: Address) -> object:
         if self._is_half(event.value, address):
             return None
         if event.style is not None:
             return event.value
         if INT.fullmatch(event.value) and len(event.value) > MAX_DIGITS:
-            return self._refuse(address, f"a number must have at most {MAX_DIGITS} digits")
+            self._refuse(address, f"a number must have at most {MAX_DIGITS} digits")
+            return None
         value = scalar(event.value)
         if isinstance(value, float) and not math.isfinite(value):
-            return self._refuse(address, f"a number must be finite, but is {event.value:.20}")
+            self._refuse(address, f"a number must be finite, but is {event.value:.20}")
+            return None
         return value
 
     def _refuse(self, address: Address, what: str) -> None:
@@ -232,6 +236,5 @@ def _explained(error: yaml.MarkedYAMLError) -> tuple[str, str]:
     return f"is not YAML: {problem}" + (f" ({context}{start})" if context else ""), hint
 
 
-def _start(event: Any) -> int:
-    index: int = event.start_mark.index
-    return index
+def _start(event: yaml.Event) -> int:
+    return event.start_mark.index if event.start_mark else 0

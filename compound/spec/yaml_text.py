@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import yaml
 
@@ -18,11 +17,11 @@ _ODD = re.compile(
 )  # written as escapes
 
 
-class Flow(dict[str, Any]):
+class Flow(dict[str, object]):
     """A mapping to be written on one line."""
 
 
-def write(value: Mapping[str, Any]) -> str:
+def write(value: Mapping[str, object]) -> str:
     """Return a mapping as YAML text, in its own order.
 
     Raises:
@@ -45,7 +44,7 @@ def write(value: Mapping[str, Any]) -> str:
     return text
 
 
-def plain(value: Any, where: str) -> Any:
+def plain(value: object, where: str) -> object:
     """Return a value as YAML's own types, or refuse what has none; ``where`` opens the message."""
     if value is None or isinstance(value, bool):
         return value
@@ -59,16 +58,16 @@ def plain(value: Any, where: str) -> Any:
         return [plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         kind = Flow if isinstance(value, Flow) else dict
-        return kind({plain(key, where): plain(item, f"{where}.{key}") for key, item in value.items()})
+        return kind({str(plain(key, where)): plain(item, f"{where}.{key}") for key, item in value.items()})
     raise DeclarationError(f"{where.lstrip('.')}: {value!r} cannot be written in YAML")
 
 
 class _Dumper(yaml.SafeDumper):
     """Quotes what would be read as something else, and writes texts of several lines as blocks."""
 
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's name for its table
+    yaml_implicit_resolvers: dict[str, object] = {}  # noqa: RUF012 - PyYAML's name for its table
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         """Write equal values out each time: a file holds no aliases."""
         return True
 

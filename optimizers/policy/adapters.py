@@ -158,10 +158,11 @@ class Adapters:
         from compound.components.engines.adapter_files import read_config
 
         config, space = read_config(folder), self.spaces[name]
-        if config["lora_alpha"] * space.rank != space.alpha * config["r"]:
+        alpha, rank = config["lora_alpha"], config["r"]
+        if alpha * space.rank != space.alpha * rank:
             raise ConfigurationError(
-                f"the adapter in {folder} was trained with alpha {config['lora_alpha']} and rank "
-                f"{config['r']}, but {name!r} declares alpha {space.alpha} and rank {space.rank}: "
+                f"the adapter in {folder} was trained with alpha {alpha} and rank "
+                f"{rank}, but {name!r} declares alpha {space.alpha} and rank {space.rank}: "
                 "it would say something else",
                 hint="declare those it was trained with",
             )

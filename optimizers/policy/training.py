@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from compound.artifacts import discard, folder_digest, is_reference, put, verified
+from compound.artifacts import Reference, discard, folder_digest, is_reference, put, verified
 from compound.bounds import JobBound, Outlook
 from compound.components.engines import loading
 from compound.components.engines.prefilled import Prefilled
@@ -40,8 +40,10 @@ from compound.optimizers.policy.selection import held_out_size, is_better, split
 from compound.optimizers.policy.telling import examples_of, peak, told, why_nothing
 from compound.optimizers.policy.trainer import OPTIMIZERS, VALUE, Trainer
 from compound.plan import values_of
+from compound.reading import entry
 from compound.settings import WeightSettings
 from compound.streams import generator, stream
+from compound.system import System
 
 RECORD = "training"  # the kind of a memory record
 WINDOW = 0.2  # of the steps, at either end, that a proposal's rewards are the mean of
@@ -142,7 +144,7 @@ class Job:
             self.trainer.restore(state["saved"], self.folder)
             return
         for name, some in self._groups.items():
-            reference = system.configuration[f"{some[0]}.weights"]
+            reference = _weights(system, some[0])
             if any(system.configuration[f"{c}.weights"] != reference for c in some):
                 raise DeclarationError(
                     f"the adapter {name!r} is shared by components that start from different ones",
@@ -161,7 +163,7 @@ class Job:
             return
         system, engine_of = self.task.system, self.task.bench.executor.engine
         for name, some in self._groups.items():
-            engine = engine_of(values_of(system.components[some[0]], system)["lm"])
+            engine = engine_of(entry(values_of(system.components[some[0]], system), "lm", str))
             if hasattr(engine, "admit"):
                 with tempfile.TemporaryDirectory(prefix=".shape-", dir=self.folder) as folder:
                     path = Path(folder)
@@ -178,8 +180,7 @@ class Job:
 
     def _starts(self) -> dict[str, str]:
         """Return the digest of the adapter that each group of components starts from."""
-        system = self.task.system.configuration
-        found = {name: system[f"{some[0]}.weights"] for name, some in self._groups.items()}
+        found = {name: _weights(self.task.system, some[0]) for name, some in self._groups.items()}
         return {name: reference["sha256"] if reference else "" for name, reference in found.items()}
 
     def _longest(self) -> int:
@@ -195,7 +196,7 @@ class Job:
                 f"the loss dr_grpo divides by max_tokens, which is wired in {', '.join(wired)}",
                 hint="set it in the component, or take another loss",
             )
-        return max(int(values_of(system.components[c], system)["max_tokens"]) for c in self.trained)
+        return max(entry(values_of(system.components[c], system), "max_tokens", int) for c in self.trained)
 
     def close(self) -> None:
         """Free the model."""
@@ -350,7 +351,7 @@ class Job:
     def _prefilled(self) -> Prefilled:
         """Return what the engine says it read so far."""
         system = self.task.system
-        lm = values_of(system.components[self.trained[0]], system)["lm"]
+        lm = entry(values_of(system.components[self.trained[0]], system), "lm", str)
         return getattr(self.task.bench.executor.engine(lm), "prefill", Prefilled())
 
     def _work(self, state: Mapping[str, Any], number: int, kept: dict[str, Any]) -> Work:
@@ -454,3 +455,9 @@ class Job:
         start = state["evaluated"][0][1]
         told = f"step {best['step']} is the best of {tried} evaluated: {best['score']:.3f}"
         return f"{told} on {count} held-out train examples" + ("" if start is None else f", from {start:.3f}")
+
+
+def _weights(system: System, component: str) -> Reference | None:
+    """Return where the weights of a component are stored; ``None`` is the base."""
+    value = system.configuration[f"{component}.weights"]
+    return value if is_reference(value) else None

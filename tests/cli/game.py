@@ -16,4 +16,4 @@ def guess(x: int, aim: float, mode: str) -> float:
 
 
 def near(outputs: Mapping[str, Any], example: Example) -> float:
-    return max(0.0, 1.0 - abs(float(outputs["y"]) - float(example.gold["target"])) / 10)
+    return max(0.0, 1.0 - abs(float(str(outputs["y"])) - float(str(example.gold["target"]))) / 10)
