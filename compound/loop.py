@@ -58,7 +58,7 @@ class Loop:
             folder=recorder.run.path / MEMORY_FOLDER,
         )
         recorder.watch(self.meter, self.test_meter)
-        self.proposals = Proposals(self.meter, give_up=problem.settings.prompts.give_up)
+        self.proposals = Proposals(self.meter, give_up=problem.settings.max_proposal_failures)
         if "proposals" in self.state:
             self.proposals.restore(self.state["proposals"])
 

@@ -20,10 +20,19 @@ from compound.optimizers.evolution import PERFECT, Proceed, Question, search
 from compound.optimizers.prompts import split, text_keys
 from compound.optimizers.reflection import WRITTEN, Answers, bound
 from compound.questions import Questions
+from compound.references import ModelName
+from compound.settings import Settings
 from compound.streams import stream
 
 TRIES = 2  # reflections for each minibatch that a job's share holds
 COMPARED = 8  # candidates on the Pareto set that a job's share should hold
+
+
+class GEPASettings(Settings):
+    """How prompts are rewritten by reflection."""
+
+    lm: ModelName | None = None
+    """The model that reflects; the system's own by default."""
 
 
 @dataclass(frozen=True)

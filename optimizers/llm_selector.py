@@ -21,12 +21,21 @@ from compound.optimization import Progress, Proposal, Task
 from compound.optimizers.diagnoser import UNDECIDED, ask, blame, judged, verdicts
 from compound.optimizers.prompts import split
 from compound.optimizers.proposing import ask as send
+from compound.references import ModelName
+from compound.settings import Settings
 from compound.space import Choice
 from compound.trace import Trace
 
 AFFORDED = 2  # rounds over all slots that the number of examples is chosen for
 
 Allocation = Mapping[str, Any]
+
+
+class DiagnoserSettings(Settings):
+    """How failures are attributed to components."""
+
+    lm: ModelName | None = None
+    """The model that diagnoses; the system's own by default."""
 
 
 @dataclass(frozen=True)

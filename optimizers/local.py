@@ -17,14 +17,14 @@ from compound.configuration import canonical, component_of, components_of
 from compound.contracts import Example
 from compound.optimization import Progress, Proposal, Task
 from compound.optimizers.guides import Guidance, Guide, LearnedRewards
-from compound.optimizers.local_scoring import LocalScorer, State, finalists
+from compound.optimizers.local_scoring import LocalScorer, LocalSearchSettings, State, finalists
 from compound.optimizers.offline import affordable, collected, settings_of
 from compound.optimizers.per_input import chosen_by_reward
 from compound.optimizers.prompts import PromptSearch, bootstrapped, contest, demo_keys, split, text_keys
 from compound.optimizers.rewarding import RunRewards, tunable
 from compound.optimizers.sampling import enumerated, suggest
 from compound.rewards.heads import LEAST_INPUTS
-from compound.settings import RewardSettings
+from compound.rewards.settings import RewardLearning
 from compound.space import Choice, Demos, Float, Int, Text
 from compound.streams import generator
 
@@ -36,28 +36,32 @@ class LocalSearch:
     """Improves one component by its local reward.
 
     Attributes:
-        settings: how rewards are learned and used.
+        learning: how pairs are collected and rewards learned.
+        search: how many rounds, and how the best are chosen.
         prompts: makes candidate prompts and demonstrations.
         verify: whether the best always meet the global reward too, however good the local one is.
         guide: what scores calls.
+        fresh: inputs that each job collects pairs from.
     """
 
-    settings: RewardSettings
+    learning: RewardLearning
+    search: LocalSearchSettings
     prompts: PromptSearch
     verify: bool = False
     guide: Guide = field(default_factory=LearnedRewards)
+    fresh: int = 0
 
     def bound(self, outlook: Outlook) -> JobBound:
         """Declare the candidates of each local round, or two rounds where the global reward steers."""
         texts = [key for key in outlook.texts if key in outlook.system.parameters]
         together = replace(outlook, keys=tuple(dict.fromkeys((*outlook.keys, *texts))))
-        return self.prompts.rounds_bound(together, max(2, self.settings.steps))
+        return self.prompts.rounds_bound(together, max(2, self.search.rounds))
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Adapt the reward on fresh inputs, search locally, and put the best to the test."""
         (component,) = tunable(task)
         pool, examples = split(task)
-        rewards = RunRewards.open(task, self.settings)
+        rewards = RunRewards.open(task, self.learning)
         state: State = dict(task.resume or {"share": limit(task), "iteration": rewards.iteration + 1})
         if "candidates" not in state:
             state |= {"candidates": await self._first(task, rewards, pool), "race": None, "step": 0}
@@ -81,7 +85,7 @@ class LocalSearch:
             return
         state["adapted"] = True
         enough = len({pair.example for pair, _ in rewards.buffer.pairs(component)}) >= LEAST_INPUTS
-        wanted = self.settings.fresh if enough else self.settings.inputs
+        wanted = self.fresh if enough else self.learning.pairs.inputs
         count = affordable(task, rewards, [component], wanted, ONLINE)
         if count and (enough or count >= LEAST_INPUTS):
             yield await collected(rewards, [component], state, rewards.fresh(examples, count))
@@ -141,12 +145,12 @@ class LocalSearch:
     ) -> AsyncIterator[Progress]:
         """Score candidates locally; leaves the finalists in the state."""
         (component,) = tunable(task)
-        scorer = LocalScorer(task, component, guidance.scores, self.settings, LOCAL + ONLINE)
+        scorer = LocalScorer(task, component, guidance.scores, self.search.rounds, LOCAL + ONLINE)
         recorded = await self.guide.recorded(rewards, component, state.get("recorded"))
         state["recorded"] = sorted({trace.example for trace, _ in recorded.calls})
         async for event in scorer.rounds(state, recorded, self._next):
             yield event
-        state |= finalists(task, state["scored"], self.settings.temperature)
+        state |= finalists(task, state["scored"], self.search.temperature)
         rewards.note_tried(task, [values for values, _ in state["scored"]])
         state["tested"] = self._tested(task, guidance.facts, component)
         if for_each := chosen_by_reward(task, rewards, component, guidance.scores):
@@ -172,7 +176,7 @@ class LocalSearch:
         if task.scorer.left < 2 * task.minibatch:
             return False
         accuracy = facts["accuracy"].get(component)
-        return self.verify or accuracy is None or accuracy["mean"] < self.settings.sure
+        return self.verify or accuracy is None or accuracy["mean"] < self.learning.reward.check_below
 
     async def _first(
         self, task: Task, rewards: RunRewards, pool: Sequence[Example]

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from compound.configuration import canonical
 from compound.contracts import CallValues
@@ -17,7 +18,7 @@ from compound.optimization import Bench, Progress, Task
 from compound.optimizers.prompts import demo_keys, text_keys
 from compound.plan import values_of
 from compound.rewards.model import Vector
-from compound.settings import RewardSettings
+from compound.settings import Settings
 from compound.streams import generator, stream
 from compound.system import System
 from compound.trace import Call, Trace
@@ -28,6 +29,15 @@ AGAIN = 100_000_000  # between their indices
 State = dict[str, Any]
 Place = tuple[Trace, Call, int]  # a recorded call, and the sample to draw it with
 More = Callable[[Task, Sequence[Sequence[Any]]], Awaitable[list[dict[str, Any]]]]
+
+
+class LocalSearchSettings(Settings):
+    """How the settings of a component are searched by its local reward."""
+
+    rounds: int = Field(default=3, ge=1)
+    """Rounds of local search in one iteration: a trust region."""
+    temperature: float = Field(default=0.0, ge=0)
+    """Candidates are drawn with probability proportional to exp(reward / temperature); 0 takes the best."""
 
 
 class Scores(Protocol):
@@ -54,21 +64,21 @@ class LocalScorer:
         task: the job.
         component: whose settings are searched.
         model: scores its calls.
-        settings: how many rounds.
+        rounds_limit: the most rounds.
         part: of the job's share that may be spent by the end of the last round.
     """
 
     task: Task
     component: str
     model: Scores
-    settings: RewardSettings
+    rounds_limit: int
     part: float
 
     async def rounds(self, state: State, recorded: Recorded, more: More) -> AsyncIterator[Progress]:
         """Score the candidates of the state, then further rounds; leaves all in ``state["scored"]``."""
         places = self._places(recorded)
         scored = state["scored"] = state.get("scored", [[{}, 0.0]])
-        while places and state["step"] < self.settings.steps and self._affordable(state, places):
+        while places and state["step"] < self.rounds_limit and self._affordable(state, places):
             fresh = state["candidates"] if len(scored) == 1 else await self._another(state, more)
             if not fresh:
                 break

@@ -20,7 +20,7 @@ from compound.optimizers.prompts import PromptSearch, bootstrapped, demo_keys, s
 from compound.optimizers.rewarding import RunRewards, tunable
 from compound.rewards.heads import LEAST_INPUTS
 from compound.rewards.pairs import expected_cost
-from compound.settings import RewardSettings
+from compound.rewards.settings import RewardLearning
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class OfflineRewards:
     """The offline phase: pairs of every component under the starting configuration; proposes nothing.
 
     Attributes:
-        settings: how rewards are learned.
+        learning: how pairs are collected and rewards learned.
         prompts: makes candidate prompts to draw outputs with.
         guide: takes up the pairs.
     """
 
-    settings: RewardSettings
+    learning: RewardLearning
     prompts: PromptSearch
     guide: Guide = field(default_factory=LearnedRewards)
 
@@ -55,7 +55,7 @@ class OfflineRewards:
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Collect pairs of all components in one batch, then learn and judge their rewards."""
-        rewards = RunRewards.open(task, self.settings)
+        rewards = RunRewards.open(task, self.learning)
         state: State = dict(task.resume or {"iteration": rewards.iteration + 1})
         components = tunable(task)
         pool, examples = split(task)
@@ -83,7 +83,7 @@ class OfflineRewards:
         for name in sorted(components, key=rewards.cost_of_learning):
             left -= rewards.cost_of_learning(name)
             kept += [name] if left >= 0 else []
-        most = min(self.settings.inputs, len(split(task)[1])) - done
+        most = min(self.learning.pairs.inputs, len(split(task)[1])) - done
         count = affordable(task, rewards, kept, min(max(done, LEAST_INPUTS), most), 1.0)
         return Wave(kept, count) if kept and count >= least else None
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from compound.bounds import JobBound, Outlook
 from compound.configuration import canonical, component_of
@@ -21,6 +22,8 @@ from compound.optimizers.demos import Found, bootstrap, corrected, draw
 from compound.optimizers.edits import GROWTH, bounded_edit
 from compound.optimizers.opro import written
 from compound.optimizers.racing import Standing, race, rungs
+from compound.references import ModelName
+from compound.settings import Settings
 from compound.space import Demos, Text
 from compound.streams import generator
 from compound.trace import Trace
@@ -31,6 +34,23 @@ POOL_SHARE = 0.4  # of a job's system runs, to find demonstrations
 
 
 Pools = Mapping[str, Sequence[Found]]
+Proposer = Literal["demos", "edits", "opro"]
+
+
+class OPROSettings(Settings):
+    """How prompts are rewritten by a model that sees earlier prompts with their scores."""
+
+    lm: ModelName | None = None
+    """The model that writes prompts; the system's own by default."""
+
+
+class PromptSettings(OPROSettings):
+    """How prompts and demonstrations are proposed."""
+
+    proposers: tuple[Proposer, ...] = ("demos", "edits")
+    """Where candidates come from: demonstrations from successful traces, a grammar of edits, an LLM."""
+    edits_per_candidate: int = Field(default=2, ge=1)
+    """The most edits between an incumbent and a candidate: a trust region."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +69,11 @@ class PromptSearch:
     proposers: tuple[str, ...] = ("demos", "edits")
     most_edits: int = 2
     lm: str | None = None
+
+    @classmethod
+    def of(cls, settings: PromptSettings) -> PromptSearch:
+        """Return the search that settings describe."""
+        return cls(settings.proposers, settings.edits_per_candidate, settings.lm)
 
     def bound(self, outlook: Outlook) -> JobBound:
         """Declare the requests of one round of candidates; only ``opro`` makes any."""

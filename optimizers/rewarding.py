@@ -22,8 +22,8 @@ from compound.rewards.features import Embeds
 from compound.rewards.heads import LEAST_INPUTS
 from compound.rewards.learning import Learned, learn, texts_of
 from compound.rewards.model import LocalReward, make_backbone
-from compound.rewards.pairs import Collected, Draw, Sampling, collect, compared, expected_cost
-from compound.settings import RewardSettings
+from compound.rewards.pairs import Collected, Draw, collect, compared, expected_cost
+from compound.rewards.settings import BackboneLoRASettings, RewardLearning
 from compound.streams import generator
 from compound.trace import Trace
 
@@ -44,23 +44,21 @@ def shared_backbone(name: str, max_length: int) -> Embeds:
 class RunRewards:
     """A run's buffer and reward model."""
 
-    settings: RewardSettings
+    learning: RewardLearning
     task: Task
     memory: Memory
     buffer: PairBuffer
 
     @staticmethod
-    def open(task: Task, settings: RewardSettings) -> RunRewards:
+    def open(task: Task, learning: RewardLearning) -> RunRewards:
         """Return what the run remembers.
 
         Raises:
             DataError: the buffer is damaged, or another system's.
         """
         memory = task.bench.memory
-        sampling = Sampling(
-            settings.samples, settings.rollouts, max(settings.rollouts, settings.most_rollouts)
-        )
-        return RunRewards(settings, task, memory, PairBuffer.read(memory.records(), task.system, sampling))
+        buffer = PairBuffer.read(memory.records(), task.system, learning.pairs.sampling)
+        return RunRewards(learning, task, memory, buffer)
 
     @property
     def components(self) -> list[str]:
@@ -147,19 +145,20 @@ class RunRewards:
         return await compute(self._learn, components or self._known())
 
     def _learn(self, components: Sequence[str]) -> Learned:
-        settings = self.settings
-        backbone = shared_backbone(settings.backbone, settings.max_length)
-        backbone.keep_in(self.memory.folder / f"features-{settings.max_length}.bin")
-        if settings.train:
-            self._train(backbone, components)
+        reads, reward = self.learning.backbone, self.learning.reward
+        backbone = shared_backbone(reads.model, reads.max_length)
+        backbone.keep_in(self.memory.folder / f"features-{reads.max_length}.bin")
+        if reward.lora is not None:
+            self._train(backbone, components, reward.lora)
         learned = learn(
-            self.buffer, self.task.system, components, backbone, settings.backbone,
-            weighting=settings.weighting, trained=settings.train, seed=self.task.pool_seed, known=KNOWN,
+            self.buffer, self.task.system, components, backbone, reads.model,
+            weighting=reward.weighting, trained=reward.lora is not None,
+            seed=self.task.pool_seed, known=KNOWN,
         )  # fmt: skip
         learned.model.save(self.memory.folder / "rewards")
         return learned
 
-    def _train(self, backbone: Any, components: Sequence[str]) -> None:
+    def _train(self, backbone: Any, components: Sequence[str], lora: BackboneLoRASettings) -> None:
         """Train on from the adapter of this configuration, or else from the last one.
 
         So an adapter trained under a configuration that was rejected is left with it. One that was trained on
@@ -167,7 +166,7 @@ class RunRewards:
         """
         from compound.rewards.training import Training, train
 
-        s, state = self.settings, self.memory.state
+        state = self.memory.state
         here = self.task.system.configuration.digest
         adapters = state.setdefault("adapters", {})
         known = adapters.get(here) or state.get("adapter")
@@ -180,7 +179,7 @@ class RunRewards:
             texts = [part for part in texts if part.enough()]
             if not texts:
                 return
-            sizes = Training(s.rank, s.alpha, s.lr, s.epochs, s.batch, s.patience)
+            sizes = Training(lora.rank, lora.alpha, lora.lr, lora.epochs, lora.batch, lora.patience)
             train(backbone, texts, sizes, seed=self.task.pool_seed)
             backbone.save_adapter(self.memory.folder / _folder(backbone.adapter))
             known = {"name": backbone.adapter, "data": self.buffer.digest}
@@ -211,7 +210,7 @@ class RunRewards:
     def trusted(self, learned: Learned, component: str) -> bool:
         """Return whether a component's reward may steer."""
         reward = learned.model.rewards_of.get(component)
-        return reward is not None and reward.accuracy.mean >= self.settings.accuracy
+        return reward is not None and reward.accuracy.mean >= self.learning.reward.min_accuracy
 
     def mute(self, component: str) -> bool:
         """Return whether a component said the same in all draws of a call, under the present configuration.
@@ -227,7 +226,7 @@ class RunRewards:
         if component in learned.missing:
             return self.mute(component)
         found = learned.model.rewards_of[component].accuracy
-        return found.low is not None and found.low >= self.settings.sure
+        return found.low is not None and found.low >= self.learning.reward.check_below
 
     def untried(self, task: Task, candidates: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Return the candidates that no earlier job scored locally under this very configuration."""

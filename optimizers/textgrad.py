@@ -22,9 +22,18 @@ from compound.optimizers.criticism import WRITTEN, bounds, criticise, rewrite
 from compound.optimizers.opro import proposal
 from compound.optimizers.prompts import split, text_keys
 from compound.optimizers.proposing import ask
+from compound.references import ModelName
+from compound.settings import Settings
 from compound.streams import generator, stream
 
 EVERY = 2  # steps between two validations
+
+
+class TextGradSettings(Settings):
+    """How prompts are rewritten from criticism."""
+
+    lm: ModelName | None = None
+    """The model that criticises and rewrites; the system's own by default."""
 
 
 @dataclass(frozen=True)

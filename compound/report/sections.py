@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 from compound.errors import MissingExtra
@@ -183,13 +184,17 @@ def _provenance(facts: Mapping[str, Any]) -> list[Block]:
 
 def _chosen(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the settings that are not as they are by default, the budget's apart."""
-    usual = OptimizeSettings().model_dump(mode="json")
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and name != "budget":
-            inner = usual.get(name, {})
-            yield from ((f"{name}.{key}", part) for key, part in value.items() if part != inner.get(key))
-        elif name != "budget" and value != usual.get(name):
-            yield name, value
+    usual = {**OptimizeSettings().model_dump(mode="json"), **import_module("compound.sections").defaults()}
+    yield from _different({name: value for name, value in settings.items() if name != "budget"}, usual, "")
+
+
+def _different(values: Mapping[str, Any], usual: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        other = usual.get(name)
+        if isinstance(value, Mapping) and value:
+            yield from _different(value, other if isinstance(other, Mapping) else {}, f"{prefix}{name}.")
+        elif value != other:
+            yield f"{prefix}{name}", value
 
 
 def spending(spent: Mapping[str, Any]) -> str:

@@ -12,6 +12,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from compound.errors import nearest
+from compound.renamed import OLD_SECTIONS
+from compound.sections import hint, outdated
 from compound.spec.document import Address, Document, shown
 from compound.spec.file_components import INDEXES
 from compound.spec.file_model import POSSIBLE, TAGGED, File
@@ -60,10 +62,10 @@ def fitted(document: Document, kind: Any, address: Address = ()) -> Any:
         return None
 
 
-def note_misfits(document: Document) -> None:
-    """Note everything in the file that is not of the shape a file has."""
+def note_misfits(document: Document, model: type[File]) -> None:
+    """Note everything in the file that is not of the shape a file has, by its model."""
     try:
-        _validated(document, File, ())
+        _validated(document, model, ())
     except ValidationError as error:
         for detail in error.errors(include_url=False):
             _note(document, detail)
@@ -120,8 +122,21 @@ def _expected(detail: ErrorDetails, name: str) -> str:
 
 
 def _unknown_key(document: Document, detail: ErrorDetails, address: Address) -> None:
+    if address[0] == "optimize" and len(address) > 1:
+        _unknown_setting(document, address)
+        return
     possible = _keys(_model_at(detail["loc"][:-1]))
     document.report(address, "unknown key", nearest(str(address[-1]), possible), key=True)
+
+
+def _unknown_setting(document: Document, address: Address) -> None:
+    """Note a key under ``optimize:`` that does not exist, or is called otherwise since."""
+    values = document.at(("optimize",))
+    if len(address) == 2 and address[1] in OLD_SECTIONS:
+        for leaf, now in outdated(str(address[1]), values):
+            document.report((*address, leaf) if leaf else address, now, key=True)
+        return
+    document.report(address, "unknown key", hint(address[1:], values), key=True)
 
 
 def _not_listed(document: Document, detail: ErrorDetails, address: Address) -> None:
