@@ -111,7 +111,7 @@ class MMGRPO(PolicyRecipe):
 
 async def _taught(work: Work, settings: GRPOSettings, examples: Sequence[Example]) -> list[Rollout]:
     """Return the runs of teachers: the system with another configuration, on the same model."""
-    found: list[Rollout] = Field(default=[])
+    found: list[Rollout] = []
     number = settings.own_runs
     for path, count in settings.teachers.items():
         teacher = work.sampler.system.bind(load(work.folder / path))
