@@ -46,13 +46,17 @@ def placed(model: type[TrainingSettings], /, **given: Any) -> dict[str, Any]:
     return found
 
 
-def readable(model: type[TrainingSettings], given: Mapping[str, Any]) -> dict[str, Any]:
+def read_by(model: type[TrainingSettings], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of some settings that a model has."""
-    names = {
-        *model.model_fields,
-        *(name for part in PARTS if part in model.model_fields for name in _fields(model, part)),
-    }
-    return {name: value for name, value in given.items() if name in names}
+    found = {}
+    for name, value in given.items():
+        part, _, leaf = name.rpartition("__")
+        parts = [part] if part else [each for each in PARTS if each in model.model_fields]
+        if name in model.model_fields or any(
+            each in model.model_fields and leaf in _fields(model, each) for each in parts
+        ):
+            found[name] = value
+    return found
 
 
 def _fields(model: type[TrainingSettings], part: str) -> Mapping[str, object]:
@@ -105,3 +109,16 @@ def plain(**given: Any) -> Parts:
     if loss.startswith("sft"):
         return Parts({name: value for name, value in given.items() if name != "correction"})
     return Parts({"correction": False if loss == "vespo" else None, **given})
+
+
+TRAININGS = ("ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo")
+
+
+def trainings(**given: Any) -> dict[str, Any]:
+    """Return a section for every method that trains weights, with those of some settings that it reads."""
+    found: dict[str, Any] = {}
+    for name in TRAININGS:
+        model = METHODS[name].settings
+        assert issubclass(model, TrainingSettings)
+        found[name] = placed(model, **read_by(model, given))
+    return found

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
-from placing import placed, readable
+from placing import placed, read_by
 from pydantic import ValidationError
 
 from compound.budget import Meter
@@ -121,7 +121,7 @@ class Way:
 
     def __call__(self, given: Mapping[str, Any]) -> Recipe:
         """Return the recipe with those of some settings that it reads."""
-        own = placed(self.settings, **readable(self.settings, given))
+        own = placed(self.settings, **read_by(self.settings, given))
         return self.made(self.settings.model_validate(own))
 
 
