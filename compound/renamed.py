@@ -80,10 +80,7 @@ def new_spellings(
     """
     given = values[section]
     if not isinstance(given, Mapping) or not given:
-        yield (
-            "",
-            f"is no longer a section: settings of a method stand under its name, such as optimize.{known[0]}",
-        )
+        yield "", f"is no longer a section: the settings of a method stand in optimize.{known[0]}"
         return
     loss = str(given.get("loss", "grpo")) if section == "weights" else "grpo"
     for leaf in given:
@@ -91,7 +88,9 @@ def new_spellings(
         if path == "max_proposal_failures":
             yield leaf, f"is now optimize.{path}"
             continue
-        places = [f"{method}.{prefix}{path}" for method in known for prefix in WITHIN if path]
+        first = [f"{known[0]}.{prefix}{path}" for prefix in WITHIN]
+        others = [f"{method}.{prefix}{path}" for prefix in WITHIN for method in known]
+        places = [*first, *others] if path else []
         now = next((place for place in places if has(place.split("."))), None)
         if now is None:
             yield leaf, "does not exist"

@@ -77,8 +77,8 @@ def own_sections(
     for name in _own_methods(values):
         short = name.rpartition(":")[2]
         known = short in registered() or short in CommonSettings.model_fields
-        sections = [section for section in (name, short) if section in values]
-        for section in sections:
+        raw = [each for each in (name, short) if each in values and not isinstance(values[each], Settings)]
+        for section in raw:
             if not (section == short and known):
                 found[section] = _model_of(name, folder) if imports else None
     return found
@@ -136,37 +136,38 @@ def outdated(section: str, values: Mapping[str, object]) -> Iterator[tuple[str, 
     """
     root = optimize_model()
     weights = values.get("weights")
-    stages = weights.get("stages", ()) if isinstance(weights, Mapping) else ()
     method = values.get("method", "search")
-    usual = registered()["better_together"].settings().model_dump()["stages"]
-    stages = stages or (usual if method == "better_together" else ())
+    stages = weights.get("stages") if isinstance(weights, Mapping) else None
+    if not isinstance(stages, list | tuple):
+        usual = registered()["better_together"].settings().model_dump()["stages"]
+        stages = usual if method == "better_together" else ()
     known = [str(name) for name in (method, *stages, *registered())]
     yield from new_spellings(section, values, known, lambda path: _has(root, path))
 
 
 def problems(error: ValidationError, values: Mapping[str, object]) -> list[str]:
     """Return a line for each mistake in what was given under ``optimize:``."""
-    return [_problem(detail, values) for detail in error.errors()]
+    root = optimize_model(tuple(own_sections(values).items()))
+    return [_problem(detail, root) for detail in error.errors()]
 
 
-def _problem(error: ErrorDetails, values: Mapping[str, object]) -> str:
+def _problem(error: ErrorDetails, root: type[BaseModel]) -> str:
     loc = tuple(part for part in error["loc"] if not str(part).startswith("~"))
     where = ".".join(map(str, loc))
     if error["type"] != "extra_forbidden":
         message = error["msg"].removeprefix("Value error, ")
         return f"{where}: {message}" if where else message
-    return f"there is no setting {where}; {hint(loc, values)}"
+    return f"there is no setting {where}; {hint(loc, root)}"
 
 
-def hint(loc: Sequence[str | int], values: Mapping[str, object]) -> str:
+def hint(loc: Sequence[str | int], root: type[BaseModel]) -> str:
     """Return what an unknown key below ``optimize:`` may stand for.
 
     Args:
         loc: its place, from ``optimize``.
-        values: what stands under ``optimize:``.
+        root: the model of ``optimize:``, see `optimize_model`.
     """
     *parents, name = map(str, loc)
-    root = optimize_model(tuple(own_sections(values).items()))
     model = model_at(root, parents)
     if not parents:
         return nearest(name, model.model_fields)

@@ -199,6 +199,8 @@ class OptimizeSettings(CommonSettings):
         for name in (method, method.rpartition(":")[2]):
             if name in found:
                 section = found[name]
+                if _is_imported_anew(section, kind):
+                    section = kind.model_validate(section.model_dump(exclude_unset=True))
                 if not isinstance(section, kind):
                     raise DeclarationError(
                         f"optimize.{name} must be {kind.__name__} for method {method!r}, but is "
@@ -207,6 +209,12 @@ class OptimizeSettings(CommonSettings):
                     )
                 return section
         return kind()
+
+
+def _is_imported_anew(settings: Settings, kind: type[Settings]) -> bool:
+    """Return whether the module of a model was imported again since settings were made."""
+    made = type(settings)
+    return made is not kind and (made.__module__, made.__qualname__) == (kind.__module__, kind.__qualname__)
 
 
 def make_settings(values: Mapping[str, object]) -> OptimizeSettings:

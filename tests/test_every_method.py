@@ -151,7 +151,7 @@ GRPO = {"training": {"grpo": {"rollouts": {"runs": 1}}}}
         ("mmgrpo", {"loss": "gropo"}, "loss: cannot be 'gropo'; did you mean 'grpo'"),
         ("mmgrpo", {"loss": {"cispo": {"clip": 0.1}}}, "loss.cispo.clip: unknown key"),
         ("mmgrpo", {"loss": {"cispo": {}, "grpo": {}}}, "names several: grpo and cispo; keep one"),
-        ("mmgrpo", {"loss": {"cispo": None}}, "loss.cispo: must be a mapping"),
+        ("mmgrpo", {"loss": {"cispo": None}}, "loss: cispo must be a mapping"),
         (
             "mmgrpo",
             {"rollouts": {"max_staleness": 1}, "loss": {"grpo": {"correction": None}}},
