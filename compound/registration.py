@@ -70,12 +70,12 @@ def method(
 
     Example:
         >>> from compound.optimizers.baselines import RandomSearch
-        >>> from compound.optimizers.methods import InOrder
+        >>> from compound.optimizers.scheduler import Uniform
         >>> class AnnealingSettings(Settings):
         ...     temperature: float = 1.0
         >>> @method(settings=AnnealingSettings)
         ... def anneal(system, optimize, settings):
-        ...     return Method("anneal", {"random": RandomSearch()}, [], InOrder())
+        ...     return Method("anneal", {"random": RandomSearch()}, [], Uniform())
         >>> anneal.settings.__name__
         'AnnealingSettings'
     """

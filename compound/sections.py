@@ -58,6 +58,26 @@ def _about(name: str, model: type[Settings]) -> str:
     return f"Settings of method `{name}`."
 
 
+def settings_models() -> dict[type[BaseModel], list[str]]:
+    """Return the models of all sections and their parts, each with the places of ``optimize:`` that have it.
+
+    >>> settings_models()[registered()["mygo"].settings]
+    ['mygo']
+    """
+    found: dict[type[BaseModel], list[str]] = {}
+    for name, factory in registered().items():
+        if factory.settings is not NoSettings:
+            _collect(factory.settings, name, found)
+    return found
+
+
+def _collect(model: type[BaseModel], place: str, found: dict[type[BaseModel], list[str]]) -> None:
+    found.setdefault(model, []).append(place)
+    for name, field in model.model_fields.items():
+        if (part := _model_in(field.annotation)) is not None:
+            _collect(part, f"{place}.{name}", found)
+
+
 def defaults() -> dict[str, dict[str, object]]:
     """Return the default settings of each section of a built-in method, as JSON."""
     return {name: factory.settings().model_dump(mode="json") for name, factory in registered().items()}
