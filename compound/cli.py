@@ -145,7 +145,7 @@ def optimize(
             print("continuing the run from its last checkpoint", file=sys.stderr)
         _stop_on_interrupt(recorder)
 
-    with watching(program.optimize.budget.model_dump(), quiet=quiet) as listener:
+    with watching(program.optimize.budget.limits(), quiet=quiet) as listener:
         result = run_optimization(
             program.system, program.data, program.metric, program.optimize,
             run_dir=path, engines=program.find_engine, folder=program.folder, text=program.text,

@@ -7,9 +7,10 @@ from typing import Any
 
 from compound.contracts import Usage, UsageDocument
 from compound.optimization import JobRecord
+from compound.renamed import REWARDS
 from compound.run_state import RunState
 
-__all__ = ["read_state", "renamed"]
+__all__ = ["read_state", "renamed", "reward_section"]
 
 EVENTS = {"baseline": "start", "sweep": "round"}  # names of events until checkpoint format 2
 
@@ -21,6 +22,25 @@ def renamed(event: dict[str, Any]) -> dict[str, Any]:
     {'event': 'start', 'n': 40}
     """
     return {**event, "event": EVENTS.get(event["event"], event["event"])}
+
+
+def reward_section(rewards: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    """Return the settings ``optimize.rewards`` of earlier configurations in the parts that hold them now.
+
+    >>> reward_section({"inputs": 20, "train": False, "rank": 16, "sure": 0.9})
+    {'pairs': {'inputs': 20}, 'reward': {'check_below': 0.9}}
+    """
+    found: dict[str, dict[str, object]] = {}
+    lora: dict[str, object] = {}
+    for name, value in rewards.items():
+        match REWARDS.get(name, "").split("."):
+            case ["reward", "lora", leaf]:
+                lora[leaf] = value
+            case [part, leaf] if name != "train":
+                found.setdefault(part, {})[leaf] = value
+    if rewards.get("train"):
+        found.setdefault("reward", {})["lora"] = lora
+    return found
 
 
 def read_state(state: Mapping[str, Any]) -> RunState:

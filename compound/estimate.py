@@ -73,8 +73,7 @@ def estimate(program: Any, *, strict: bool = False) -> dict[str, Any]:
         "bounds": [row.to_json() for each in bounds for row in each.rows],
         "at_most": _total(bounds),
         "budget": {
-            name: {"limit": limit, "counts": COUNTS[name]}
-            for name, limit in settings.budget.model_dump(exclude={"test_share"}, exclude_none=True).items()
+            name: {"limit": limit, "counts": COUNTS[name]} for name, limit in settings.budget.limits().items()
         },
         "keys": missing_keys(problem),
         "assumed": [*ASSUMED, *([] if isinstance(problem.metric, Comparison) else [OF_METRIC])],
@@ -263,7 +262,7 @@ def _total(bounds: Sequence[Bound]) -> dict[str, Any]:
 
 def _others(budget: BudgetSettings) -> list[str]:
     """Return the limits other than system runs: what a run takes of these is not known beforehand."""
-    return list(budget.model_dump(exclude={"test_share", "system_runs"}, exclude_none=True))
+    return [name for name in budget.limits() if name != "system_runs"]
 
 
 def _steps(jobs: Sequence[Job], free: float, others: Sequence[str]) -> list[dict[str, Any]]:

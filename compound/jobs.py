@@ -53,8 +53,7 @@ class Jobs:
 
     def _limit(self) -> str:
         """Return the setting that limits system runs, where there is only one."""
-        budget = self._context.problem.settings.budget
-        limits = budget.model_dump(exclude={"test_share"}, exclude_none=True)
+        limits = self._context.problem.settings.budget.limits()
         return f"optimize.budget.{next(iter(limits))}" if len(limits) == 1 else "optimize.budget"
 
     def _further_jobs(self) -> int:

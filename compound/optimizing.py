@@ -60,7 +60,6 @@ MAY_CHANGE = (
     "optimize.budget.",
     "optimize.concurrency",
     "optimize.baselines",
-    "optimize.max_proposal_failures",
     "versions.",
     *FOR_MEMORY,
 )

@@ -59,7 +59,7 @@ REWARDS: Mapping[str, str] = {
 }
 PROMPTS: Mapping[str, str] = _under("", "proposers lm edits_per_candidate")
 OLD_SECTIONS: Mapping[str, Mapping[str, str]] = {
-    "prompts": {**PROMPTS, "give_up": "max_proposal_failures"},
+    "prompts": {**PROMPTS, "give_up": "budget.max_proposal_failures"},
     "rewards": REWARDS,
     "weights": WEIGHTS,
 }
@@ -85,7 +85,7 @@ def new_spellings(
     loss = str(given.get("loss", "grpo")) if section == "weights" else "grpo"
     for leaf in given:
         path = OLD_SECTIONS[section].get(leaf, "").replace(LOSS, loss)
-        if path == "max_proposal_failures":
+        if path == "budget.max_proposal_failures":
             yield leaf, f"is now optimize.{path}"
             continue
         first = [f"{known[0]}.{prefix}{path}" for prefix in WITHIN]

@@ -69,7 +69,7 @@ class JobScorer:
         self._share = share
         self._spent = spent
         self._scores: dict[str, Tried] = {}
-        give_up = problem.settings.max_proposal_failures
+        give_up = problem.settings.budget.max_proposal_failures
         self._proposals = proposals or Proposals(executor.meter, give_up=give_up)
         self._runs_left = runs_left or executor.meter.remaining_runs
 

@@ -74,6 +74,18 @@ class BudgetSettings(Settings):
     """Wall-clock minutes over all attempts, test split included."""
     test_share: float = Field(default=0.2, gt=0, lt=1)
     """The share of calls, tokens, cost and minutes kept back for reading the test split."""
+    max_proposal_failures: int = Field(default=5, ge=1)
+    """Consecutive failed calls after which a job stops asking the model that writes proposals. Four times as
+    many replies that cannot be used have the same effect."""
+
+    def limits(self) -> dict[str, float]:
+        """Return the limits that are set, by name.
+
+        >>> BudgetSettings(system_runs=100).limits()
+        {'system_runs': 100.0}
+        """
+        found = {name: getattr(self, name) for name in COUNTS}
+        return {name: limit for name, limit in found.items() if limit is not None}
 
     def total(self) -> Budget:
         """Return the limits of the whole run."""
@@ -116,9 +128,6 @@ class CommonSettings(Settings):
     """The chance, over the whole run, of accepting a configuration that is no better."""
     repeats: int = Field(default=1, ge=1)
     """How often each example is run when a stochastic system is measured."""
-    max_proposal_failures: int = Field(default=5, ge=1)
-    """Consecutive failed calls after which a job stops asking the model that writes proposals. Four times as
-    many replies that cannot be used have the same effect."""
     baselines: tuple[MethodName, ...] = ()
     """Methods run beside the main one, each with the same budget, for the table of the report."""
     concurrency: int = Field(default=64, ge=1)
@@ -158,7 +167,6 @@ class OptimizeSettings(CommonSettings):
             candidates: int = ...,
             alpha: float = ...,
             repeats: int = ...,
-            max_proposal_failures: int = ...,
             baselines: tuple[str, ...] = ...,
             concurrency: int = ...,
             failure_score: float = ...,

@@ -173,7 +173,7 @@ def _run(run: Planned, folder: Path, watch: Watch, stopper: Stopper) -> None:
     program, settings = run.program, run.settings
     assert program.data is not None
     assert program.metric is not None
-    with watch(settings.budget.model_dump()) as listener:
+    with watch(settings.budget.limits()) as listener:
 
         def listen(event: Mapping[str, Any]) -> None:
             if event["event"] != "call" and UntrustedFolder(folder).kind(STOP) is not None:
@@ -199,7 +199,7 @@ def _end_if_asked(stopper: Stopper, folder: Path, *, always: bool = False) -> No
 def _written(runs: Sequence[Planned], folder: Path, failed: Mapping[Planned, str]) -> SweepFacts:
     """Write the table of what is done so far; returns its facts."""
     comparison = import_module("compound.report.comparison")
-    budgets = {run.file: run.settings.budget.model_dump() for run in runs}
+    budgets = {run.file: run.settings.budget.limits() for run in runs}
     facts: SweepFacts = comparison.compare(list(_states(runs, folder, failed)), folder, budgets)
     text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False)
     write_atomically(folder / "sweep.json", text + "\n")

@@ -185,7 +185,7 @@ def optimize(
     data = as_data(data, splits=True)
     path = Path(run_dir) if run_dir is not None else run_folder(system.name)
     path = unused(path) if new else path
-    with watching(resolved.budget.model_dump(), quiet=not progress) as listener:
+    with watching(resolved.budget.limits(), quiet=not progress) as listener:
         return run_optimization(
             system, data, scoring, resolved, run_dir=path, engines=find, listener=listener
         )

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from compound.configuration import components_of
+from compound.earlier import reward_section
 from compound.errors import ConfigurationError, DeclarationError, RunDirectoryError, nearest
 from compound.events import Event, JobFacts, read_events
 from compound.rewards.alignment import (
@@ -93,7 +94,8 @@ class Inspection:
                 hint="method optimas learns them, once its offline phase has collected pairs",
             )
         try:
-            section = config["optimize"]["optimas"]
+            optimize = config["optimize"]
+            section = reward_section(optimize["rewards"]) if "rewards" in optimize else optimize["optimas"]
             settings = RewardSettings.model_validate(section["reward"])
             sampling = FreshPairSettings.model_validate(section["pairs"]).sampling
         except (KeyError, TypeError, ValidationError):

@@ -89,7 +89,9 @@ def test_a_model_that_refuses_every_request_is_asked_five_times(method: str, tmp
 
 
 def test_how_many_failures_end_it_is_a_setting(tmp_path: Path) -> None:
-    _, sent = run("gepa", lambda _: REFUSED, tmp_path, max_proposal_failures=2)
+    _, sent = run(
+        "gepa", lambda _: REFUSED, tmp_path, budget={"system_runs": 160, "max_proposal_failures": 2}
+    )
     assert len(sent) == 2
 
 

@@ -225,7 +225,7 @@ class TestEarlierSpellings:
             ("method: better_together, weights: {lr: 1}", "is now optimize.mmgrpo.optimizer.lr"),
             ("method: optimas, rewards: {sure: 0.8}", "is now optimize.optimas.reward.check_below"),
             ("method: gepa, prompts: {lm: smollm2}", "prompts.lm: is now optimize.gepa.lm"),
-            ("prompts: {give_up: 2}", "prompts.give_up: is now optimize.max_proposal_failures"),
+            ("prompts: {give_up: 2}", "prompts.give_up: is now optimize.budget.max_proposal_failures"),
             (
                 "method: mmgrpo, weights: {gamma: 1}",
                 "is now optimize.ppo.critic.gamma; method 'mmgrpo' does not",

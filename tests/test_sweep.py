@@ -121,7 +121,7 @@ def test_the_table_holds_what_the_runs_found(game: Path) -> None:
     page = (game / "out" / "sweep.md").read_text()
     assert page == markdown(facts)
     assert "| unoptimized | 2 × 19 |" in page
-    assert "Budget of each run: system runs 120, test share 0.2" in page
+    assert "Budget of each run: system runs 120." in page
     assert closing(facts).count("2 × 19") == 3
 
 

@@ -360,8 +360,8 @@ def markdown(facts: SweepFacts) -> str:
 
 
 def _budget(limits: Limits) -> str:
-    found = [f"{name.replace('_', ' ')} {v:g}" for name, v in limits.items() if v is not None]
-    return ", ".join(found if len(found) > 1 else ["no limit"])  # `test_share` alone limits nothing
+    found = [f"{name.replace('_', ' ')} {limit:g}" for name, limit in limits.items()]
+    return ", ".join(found) or "no limit"
 
 
 def closing(facts: SweepFacts) -> str:
