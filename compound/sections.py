@@ -160,8 +160,8 @@ def outdated(section: str, values: Mapping[str, object]) -> Iterator[tuple[str, 
     if not isinstance(stages, list | tuple):
         usual = registered()["better_together"].settings().model_dump()["stages"]
         stages = usual if method == "better_together" else ()
-    known = [str(name) for name in (method, *stages, *registered())]
-    yield from new_spellings(section, values, known, lambda path: _has(root, path))
+    chosen = [str(name) for name in (method, *stages)]
+    yield from new_spellings(section, values, chosen, list(registered()), lambda path: _has(root, path))
 
 
 def problems(error: ValidationError, values: Mapping[str, object]) -> list[str]:
