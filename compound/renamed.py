@@ -68,19 +68,20 @@ Has = Callable[[Sequence[str]], bool]
 
 
 def new_spellings(
-    section: str, values: Mapping[str, object], known: Sequence[str], has: Has
+    section: str, values: Mapping[str, object], chosen: Sequence[str], known: Sequence[str], has: Has
 ) -> Iterator[tuple[str, str]]:
     """Yield each setting of an old section with what to say about it.
 
     Args:
         section: a name from `OLD_SECTIONS`.
         values: what stands under ``optimize:``.
-        known: the methods that may have the setting now, the chosen one first.
+        chosen: the method and its stages.
+        known: all other methods.
         has: whether there is a setting at a path below ``optimize:``.
     """
     given = values[section]
     if not isinstance(given, Mapping) or not given:
-        yield "", f"is no longer a section: the settings of a method stand in optimize.{known[0]}"
+        yield "", f"is no longer a section: the settings of a method stand in optimize.{chosen[0]}"
         return
     loss = str(given.get("loss", "grpo")) if section == "weights" else "grpo"
     for leaf in given:
@@ -88,16 +89,17 @@ def new_spellings(
         if path == "budget.max_proposal_failures":
             yield leaf, f"is now optimize.{path}"
             continue
-        first = [f"{known[0]}.{prefix}{path}" for prefix in WITHIN]
-        others = [f"{method}.{prefix}{path}" for prefix in WITHIN for method in known]
-        places = [*first, *others] if path else []
-        now = next((place for place in places if has(place.split("."))), None)
+        own, others = (
+            [f"{method}.{prefix}{path}" for prefix in WITHIN for method in methods if path]
+            for methods in (chosen, known)
+        )
+        now = next((place for place in [*own, *others] if has(place.split("."))), None)
         if now is None:
             yield leaf, "does not exist"
-        elif now.startswith(f"{known[0]}."):
+        elif now in own:
             yield leaf, f"is now optimize.{now}"
         else:
-            yield leaf, f"is now optimize.{now}; method {known[0]!r} does not read it"
+            yield leaf, f"is now optimize.{now}; method {chosen[0]!r} does not read it"
 
 
 def renamed_leaf(section: str, leaf: str, has: Has) -> str | None:

@@ -20,8 +20,6 @@ from compound.renamed import OLD_SECTIONS, new_spellings, renamed_leaf
 from compound.settings import CommonSettings, NoSettings, Settings
 
 Own = tuple[tuple[str, type[Settings] | None], ...]  # sections of a user's methods, None where not importable
-
-
 METHODS = "compound.optimizers.methods"
 
 
@@ -45,17 +43,13 @@ def optimize_model(own: Own = ()) -> type[CommonSettings]:
         own: sections of methods that are not built in; one without a model may hold any mapping.
     """
     fields: dict[str, Any] = {
-        name: (factory.settings, Field(default=None, description=_about(name, factory.settings)))
+        name: (factory.settings, Field(default=None, description=f"Settings of method `{name}`."))
         for name, factory in registered().items()
         if factory.settings is not NoSettings
     }
     for name, model in own:
         fields[name] = (model or dict[str, object], Field(default=None))
     return create_model("OptimizeSettings", __base__=_Made, __doc__=CommonSettings.__doc__, **fields)
-
-
-def _about(name: str, model: type[Settings]) -> str:
-    return f"Settings of method `{name}`."
 
 
 def settings_models() -> dict[type[BaseModel], list[str]]:
@@ -135,6 +129,11 @@ def checked(values: Mapping[str, object]) -> dict[str, object]:
     made = {name: type(value) for name, value in values.items() if isinstance(value, Settings)}
     known = {*CommonSettings.model_fields, *registered()}
     own = {**own_sections(values), **{name: kind for name, kind in made.items() if name not in known}}
+    if unknown := [name for name, model in own.items() if model is None]:
+        raise DeclarationError(
+            f"optimize.{unknown[0]}: the method that it belongs to cannot be imported",
+            hint="give its settings as a model",
+        )
     whole = optimize_model(tuple(own.items())).model_validate(dict(values))
     names = [*CommonSettings.model_fields, *values]
     return {name: getattr(whole, name) for name in names if name in whole.model_fields_set}
@@ -161,8 +160,8 @@ def outdated(section: str, values: Mapping[str, object]) -> Iterator[tuple[str, 
     if not isinstance(stages, list | tuple):
         usual = registered()["better_together"].settings().model_dump()["stages"]
         stages = usual if method == "better_together" else ()
-    known = [str(name) for name in (method, *stages, *registered())]
-    yield from new_spellings(section, values, known, lambda path: _has(root, path))
+    chosen = [str(name) for name in (method, *stages)]
+    yield from new_spellings(section, values, chosen, list(registered()), lambda path: _has(root, path))
 
 
 def problems(error: ValidationError, values: Mapping[str, object]) -> list[str]:

@@ -359,7 +359,7 @@ class TestAdaptersOfARun:
     def learned(self, job: Any, folder: Path, prompt: str, inputs: int) -> RunRewards:
         """Add pairs of some inputs to the run of `job`, under a prompt, and learn from all."""
         system = self.SYSTEM.bind({"a.prompt": prompt})
-        settings = self.SETTINGS.model_copy(update={"backbone": str(folder)})
+        settings = optimas(self.SETTINGS, model=str(folder))
         rewards = RunRewards.open(replace(job.task, system=system), learning(settings))
         start = len(rewards.buffer.entries)
         for i in range(start, start + inputs):

@@ -20,7 +20,6 @@ from compound.errors import DeclarationError
 from compound.metrics import custom
 from compound.optimizers.guided import HBCSettings
 from compound.optimizers.hbc import Cloning, CloningMemory, Imitation, Target, targets_of
-from compound.optimizers.methods import method
 from compound.optimizers.prompts import PromptSearch
 from compound.optimizing import Result, optimize
 from compound.recorder import Interrupted
@@ -28,7 +27,7 @@ from compound.rewards.buffer import PairBuffer, input_key
 from compound.rewards.features import NoBackbone
 from compound.rewards.pairs import Candidate, Draw, Sampling
 from compound.rewards.settings import PairSettings
-from compound.settings import BudgetSettings, OptimizeSettings
+from compound.settings import BudgetSettings, OptimizeSettings, make_settings
 from compound.space import Choice, Text
 from compound.store import read_json
 from compound.system import System
@@ -225,9 +224,8 @@ class TestMethod:
         }
 
     def test_needs_an_offline_phase(self) -> None:
-        settings = SETTINGS.model_copy(update={"rewards": optimas(offline=0.0)})
-        with pytest.raises(DeclarationError, match=r"optimize\.rewards\.offline is 0"):
-            method("hbc", system(), settings)
+        with pytest.raises(DeclarationError, match=r"hbc\.offline: Input should be greater than 0"):
+            make_settings({"method": "hbc", "hbc": {"offline": 0.0}})
 
     def test_inputs_stay_those_of_the_buffer_when_the_system_changes(self, job: Any) -> None:
         """The weigher reads other drafts by now; candidates still meet the drafts it was collected with."""

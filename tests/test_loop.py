@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compound.budget import Meter
+from compound.changes import FORMAT
 from compound.component import Input
 from compound.components.function import Function
 from compound.components.hyperparameter import Hyperparameter
@@ -628,7 +629,11 @@ class TestSeed:
             processes = [
                 subprocess.Popen(
                     [sys.executable, "-c", program, __file__, str(folder)],
-                    env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": folder.name},
+                    env={
+                        **os.environ,
+                        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+                        "PYTHONHASHSEED": folder.name,
+                    },
                 )
                 for folder in pair
             ]
@@ -721,11 +726,14 @@ class TestGoingOn:
 
     def test_where_a_stored_folder_lies_may_change_but_not_what_it_holds(self, tmp_path: Path) -> None:
         start = {"a.weights": {"path": "/here/adapter", "sha256": "9f"}, "b.path": "x"}
-        (tmp_path / "config.json").write_text(json.dumps({"start": start}))
+        (tmp_path / "config.json").write_text(json.dumps({"format": FORMAT, "start": start}))
         moved = {**start, "a.weights": {"path": "/there/adapter", "sha256": "9f"}}
-        assert changed(tmp_path, {"start": moved}) == []
+        assert changed(tmp_path, {"format": FORMAT, "start": moved}) == []
         other = {**start, "a.weights": {"path": "/here/adapter", "sha256": "a0"}, "b.path": "y"}
-        assert changed(tmp_path, {"start": other}) == ["a.weights.sha256: 9f → a0", "b.path: x → y"]
+        assert changed(tmp_path, {"format": FORMAT, "start": other}) == [
+            "a.weights.sha256: 9f → a0",
+            "b.path: x → y",
+        ]
 
     def test_budget_concurrency_and_baselines_may_change(self, tmp_path: Path) -> None:
         interrupted(tmp_path / "run", 2)

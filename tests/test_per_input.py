@@ -168,7 +168,7 @@ def served(system: Path, best: Path, xs: list[float]) -> subprocess.CompletedPro
     """Load a configuration in a process of its own, and run the system on some inputs."""
     return subprocess.run(
         [sys.executable, "-c", SERVE, str(system), str(best), json.dumps(xs)],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}, check=False,
     )  # fmt: skip
 
 
@@ -564,7 +564,7 @@ class TestLocalSearch:
             assert self.job(job).run_interrupted(search, after) == (states, proposal)
 
     def test_a_reward_that_is_not_trusted_is_not_proposed(self, job: Any) -> None:
-        states, proposal = self.job(job).run(self.search(accuracy=1.0, inputs=6))
+        states, proposal = self.job(job).run(self.search(min_accuracy=1.0, inputs=6))
         assert proposal.facts["steered"] is False
         assert all(isinstance(values["tool.choice"], str) for values in states[-1]["finalists"])
 
@@ -636,7 +636,7 @@ class Same(Operation):
 def test_killed_at_any_write_a_run_goes_on_to_the_same_end(file: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(file), str(tmp_path)],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     whole, *killed = sorted(tmp_path.glob("*/best.json"), key=lambda path: path.parent.name != "whole")

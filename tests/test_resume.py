@@ -286,7 +286,7 @@ class Worker:
             self.process = subprocess.Popen(
                 [sys.executable, str(program)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
             )  # fmt: skip
 
     def attempt(self, folder: Path, url: str, seen: Seen, kill: Any = None) -> int:

@@ -239,6 +239,14 @@ class TestEarlierSpellings:
             loads(f"{FILE}optimize: {{{old}}}")
         assert told in str(raised.value)
 
+    def test_a_stage_s_setting_is_one_of_the_method(self) -> None:
+        with pytest.raises(cp.CompoundError) as raised:
+            make_settings({"method": "better_together", "weights": {"lr": 1, "stages": ["mipro", "ppo"]}})
+        assert str(raised.value).splitlines() == [
+            "optimize.weights.lr is now optimize.ppo.optimizer.lr",
+            "optimize.weights.stages is now optimize.better_together.stages",
+        ]
+
     @pytest.mark.parametrize("section", OLD_SECTIONS)
     def test_every_earlier_setting_has_a_place(self, section: str) -> None:
         for leaf in OLD_SECTIONS[section]:

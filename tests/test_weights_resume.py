@@ -139,7 +139,7 @@ Train = Callable[..., int]
 def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
     """Train in a process of its own; returns its exit status."""
     command = [sys.executable, "-c", PROGRAM, str(tmp_path_factory.mktemp("model"))]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     ) as process:

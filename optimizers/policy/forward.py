@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compound.components.engines.layers import unshared_kinds
 from compound.optimizers.policy.head import Output, token_logps
 from compound.optimizers.policy.samples import Sample
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 WORTH = 0.5  # a shared prompt is read once where that leaves at most this share of the tokens
 
@@ -26,10 +30,10 @@ class Pass:
     ``states`` is (samples, longest answer, width): the final states before each token.
     """
 
-    logps: Any
-    entropies: Any
-    states: Any
-    mask: Any
+    logps: Tensor
+    entropies: Tensor
+    states: Tensor
+    mask: Tensor
 
 
 def forward(
@@ -75,7 +79,7 @@ def saving(samples: Sequence[Sample]) -> float:
     return (once + answers) / (every + answers)
 
 
-def _plain_states(model: Any, samples: Sequence[Sample]) -> Any:
+def _plain_states(model: Any, samples: Sequence[Sample]) -> Tensor:
     """Read prompts with answers, padded on the right; return the states before each sampled token.
 
     What is behind a token does not reach it, so there is no mask: without one, attention is faster.
@@ -91,7 +95,7 @@ def _plain_states(model: Any, samples: Sequence[Sample]) -> Any:
     return states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
 
 
-def _shared_states(model: Any, samples: Sequence[Sample], prompts: Sequence[tuple[int, ...]]) -> Any:
+def _shared_states(model: Any, samples: Sequence[Sample], prompts: Sequence[tuple[int, ...]]) -> Tensor:
     """Read each prompt once, padded on the left, and the answers behind it.
 
     The cache is not the model's own, which forgets what is behind a sliding window: the mask alone hides it.
@@ -138,7 +142,7 @@ def _decoder(model: Any) -> Any:
     return model.base_model if model.base_model is not model else model.model
 
 
-def _repeated(cache: Any, owner: Any) -> Any:
+def _repeated(cache: Any, owner: Tensor) -> Any:
     """Return keys and values of the prompts, one row for each sample."""
     from transformers import DynamicCache
 
@@ -148,7 +152,7 @@ def _repeated(cache: Any, owner: Any) -> Any:
     return repeated
 
 
-def _padded(rows: Sequence[Sequence[int]], device: Any, width: int | None = None) -> Any:
+def _padded(rows: Sequence[Sequence[int]], device: torch.device, width: int | None = None) -> Tensor:
     import torch
 
     padded = torch.zeros((len(rows), width or max(map(len, rows))), dtype=torch.long)
@@ -157,7 +161,7 @@ def _padded(rows: Sequence[Sequence[int]], device: Any, width: int | None = None
     return padded.to(device)
 
 
-def _mask(samples: Sequence[Sample], device: Any) -> Any:
+def _mask(samples: Sequence[Sample], device: torch.device) -> Tensor:
     import torch
 
     lengths = torch.tensor([s.length for s in samples], device=device)

@@ -195,7 +195,7 @@ class Recipe(ABC):
         """
 
     def evaluation_cost(self, examples: int) -> float:
-        """Return how many system runs an evaluation on so many held-out examples takes at most."""
+        """Return the most system runs that an evaluation on some held-out examples takes."""
         return float(examples)
 
     async def evaluate(
