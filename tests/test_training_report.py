@@ -632,8 +632,8 @@ class Terminal:
 
 
 def step(number: int, job: int = 0, of: int = 40, **more: Any) -> dict[str, Any]:
-    note = f"step {number} of {of}: mean reward 0.{number:03}, 8 samples"
-    return {"event": "progress", "job": job, "note": note, "spent": {"system_runs": 8.0 * number}, **more}
+    note, spent = f"mean reward 0.{number:03}, 8 samples", {"system_runs": 8.0 * number}
+    return {"event": "progress", "job": job, "note": note, "step": number, "of": of, "spent": spent, **more}
 
 
 class TestTerminal:
@@ -679,8 +679,9 @@ class TestTerminal:
 
     def test_notes_that_tell_no_steps_scroll_as_before(self, monkeypatch: pytest.MonkeyPatch) -> None:
         terminal = Terminal(monkeypatch)
-        terminal.listen(0.0, event="progress", job=0, note="step 3: best 0.500", spent={})
-        assert terminal.scrolled == "progress  step 3: best 0.500\n"
+        terminal.listen(0.0, event="progress", job=0, note="best 0.500", step=3, of=None, spent={})
+        terminal.listen(0.0, event="progress", job=0, note="3 candidates", spent={})
+        assert terminal.scrolled == "progress  step 3: best 0.500\nprogress  3 candidates\n"
 
 
 def test_the_course_of_a_training_is_its_means_by_stretch(tmp_path: Path) -> None:

@@ -14,18 +14,17 @@ from compound.optimizers.policy.saved import Step
 LETTERS = 300  # of an answer that a record shows
 
 
-def told(curve: Sequence[Step], steps: int) -> str:
-    """Return a step's line for people.
+def format_step(step: Step) -> str:
+    """Return a training step as a note.
 
-    >>> told([Step(reward=0.25, samples=24, made=32)], 25)
-    'step 1 of 25: mean reward 0.250, 24 of 32 samples teach something'
+    >>> format_step(Step(reward=0.25, samples=24, made=32))
+    'mean reward 0.250, 24 of 32 samples have an advantage'
     """
-    last = curve[-1]
-    reward = "no rollouts" if last.reward is None else f"mean reward {last.reward:.3f}"
-    samples, made = last.samples, last.made
-    several = f"{samples} samples" if samples == made else f"{samples} of {made} samples teach something"
-    skipped = f", {last.skipped} updates skipped: gradient not finite" if last.skipped else ""
-    return f"step {len(curve)} of {steps}: {reward}, {several}{skipped}"
+    reward = "no rollouts" if step.reward is None else f"mean reward {step.reward:.3f}"
+    samples, made = step.samples, step.made
+    several = f"{samples} samples" if samples == made else f"{samples} of {made} samples have an advantage"
+    skipped = f", {step.skipped} updates skipped: gradient not finite" if step.skipped else ""
+    return f"{reward}, {several}{skipped}"
 
 
 def examples_of(samples: Sequence[Sample], tokenizer: Any) -> dict[str, list[dict[str, Any]]]:

@@ -38,7 +38,7 @@ from compound.optimizers.policy.recipe import Recipe, Sharing, TrainingSettings,
 from compound.optimizers.policy.rollouts import Sampler, rolling
 from compound.optimizers.policy.saved import Best, Saved, Step, Stored, TrainingState
 from compound.optimizers.policy.selection import held_out_size, is_better, split
-from compound.optimizers.policy.telling import examples_of, peak, told, why_nothing
+from compound.optimizers.policy.telling import examples_of, format_step, peak, why_nothing
 from compound.optimizers.policy.trainer import OPTIMIZERS, VALUE, Trainer
 from compound.plan import values_of
 from compound.reading import entry
@@ -81,11 +81,9 @@ class WeightTraining:
                 except BudgetExhausted:
                     break
                 session.forget(state)
-                if evaluates:
-                    facts = {"evaluation": session.evaluation(state)}
-                    yield Progress(state.to_json(), session.compared(state), facts)
-                else:
-                    yield Progress(state.to_json(), told(state.curve, self.recipe.settings.steps))
+                facts = {"evaluation": session.evaluation(state)} if evaluates else {}
+                note = session.format_evaluation(state) if evaluates else format_step(state.curve[-1])
+                yield Progress(state.to_json(), note, facts, step=state.step, of=self.recipe.settings.steps)
             yield session.proposal(state)
         finally:
             await compute(session.close)
@@ -273,21 +271,20 @@ class TrainingSession:
             best = Best(step=step, score=score, saved=state.saved)
         return state.model_copy(update={"evaluated": [*state.evaluated, (step, score)], "best": best})
 
-    def evaluation(self, state: TrainingState) -> dict[str, Any]:
+    def evaluation(self, state: TrainingState) -> dict[str, float | None]:
         """Return the last evaluation, as JSON."""
         step, score = state.evaluated[-1]
         best = state.best.step if state.best else None
         return {"step": step, "score": score, "examples": len(self.split.held_out), "best": best}
 
-    def compared(self, state: TrainingState) -> str:
-        """Return the last evaluation's line for people."""
-        facts = self.evaluation(state)
-        where = f"step {facts['step']} of {self.settings.steps}"
-        if facts["score"] is None:
-            return f"{where}: not evaluated, every run was lost"
+    def format_evaluation(self, state: TrainingState) -> str:
+        """Return the last evaluation as a note."""
+        _, score = state.evaluated[-1]
+        if score is None or state.best is None:
+            return "not evaluated, every run was lost"
         return (
-            f"{where}: score {facts['score']:.3f} on {facts['examples']} held-out train examples; "
-            f"the best so far is step {facts['best']}"
+            f"score {score:.3f} on {len(self.split.held_out)} held-out train examples; "
+            f"the best so far is step {state.best.step}"
         )
 
     # -- a step ----------------------------------------------------------------------------------------
