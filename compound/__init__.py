@@ -149,17 +149,19 @@ _HOME = {
 __all__ = sorted(_HOME)  # noqa: PLE0605 - the names are loaded lazily
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'compound' has no attribute {name!r}")
-    module, _, attribute = _HOME[name].partition(":")
-    try:
-        value = getattr(importlib.import_module(module), attribute or name)
-    except ImportError as error:
-        importlib.import_module("compound.extras").raise_missing_extra(error, f"compound.{name}")
-        raise
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # which would believe that every name is there
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOME:
+            raise AttributeError(f"module 'compound' has no attribute {name!r}")
+        module, _, attribute = _HOME[name].partition(":")
+        try:
+            value = getattr(importlib.import_module(module), attribute or name)
+        except ImportError as error:
+            importlib.import_module("compound.extras").raise_missing_extra(error, f"compound.{name}")
+            raise
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
