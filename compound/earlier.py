@@ -34,10 +34,8 @@ def read_state(state: Mapping[str, Any]) -> RunState:
             "format": RunState.FORMAT,
             "before": _evaluation(state.get("before")),
             "search": _search(state) if "plan" in state and "incumbent" in state else None,
-            "test_before": {"evaluation": _evaluation(state["test_before"])}
-            if "test_before" in state
-            else None,
-            "test_after": {"evaluation": _evaluation(state["test_after"])} if "test_after" in state else None,
+            "test_before": _final(state, "test_before"),
+            "test_after": _final(state, "test_after"),
             "meters": [_meter(meter) for meter in state.get("meters", [])],
             "memory": state.get("memory", {}),
             "done": state.get("done", False),
@@ -62,6 +60,10 @@ def _search(state: Mapping[str, Any]) -> dict[str, object]:
         "history": records,
         "stopped": state.get("stopped", ""),
     }
+
+
+def _final(state: Mapping[str, Any], name: str) -> dict[str, object] | None:
+    return {"evaluation": _evaluation(state[name])} if name in state else None
 
 
 def _evaluation(evaluation: Mapping[str, Any] | None) -> dict[str, object] | None:

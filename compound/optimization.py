@@ -92,7 +92,7 @@ class Progress:
         note: one line for people.
         facts: JSON, recorded in the event.
         step: completed steps, where the job consists of a known number of steps.
-        of: that number.
+        of: that number; ``None`` where it depends on what is found.
     """
 
     state: Mapping[str, Any]

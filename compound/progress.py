@@ -45,7 +45,8 @@ def _progress(event: Mapping[str, Any]) -> str:
     note = str(event["note"])
     if event.get("step") is None:
         return note
-    steps = f"step {event['step']} of {event['of']}"
+    total = f" of {event['of']}" if event.get("of") is not None else ""
+    steps = f"step {event['step']}{total}"
     return f"{steps}: {note}" if note else steps
 
 

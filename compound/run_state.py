@@ -21,7 +21,7 @@ def _evaluation(value: object) -> Evaluation:
     if isinstance(value, Evaluation):
         return value
     try:
-        stored = _StoredEvaluation.model_validate(value, strict=False)
+        stored = _StoredEvaluation.model_validate(value)
     except ValidationError as error:
         raise ValueError(first_problem(error)) from error
     return Evaluation.from_json(cast("EvaluationDocument", stored.model_dump()))  # it has these fields

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import ClassVar, Self
 
@@ -66,7 +67,11 @@ class State(BaseModel):
             )
         fields = {name: field for name, field in value.items() if name != "format"}
         try:
-            return cls.model_validate(fields, strict=False)  # JSON has lists where fields are tuples
+            try:
+                document = json.dumps(fields, ensure_ascii=False).encode()
+            except UnicodeEncodeError:  # pydantic reads no JSON with half a character
+                return cls.model_validate(fields, strict=False)
+            return cls.model_validate_json(document)
         except (ValidationError, RecursionError) as error:
             raise StateError(f"{cls.__name__} cannot be read: {first_problem(error)}", hint=FRESH) from error
 

@@ -166,4 +166,4 @@ def _need_the_library() -> None:
 
 
 def _note(so_far: Proceed) -> str:
-    return f"iteration {so_far.iterations}: best of {so_far.candidates} candidates {so_far.mean:.3f}"
+    return f"best of {so_far.candidates} candidates {so_far.mean:.3f}"

@@ -119,7 +119,7 @@ class Mipro:
 
 def _note(state: JointSearch) -> str:
     best = max(trial.mean for trial in state.scored)
-    return f"{len(state.trials)} trials, {len(state.scored)} on {state.larger} examples: best {best:.3f}"
+    return f"{len(state.scored)} on {state.larger} examples: best {best:.3f}"
 
 
 def _proposal(state: JointSearch) -> Proposal:

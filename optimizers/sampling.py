@@ -92,7 +92,7 @@ class NumberSearch:
             for values, scored in zip(round_, await task.scorer.score(round_, batch), strict=True):
                 state.samples.append(Sample(values=values, mean=scored.mean))
             done, best = len(state.samples), max(sample.mean for sample in state.samples)
-            yield Progress(state.to_json(), f"{done} trials: best {best:.3f}", step=done, of=wanted)
+            yield Progress(state.to_json(), f"best {best:.3f}", step=done, of=wanted)
 
 
 def in_order(task: Task, grid: Sequence[dict[str, object]], examples: int) -> list[dict[str, object]]:

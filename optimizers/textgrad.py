@@ -103,7 +103,7 @@ class TextGrad:
             state.step = step + 1
             if state.step % EVERY == 0 or state.step == self.steps:
                 await self._validate(task, state, held)
-            note = f"step {state.step}: best {state.mean:.3f}"
+            note = f"best {state.mean:.3f}"
             yield Progress(state.to_json(), note, step=state.step, of=self.steps)
         note = "" if state.best else "no rewritten prompt beat the incumbent"
         yield Proposal(state.best, state.before, state.mean, state.tried, note)

@@ -95,7 +95,12 @@ def declared() -> set[type[State]]:
         if not module.ispkg
     ]
     found = {value for module in modules for value in vars(module).values() if inspect.isclass(value)}
-    return {each for each in found if issubclass(each, State)} - {State, Remembered}
+    own = {
+        each
+        for each in found
+        if issubclass(each, State) and each.__module__.startswith("compound.optimizers")
+    }
+    return own - {Remembered}
 
 
 def test_every_state_is_tested_here() -> None:
