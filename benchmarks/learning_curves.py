@@ -36,26 +36,28 @@ from compound.loop import Problem
 from compound.metrics import apply
 from compound.optimization import Bench, Proposal, Task
 from compound.optimizers.methods import method
+from compound.reading import entry
 from compound.report.documents import Step
 from compound.report.training import measured
 from compound.scoring import JobScorer
-from compound.settings import OptimizeSettings, WeightSettings
+from compound.settings import make_settings
 from compound.streams import generator, stream
 from compound.system import System
 from compound.testing import PlainMemory
 
 OUTPUT = Path(__file__).parent / "data" / "learning_curves.json"
 SEEDS = (0, 1, 2)
+LAST = {"every": 0}  # what the last step has learned, without a choice among steps
 SHARED = {
-    "steps": 80, "examples": 8, "runs": 8, "lr": 3e-3, "entropy": 0.01,
-    "eval_every": 0,  # what the last step has learned, without a choice among steps
+    "steps": 80, "rollouts": {"examples": 8, "runs": 8}, "loss": {"grpo": {"entropy": 0.01}},
+    "optimizer": {"lr": 3e-3}, "evaluation": LAST,
 }  # fmt: skip
-TALK = {**SHARED, "steps": 120, "runs": 16, "lr": 2e-3}
+TALK = {**SHARED, "steps": 120, "rollouts": {"examples": 8, "runs": 16}, "optimizer": {"lr": 2e-3}}
 IMITATION = {
-    **SHARED, "steps": 160, "examples": 24, "lr": 5e-3, "entropy": 0.0, "passes": 2,
+    "steps": 160, "rollouts": {"examples": 24}, "optimizer": {"lr": 5e-3, "epochs": 2}, "evaluation": LAST,
     "attempts": 24, "threshold": 0.35, "pace": 0.1,
 }  # fmt: skip
-CRITIC = {**SHARED, "value_lr": 1e-2, "passes": 2}
+CRITIC = {**SHARED, "critic": {"lr": 1e-2}, "optimizer": {"lr": 3e-3, "epochs": 2}}
 ALONE = {**CRITIC, "steps": 40}
 METHODS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
     "chain": {
@@ -73,7 +75,7 @@ CONTROLS = ("frozen", "shuffled", "flipped")
 CONTROLLED = {"chain": "mmgrpo", "conversation": "prompt_r1", "planning": "mygo"}
 SHORTER: Mapping[str, Mapping[str, object]] = {  # attempts that are never good enough take long
     "conversation": {"steps": 60},
-    "planning": {"steps": 40, "examples": 8, "attempts": 6},
+    "planning": {"steps": 40, "rollouts": {"examples": 8}, "attempts": 6},
 }
 
 
@@ -124,7 +126,7 @@ def train(case: Case) -> dict[str, object]:
 
 
 async def _trained(case: Case, task: Toy, model: str, folder: Path) -> dict[str, object]:
-    settings = OptimizeSettings(method=case.method, seed=case.seed, weights=_settings(case))
+    settings = make_settings({"method": case.method, "seed": case.seed, case.method: _settings(case)})
     metric = task.metric
     if case.control in ("flipped", "shuffled"):
         metric = Misleading(task.metric, case.control, case.seed, itertools.count())
@@ -163,13 +165,14 @@ def _known(records: Sequence[Step], name: str) -> list[float]:
     return [value for record in records if (value := measured(record, name)) is not None]
 
 
-def _settings(case: Case) -> WeightSettings:
-    wanted = dict(METHODS[case.task][case.method])
+def _settings(case: Case) -> dict[str, object]:
+    wanted: dict[str, object] = dict(METHODS[case.task][case.method])
     if case.control:
         wanted |= SHORTER.get(case.task, {})
     if case.control == "frozen":
-        wanted |= {"lr": 1e-12, "value_lr": 1e-12}
-    return WeightSettings.model_validate(wanted)
+        wanted["optimizer"] = {**entry(wanted, "optimizer", dict), "lr": 1e-12}
+        wanted |= {"critic": {"lr": 1e-12}} if "critic" in wanted else {}
+    return wanted
 
 
 async def _measured(executor: Executor, system: System, task: Toy) -> dict[str, float]:

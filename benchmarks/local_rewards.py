@@ -26,9 +26,10 @@ from compound.benchmarks.reward_accuracy import KINDS, accuracy, lora
 from compound.benchmarks.simulated import SHAPES
 from compound.benchmarks.simulated_search import Outcome, search, world
 from compound.optimization import Job, JobRecord, Scheduler
+from compound.optimizers.guided import OptimasSettings
 from compound.optimizers.scheduler import UCB, Gaps, Thompson, Uniform
 from compound.reading import entry
-from compound.settings import BudgetSettings, OptimizeSettings, RewardSettings
+from compound.settings import BudgetSettings, OptimizeSettings
 from compound.statistics import UNIT, Bounds, interval_of_means
 from compound.streams import generator
 
@@ -36,17 +37,23 @@ OUTPUT = Path(__file__).parent / "data" / "local_rewards.json"
 SEEDS = 20
 LABELS = "compound.benchmarks.mislabelled"
 
-REWARDS = RewardSettings(backbone="none", rollouts=1, most_rollouts=1, accuracy=0.5)
-SETTINGS = OptimizeSettings(candidates=16, minibatch=8, alpha=0.2, valid_size=40, rewards=REWARDS)
+SETTINGS = OptimizeSettings(candidates=16, minibatch=8, alpha=0.2, valid_size=40)
 
 
-def settings(method: str, seed: int, runs: float, **changed: object) -> OptimizeSettings:
-    """Return the settings of a search."""
-    budget = BudgetSettings(system_runs=runs)
-    found: OptimizeSettings = SETTINGS.model_copy(
-        update={"method": method, "seed": seed, "budget": budget, **changed}
-    )
-    return found
+def settings(
+    method: str, seed: int, runs: float, min_accuracy: float = 0.5, **changed: object
+) -> OptimizeSettings:
+    """Return the settings of a search, with those of local rewards where the method has them."""
+    given = {**SETTINGS.given, "method": method, "seed": seed, "budget": BudgetSettings(system_runs=runs)}
+    if method not in ("coordinate", "random"):
+        given[method] = OptimasSettings.model_validate(
+            {
+                "backbone": {"model": "none"},
+                "pairs": {"min_rollouts": 1, "max_rollouts": 1},
+                "reward": {"min_accuracy": min_accuracy},
+            }
+        )
+    return OptimizeSettings.model_validate({**given, **changed})
 
 
 # -- searches --------------------------------------------------------------------------------------------
@@ -70,7 +77,7 @@ STRENGTHS = (0.1, 0.3, -0.1, -0.3)
 
 def interaction(shape: str, seed: int) -> dict[str, object]:
     """Return what is reached as components interact, without noise; components hinder each other below 0."""
-    given = settings("optimas", seed, 1200, rewards=REWARDS.model_copy(update={"accuracy": 0.6}))
+    given = settings("optimas", seed, 1200, min_accuracy=0.6)
     calm = {"noise": 0.0, "blur": 0.0, "options": 6}
     return {
         str(strength): _brief(search(world(shape, seed, interaction=strength, **calm), given))

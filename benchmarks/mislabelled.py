@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from compound.optimization import Job, Method, Optimizer
+from compound.optimizers.guided import OptimasSettings, guided
 from compound.optimizers.guides import Guidance, LearnedRewards
 from compound.optimizers.local import LocalSearch
-from compound.optimizers.methods import guided
 from compound.optimizers.offline import OfflineRewards
 from compound.optimizers.prompts import PromptSearch
 from compound.optimizers.rewarding import RunRewards
 from compound.optimizers.scheduler import Uniform
+from compound.registration import MethodFactory, method
 from compound.rewards.buffer import PairBuffer
+from compound.rewards.settings import RewardLearning
 from compound.settings import OptimizeSettings
 from compound.streams import generator
 from compound.system import System
@@ -51,26 +53,33 @@ def _shuffled(rewards: RunRewards, share: float) -> RunRewards:
     return replace(rewards, buffer=PairBuffer(rewards.buffer.system, rewards.buffer.sampling, entries))
 
 
-def shuffled(system: System, settings: OptimizeSettings) -> Method:
+def _learning(settings: OptimasSettings) -> RewardLearning:
+    return RewardLearning(settings.pairs, settings.backbone, settings.reward)
+
+
+@method(settings=OptimasSettings)
+def shuffled(system: System, optimize: OptimizeSettings, settings: OptimasSettings) -> Method:
     """Method `optimas` on shuffled labels."""
-    return guided("shuffled", system, settings, Mislabelled())
+    offline, fresh = settings.offline, settings.pairs.fresh
+    return guided("shuffled", system, settings, _learning(settings), Mislabelled(), offline, fresh)
 
 
-def _single(share: float) -> Callable[[System, OptimizeSettings], Method]:
+def _single(share: float) -> MethodFactory:
     """Return a method that takes each component once, by rewards of some quality, without a second look."""
 
-    def method(system: System, settings: OptimizeSettings) -> Method:
+    def single(system: System, optimize: OptimizeSettings, settings: OptimasSettings) -> Method:
         guide, prompts = Mislabelled(share=share, always=True), PromptSearch()
-        certain = settings.rewards.model_copy(update={"sure": 0.5})
+        certain = replace(_learning(settings), reward=settings.reward.model_copy(update={"check_below": 0.5}))
+        fresh = settings.pairs.fresh
         jobs = [Job("local", (key,)) for key in system.parameters]
         optimizers: Mapping[str, Optimizer] = {
             "offline": OfflineRewards(certain, prompts, guide),
-            "local": Unchecked(certain, prompts, guide=guide),
+            "local": Unchecked(certain, settings.search, prompts, guide=guide, fresh=fresh),
         }
-        opening = Job("offline", tuple(system.parameters), weight=certain.offline)
+        opening = Job("offline", tuple(system.parameters), weight=settings.offline)
         return Method("single", optimizers, jobs, Uniform(), opening, 2.0)
 
-    return method
+    return MethodFactory(single, OptimasSettings)
 
 
 class Unchecked(LocalSearch):

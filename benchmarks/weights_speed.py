@@ -35,11 +35,15 @@ from compound.components.engines.models import resolve
 from compound.contracts import TokenRecord
 from compound.optimizers.policy.adapters import Adapters
 from compound.optimizers.policy.advantages import advantages
+from compound.optimizers.policy.losses import ClippedLoss
+from compound.optimizers.policy.objective import PolicyObjective
+from compound.optimizers.policy.rollouts import RolloutSettings
 from compound.optimizers.policy.samples import Sample
 from compound.optimizers.policy.trainer import Trainer
+from compound.optimizers.policy.updates import OptimizerSettings
 from compound.optimizing import optimize
 from compound.reading import entry
-from compound.settings import WeightSettings
+from compound.settings import make_settings
 from compound.space import ATTENTION, LoRA
 from compound.spec import load
 from compound.store import read_records
@@ -52,7 +56,8 @@ ATLAS = Path(__file__).parent / "atlas.yaml"
 OUTPUT = Path(__file__).parent / "data" / "weights_speed.json"
 REPEATS = 3
 TURNS = 5
-SETTINGS = WeightSettings(correction=None)
+LOSS = PolicyObjective(grpo=ClippedLoss(correction=None))
+OPTIMIZER = OptimizerSettings()
 
 
 def samples(prompt: int, answer: int, groups: int, each: int, component: str = "x") -> list[Sample]:
@@ -93,7 +98,7 @@ def ours(
     prompt: int,
     answer: int,
     shared: bool | None,
-    most: int = SETTINGS.micro_tokens,
+    most: int = OPTIMIZER.micro_tokens,
     repeats: int = REPEATS,
 ) -> dict[str, object]:
     """Measure our step on 32 sequences in 8 groups, with at most ``most`` tokens in a micro-batch."""
@@ -102,7 +107,7 @@ def ours(
     if shared is not None:
         forward.WORTH = 1.0 if shared else -1.0
     adapters = Adapters("smollm2", {"x": LoRA(rank=16, targets=ATTENTION)})
-    trainer = Trainer(adapters, {"x": "x"}, SETTINGS.model_copy(update={"micro_tokens": most}))
+    trainer = Trainer(adapters, {"x": "x"}, LOSS, OptimizerSettings(micro_tokens=most), RolloutSettings())
     before, rows = peak(), samples(prompt, answer, 8, 4)
     seconds = timed(lambda: trainer.step(list(rows), 0), repeats)
     return {
@@ -170,7 +175,7 @@ def several(count: int) -> dict[str, object]:
     """Measure the memory of training so many adapters on one base."""
     names = [f"x{number}" for number in range(count)]
     adapters = Adapters("smollm2", {name: LoRA(rank=16, targets=ATTENTION) for name in names})
-    trainer = Trainer(adapters, {name: name for name in names}, SETTINGS)
+    trainer = Trainer(adapters, {name: name for name in names}, LOSS, OPTIMIZER, RolloutSettings())
     rows = [row for name in names for row in samples(96, 16, 2, 4, name)]
     for number in range(2):
         trainer.step(list(rows), number)
@@ -244,10 +249,10 @@ def prefilled(method: str) -> dict[str, object]:
     program = load(ATLAS)
     assert program.data
     assert program.metric
-    settings = program.optimize.model_copy(
-        update={
-            "method": method, "baselines": (), "valid_size": 5, "test_size": 1,
-            "weights": WeightSettings(steps=1, lr=1e-3),
+    settings = make_settings(
+        {
+            **program.optimize.given, "method": method, "baselines": (), "valid_size": 5, "test_size": 1,
+            method: {"steps": 1, "optimizer": {"lr": 1e-3}},
         }
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
@@ -327,7 +332,7 @@ def interleaved(
 
 def step() -> dict[str, object]:
     """Compare a step with TRL's."""
-    most = SETTINGS.micro_tokens
+    most = OPTIMIZER.micro_tokens
     return interleaved(
         {
             "trl": ("trls", 192, 32, 1, 1),
@@ -339,7 +344,7 @@ def step() -> dict[str, object]:
 
 def shared() -> dict[str, object]:
     """Compare reading prompts once with reading them for every sample, and with TRL."""
-    most = SETTINGS.micro_tokens
+    most = OPTIMIZER.micro_tokens
     return interleaved(
         {
             "trl": ("trls", 320, 32, 2, 1),  # all at once would not fit into 24 GB

@@ -116,6 +116,8 @@ _HOME = {
     "Trace": "compound.trace",
     "Usage": "compound.contracts",
     "OptimizeSettings": "compound.settings",
+    "Settings": "compound.settings",
+    "method": "compound.registration",
     "Result": "compound.optimizing",
     "accuracy": "compound.metrics",
     "custom": "compound.metrics",

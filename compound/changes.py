@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from compound.component import Component
 from compound.configuration import canonical
-from compound.errors import RunDirectoryError
+from compound.errors import FRESH, RunDirectoryError
 from compound.ports import Port, spell
 from compound.store import read_json
 from compound.system import System
 
-FORMAT = 2  # of config.json; 1 had neither `engines` nor `structure`, which are then not compared
-SINCE_2 = ("engines", "structure")
+FORMAT = 3  # of config.json; until 2, settings of all methods stood in `prompts`, `rewards` and `weights`
 LONGEST = 80  # characters of a value that are shown
 OWN = ("format", "stop", "system")  # what a component of a model declares besides its outputs
 _ABSENT = object()
@@ -58,20 +58,19 @@ def changed(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...]) ->
     Args:
         path: the run directory.
         config: the resolved configuration, by `compound.optimizing.describe`.
-        ignoring: beginnings of the keys that may differ.
+        ignoring: beginnings of the keys that may differ; ``*`` stands for anything.
 
     Raises:
-        RunDirectoryError: it is no run directory, or a later version wrote it.
+        RunDirectoryError: it is no run directory, or another version wrote it.
     """
     stored = read_json(path, "config.json")
-    _refuse_later(path, stored)
-    missing = [section for section in SINCE_2 if section not in stored]
-    before, after = _flat(stored), _flat({k: v for k, v in config.items() if k not in missing})
+    _refuse_another_format(path, stored)
+    before, after = _flat(stored), _flat(config)
     keys = [
         key
         for key in sorted({*before, *after}, key=lambda key: (not key.startswith("structure."), key))
         if before.get(key, _ABSENT) != after.get(key, _ABSENT)
-        and not key.startswith((*ignoring, "format"))
+        and not any(fnmatchcase(key, f"{start}*") for start in ignoring)
         and not _is_place(key, after)
         and not (key.startswith("engines") and not (key in before and key in after))
     ]
@@ -85,8 +84,14 @@ def changed(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...]) ->
     return sorted(told.values())
 
 
-def _refuse_later(path: Path, stored: Mapping[str, Any]) -> None:
+def _refuse_another_format(path: Path, stored: Mapping[str, Any]) -> None:
     found = stored.get("format", 1)
+    if isinstance(found, int) and found < FORMAT:
+        raise RunDirectoryError(
+            f"{path} was written by an earlier version of compound: its config.json has format {found}, this "
+            f"version writes {FORMAT}. It can be read, but not continued",
+            hint=f"continue it with the version that began it, or {FRESH}",
+        )
     if isinstance(found, int) and found > FORMAT:
         raise RunDirectoryError(
             f"{path}/config.json has format {found}, but this version reads formats up to {FORMAT}",

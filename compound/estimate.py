@@ -17,7 +17,7 @@ from compound.errors import CompoundError
 from compound.executor import Executor
 from compound.metrics import Comparison
 from compound.optimization import Job
-from compound.optimizing import METHODS, make_problem
+from compound.optimizing import METHODS, make_problem, resolved
 from compound.planning import stochastic
 from compound.preflight import missing_keys
 from compound.problem import Problem
@@ -78,7 +78,7 @@ def estimate(program: Any, *, strict: bool = False) -> dict[str, Any]:
         },
         "keys": missing_keys(problem),
         "assumed": [*ASSUMED, *([] if isinstance(problem.metric, Comparison) else [OF_METRIC])],
-        "optimize": settings.model_dump(mode="json"),
+        "optimize": resolved(problem),
     }
 
 

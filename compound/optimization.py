@@ -18,6 +18,7 @@ from compound.contracts import Completion, Example, Metric, Request
 from compound.evaluation import Evaluation, Rules
 from compound.executor import Executor
 from compound.proposals import Outcome
+from compound.settings import Settings
 from compound.state import State
 from compound.system import System
 from compound.trace import Trace
@@ -299,6 +300,7 @@ class Method:
     budget. ``least`` is how many minibatches' runs a job should at least be given. ``decisions`` is the most
     there are, whatever the budget. ``jobs_each`` is how many jobs precede each decision; where it is given,
     there are no others, and a job that proposes nothing uses its decision up. ``notes`` are told first.
+    ``sections`` are the settings that it reads besides the common ones, by section of ``optimize:``.
     """
 
     name: str
@@ -310,3 +312,4 @@ class Method:
     decisions: int | None = None
     jobs_each: int | None = None
     notes: Sequence[str] = ()
+    sections: Mapping[str, Settings] = field(default_factory=dict)

@@ -31,9 +31,10 @@ from compound.planning import refuse_too_small
 from compound.preflight import engine_names, refuse_unpriced
 from compound.prospects import outlook
 from compound.recorder import MEMORY_FOLDER, Interrupted, Listener, Recorder
+from compound.references import references
 from compound.report.documents import Graph
 from compound.sending import Engines
-from compound.settings import OptimizeSettings, WeightSettings
+from compound.settings import OptimizeSettings, Settings
 from compound.shortened import shown
 from compound.spec.python_code import find_code
 from compound.statistics import Interval
@@ -51,12 +52,15 @@ from compound.system import System
 from compound.untrusted import UntrustedFolder
 
 METHODS = "compound.optimizers.methods"
-FOR_MEMORY = ("optimize.weights.micro_tokens", "optimize.weights.max_length")  # what its error says to lower
+FOR_MEMORY = (
+    "optimize.*.optimizer.micro_tokens",
+    "optimize.*.rollouts.max_length",
+)  # what its error says to lower
 MAY_CHANGE = (
     "optimize.budget.",
     "optimize.concurrency",
     "optimize.baselines",
-    "optimize.prompts.give_up",
+    "optimize.max_proposal_failures",
     "versions.",
     *FOR_MEMORY,
 )
@@ -435,20 +439,31 @@ def describe(problem: Problem) -> dict[str, Any]:
             for role, rows in splits.items()
         },
         "metric": described(problem.metric),
-        "optimize": problem.settings.model_dump(mode="json"),
-        **_named(problem.settings.weights, problem.folder),
+        "optimize": resolved(problem),
+        **_named(problem.method.sections, problem.folder),
         "versions": versions(),
     }
 
 
-def _named(weights: WeightSettings, folder: Path) -> dict[str, Any]:
-    """Return what the code and the files that training needs say, where it needs any."""
-    penalties = {name: described(find_code(spec, folder)) for name, spec in weights.penalties.items()}
-    teachers = {
-        path: load(folder / path).digest if (folder / path).exists() else None for path in weights.teachers
-    }
-    found = {"penalties": penalties, "teachers": teachers}
-    return {key: named for key, named in found.items() if named}
+def resolved(problem: Problem) -> dict[str, Any]:
+    """Return the common settings and those of the method, defaults included, as JSON."""
+    common = {name: value for name, value in problem.settings if name not in problem.settings.sections}
+    sections = {name: own.model_dump(mode="json") for name, own in problem.method.sections.items()}
+    return {**OptimizeSettings.model_validate(common).model_dump(mode="json"), **sections}
+
+
+def _named(sections: Mapping[str, Settings], folder: Path) -> dict[str, Any]:
+    """Return what the code and the files that the settings of a method name hold, where they name any."""
+    found: dict[str, dict[str, Any]] = {}
+    for section in sections.values():
+        for each in references(section):
+            if each.kind == "code" and each.name:
+                found.setdefault("code", {})[each.name] = described(find_code(each.name, folder))
+            elif each.kind == "configuration" and each.name:
+                path = folder / each.name
+                digest_of = load(path).digest if path.exists() else None
+                found.setdefault("configurations", {})[each.name] = digest_of
+    return found
 
 
 def drawing(system: System) -> Graph:

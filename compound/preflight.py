@@ -12,6 +12,7 @@ from compound.errors import CompoundError, MissingExtra
 from compound.plan import values_of
 from compound.problem import Problem
 from compound.prospects import planned
+from compound.references import references
 from compound.sanitize import safe
 from compound.sending import Sender, unpriced
 from compound.space import Choice
@@ -34,8 +35,9 @@ def models(problem: Problem) -> list[str]:
         requests += use.requests or ()
     requests += [request for job in allowed.jobs for request in job.requests]
     found += [lm for request in requests if request.calls for lm in request.lms or own]
-    if allowed.undeclared and problem.settings.prompts.lm:
-        found.append(problem.settings.prompts.lm)
+    if allowed.undeclared:
+        named = [found for section in problem.method.sections.values() for found in references(section)]
+        found += [each.name for each in named if each.kind == "model" and each.name]
     return sorted(set(found))
 
 

@@ -57,7 +57,7 @@ class RunContext:
             folder=recorder.run.path / MEMORY_FOLDER,
         )
         recorder.watch(meter, test_meter)
-        proposals = Proposals(meter, give_up=problem.settings.prompts.give_up)
+        proposals = Proposals(meter, give_up=problem.settings.max_proposal_failures)
         if recorder.state.search is not None:
             proposals.restore(recorder.state.search.ledger)
         return cls(problem, recorder, meter, test_meter, executor, proposals)

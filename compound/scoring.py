@@ -13,6 +13,7 @@ from compound.evaluation import Evaluation, evaluate_all, refuse_broken
 from compound.executor import Executor
 from compound.optimization import Tried
 from compound.proposals import Outcome, Proposals
+from compound.references import references
 from compound.statistics import binomial_tail
 from compound.system import System
 from compound.trace import Trace
@@ -28,6 +29,15 @@ CHANCE = 0.01  # what is less likely is no accident
 def free_repeats(system: System) -> bool:
     """Return whether the same run a second time costs nothing: what counts then comes from the cache."""
     return any(component.cacheable for component in system.components.values())
+
+
+def _where_to_name(problem: Problem) -> str:
+    """Return where the settings of a method name the model that writes."""
+    for section, settings in problem.method.sections.items():
+        for found in references(settings, (section,)):
+            if found.kind == "model":
+                return f"set optimize.{'.'.join(map(str, found.path))}, or the lm of the system"
+    return "set the lm of the system"
 
 
 class JobScorer:
@@ -59,7 +69,7 @@ class JobScorer:
         self._share = share
         self._spent = spent
         self._scores: dict[str, Tried] = {}
-        give_up = problem.settings.prompts.give_up
+        give_up = problem.settings.max_proposal_failures
         self._proposals = proposals or Proposals(executor.meter, give_up=give_up)
         self._runs_left = runs_left or executor.meter.remaining_runs
 
@@ -129,7 +139,7 @@ class JobScorer:
     def _writer(self, lm: str | None) -> str:
         chosen = lm or self._incumbent.defaults.get("lm")
         if not chosen:
-            raise DeclarationError("no model to write prompts with", hint="set optimize.prompts.lm")
+            raise DeclarationError("no model to write prompts with", hint=_where_to_name(self._problem))
         return str(chosen)
 
     def snapshot(self) -> list[Tried]:

@@ -234,7 +234,7 @@ def _folder(method: str) -> str:
 def _inapplicable(program: Program, method: str) -> str:
     """Return why a method that exists cannot work on a system."""
     methods = import_module(METHODS)
-    methods.maker(method, program.folder)
+    methods.factory(method, program.folder)
     try:
         methods.method(method, program.system, program.optimize, program.folder)
     except DeclarationError as error:

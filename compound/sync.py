@@ -171,13 +171,13 @@ def optimize(
         engines: models by name, as in `run`.
         progress: show progress on stderr.
         new: start a fresh run beside an existing one, in ``<run_dir>-2`` or the next free number.
-        **changes: single settings, such as ``method="search"`` or ``seed=1``.
+        **changes: single settings, such as ``method="search"`` or ``seed=1``, and sections of methods.
 
     Raises:
         RunDirectoryError: the directory holds a finished run, or one of another configuration.
         KeyboardInterrupt: the run was interrupted; the same call continues it.
     """
-    base = (settings or OptimizeSettings()).model_dump(exclude_unset=True)
+    base = dict((settings or OptimizeSettings()).given)
     if budget is not None:
         base["budget"] = budget_settings(budget)
     resolved = make_settings({**base, **changes})

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import compound
 from compound.cli import app
-from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings, RewardSettings, WeightSettings
+from compound.sections import settings_models
+from compound.settings import BudgetSettings, OptimizeSettings
 from compound.spec.file_model import POSSIBLE
 
 OUTPUT = Path(__file__).parent / "reference.md"
@@ -19,6 +21,7 @@ GROUPS = {
     "Spaces": "Text Demos Choice Int Float LoRA",
     "Running and optimizing": "run evaluate optimize load load_result load_system Executor Result Budget",
     "Data and metrics": "Dataset Example Score exact_match token_f1 accuracy mrr recall_at_k custom",
+    "Methods of your own": "method Settings",
     "Values": "Configuration Trace Usage Component Operation CompoundError",
 }
 
@@ -34,8 +37,8 @@ def page() -> str:
     for title, names in GROUPS.items():
         parts.append(f"## {title}")
         parts += [_entry(name) for name in names.split()]
-    settings = (OptimizeSettings, BudgetSettings, PromptSettings, RewardSettings, WeightSettings)
-    parts += ["## `optimize:` in YAML", *map(_settings, settings)]
+    parts += ["## `optimize:` in YAML", _settings(OptimizeSettings), _settings(BudgetSettings)]
+    parts += [_settings(model, places) for model, places in settings_models().items()]
     engines = [_engine(kind, entry) for kind, entry in POSSIBLE["engine"].items()]
     parts += ["## `engines:` in YAML", "`engines: {NAME: {KIND: {…}}}`", *engines]
     parts += ["## Commands", *_commands()]
@@ -82,9 +85,10 @@ def _item(line: str) -> str:
     return f"- `{match[1]}`: {match[2]}" if match else line
 
 
-def _settings(model: Any) -> str:
-    about = f"**{model.__name__}**: {inspect.getdoc(model)}\n"
-    return "\n".join([about, *_rows(model)])
+def _settings(model: Any, places: Sequence[str] = ()) -> str:
+    where = f" ({', '.join(f'`{place}`' for place in places)})" if places else ""
+    about = f"**{model.__name__}**{where}: {_fenced(inspect.getdoc(model) or '')}\n"
+    return "\n".join([about, *(_rows(model) if model.model_fields else ["It has no settings.\n"])])
 
 
 def _rows(model: Any) -> list[str]:

@@ -7,14 +7,18 @@ written by hand and loaded by the tests.
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings, RewardSettings, WeightSettings
+from pydantic import BaseModel
+
+from compound.sections import settings_models
+from compound.settings import BudgetSettings, OptimizeSettings
 from compound.spec import file_components as components
 from compound.spec import file_model, file_settings
 
@@ -42,9 +46,6 @@ MODELS: Mapping[str, Any] = {
     "data": file_model.DataSettings,
     "optimize": OptimizeSettings,
     "budget": BudgetSettings,
-    "prompts": PromptSettings,
-    "rewards": RewardSettings,
-    "weights": WeightSettings,
     **{
         f"{group} {name}": entry.model_fields[name].annotation
         for group in ("metric", "engine")
@@ -69,6 +70,19 @@ VALUES = {
     "UseEntry": "`use` entry",
     "Engine": "engine",
     "Proposer": "`demos`, `edits`, `opro`",
+    "PolicyObjectiveField": "loss, see below",
+    "ImitationObjectiveField": "loss, see below",
+    "LocalTrainingField": "`ppo` or `grpo`, see below",
+    "Sharing": "`each`, `shared`, or components by adapter",
+    "Scale": "`trl`, `plain`, `population`, `center`, `leave_one_out`, `none`",
+    "Schedule": "`constant`, `cosine`",
+    "Penalties": "`module:name`, by component",
+    "dict[ConfigurationFile, PositiveInt]": "whole number, by file",
+    "dict[str, NonNegativeFloat]": "number, by component",
+    "tuple[NonNegativeFloat, PositiveFloat]": "two numbers",
+    "ModelName": "text",
+    "BackboneName": "text",
+    "MethodName": "text",
     "tuple[str, ...] | list[str]": "list of text",
     "tuple[float, float]": "two numbers",
     "Metric": "metric",
@@ -92,8 +106,35 @@ def main() -> None:
     OUTPUT.write_text(with_keys(OUTPUT.read_text(encoding="utf-8")), encoding="utf-8")
 
 
+def sections() -> str:
+    """Return a table for each section of ``optimize:`` and for each of their parts."""
+    found = settings_models()
+    whole = {model: [p for p in places if "." not in p] for model, places in found.items()}
+    texts = [
+        f"### {_names(places, 'optimize.')}\n\n{_about(model)}\n\n{keys(model)}"
+        for model, places in whole.items()
+        if places
+    ]
+    texts.append("### Parts of sections")
+    for model, places in found.items():
+        if not whole[model] and model.model_fields:
+            at, of = ([p.rpartition(".")[2] for p in places], [p.partition(".")[0] for p in places])
+            texts.append(f"#### {_names(at)}\n\n{_about(model)} Of {_names(of)}.\n\n{keys(model)}")
+    return "\n\n".join(texts)
+
+
+def _names(places: Sequence[str], prefix: str = "") -> str:
+    return ", ".join(f"`{prefix}{place}`" for place in dict.fromkeys(places))
+
+
+def _about(model: type[BaseModel]) -> str:
+    return (inspect.getdoc(model) or "").partition("\n\n")[0]
+
+
 def with_keys(page: str) -> str:
     """Return the page with every table made anew."""
+    made = f"<!-- sections -->\n{sections()}\n<!-- end sections -->"
+    page = re.sub(r"<!-- sections -->\n.*?<!-- end sections -->", lambda _: made, page, flags=re.S)
 
     def table(found: re.Match[str]) -> str:
         return f"<!-- keys {found[1]} -->\n{keys(MODELS[found[1]])}\n<!-- end -->"
@@ -175,7 +216,7 @@ def _value(text: str) -> str:
         return f"{_value(match[2])}, by {_value(match[1])}"
     if " | " in text and "[" not in text:
         return " or ".join(_value(part) for part in text.split(" | "))
-    return "see below" if text.endswith("Settings") else "mapping" if text[:1].isupper() else text
+    return "see below" if text.endswith(("Settings", "Loss")) else "mapping" if text[:1].isupper() else text
 
 
 if __name__ == "__main__":

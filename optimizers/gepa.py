@@ -23,6 +23,8 @@ from compound.optimizers.prompts import split, text_keys
 from compound.optimizers.reflection import WRITTEN, Answer, Answers, bound
 from compound.questions import Questions
 from compound.reading import entry
+from compound.references import ModelName
+from compound.settings import Settings
 from compound.state import State
 from compound.streams import stream
 
@@ -50,6 +52,13 @@ class Evolution(State):
         scores = self.answers[0]
         assert isinstance(scores, list)  # the first question is about the incumbent
         return scores
+
+
+class GEPASettings(Settings):
+    """How prompts are rewritten by reflection."""
+
+    lm: ModelName | None = None
+    """The model that reflects; the system's own by default."""
 
 
 @dataclass(frozen=True)

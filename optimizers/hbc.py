@@ -132,7 +132,8 @@ class Cloning:
         """Return the preferred outputs as scores; without any they may not steer."""
         targets = targets_of(rewards.buffer, component)
         labels = frozenset(Template.of(rewards.task.system.components[component]).labels)
-        backbone = shared_backbone(rewards.settings.backbone, rewards.settings.max_length)
+        reads = rewards.learning.backbone
+        backbone = shared_backbone(reads.model, reads.max_length)
         dropped = getattr(backbone, "drop_adapter", None)  # another method may have trained it
         if dropped is not None:
             dropped()

@@ -22,6 +22,8 @@ from compound.optimization import Progress, Proposal, Task
 from compound.optimizers.diagnoser import UNDECIDED, ask, blame, judged, verdicts
 from compound.optimizers.prompts import split
 from compound.optimizers.proposing import ask as send
+from compound.references import ModelName
+from compound.settings import Settings
 from compound.space import Choice
 from compound.state import State
 from compound.trace import Trace
@@ -44,6 +46,13 @@ class Selection(State):
     rows: int
     allocations: list[Allocation]
     means: dict[str, float | None] = Field(default_factory=dict)
+
+
+class DiagnoserSettings(Settings):
+    """How failures are attributed to components."""
+
+    lm: ModelName | None = None
+    """The model that diagnoses; the system's own by default."""
 
 
 @dataclass(frozen=True)

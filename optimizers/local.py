@@ -19,7 +19,13 @@ from compound.configuration import canonical, component_of, components_of
 from compound.contracts import Example
 from compound.optimization import Progress, Proposal, Task
 from compound.optimizers.guides import Guidance, Guide, LearnedRewards
-from compound.optimizers.local_scoring import Gain, LocalScorer, Scoring, finalists
+from compound.optimizers.local_scoring import (
+    Gain,
+    LocalScorer,
+    LocalSearchSettings,
+    Scoring,
+    finalists,
+)
 from compound.optimizers.offline import Collecting, affordable, collect_pairs, settings_of
 from compound.optimizers.per_input import chosen_by_reward
 from compound.optimizers.prompts import (
@@ -36,7 +42,7 @@ from compound.optimizers.racing import Race
 from compound.optimizers.rewarding import RunRewards, tunable
 from compound.optimizers.sampling import enumerated, suggest
 from compound.rewards.heads import LEAST_INPUTS
-from compound.settings import RewardSettings
+from compound.rewards.settings import RewardLearning
 from compound.space import Choice, Demos, Float, Int, Text
 from compound.streams import generator
 
@@ -78,27 +84,31 @@ class LocalSearch:
     """Improves one component by its local reward.
 
     Attributes:
-        settings: how rewards are learned and used.
+        learning: how pairs are collected and rewards learned.
+        search: how many rounds, and how the best are chosen.
         prompts: makes candidate prompts and demonstrations.
         verify: whether the best always meet the global reward too, however good the local one is.
         guide: what scores calls.
+        fresh: inputs that each job collects pairs from.
     """
 
-    settings: RewardSettings
+    learning: RewardLearning
+    search: LocalSearchSettings
     prompts: PromptSearch
     verify: bool = False
     guide: Guide = field(default_factory=LearnedRewards)
+    fresh: int = 0
 
     def bound(self, outlook: Outlook) -> JobBound:
         """Declare the candidates of each local round, or two rounds where the global reward steers."""
         texts = [key for key in outlook.texts if key in outlook.system.parameters]
         together = replace(outlook, keys=tuple(dict.fromkeys((*outlook.keys, *texts))))
-        return self.prompts.rounds_bound(together, max(2, self.settings.steps))
+        return self.prompts.rounds_bound(together, max(2, self.search.rounds))
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Adapt the reward on fresh inputs, search locally, and put the best to the test."""
         (component,) = tunable(task)
-        rewards = RunRewards.open(task, self.settings)
+        rewards = RunRewards.open(task, self.learning)
         if task.resume is not None:
             state = LocalProgress.from_json(task.resume)
         else:
@@ -138,7 +148,7 @@ class LocalSearch:
         if not self.guide.adapts or rewards.is_constant(component):
             return None
         enough = len({pair.example for pair, _ in rewards.buffer.pairs(component)}) >= LEAST_INPUTS
-        wanted = self.settings.fresh if enough else self.settings.inputs
+        wanted = self.fresh if enough else self.learning.pairs.inputs
         count = affordable(task, rewards, [component], wanted, ONLINE)
         if not count or (not enough and count < LEAST_INPUTS):
             return None
@@ -203,7 +213,7 @@ class LocalSearch:
     ) -> AsyncIterator[str]:
         """Score rounds of candidates by the local reward; yield a note after each round."""
         (component,) = tunable(task)
-        scorer = LocalScorer(task, component, guidance.scores, self.settings, LOCAL + ONLINE)
+        scorer = LocalScorer(task, component, guidance.scores, self.search.rounds, LOCAL + ONLINE)
         recorded = await self.guide.recorded(rewards, component, state.recorded)
         state.recorded = sorted({trace.example for trace, _ in recorded.calls})
         async for note in scorer.rounds(state, recorded, self._next):
@@ -215,7 +225,7 @@ class LocalSearch:
         A reward that chooses for each input is always tested.
         """
         (component,) = tunable(task)
-        chosen = finalists(task, state.scoring.scored, self.settings.temperature)
+        chosen = finalists(task, state.scoring.scored, self.search.temperature)
         state.finalists = [candidate.values for candidate in chosen]
         state.local_gain = chosen[0].gain if chosen else None
         rewards.note_tried(task, [candidate.values for candidate in state.scoring.scored])
@@ -226,7 +236,7 @@ class LocalSearch:
 
     def _is_worth_testing(self, task: Task, guidance: Guidance) -> bool:
         """Return whether finalists are raced: there are runs for it, and the local reward may be wrong."""
-        is_sure = guidance.accuracy is not None and guidance.accuracy >= self.settings.sure
+        is_sure = guidance.accuracy is not None and guidance.accuracy >= self.learning.reward.check_below
         return task.scorer.left >= 2 * task.minibatch and (self.verify or not is_sure)
 
     async def _remember(

@@ -18,7 +18,7 @@ from compound.optimization import Bench, Task
 from compound.optimizers.prompts import demo_keys, text_keys
 from compound.plan import values_of
 from compound.rewards.model import Vector
-from compound.settings import RewardSettings
+from compound.settings import Settings
 from compound.state import State
 from compound.streams import generator, stream
 from compound.system import System
@@ -64,6 +64,15 @@ class Scoring(State):
         return len(self.scored) - 1
 
 
+class LocalSearchSettings(Settings):
+    """How the settings of a component are searched by its local reward."""
+
+    rounds: int = Field(default=3, ge=1)
+    """Rounds of local search in one iteration: a trust region."""
+    temperature: float = Field(default=0.0, ge=0)
+    """Candidates are drawn with probability proportional to exp(reward / temperature); 0 takes the best."""
+
+
 class Scores(Protocol):
     """Scores (inputs, outputs) of a component: `compound.rewards.model.RewardModel`, or a baseline."""
 
@@ -88,14 +97,14 @@ class LocalScorer:
         task: the job.
         component: whose settings are searched.
         model: scores its calls.
-        settings: how many rounds.
+        rounds_limit: the most rounds.
         part: of the job's share that may be spent by the end of the last round.
     """
 
     task: Task
     component: str
     model: Scores
-    settings: RewardSettings
+    rounds_limit: int
     part: float
 
     async def rounds(self, state: Scoring, recorded: Recorded, more: More) -> AsyncIterator[str]:
@@ -107,7 +116,7 @@ class LocalScorer:
             more: makes the candidates of another round.
         """
         places = self._places(recorded)
-        while places and state.rounds < self.settings.steps and self._is_affordable(state, places):
+        while places and state.rounds < self.rounds_limit and self._is_affordable(state, places):
             fresh = await self._another(state, more) if state.tried else state.candidates
             if not fresh:
                 break

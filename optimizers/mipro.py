@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
 
 from compound.bounds import JobBound, Outlook
 from compound.configuration import canonical
@@ -20,11 +23,24 @@ from compound.optimizers.opro import written
 from compound.optimizers.prompts import bootstrapped, split
 from compound.optimizers.trials import JointSearch, rounds, sizes, trials_for
 from compound.reading import entry
+from compound.references import ModelName
+from compound.settings import Settings
 from compound.space import Demos, Text
 from compound.streams import generator
 
 ATTEMPTS = 4  # to make each value
 MINIBATCHES = 3  # that the smallest search runs
+
+
+class MIPROSettings(Settings):
+    """How instructions are proposed; demonstrations come from successful traces."""
+
+    proposers: tuple[Literal["edits", "opro"], ...] = ("edits",)
+    """Where instructions come from, in turn: a grammar of edits, an LLM."""
+    edits_per_candidate: int = Field(default=2, ge=1)
+    """The most edits between the incumbent and an instruction of `edits`."""
+    lm: ModelName | None = None
+    """The model that writes instructions; the system's own by default."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from compound.optimizers.prompts import PromptSearch, bootstrapped, demo_keys, s
 from compound.optimizers.rewarding import RunRewards, tunable
 from compound.rewards.heads import LEAST_INPUTS
 from compound.rewards.pairs import expected_cost
-from compound.settings import RewardSettings
+from compound.rewards.settings import RewardLearning
 from compound.state import State
 
 
@@ -49,12 +49,12 @@ class OfflineRewards:
     """The offline phase: pairs of every component under the starting configuration; proposes nothing.
 
     Attributes:
-        settings: how rewards are learned.
+        learning: how pairs are collected and rewards learned.
         prompts: makes candidate prompts to draw outputs with.
         guide: takes up the pairs.
     """
 
-    settings: RewardSettings
+    learning: RewardLearning
     prompts: PromptSearch
     guide: Guide = field(default_factory=LearnedRewards)
 
@@ -68,7 +68,7 @@ class OfflineRewards:
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Collect pairs of all components in one batch, then learn and judge their rewards."""
-        rewards = RunRewards.open(task, self.settings)
+        rewards = RunRewards.open(task, self.learning)
         pool, examples = split(task)
         if task.resume is not None:
             state = Collecting.from_json(task.resume)
@@ -104,7 +104,7 @@ class OfflineRewards:
         for name in sorted(components, key=rewards.cost_of_learning):
             left -= rewards.cost_of_learning(name)
             kept += [name] if left >= 0 else []
-        most = min(self.settings.inputs, len(split(task)[1])) - done
+        most = min(self.learning.pairs.inputs, len(split(task)[1])) - done
         count = affordable(task, rewards, kept, min(max(done, LEAST_INPUTS), most), 1.0)
         return Wave(kept, count) if kept and count >= least else None
 

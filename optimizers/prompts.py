@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -23,6 +24,8 @@ from compound.optimizers.opro import written
 from compound.optimizers.racing import Race, Standing, race, rungs
 from compound.optimizers.remembered import Remembered
 from compound.reading import entry
+from compound.references import ModelName
+from compound.settings import Settings
 from compound.space import Demos, Text
 from compound.state import State
 from compound.streams import generator
@@ -33,6 +36,23 @@ ATTEMPTS = 6  # to make each candidate of a round; those equal to an earlier one
 POOL_SHARE = 0.4  # of a job's system runs, to find demonstrations
 
 Pools = Mapping[str, Sequence[Found]]
+Proposer = Literal["demos", "edits", "opro"]
+
+
+class OPROSettings(Settings):
+    """How prompts are rewritten by a model that sees earlier prompts with their scores."""
+
+    lm: ModelName | None = None
+    """The model that writes prompts; the system's own by default."""
+
+
+class PromptSettings(OPROSettings):
+    """How prompts and demonstrations are proposed."""
+
+    proposers: tuple[Proposer, ...] = ("demos", "edits")
+    """Where candidates come from: demonstrations from successful traces, a grammar of edits, an LLM."""
+    edits_per_candidate: int = Field(default=2, ge=1)
+    """The most edits between an incumbent and a candidate: a trust region."""
 
 
 class Contest(State):
@@ -90,6 +110,11 @@ class PromptSearch:
     proposers: tuple[str, ...] = ("demos", "edits")
     most_edits: int = 2
     lm: str | None = None
+
+    @classmethod
+    def of(cls, settings: PromptSettings) -> PromptSearch:
+        """Return the search that settings describe."""
+        return cls(settings.proposers, settings.edits_per_candidate, settings.lm)
 
     def bound(self, outlook: Outlook) -> JobBound:
         """Declare the requests of one round of candidates; only ``opro`` makes any."""

@@ -25,8 +25,8 @@ from compound.rewards.features import Embeds
 from compound.rewards.heads import LEAST_INPUTS
 from compound.rewards.learning import Learned, learn, texts_of
 from compound.rewards.model import LocalReward, make_backbone
-from compound.rewards.pairs import Collected, Draw, Sampling, collect, compared, expected_cost
-from compound.settings import RewardSettings
+from compound.rewards.pairs import Collected, Draw, collect, compared, expected_cost
+from compound.rewards.settings import BackboneLoRASettings, RewardLearning
 from compound.state import State
 from compound.streams import generator
 from compound.trace import Trace
@@ -81,23 +81,21 @@ class RewardMemory(Remembered):
 class RunRewards:
     """A run's buffer and reward model."""
 
-    settings: RewardSettings
+    learning: RewardLearning
     task: Task
     memory: Memory
     buffer: PairBuffer
 
     @staticmethod
-    def open(task: Task, settings: RewardSettings) -> RunRewards:
+    def open(task: Task, learning: RewardLearning) -> RunRewards:
         """Return what the run remembers.
 
         Raises:
             DataError: the buffer is damaged, or another system's.
         """
         memory = task.bench.memory
-        sampling = Sampling(
-            settings.samples, settings.rollouts, max(settings.rollouts, settings.most_rollouts)
-        )
-        return RunRewards(settings, task, memory, PairBuffer.read(memory.records(), task.system, sampling))
+        buffer = PairBuffer.read(memory.records(), task.system, learning.pairs.sampling)
+        return RunRewards(learning, task, memory, buffer)
 
     @property
     def components(self) -> list[str]:
@@ -191,19 +189,20 @@ class RunRewards:
         return await compute(self._learn, components or self._known())
 
     def _learn(self, components: Sequence[str]) -> Learned:
-        settings = self.settings
-        backbone = shared_backbone(settings.backbone, settings.max_length)
-        backbone.keep_in(self.memory.folder / f"features-{settings.max_length}.bin")
-        if settings.train:
-            self._train(cast("Backbone", backbone), components)
+        reads, reward = self.learning.backbone, self.learning.reward
+        backbone = shared_backbone(reads.model, reads.max_length)
+        backbone.keep_in(self.memory.folder / f"features-{reads.max_length}.bin")
+        if reward.lora is not None:
+            self._train(cast("Backbone", backbone), components, reward.lora)
         learned = learn(
-            self.buffer, self.task.system, components, backbone, settings.backbone,
-            weighting=settings.weighting, trained=settings.train, seed=self.task.pool_seed, known=KNOWN,
+            self.buffer, self.task.system, components, backbone, reads.model,
+            weighting=reward.weighting, trained=reward.lora is not None,
+            seed=self.task.pool_seed, known=KNOWN,
         )  # fmt: skip
         learned.model.save(self.memory.folder / "rewards")
         return learned
 
-    def _train(self, backbone: Backbone, components: Sequence[str]) -> None:
+    def _train(self, backbone: Backbone, components: Sequence[str], lora: BackboneLoRASettings) -> None:
         """Train on from the adapter of this configuration, or else from the last one.
 
         So an adapter trained under a configuration that was rejected is left with it. One that was trained on
@@ -211,7 +210,7 @@ class RunRewards:
         """
         from compound.rewards.training import Training, train
 
-        s, kept = self.settings, RewardMemory.of(self.memory)
+        kept = RewardMemory.of(self.memory)
         here = self.task.system.configuration.digest
         known = kept.adapters.get(here, kept.adapter)
         if known and backbone.adapter != known.name:
@@ -223,7 +222,7 @@ class RunRewards:
             texts = [part for part in texts if part.enough()]
             if not texts:
                 return
-            sizes = Training(s.rank, s.alpha, s.lr, s.epochs, s.batch, s.patience)
+            sizes = Training(lora.rank, lora.alpha, lora.lr, lora.epochs, lora.batch, lora.patience)
             train(backbone, texts, sizes, seed=self.task.pool_seed)
             backbone.save_adapter(self.memory.folder / _folder(backbone.adapter))
             known = Adapter(name=backbone.adapter, data=self.buffer.digest)
@@ -249,7 +248,7 @@ class RunRewards:
     def is_trusted(self, learned: Learned, component: str) -> bool:
         """Return whether a component's reward may steer."""
         reward = learned.model.rewards_of.get(component)
-        return reward is not None and reward.accuracy.mean >= self.settings.accuracy
+        return reward is not None and reward.accuracy.mean >= self.learning.reward.min_accuracy
 
     def is_constant(self, component: str) -> bool:
         """Return whether a component always wrote the same: in all draws of a call, as it is configured now.
@@ -265,7 +264,7 @@ class RunRewards:
         if component in learned.missing:
             return self.is_constant(component)
         found = learned.model.rewards_of[component].accuracy
-        return found.low is not None and found.low >= self.settings.sure
+        return found.low is not None and found.low >= self.learning.reward.check_below
 
     def untried(self, task: Task, candidates: Iterable[dict[str, object]]) -> list[dict[str, object]]:
         """Return the candidates that no earlier job scored locally under this very configuration."""

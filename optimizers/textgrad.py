@@ -24,6 +24,8 @@ from compound.optimizers.opro import proposal
 from compound.optimizers.prompts import split, text_keys
 from compound.optimizers.proposing import ask
 from compound.reading import entry
+from compound.references import ModelName
+from compound.settings import Settings
 from compound.state import State
 from compound.streams import generator, stream
 
@@ -50,6 +52,13 @@ class Descent(State):
     tried: int = 0
     best: dict[str, str] = Field(default_factory=dict)
     values: dict[str, str] = Field(default_factory=dict)
+
+
+class TextGradSettings(Settings):
+    """How prompts are rewritten from criticism."""
+
+    lm: ModelName | None = None
+    """The model that criticises and rewrites; the system's own by default."""
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,10 @@ from compound.rewards.explaining import (
 from compound.rewards.features import Embeds
 from compound.rewards.learning import PairTexts, read_pairs
 from compound.rewards.model import NONE, LocalReward, RewardModel, Stored, load, read
-from compound.rewards.pairs import Sampling, ordered
+from compound.rewards.pairs import ordered
+from compound.rewards.settings import FreshPairSettings, RewardSettings
 from compound.rewards.template import Reading
 from compound.rewards.views import HeadView, Judgement, Missing, Overview, Point, Step
-from compound.settings import RewardSettings
 from compound.store import read_json, read_records
 from compound.system import System
 from compound.untrusted import UntrustedFolder
@@ -60,7 +60,7 @@ class Inspection:
 
     Attributes:
         path: the run directory.
-        settings: how rewards were learned and used.
+        settings: how rewards were fitted and used.
         stored: the checkpoint.
         buffer: the pairs it was made from.
         events: what the run recorded.
@@ -93,15 +93,14 @@ class Inspection:
                 hint="method optimas learns them, once its offline phase has collected pairs",
             )
         try:
-            settings = RewardSettings.model_validate(config["optimize"]["rewards"])
+            section = config["optimize"]["optimas"]
+            settings = RewardSettings.model_validate(section["reward"])
+            sampling = FreshPairSettings.model_validate(section["pairs"]).sampling
         except (KeyError, TypeError, ValidationError):
             raise RunDirectoryError(f"{folder}/config.json has no reward settings of this version") from None
         stored = read(folder / FOLDER)
         records = [record for record in read_records(folder, "memory.jsonl") if "kind" not in record]
         whose = system or (str(records[0]["system"]) if records and "system" in records[0] else "")
-        sampling = Sampling(
-            settings.samples, settings.rollouts, max(settings.rollouts, settings.most_rollouts)
-        )
         whole = PairBuffer.read(records, whose, sampling)
         events = read_events(folder)
         found = Inspection(folder, settings, stored, _learned_from(whole, stored, folder), events)
@@ -266,7 +265,7 @@ class Inspection:
         reasons = {name: why for facts in self._facts() for name, why in facts.get("missing", {}).items()}
         known = dict.fromkeys([*(entry.draw.component for entry in self.buffer.entries), *reasons])
         return Overview(
-            self.stored.backbone, bool(self.stored.adapter), self.settings.accuracy,
+            self.stored.backbone, bool(self.stored.adapter), self.settings.min_accuracy,
             tuple(self.head(name, backbone=backbone) for name in self.components),
             tuple(
                 Missing(name, reasons.get(name, ""), len(self.buffer.pairs(name)), self.buffer.gap(name))

@@ -34,7 +34,7 @@ def _quiet() -> Iterator[None]:
 
 def test_sampling_goes_on_while_a_step_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = 4
-    settings = {**SHARED, "steps": steps, "examples": 2, "runs": 4, "stale": 1}
+    settings = {**SHARED, "steps": steps, "rollouts": {"examples": 2, "runs": 4, "max_staleness": 1}}
     monkeypatch.setattr(learning_curves, "METHODS", {"chain": {"mmgrpo": settings}})
     asked, generate, step = threading.Event(), TransformersEngine.generate, Trainer.step
     met: list[bool] = []
@@ -62,7 +62,10 @@ def test_sampling_goes_on_while_a_step_is_trained(monkeypatch: pytest.MonkeyPatc
 
 
 def test_samples_that_are_an_update_old_are_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {**SHARED, "steps": 20, "lr": 5e-3, "stale": 1}
+    settings = {
+        **SHARED, "steps": 20, "optimizer": {"lr": 5e-3},
+        "rollouts": {"examples": 8, "runs": 8, "max_staleness": 1},
+    }  # fmt: skip
     monkeypatch.setattr(learning_curves, "METHODS", {"chain": {"mmgrpo": settings}})
     found: Any = train(Case("chain", "mmgrpo", 0))
     assert found["after"]["score"] - found["before"]["score"] > 0.4, found

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from guiding import learning, optimas
 from hypothesis import given
 from hypothesis import strategies as st
 from numerics import LOGPROBS, rounding
@@ -30,7 +31,6 @@ from compound.rewards.learning import learn, texts_of
 from compound.rewards.model import load
 from compound.rewards.pairs import Candidate, Draw
 from compound.rewards.training import Training, train
-from compound.settings import RewardSettings
 from compound.space import Text
 from compound.system import System
 
@@ -354,13 +354,13 @@ class TestAdaptersOfARun:
     SYSTEM = System("prompted", outputs={
         "a": LLM("a", prompt=Text("Say good."))(text=Input("text", str)),
     }, lm="lm")  # fmt: skip
-    SETTINGS = RewardSettings(train=True, rank=2, alpha=4, epochs=2, batch=8, max_length=32)
+    SETTINGS = optimas(lora={"rank": 2, "alpha": 4, "epochs": 2, "batch": 8}, max_length=32)
 
     def learned(self, job: Any, folder: Path, prompt: str, inputs: int) -> RunRewards:
         """Add pairs of some inputs to the run of `job`, under a prompt, and learn from all."""
         system = self.SYSTEM.bind({"a.prompt": prompt})
         settings = self.SETTINGS.model_copy(update={"backbone": str(folder)})
-        rewards = RunRewards.open(replace(job.task, system=system), settings)
+        rewards = RunRewards.open(replace(job.task, system=system), learning(settings))
         start = len(rewards.buffer.entries)
         for i in range(start, start + inputs):
             found = tuple(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from guiding import proposals
 
 from compound.bounds import Amount, CallBound, Extent, JobBound, Outlook, amount_of, of_values
 from compound.component import CallContext, Input, Operation
@@ -69,12 +70,18 @@ def data(train: int = 24, valid: int = 10, test: int = 5) -> Dataset:
     return Dataset.of(train=rows(train, "t"), valid=rows(valid, "v"), test=rows(test, "x"))
 
 
+LEARNED = {
+    "backbone": {"model": "none"},
+    "pairs": {"inputs": 6, "samples": 2, "min_rollouts": 1, "max_rollouts": 1},
+}
+
+
 def program(method: str, lm: ScriptedLM, what: System | None = None, **settings: Any) -> SimpleNamespace:
     values = {
         "valid_size": 10, "minibatch": 3, "candidates": 3, "iterations": 2, "budget": {"system_runs": 90},
-        "prompts": {"proposers": ALL}, "max_failed": 1.0,
-        "rewards": {"backbone": "none", "inputs": 6, "samples": 2, "rollouts": 1, "most_rollouts": 1},
-        "weights": {"stages": ["mipro", "gepa"]},
+        **proposals(*ALL), "max_failed": 1.0,
+        "optimas": {**LEARNED, "prompts": {"proposers": ALL}}, "hbc": {**LEARNED, "prompts": {"proposers": ALL}},
+        "better_together": {"stages": ["mipro", "gepa"]},
     }  # fmt: skip
     return SimpleNamespace(
         system=what or system(), data=data(), metric=exact_match("answer"),

@@ -19,6 +19,8 @@ from compound.reading import entry
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
+from placing import training  # noqa: E402
+
 from compound.artifacts import verified  # noqa: E402
 from compound.benchmarks.toy_model import make_toy_model  # noqa: E402
 from compound.benchmarks.toys import Toy, toy  # noqa: E402
@@ -32,15 +34,16 @@ from compound.loop import Problem  # noqa: E402
 from compound.metrics import apply  # noqa: E402
 from compound.optimization import Bench, Progress, Proposal, Task  # noqa: E402
 from compound.optimizers.methods import method  # noqa: E402
-from compound.optimizers.policy import moments, training  # noqa: E402
+from compound.optimizers.policy import moments  # noqa: E402
+from compound.optimizers.policy import training as session  # noqa: E402
+from compound.optimizers.policy.saved import TrainingState  # noqa: E402
 from compound.optimizers.policy.selection import split  # noqa: E402
 from compound.scoring import JobScorer  # noqa: E402
-from compound.settings import OptimizeSettings  # noqa: E402
 from compound.system import System  # noqa: E402
 from compound.testing import PlainMemory  # noqa: E402
 
 SEED = 3
-SHORT = {"steps": 4, "examples": 2, "runs": 3, "lr": 0.01, "eval_every": 1, "eval_examples": 4}
+SHORT = {"steps": 4, "examples": 2, "runs": 3, "lr": 0.01, "evaluation__every": 1, "evaluation__examples": 4}
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +122,7 @@ class Run:
     async def _job(
         self, metric: Any, system: System, number: int, until: int | None, resume: Any
     ) -> Proposal:
-        settings = OptimizeSettings.model_validate({"weights": {**SHORT, **self.settings}})
+        settings = training(self.name, {**SHORT, **self.settings})
         engine = TransformersEngine(str(self.model), dtype="float32", deterministic=True)
         executor = Executor(
             {str(self.model): engine}, cache=MemoryCache(), folder=self.folder, meter=self.meter
@@ -198,11 +201,11 @@ class TestBestStep:
         assert run.job(run.scripted(0.5, 0.2, 0.5, 0.4, 0.5)).values == adapters_of(run.state_after(2))
 
     def test_evaluations_are_every_few_steps_and_after_the_last(self, model: Path, tmp_path: Path) -> None:
-        run = Run(model, tmp_path, {"steps": 5, "eval_every": 2})
+        run = Run(model, tmp_path, {"steps": 5, "evaluation__every": 2})
         run.job(run.scripted(0.1, 0.2, 0.3, 0.4))
         assert [e["step"] for e in run.evaluations] == [0, 2, 4, 5]
 
-    @pytest.mark.parametrize("given", [{"eval_every": 0}, {"eval_every": 4}])
+    @pytest.mark.parametrize("given", [{"evaluation__every": 0}, {"evaluation__every": 4}])
     def test_a_job_with_nothing_to_choose_among_proposes_its_last_step(
         self, given: dict[str, int], model: Path, tmp_path: Path
     ) -> None:
@@ -229,14 +232,14 @@ class TestBestStep:
     ) -> None:
         run = Run(model, tmp_path, {"steps": 6})
         present: list[set[str]] = []
-        forget = training.Job.forget
+        forget = session.TrainingSession.forget
 
-        def watched(job: training.Job, state: Mapping[str, Any]) -> None:
+        def watched(job: session.TrainingSession, state: TrainingState) -> None:
             forget(job, state)
             present.append(run.stored("first"))
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(training.Job, "forget", watched)
+            patch.setattr(session.TrainingSession, "forget", watched)
             found = run.job(run.scripted(0.1, 0.5, 0.2, 0.2, 0.2, 0.7, 0.1))
         of_step = {n: run.state_after(n)["saved"]["adapters"]["first"]["path"] for n in range(1, 7)}
         assert found.values["first.weights"]["path"] == of_step[5]
@@ -291,16 +294,16 @@ class TestNextJob:
     def steps(self, run: Run, proposal: Proposal, number: int) -> dict[str, float]:
         """Return the number of updates that each adapter's Adam state counts after another job's first step."""
         found: dict[str, float] = {}
-        opened = training.Job.open
+        opened = session.TrainingSession.open
 
-        def watched(job: training.Job, state: Mapping[str, Any]) -> None:
+        def watched(job: session.TrainingSession, state: TrainingState) -> None:
             opened(job, state)
             for name, updater in job.trainer._updaters.items():
                 counts = [v for key, v in updater.state().items() if key.endswith("|step")]
                 found[name] = float(counts[0]) if counts else 0.0
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(training.Job, "open", watched)
+            patch.setattr(session.TrainingSession, "open", watched)
             system = run.task.system.bind({**run.task.system.configuration, **proposal.values})
             run.job(system=system, number=number)
         return found
@@ -311,7 +314,7 @@ class TestNextJob:
         assert set(self.steps(run, first, 1).values()) == {2.0}
 
     def test_the_value_head_goes_on_too(self, model: Path, tmp_path: Path) -> None:
-        run = Run(model, tmp_path, {"eval_every": 0}, name="mappo")
+        run = Run(model, tmp_path, {"evaluation__every": 0}, name="mappo")
         first = run.job()
         counts = self.steps(run, first, 1)
         assert counts == {"first": 4.0, "second": 4.0, "third": 4.0, "|value": 4.0}
@@ -319,7 +322,7 @@ class TestNextJob:
     def test_those_of_rejected_adapters_are_dropped_and_their_folder_is_deleted(
         self, model: Path, tmp_path: Path
     ) -> None:
-        run = Run(model, tmp_path, {"eval_every": 0})
+        run = Run(model, tmp_path, {"evaluation__every": 0})
         first = run.job()
         second = run.job(
             system=run.task.system.bind({**run.task.system.configuration, **first.values}), number=1
@@ -336,7 +339,7 @@ class TestNextJob:
         assert self.steps(run, Proposal({}), 3)["first"] == 0.0  # all were rejected: as at the beginning
 
     def test_another_recipe_begins_anew(self, model: Path, tmp_path: Path) -> None:
-        run = Run(model, tmp_path, {"eval_every": 0})
+        run = Run(model, tmp_path, {"evaluation__every": 0})
         first = run.job()
         run.name = "mhgpo_fof"
         assert self.steps(run, first, 1)["first"] == 0.0

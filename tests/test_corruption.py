@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from guiding import optimas
 from run_files import without_checksums
 
 from compound.component import Input
@@ -31,7 +32,7 @@ from compound.errors import CompoundError
 from compound.metrics import exact_match
 from compound.optimizing import Result, optimize, read_result
 from compound.report import summarize
-from compound.settings import BudgetSettings, OptimizeSettings, RewardSettings
+from compound.settings import BudgetSettings, OptimizeSettings
 from compound.space import Choice, Demos, Text
 from compound.store import RunDirectory
 from compound.sync import list_runs
@@ -77,7 +78,7 @@ def run(path: Path, listener: Callable[[Mapping[str, Any]], None] | None = None)
         alpha=0.2,
         budget=BudgetSettings(system_runs=240),
         baselines=("random",),
-        rewards=RewardSettings(backbone="none", rollouts=1, most_rollouts=2, accuracy=0.5, sure=0.95),
+        optimas=optimas(model="none", min_rollouts=1, max_rollouts=2, min_accuracy=0.5, check_below=0.95),
     )
     return optimize(
         system, data, exact_match("answer"), settings, run_dir=path, engines={"lm": ScriptedLM(answered)},

@@ -11,13 +11,15 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from numerics import rounding
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
+
+from placing import placed, read_by, trainings  # noqa: E402
 
 from compound.cache import MemoryCache  # noqa: E402
 from compound.components.engines.lm_transformers import TransformersEngine  # noqa: E402
@@ -34,26 +36,29 @@ from compound.optimizers.policy.bases import base_format, base_model  # noqa: E4
 from compound.optimizers.policy.drawn import Drawn  # noqa: E402
 from compound.optimizers.policy.local import LocalDraws  # noqa: E402
 from compound.optimizers.policy.losses import VARIANTS  # noqa: E402
-from compound.optimizers.policy.methods import NOT_READ  # noqa: E402
 from compound.optimizers.policy.mhgpo import MHGPO  # noqa: E402
-from compound.optimizers.policy.mmgrpo import MMGRPO  # noqa: E402
-from compound.optimizers.policy.mygo import MyGO  # noqa: E402
-from compound.optimizers.policy.ppo import PPO  # noqa: E402
+from compound.optimizers.policy.mmgrpo import MMGRPO, GRPOSettings, MMGRPOSettings  # noqa: E402
+from compound.optimizers.policy.mygo import MyGO, MyGOSettings  # noqa: E402
+from compound.optimizers.policy.objective import ImitationObjective, PolicyObjective  # noqa: E402
+from compound.optimizers.policy.ppo import PPO, PPOSettings  # noqa: E402
 from compound.optimizers.policy.recipe import Credited, Recipe  # noqa: E402
 from compound.optimizers.policy.telling import why_nothing  # noqa: E402
 from compound.optimizers.policy.trainer import Trainer  # noqa: E402
 from compound.optimizing import describe, make_problem, optimize  # noqa: E402
 from compound.scoring import JobScorer  # noqa: E402
-from compound.settings import WeightSettings  # noqa: E402
 from compound.spec import load  # noqa: E402
 from compound.testing import PlainMemory, ScriptedLM  # noqa: E402
 
 ATLAS = Path(__file__).parents[1] / "benchmarks" / "atlas.yaml"
 SMALL = {
     "steps": 2, "examples": 2, "runs": 3, "lr": 0.01, "attempts": 3, "keep": 2, "threshold": 0.0,
-    "stages": ["random", "mmgrpo"],
 }  # fmt: skip
-REWARDS = {"backbone": "none", "inputs": 6, "samples": 2, "rollouts": 1, "most_rollouts": 1, "accuracy": 0.5}
+REWARDS = {
+    "backbone": {"model": "none"},
+    "pairs": {"inputs": 6, "samples": 2, "min_rollouts": 1, "max_rollouts": 1},
+    "reward": {"min_accuracy": 0.5},
+}
+SMALL_SECTIONS = [(f"optimize.{name}", json.dumps(section)) for name, section in trainings(**SMALL).items()]
 METHODS = ["ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo"]
 
 
@@ -75,15 +80,22 @@ async def trained(
     folder: Path,
     start: Mapping[str, Any] | None = None,
     share: float = float("inf"),
+    local: str = "ppo",
     **more: Any,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Run the jobs of a method as the loop does, without decisions; return the values and the records."""
+    kind = PPOSettings if local == "ppo" else GRPOSettings
+    learned = placed(kind, **read_by(kind, {**SMALL, **more}))
     program = load(
         ATLAS,
         overrides=[
             ("lm", str(model)),
-            ("optimize.weights", json.dumps({**SMALL, **more})),
-            ("optimize.rewards", json.dumps(REWARDS)),
+            *(
+                (f"optimize.{each}", json.dumps(section))
+                for each, section in trainings(**{**SMALL, **more}).items()
+            ),
+            ("optimize.optimas", json.dumps({**REWARDS, "training": {local: learned}})),
+            ("optimize.better_together", json.dumps({"stages": ["random", "mmgrpo"]})),
         ],
     )
     metric, settings = custom(letters, "letters"), program.optimize
@@ -125,37 +137,58 @@ def test_the_method_alone_is_switched(name: str, model: Path, tmp_path: Path) ->
     assert_learned(records)
 
 
+GRPO = {"training": {"grpo": {"rollouts": {"runs": 1}}}}
+
+
 @pytest.mark.parametrize(
-    ("name", "weights", "told"),
+    ("name", "given", "told"),
     [
         ("mhgpo_rr", {"forks": {"nobody": 1.0}}, "forks names 'nobody', which is not trained"),
         ("mmgrpo", {"adapters": {"one": ["namer", "nobody"]}}, "adapters names 'nobody'"),
-        ("ppo", {"adapters": "shared"}, "method 'ppo' trains one component after the other"),
-        ("optimas", {"adapters": {"one": ["namer", "answerer"]}}, "method 'optimas' trains one component"),
-        ("mmgrpo", {"loss": "sft"}, "which the loss 'sft' ignores"),
-        ("optimas", {"loss": "sft_sum"}, "which the loss 'sft_sum' ignores"),
-        ("mmgrpo", {"loss": "gropo"}, "loss"),
-        ("mmgrpo", {"stale": 1, "correction": None}, "need a correction"),
-        ("mmgrpo", {"teachers": {"best.json": 1}, "correction": None}, "need a correction"),
+        ("ppo", {"adapters": "shared"}, "unknown key; it is a setting of mappo, mmgrpo"),
+        ("optimas", {"training": {"ppo": {"adapters": "shared"}}}, "ppo.adapters: unknown key"),
+        ("mmgrpo", {"loss": "sft"}, "loss: cannot be 'sft'; possible: bnpo"),
+        ("mmgrpo", {"loss": "gropo"}, "loss: cannot be 'gropo'; did you mean 'grpo'"),
+        ("mmgrpo", {"loss": {"cispo": {"clip": 0.1}}}, "loss.cispo.clip: unknown key"),
+        ("mmgrpo", {"loss": {"cispo": {}, "grpo": {}}}, "names several: grpo and cispo; keep one"),
+        ("mmgrpo", {"loss": {"cispo": None}}, "loss: cispo must be a mapping"),
+        (
+            "mmgrpo",
+            {"rollouts": {"max_staleness": 1}, "loss": {"grpo": {"correction": None}}},
+            "need a correction",
+        ),
+        (
+            "mmgrpo",
+            {"teachers": {"best.json": 1}, "loss": {"grpo": {"correction": None}}},
+            "need a correction",
+        ),
         ("mmgrpo", {"teachers": {"best.json": 0}}, "teachers"),
+        ("mmgrpo", {"teachers": {"a.json": 4, "b.json": 4}}, "teachers make 8 of 8 runs"),
         ("mhgpo_rr", {"forks": {"namer": -1.0}}, "forks"),
         ("mhgpo_rr", {"forks": {"namer": 0.0, "answerer": 0.0}}, "forks is 0 for every component"),
-        ("optimas", {"penalties": {"nobody": "math:hypot"}}, "penalties names 'nobody'"),
-        ("mmgrpo", {"runs": 1}, "compares the runs of an example, but optimize.weights.runs is 1"),
-        ("prompt_r1", {"runs": 1}, "compares the runs"),
-        ("optimas", {"runs": 1, "local": "grpo"}, "compares the runs"),
+        (
+            "optimas",
+            {"training": {"ppo": {"penalties": {"nobody": "math:hypot"}}}},
+            "penalties names 'nobody'",
+        ),
+        ("mmgrpo", {"rollouts": {"runs": 1}}, "runs of an example are compared, but rollouts.runs is 1"),
+        ("prompt_r1", {"rollouts": {"runs": 1}}, "are compared"),
+        ("optimas", GRPO, "are compared"),
         ("mmgrpo", {"teachers": {"nowhere.json": 1}}, "nowhere.json"),
-        ("mmgrpo", {"clip": 1.5}, "clip"),
-        ("mmgrpo", {"lr": float("inf")}, "lr"),
-        ("mygo", {"best": -1.0, "threshold": -2.0}, "best"),
-        ("mygo", {"threshold": 2.0}, "threshold 2 is above best 1"),
+        ("mmgrpo", {"loss": {"grpo": {"clip": 1.5}}}, "clip"),
+        ("mmgrpo", {"optimizer": {"lr": float("inf")}}, "lr"),
+        ("mygo", {"max_reward": -1.0, "threshold": -2.0}, "max_reward"),
+        ("mygo", {"threshold": 2.0}, "threshold 2 is above max_reward 1"),
+        ("mygo", {"rollouts": {"runs": 3}}, "unknown key; it is a setting of ppo"),
+        ("better_together", {"stages": []}, "must name other methods"),
+        ("hbc", {"offline": 0.0}, "must be > 0"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_is_run(
-    name: str, weights: dict[str, Any], told: str
+    name: str, given: dict[str, Any], told: str
 ) -> None:
     def declared() -> None:
-        program = load(ATLAS, overrides=[("optimize.weights", json.dumps(weights))])
+        program = load(ATLAS, overrides=[(f"optimize.{name}", json.dumps(given))])
         method(name, program.system, program.optimize)
 
     with pytest.raises((ConfigurationError, DeclarationError, SpecError), match=told):
@@ -169,23 +202,14 @@ def test_a_model_that_cannot_be_trained_is_refused_before_anything_is_run(name: 
         estimate(program)
 
 
-def test_what_a_method_does_not_read_is_said() -> None:
-    weights = {"penalties": {"namer": "math:hypot"}, "group": 2, "gamma": 0.5, "runs": 8}
-    program = load(ATLAS, overrides=[("optimize.weights", json.dumps(weights))])
-    notes = {name: method(name, program.system, program.optimize).notes for name in METHODS}
-    told = {name: {note.rpartition(".")[2] for note in some} for name, some in notes.items()}
-    assert told["mmgrpo"] == {"penalties", "gamma"}
-    assert told["mappo"] == {"group"}
-    assert told["mhgpo_rr"] == {"gamma"}
-    assert told["mygo"] == {"penalties", "group", "gamma", "runs"}
-    staged = method("better_together", program.system, program.optimize).notes
-    assert staged == notes["mmgrpo"]
-    assert set(NOT_READ) <= set(WeightSettings.model_fields)
-    assert set().union(*NOT_READ.values()) == set(METHODS)
-
-
 def test_every_loss_can_be_named() -> None:
-    assert set(get_args(WeightSettings.model_fields["loss"].annotation)) == set(VARIANTS)
+    named = {*PolicyObjective.model_fields, *ImitationObjective.model_fields}
+    assert named == set(VARIANTS)
+    for objective in (PolicyObjective, ImitationObjective):
+        for name in objective.model_fields:
+            chosen = objective.model_validate({name: {}})
+            assert chosen.name == name
+            assert type(chosen.settings) is VARIANTS[name].settings
 
 
 @pytest.mark.parametrize("name", ["mhgpo_is", "optimas"])
@@ -269,8 +293,9 @@ def test_d6_training_goes_on_from_the_present_adapter(model: Path, tmp_path: Pat
 
 
 BESIDE = {
-    "optimize.weights.penalties": '{"namer": "rules:dear"}',
-    "optimize.weights.teachers": '{"best.json": 1}',
+    "optimize.mhgpo_fof.penalties": '{"namer": "rules:dear"}',
+    "optimize.mmgrpo.teachers": '{"best.json": 1}',
+    "optimize.better_together.stages": '["mhgpo_fof", "mmgrpo"]',
 }
 
 
@@ -290,7 +315,7 @@ def test_what_a_file_names_is_looked_for_beside_it_and_belongs_to_the_run(
         (folder / "rules.py").write_text(f"def dear(inputs, outputs):\n    return {price}\n")
         sys.modules.pop("rules", None)
         load(ATLAS).system.configuration.replace({"namer.prompt": prompt}).save(folder / "best.json")
-        program = load(file, overrides=[*BESIDE.items(), ("optimize.method", "mhgpo_fof")])
+        program = load(file, overrides=[*BESIDE.items(), ("optimize.method", "better_together")])
         assert program.data
         assert program.metric
         problem = make_problem(
@@ -302,27 +327,30 @@ def test_what_a_file_names_is_looked_for_beside_it_and_belongs_to_the_run(
             program.folder,
         )
         found = describe(problem)
-        return {key: found[key] for key in ("penalties", "teachers")}
+        return {key: found[key] for key in ("code", "configurations")}
 
     first = told(-1.0, "Name it.")
     assert first == told(-1.0, "Name it.")
-    assert first["penalties"] != told(-2.0, "Name it.")["penalties"]
-    assert first["teachers"] != told(-1.0, "Say its name.")["teachers"]
+    assert first["code"] != told(-2.0, "Name it.")["code"]
+    assert first["configurations"] != told(-1.0, "Say its name.")["configurations"]
     (folder / "best.json").unlink()
     program = load(file, overrides=[*BESIDE.items()])
     assert method("mappo", program.system, program.optimize, folder).jobs  # has none, and needs none
-    for name in ("mmgrpo", "optimas"):
-        with pytest.raises(ConfigurationError, match=r"best\.json does not exist"):
-            method(name, program.system, program.optimize, folder)
+    with pytest.raises(ConfigurationError, match=r"best\.json does not exist"):
+        method("mmgrpo", program.system, program.optimize, folder)
 
 
 @pytest.mark.parametrize(
     ("recipe", "facts", "why"),
     [
-        (MMGRPO(), {"failed": 2, "failure": "type: x"}, "every run failed, most often by type: x"),
-        (MMGRPO(), {"groups": 4}, "the rewards of every group were all equal"),
-        (MMGRPO(), {"groups": 0}, "no run called a component that is trained"),
-        (MyGO(), {"threshold": 0.75}, "no attempt earned the threshold 0.75"),
+        (
+            MMGRPO(MMGRPOSettings()),
+            {"failed": 2, "failure": "type: x"},
+            "every run failed, most often by type: x",
+        ),
+        (MMGRPO(MMGRPOSettings()), {"groups": 4}, "the rewards of every group were all equal"),
+        (MMGRPO(MMGRPOSettings()), {"groups": 0}, "no run called a component that is trained"),
+        (MyGO(MyGOSettings()), {"threshold": 0.75}, "no attempt earned the threshold 0.75"),
     ],
 )
 def test_why_a_step_has_nothing_to_learn_from(recipe: Recipe, facts: dict[str, Any], why: str) -> None:
@@ -335,7 +363,7 @@ def test_why_a_step_has_nothing_to_learn_from(recipe: Recipe, facts: dict[str, A
     [("mmgrpo", 6.0, 2), ("mhgpo_is", 9.0, 2), ("ppo", 6.0, 1), ("mygo", 6.0, 2)],
 )
 def test_a_job_says_what_its_steps_take(name: str, step: float, components: int) -> None:
-    program = load(ATLAS, overrides=[("optimize.weights", json.dumps(SMALL)), ("optimize.method", name)])
+    program = load(ATLAS, overrides=[*SMALL_SECTIONS, ("optimize.method", name)])
     made = method(name, program.system, program.optimize)
     assert {(job.step, job.steps, len(job.keys)) for job in made.jobs} == {(step, 2, components)}
     assert [job.least(8) for job in made.jobs] == [step] * len(made.jobs)
@@ -352,8 +380,8 @@ def test_a_step_works_on_no_more_examples_than_there_are() -> None:
 
 def test_a_dry_run_says_how_many_steps_the_budget_holds() -> None:
     """Of 240 runs 40 are the baseline's and 40 the decision's; 160 hold six steps of 24."""
-    small = {"steps": 25, "examples": 3, "runs": 8}
-    overrides = [("optimize.weights", json.dumps(small)), ("optimize.method", "mmgrpo")]
+    small = {"steps": 25, "rollouts": {"examples": 3, "runs": 8}}
+    overrides = [("optimize.mmgrpo", json.dumps(small)), ("optimize.method", "mmgrpo")]
     program = load(ATLAS, overrides=[*overrides, ("optimize.budget.system_runs", "240")])
     (found,) = estimate(program)["steps"]
     assert (found["steps"], found["runs_per_step"], found["budget_holds"]) == (25, 24.0, 6)
@@ -370,12 +398,12 @@ def test_a_budget_that_holds_a_step_is_used_and_one_that_holds_none_says_what_is
     """However many examples other methods would compare."""
 
     def ran(runs: int) -> Any:
-        weights = {**SMALL, "examples": 1, "runs": 3, "steps": 3}
+        weights = trainings(**{**SMALL, "examples": 1, "runs": 3, "steps": 3})["mmgrpo"]
         program = load(
             ATLAS,
             overrides=[
                 ("lm", str(model)),
-                ("optimize.weights", json.dumps(weights)),
+                ("optimize.mmgrpo", json.dumps(weights)),
                 ("optimize.method", "mmgrpo"),
                 ("optimize.valid_size", "5"),
                 ("optimize.test_size", "1"),

@@ -259,9 +259,9 @@ PLACES = {
     ).replace("in: {question: $question}}\nout", "in: {question: $question, hint: $model}}\nout"),
     "engines.own.transformers.model": f"{TEXT}engines: {{own: {{transformers: {{model: PATH}}}}}}\n",
     "engines.own.vllm.model": f"{TEXT}engines: {{own: {{vllm: {{model: PATH}}}}}}\n",
-    "optimize.rewards.backbone": f"{TEXT}optimize: {{rewards: {{backbone: PATH}}}}\n",
-    "optimize.prompts.lm": f"{TEXT}optimize: {{prompts: {{lm: PATH}}}}\n",
-    "optimize.weights.teachers.PATH": f"{TEXT}optimize: {{weights: {{teachers: {{PATH: 1}}}}}}\n",
+    "optimize.optimas.backbone.model": f"{TEXT}optimize: {{optimas: {{backbone: {{model: PATH}}}}}}\n",
+    "optimize.search.lm": f"{TEXT}optimize: {{search: {{lm: PATH}}}}\n",
+    "optimize.mmgrpo.teachers.PATH": f"{TEXT}optimize: {{mmgrpo: {{teachers: {{PATH: 1}}}}}}\n",
 }  # fmt: skip
 
 

@@ -26,11 +26,11 @@ from compound.data import Dataset
 from compound.errors import BudgetExhausted, CallError, DeclarationError, MissingExtra, TooManyFailures
 from compound.metrics import custom
 from compound.optimization import Progress
-from compound.optimizers.gepa import GEPA, pareto_size
+from compound.optimizers.gepa import GEPA, GEPASettings, pareto_size
 from compound.optimizers.methods import method
 from compound.optimizing import optimize
 from compound.recorder import Interrupted, Recorder
-from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings
+from compound.settings import BudgetSettings, OptimizeSettings
 from compound.space import Demos, Text
 from compound.system import System
 from compound.testing import ScriptedLM
@@ -515,7 +515,7 @@ class TestMethod:
         first = LLM("one", prompt=Text("x"), demos=Demos(max=2))(question=Input("question", str))
         second = LLM("two", prompt="fixed")(text=first)
         third = LLM("three", prompt=Text("x"))(text=second)
-        settings = OptimizeSettings(prompts=PromptSettings(lm="big"))
+        settings = OptimizeSettings(gepa=GEPASettings(lm="big"))
         made = method("gepa", System("three", outputs={"answer": third}), settings)
         assert [(job.optimizer, job.keys) for job in made.jobs] == [("gepa", ("one.prompt", "three.prompt"))]
         assert dict(made.optimizers) == {"gepa": GEPA(lm="big")}

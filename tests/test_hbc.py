@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from guiding import local_search, offline_rewards, optimas
 
 from compound.component import Input
 from compound.components.function import Function
@@ -17,17 +18,17 @@ from compound.contracts import Example
 from compound.data import Dataset
 from compound.errors import DeclarationError
 from compound.metrics import custom
+from compound.optimizers.guided import HBCSettings
 from compound.optimizers.hbc import Cloning, CloningMemory, Imitation, Target, targets_of
-from compound.optimizers.local import LocalSearch
 from compound.optimizers.methods import method
-from compound.optimizers.offline import OfflineRewards
 from compound.optimizers.prompts import PromptSearch
 from compound.optimizing import Result, optimize
 from compound.recorder import Interrupted
 from compound.rewards.buffer import PairBuffer, input_key
 from compound.rewards.features import NoBackbone
 from compound.rewards.pairs import Candidate, Draw, Sampling
-from compound.settings import BudgetSettings, OptimizeSettings, RewardSettings
+from compound.rewards.settings import PairSettings
+from compound.settings import BudgetSettings, OptimizeSettings
 from compound.space import Choice, Text
 from compound.store import read_json
 from compound.system import System
@@ -179,9 +180,10 @@ def rows(n: int, kind: str) -> list[dict[str, Any]]:
 
 
 DATA = Dataset.of(train=rows(40, "tr"), valid=rows(20, "va"), test=rows(10, "te"))
-REWARDS = RewardSettings(backbone="none", inputs=8, samples=3)
+REWARDS = optimas(model="none", inputs=8, samples=3)
+HBC = HBCSettings(backbone=REWARDS.backbone, pairs=PairSettings(inputs=8, samples=3))
 SETTINGS = OptimizeSettings(
-    method="hbc", seed=1, budget=BudgetSettings(system_runs=600), iterations=3, minibatch=4, rewards=REWARDS
+    method="hbc", seed=1, budget=BudgetSettings(system_runs=600), iterations=3, minibatch=4, hbc=HBC
 )
 
 
@@ -223,7 +225,7 @@ class TestMethod:
         }
 
     def test_needs_an_offline_phase(self) -> None:
-        settings = SETTINGS.model_copy(update={"rewards": RewardSettings(offline=0.0)})
+        settings = SETTINGS.model_copy(update={"rewards": optimas(offline=0.0)})
         with pytest.raises(DeclarationError, match=r"optimize\.rewards\.offline is 0"):
             method("hbc", system(), settings)
 
@@ -232,17 +234,17 @@ class TestMethod:
         train = [Example(f"e{i}", {"question": f"question {i}"}) for i in range(20)]
         opening = job(system(), METRIC, train, share=500, minibatch=4)
         prompts = PromptSearch()
-        opening.run(OfflineRewards(REWARDS, prompts, Cloning()))
+        opening.run(offline_rewards(REWARDS, prompts, Cloning()))
         later = job(system("odd"), METRIC, train, share=500, minibatch=4, keys=("weigher.by",))
         later.task = replace(later.task, bench=replace(later.task.bench, memory=opening.task.bench.memory))
-        _, proposal = later.run(LocalSearch(REWARDS, prompts, guide=Cloning()))
+        _, proposal = later.run(local_search(REWARDS, prompts, guide=Cloning()))
         assert proposal.values == {"weigher.by": 3}
         assert proposal.facts["local_gain"] == pytest.approx(1)
 
     def test_a_component_with_nothing_to_imitate_goes_by_the_global_reward(self, job: Any) -> None:
         train = [Example(f"e{i}", {"question": f"question {i}"}) for i in range(20)]
         assignment = job(system(), METRIC, train, share=500, minibatch=4, keys=("weigher.by",))
-        _, proposal = assignment.run(LocalSearch(REWARDS, PromptSearch(), guide=Cloning()))
+        _, proposal = assignment.run(local_search(REWARDS, PromptSearch(), guide=Cloning()))
         assert not proposal.facts["steered"]
         assert proposal.values == {"weigher.by": 3}
 
@@ -276,6 +278,6 @@ class TestPrompts:
             for record in buffer.add([draw], 1):
                 memory.append(record)
         prompts = PromptSearch(("edits",))
-        _, proposal = assignment.run(LocalSearch(REWARDS, prompts, guide=Cloning()))
+        _, proposal = assignment.run(local_search(REWARDS, prompts, guide=Cloning()))
         assert "brief" in proposal.values["answerer.prompt"]
         assert proposal.facts["local_gain"] == pytest.approx(np.sqrt(2 / 3))

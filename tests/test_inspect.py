@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from guiding import optimas
 
 import compound as cp
 from compound.components.function import Function
@@ -37,7 +38,6 @@ from compound.rewards.model import LocalReward, load
 from compound.rewards.pairs import Candidate, Draw, Sampling
 from compound.rewards.template import Template
 from compound.rewards.views import Overview
-from compound.settings import RewardSettings
 from compound.system import System
 
 NOTEBOOKS = Path(__file__).parents[1] / "docs" / "notebooks"
@@ -68,7 +68,7 @@ def write_run(
     records = [record for one, iteration in draws for record in buffer.add([one], iteration)]
     learned = learn(buffer, system, list(system.components), NoBackbone(), "none")
     learned.model.save(path / "memory" / "rewards")
-    config = {"optimize": {"rewards": RewardSettings(backbone="none").model_dump(mode="json")}}
+    config = {"optimize": {"optimas": optimas(model="none").model_dump(mode="json")}}
     (path / "config.json").write_text(json.dumps(config))
     for name, rows in (("memory", records), ("events", events)):
         (path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -394,7 +394,7 @@ class TestErrors:
         card, memory = run / "memory" / "rewards" / "card.json", run / "memory.jsonl"
         lines = memory.read_text().splitlines(keepends=True)
         if damage == "config":
-            (run / "config.json").write_text('{"optimize": {"rewards": {"backbon": 1}}}')
+            (run / "config.json").write_text('{"optimize": {"optimas": {"reward": {"weight": 1}}}}')
         elif damage == "card":
             card.write_text(card.read_text()[:90])
         elif damage == "tensors":

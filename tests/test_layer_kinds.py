@@ -19,6 +19,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("peft")  # first: importing it replaces the module of transformers by another
 transformers = pytest.importorskip("transformers")
 
+from placing import plain  # noqa: E402
+
 from compound.benchmarks.toy_model import make_toy_model  # noqa: E402
 from compound.components.engines import loading, prefill  # noqa: E402
 from compound.components.engines.layers import layer_kinds, unshared_kinds  # noqa: E402
@@ -31,8 +33,6 @@ from compound.optimizers.policy.adapters import Adapters, why_unshared  # noqa: 
 from compound.optimizers.policy.batching import micro_batches  # noqa: E402
 from compound.optimizers.policy.forward import forward, saving  # noqa: E402
 from compound.optimizers.policy.samples import Sample  # noqa: E402
-from compound.optimizers.policy.trainer import Trainer  # noqa: E402
-from compound.settings import WeightSettings  # noqa: E402
 from compound.space import LoRA  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of families, about kernels that are not installed
@@ -202,7 +202,7 @@ def test_a_model_that_computes_otherwise_behind_a_cache_reads_every_prompt(
         return forward(model, batch, **how)
 
     monkeypatch.setattr(trainer_module, "forward", noted)
-    trainer = Trainer(adapters, {"x": "x"}, WeightSettings(correction=None))
+    trainer = plain().trainer(adapters, {"x": "x"})
     rng = random.Random(0)
     prompt = tuple(rng.randrange(24) for _ in range(30))
     some = [

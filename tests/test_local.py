@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from guiding import learning, local_search, offline_rewards, optimas
 from scipy import stats
 
 from compound.benchmarks.simulated import SHAPES, Simulated
@@ -28,10 +29,11 @@ from compound.evaluation import Rules
 from compound.executor import Executor
 from compound.metrics import custom
 from compound.optimization import Bench, Job, JobRecord, Proposal, Tried
+from compound.optimizers.guided import OptimasSettings
 from compound.optimizers.guides import Guidance, LearnedRewards
 from compound.optimizers.local import LocalSearch
 from compound.optimizers.local_scoring import Gain, boltzmann, run_alone
-from compound.optimizers.offline import Collecting, OfflineRewards, collect_pairs, settings_of
+from compound.optimizers.offline import Collecting, collect_pairs, settings_of
 from compound.optimizers.prompts import PromptSearch, Source, Sources, bootstrapped, set_apart
 from compound.optimizers.rewarding import RewardMemory, RunRewards
 from compound.optimizers.scheduler import UCB, Gaps, Thompson, Uniform
@@ -44,14 +46,13 @@ from compound.rewards.learning import Learned
 from compound.rewards.model import LocalReward, RewardModel
 from compound.rewards.pairs import Candidate, Draw, Sampling, collect, compared, expected_cost
 from compound.rewards.template import Template
-from compound.settings import RewardSettings
 from compound.space import Choice, Demos, Text
 from compound.streams import generator
 from compound.system import System
 from compound.testing import PlainMemory, ScriptedLM
 from compound.trace import Call, Failure, Trace
 
-REWARDS = RewardSettings(backbone="none", rollouts=1, most_rollouts=2)
+REWARDS = optimas(model="none", min_rollouts=1, max_rollouts=2)
 PROMPTS = PromptSearch(("edits",))
 
 
@@ -210,7 +211,7 @@ class TestLocalSearch:
         best, _ = world.optimum()
         for name in world.names:
             made = job(system, world, world.examples(40), keys=keys_of(name, system))
-            _, proposal = made.run(LocalSearch(REWARDS, PROMPTS))
+            _, proposal = made.run(local_search(REWARDS, PROMPTS))
             wanted = {} if best[name] == 0 else {f"{name}.option": best[name]}
             assert proposal.facts["steered"] is True
             assert proposal.values == wanted
@@ -221,7 +222,7 @@ class TestLocalSearch:
         rows = [Example(f"e{i}", {"x": i}) for i in range(60)]
         chance = custom(lambda o, e: float(generator("coin", o["y"]).random()))
         made = job(system, chance, rows, share=200.0)
-        states, proposal = made.run(LocalSearch(replace_settings(accuracy=0.75), PROMPTS))
+        states, proposal = made.run(local_search(replace_settings(min_accuracy=0.75), PROMPTS))
         assert proposal.facts["steered"] is False
         assert states[-1]["finalists"] == states[0]["scoring"]["candidates"]
         assert proposal.before is not None
@@ -236,7 +237,7 @@ class TestLocalSearch:
     def test_a_constant_metric_is_said_to_be_one(self, job: Any, metric: Metric, reason: str) -> None:
         system = System("slow", outputs={"y": Slow()(x=Input("x", int))})
         made = job(system, metric, [Example(f"e{i}", {"x": i}) for i in range(20)])
-        _, proposal = made.run(OfflineRewards(REWARDS, PROMPTS))
+        _, proposal = made.run(offline_rewards(REWARDS, PROMPTS))
         assert reason in proposal.note
         assert proposal.values == {}
 
@@ -245,7 +246,7 @@ class TestLocalSearch:
         system = System("slow", outputs={"y": Slow()(x=Input("x", int))})
         broken = custom(lambda o, e: float("nan") if o["y"].startswith("3") else float(o["y"][0]))
         made = job(system, broken, [Example(f"e{i}", {"x": i}) for i in range(20)])
-        _, proposal = made.run(LocalSearch(REWARDS, PROMPTS))
+        _, proposal = made.run(local_search(REWARDS, PROMPTS))
         assert proposal.values == {"slow.option": 5}
 
     def test_one_distinct_output_is_said_to_be_the_reason(self, job: Any) -> None:
@@ -254,16 +255,18 @@ class TestLocalSearch:
 
         system = System("same", outputs={"y": Function("same", same, by=Choice(1, 2, 3))(x=Input("x", int))})
         made = job(system, custom(lambda o, e: 1.0), [Example(f"e{i}", {"x": i}) for i in range(20)])
-        _, proposal = made.run(OfflineRewards(REWARDS, PROMPTS))
+        _, proposal = made.run(offline_rewards(REWARDS, PROMPTS))
         assert "same: every draw gave the same output" in proposal.note
-        known = RunRewards.open(made.task, REWARDS).draws("same")
-        made.run(LocalSearch(REWARDS, PROMPTS))
-        assert RunRewards.open(made.task, REWARDS).draws("same") == known  # more would say the same
+        known = RunRewards.open(made.task, learning(REWARDS)).draws("same")
+        made.run(local_search(REWARDS, PROMPTS))
+        assert RunRewards.open(made.task, learning(REWARDS)).draws("same") == known  # more would say the same
         other = job(system.bind({"same.by": 2}), custom(lambda o, e: 1.0), made.task.train)
         bench = replace(other.task.bench, memory=made.task.bench.memory)
         other.task = replace(other.task, bench=bench)
-        other.run(LocalSearch(REWARDS, PROMPTS))
-        assert len(RunRewards.open(other.task, REWARDS).draws("same")) > len(known)  # there it might not
+        other.run(local_search(REWARDS, PROMPTS))
+        assert len(RunRewards.open(other.task, learning(REWARDS)).draws("same")) > len(
+            known
+        )  # there it might not
 
     def test_a_component_without_a_way_to_the_metric_gets_no_reward(self, job: Any) -> None:
         """What it writes reaches an output that the metric does not look at."""
@@ -272,7 +275,7 @@ class TestLocalSearch:
             "two", outputs={"aside": Slow()(x=x), "y": Function("half", half, by=Choice(1, 2))(x=x)}
         )
         made = job(system, custom(lambda o, e: o["y"]), [Example(f"e{i}", {"x": i + 1}) for i in range(20)])
-        _, proposal = made.run(OfflineRewards(REWARDS, PROMPTS))
+        _, proposal = made.run(offline_rewards(REWARDS, PROMPTS))
         assert (
             "slow: all its outputs led to the same score: the metric does not depend on them" in proposal.note
         )
@@ -283,10 +286,10 @@ class TestLocalSearch:
         made = job(world.system(), world, world.examples(20), keys=("a.option",))
         made.task.bench.memory.append({"system": "another", "iteration": 1, "draw": draw_json()})
         with pytest.raises(DataError, match="belongs to another system"):
-            made.run(LocalSearch(REWARDS, PROMPTS))
+            made.run(local_search(REWARDS, PROMPTS))
         assert made.spent == 0
 
-    @pytest.mark.parametrize("optimizer", [LocalSearch(REWARDS, PROMPTS), OfflineRewards(REWARDS, PROMPTS)])
+    @pytest.mark.parametrize("optimizer", [local_search(REWARDS, PROMPTS), offline_rewards(REWARDS, PROMPTS)])
     def test_interrupted_anywhere_it_proposes_the_same(self, job: Any, optimizer: Any) -> None:
         world = Simulated("chain", noise=0.1, options=12, common=False)
         keys = ("b.option",) if isinstance(optimizer, LocalSearch) else tuple(world.system().parameters)
@@ -303,7 +306,7 @@ class TestLocalSearch:
         system = System("fussy", outputs={"y": Fussy()(x=Input("x", int))})
         rows = [Example(f"e{i}", {"x": i}) for i in range(30)]
         metric = custom(lambda o, e: len(o["y"].split()) / 6)
-        search = LocalSearch(replace_settings(sure=1.01), PROMPTS)
+        search = local_search(replace_settings(check_below=1.01), PROMPTS)
         made = job(system, metric, rows)
         states, proposal = made.run(search)
         assert proposal.facts["steered"]
@@ -321,7 +324,7 @@ class TestLocalSearch:
             made = job(
                 world.system(), world, world.examples(80), keys=keys_of(name, world.system()), share=share
             )
-            made.run(LocalSearch(REWARDS, PROMPTS))
+            made.run(local_search(REWARDS, PROMPTS))
             assert made.spent <= 1.3 * share + 12
 
     def test_prompts_are_searched_by_the_local_reward_of_what_they_make(self, job: Any) -> None:
@@ -339,15 +342,15 @@ class TestLocalSearch:
         brief = custom(lambda o, e: 1.0 / len(o["y"].split()))
         rows = [Example(f"e{i}", {"q": f"question {i}"}) for i in range(40)]
         made = job(system, brief, rows, lambda: ScriptedLM(answers), keys=("talker.prompt", "talker.demos"))
-        _, proposal = made.run(LocalSearch(REWARDS, PROMPTS))
+        _, proposal = made.run(local_search(REWARDS, PROMPTS))
         assert proposal.facts["steered"] is True
         assert answers(proposal.values["talker.prompt"]) == "yes"
 
     def test_what_was_tried_in_this_place_is_not_tried_again(self, job: Any) -> None:
         world = Simulated("chain", noise=0.0, options=30)
         made = job(world.system(), world, world.examples(20), keys=("a.option",), candidates=8)
-        first, proposal = made.run(LocalSearch(REWARDS, PROMPTS))
-        second, _ = made.run(LocalSearch(REWARDS, PROMPTS))
+        first, proposal = made.run(local_search(REWARDS, PROMPTS))
+        second, _ = made.run(local_search(REWARDS, PROMPTS))
         one, two = ({c["a.option"] for c in states[0]["scoring"]["candidates"]} for states in (first, second))
         assert len(one) == len(two) == 8
         assert not one & two
@@ -357,7 +360,7 @@ class TestLocalSearch:
         """Where components interact, what was no better may be by now."""
         world = Simulated("chain", noise=0.0)
         made = job(world.system(), world, world.examples(20), keys=("b.option",))
-        rewards = RunRewards.open(made.task, REWARDS)
+        rewards = RunRewards.open(made.task, learning(REWARDS))
         candidates: list[dict[str, object]] = [{"b.option": i} for i in range(1, 4)]
         rewards.note_tried(made.task, candidates)
         assert rewards.untried(made.task, candidates) == []
@@ -370,8 +373,8 @@ class TestLocalSearch:
         world = Simulated("chain", noise=0.1)
         made = job(world.system(), world, world.examples(40), keys=("a.option",))
         for _ in range(3):
-            made.run(LocalSearch(REWARDS, PROMPTS))
-        buffer = RunRewards.open(made.task, REWARDS).buffer
+            made.run(local_search(REWARDS, PROMPTS))
+        buffer = RunRewards.open(made.task, learning(REWARDS)).buffer
         by_iteration = [
             {e.draw.example for e in buffer.entries if e.iteration == iteration} for iteration in (1, 2, 3)
         ]
@@ -382,7 +385,7 @@ class TestLocalSearch:
 class TestRaces:
     """Who compares settings by the global reward has paid for pairs."""
 
-    SETTINGS = REWARDS.model_copy(update={"inputs": 1})  # too few to collect any
+    SETTINGS = optimas(REWARDS, inputs=1)  # too few to collect any
 
     def made(self, job: Any) -> Any:
         world = Simulated("chain", noise=0.0, options=6)
@@ -390,12 +393,12 @@ class TestRaces:
 
     def test_a_race_makes_pairs_for_nothing(self, job: Any) -> None:
         made, plain = self.made(job), self.made(job)
-        _, proposal = made.run(LocalSearch(self.SETTINGS, PROMPTS))
-        plain.run(LocalSearch(self.SETTINGS, PROMPTS, guide=LearnedRewards(adapts=False)))
+        _, proposal = made.run(local_search(self.SETTINGS, PROMPTS))
+        plain.run(local_search(self.SETTINGS, PROMPTS, guide=LearnedRewards(adapts=False)))
         assert not proposal.facts["steered"]
         assert made.spent == plain.spent
         assert not list(plain.task.bench.memory.records())
-        buffer = RunRewards.open(made.task, self.SETTINGS).buffer
+        buffer = RunRewards.open(made.task, learning(self.SETTINGS)).buffer
         pairs = [pair for pair, _ in buffer.pairs("b")]
         assert len({pair.example for pair in pairs}) >= 4
         assert all(entry(pair.chosen, "y", float) > entry(pair.rejected, "y", float) for pair in pairs)
@@ -405,8 +408,8 @@ class TestRaces:
 
     def test_the_next_job_goes_by_them(self, job: Any) -> None:
         made = self.made(job)
-        made.run(LocalSearch(self.SETTINGS, PROMPTS))
-        _, proposal = made.run(LocalSearch(self.SETTINGS, PROMPTS))
+        made.run(local_search(self.SETTINGS, PROMPTS))
+        _, proposal = made.run(local_search(self.SETTINGS, PROMPTS))
         assert proposal.facts["steered"]
 
     def test_calls_that_read_something_else_are_not_compared(self) -> None:
@@ -426,9 +429,9 @@ class TestRaces:
         system = System("broken", outputs={"y": Broken()(x=Input("x", int))})
         rows = [Example(f"e{i}", {"x": i}) for i in range(20)]
         made = job(system, custom(lambda o, e: int(o["y"][0]) / 5), rows, share=200)
-        _, proposal = made.run(LocalSearch(self.SETTINGS, PROMPTS))
+        _, proposal = made.run(local_search(self.SETTINGS, PROMPTS))
         assert proposal.values == {"slow.option": 5}
-        entries = RunRewards.open(made.task, self.SETTINGS).buffer.entries
+        entries = RunRewards.open(made.task, learning(self.SETTINGS)).buffer.entries
         assert {c.settings["option"] for entry in entries for c in entry.draw.candidates} == set(range(1, 6))
 
     def test_remembering_it_costs_nothing_even_where_runs_failed(self, job: Any) -> None:
@@ -439,7 +442,7 @@ class TestRaces:
         for adapts in (True, False):
             made = job(system, custom(lambda o, e: int(o["y"][0]) / 5), rows, share=60)
             guide = LearnedRewards(adapts=adapts)
-            made.run(LocalSearch(replace_settings(fresh=0, inputs=1), PROMPTS, guide=guide))
+            made.run(local_search(replace_settings(fresh=0, inputs=1), PROMPTS, guide=guide))
             spent.append(made.spent)
         assert spent[0] == spent[1] > 0
 
@@ -454,9 +457,9 @@ class TestTheTest:
         self, job: Any, sure: float, verify: bool, tested: bool
     ) -> None:
         world = Simulated("chain", noise=0.0, options=4, seed=1)
-        settings = replace_settings(sure=sure, inputs=6, fresh=0)
+        settings = replace_settings(check_below=sure, inputs=6, fresh=0)
         made = job(world.system(), world, world.examples(40), keys=("a.option",), share=500, minibatch=8)
-        states, proposal = made.run(LocalSearch(settings, PROMPTS, verify=verify))
+        states, proposal = made.run(local_search(settings, PROMPTS, verify=verify))
         assert proposal.facts["steered"]
         assert states[-1]["phase"] == ("testing" if tested else "decided")
         assert (proposal.before is not None) is tested
@@ -468,7 +471,7 @@ class TestTheTest:
         world = Simulated("chain")
         made = job(world.system(), world, world.examples(4), keys=("a.option",), share=share, minibatch=8)
         guidance = Guidance(RewardModel("none", NoBackbone(), {}))
-        assert LocalSearch(REWARDS, PROMPTS, verify=True)._is_worth_testing(made.task, guidance) is tested
+        assert local_search(REWARDS, PROMPTS, verify=True)._is_worth_testing(made.task, guidance) is tested
 
 
 class TestTogether:
@@ -489,8 +492,8 @@ class TestTogether:
 
     def test_texts_that_no_reward_may_steer_are_searched_together(self, job: Any) -> None:
         made = self.made(job, keys=("first.prompt", "first.demos"))
-        settings = replace_settings(accuracy=1.0, sure=1.01, inputs=1)
-        states, proposal = made.run(LocalSearch(settings, PROMPTS))
+        settings = replace_settings(min_accuracy=1.0, check_below=1.01, inputs=1)
+        states, proposal = made.run(local_search(settings, PROMPTS))
         assert proposal.facts["together"] == ["first", "second"]
         assert proposal.facts["steered"] is False
         assert proposal.after > proposal.before
@@ -505,7 +508,7 @@ class TestTogether:
             async def guidance(self, rewards: RunRewards, component: str) -> Guidance:
                 return Guidance(facts, {"accuracy": {}}, "it is not known", ["first"])
 
-        _, proposal = made.run(LocalSearch(REWARDS, PROMPTS, guide=Half(adapts=False)))
+        _, proposal = made.run(local_search(REWARDS, PROMPTS, guide=Half(adapts=False)))
         assert proposal.facts["together"] == ["first"]
         assert set(proposal.values) <= {"first.prompt", "first.demos"}
 
@@ -513,8 +516,8 @@ class TestTogether:
         """A writer of prompts looked for the others' texts in what an earlier job had tried, and found none."""
         keys, tried = ("first.prompt",), (Tried({"first.prompt": "Say it."}, 0.3, 4),)
         made = self.made(job, keys=keys, tried=tried)
-        settings = replace_settings(accuracy=1.0, sure=1.01, inputs=1)
-        _, proposal = made.run(LocalSearch(settings, PromptSearch(("edits", "opro"), lm="lm")))
+        settings = replace_settings(min_accuracy=1.0, check_below=1.01, inputs=1)
+        _, proposal = made.run(local_search(settings, PromptSearch(("edits", "opro"), lm="lm")))
         assert proposal.facts["together"] == ["first", "second"]
 
     def test_what_changed_others_is_not_remembered_as_tried(self, job: Any) -> None:
@@ -525,8 +528,11 @@ class TestTogether:
         assert tried == ["Say something.", "Say it."]
 
     def test_interrupted_anywhere_they_propose_the_same(self, job: Any) -> None:
-        settings, keys = replace_settings(accuracy=1.0, sure=1.01, inputs=1), ("first.prompt", "first.demos")
-        search = LocalSearch(settings, PROMPTS)
+        settings, keys = (
+            replace_settings(min_accuracy=1.0, check_below=1.01, inputs=1),
+            ("first.prompt", "first.demos"),
+        )
+        search = local_search(settings, PROMPTS)
         states, proposal = self.made(job, keys=keys).run(search)
         for after in range(1, len(states) + 1):
             assert self.made(job, keys=keys).run_interrupted(search, after) == (states, proposal)
@@ -598,8 +604,8 @@ class TestWaves:
 
     def inputs(self, job: Any, share: float) -> dict[str, int]:
         made = self.made(job, share)
-        made.run(OfflineRewards(replace_settings(sure=1.01), PROMPTS))
-        entries = RunRewards.open(made.task, REWARDS).buffer.entries
+        made.run(offline_rewards(replace_settings(check_below=1.01), PROMPTS))
+        entries = RunRewards.open(made.task, learning(REWARDS)).buffer.entries
         assert made.spent <= share
         return {
             name: len({e.draw.example for e in entries if e.draw.component == name})
@@ -617,8 +623,8 @@ class TestWaves:
             "chain", noise=0.0, options=6
         )  # three draws each, and what follows: 1, 7 / 3, 11 / 3
         made = job(world.system(), world, world.examples(60), share=12)
-        made.run(OfflineRewards(REWARDS, PROMPTS))
-        entries = RunRewards.open(made.task, REWARDS).buffer.entries
+        made.run(offline_rewards(REWARDS, PROMPTS))
+        entries = RunRewards.open(made.task, learning(REWARDS)).buffer.entries
         assert {entry.draw.component for entry in entries} == {"c"}
 
 
@@ -626,10 +632,10 @@ def test_the_offline_phase_goes_on_in_waves_that_double(job: Any) -> None:
     """One more time as many inputs while a reward is not surely good, up to the settings' number."""
     world = Simulated("chain", noise=0.3, options=12, common=False)
     made = job(world.system(), world, world.examples(60))
-    states, _ = made.run(OfflineRewards(replace_settings(inputs=30, sure=1.01), PROMPTS))
+    states, _ = made.run(offline_rewards(replace_settings(inputs=30, check_below=1.01), PROMPTS))
     assert [state["inputs"] for state in states] == [0, 4, 8, 16, 30]
     surely = job(world.system(), world, world.examples(60))
-    states, _ = surely.run(OfflineRewards(replace_settings(inputs=30, sure=0.5), PROMPTS))
+    states, _ = surely.run(offline_rewards(replace_settings(inputs=30, check_below=0.5), PROMPTS))
     assert states[-1]["inputs"] < 30
 
 
@@ -638,7 +644,7 @@ def test_a_few_inputs_that_fail_do_not_end_the_run(job: Any) -> None:
     rows = [Example(f"e{i}", {"x": i}) for i in range(20)]
     made = job(System("broken", outputs={"y": Broken()(x=Input("x", int))}), custom(lambda o, e: 1.0), rows)
     state = Collecting(iteration=1, proposals={})
-    rewards = RunRewards.open(made.task, REWARDS)
+    rewards = RunRewards.open(made.task, learning(REWARDS))
     assert asyncio.run(collect_pairs(rewards, ["slow"], state, rows[:2])) == "0 pairs from 2 inputs"
     with pytest.raises(TooManyFailures, match="as it was"):
         asyncio.run(collect_pairs(rewards, ["slow"], state, rows[:8]))
@@ -673,14 +679,14 @@ def test_the_next_round_edits_the_best_prompt_so_far(job: Any) -> None:
         ({}, 0.0), ({"llm.prompt": best}, 0.4), ({"llm.prompt": "Other words."}, 0.1)
     ]  # fmt: skip
     scored = [Gain(values=values, gain=gain) for values, gain in gains]
-    made = asyncio.run(LocalSearch(REWARDS, PROMPTS)._next(task, scored))
+    made = asyncio.run(local_search(REWARDS, PROMPTS)._next(task, scored))
     assert sum("zebra" in str(values["llm.prompt"]) for values in made) >= len(made) - 1 > 0
 
 
 def test_the_latest_inputs_are_those_last_collected_from(job: Any) -> None:
     world = Simulated("chain")
     examples = world.examples(10)
-    rewards = RunRewards.open(job(world.system(), world, examples).task, REWARDS)
+    rewards = RunRewards.open(job(world.system(), world, examples).task, learning(REWARDS))
     first = rewards.fresh(examples, 4)
     RewardMemory(inputs=4).store(rewards.memory)
     second = rewards.fresh(examples, 3)
@@ -696,7 +702,7 @@ class TestSettled:
     def settled(self, job: Any, learned: Learned, candidates: Any = None, configuration: str = "") -> bool:
         world = Simulated("chain")
         made = job(world.system(), world, world.examples(4), keys=("a.option",))
-        rewards = RunRewards.open(made.task, REWARDS)
+        rewards = RunRewards.open(made.task, learning(REWARDS))
         if candidates is not None:
             configuration = configuration or made.task.system.configuration.digest
             draw = Draw("a", "a", "e", configuration, {"x": 1.0}, candidates)
@@ -712,8 +718,8 @@ class TestSettled:
     @pytest.mark.parametrize(
         ("low", "settled"),
         [
-            (REWARDS.sure, True),
-            (REWARDS.sure - 0.01, False),  # perhaps not that good
+            (REWARDS.reward.check_below, True),
+            (REWARDS.reward.check_below - 0.01, False),  # perhaps not that good
             (None, False),  # of one input
         ],
     )
@@ -733,8 +739,8 @@ def half(x: int, by: int) -> float:
     return x / by
 
 
-def replace_settings(**changes: Any) -> RewardSettings:
-    return REWARDS.model_copy(update=changes)
+def replace_settings(**changes: Any) -> OptimasSettings:
+    return optimas(REWARDS, **changes)
 
 
 def draw_json() -> dict[str, Any]:
@@ -879,7 +885,7 @@ def test_the_proposal_names_only_keys_of_the_job(job: Any) -> None:
     world = Simulated("diamond", noise=0.1, options=5)
     for keys in (("a.option",), ("d.option",)):
         made = job(world.system(), world, world.examples(30), keys=keys)
-        _, proposal = made.run(LocalSearch(REWARDS, PROMPTS))
+        _, proposal = made.run(local_search(REWARDS, PROMPTS))
         assert isinstance(proposal, Proposal)
         assert set(proposal.values) <= set(keys)
 
@@ -887,7 +893,7 @@ def test_the_proposal_names_only_keys_of_the_job(job: Any) -> None:
 def test_candidates_of_all_components_are_collected_in_one_batch(job: Any) -> None:
     world = Simulated("five", noise=0.1)
     made = job(world.system(), world, world.examples(30), share=200.0)
-    _, proposal = made.run(OfflineRewards(REWARDS, PROMPTS))
+    _, proposal = made.run(offline_rewards(REWARDS, PROMPTS))
     assert set(proposal.facts["accuracy"]) == set(world.names)
     assert set(proposal.facts["gaps"]) == set(world.names)
     counts: Sequence[int] = list(proposal.facts["pairs"].values())

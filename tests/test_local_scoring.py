@@ -18,7 +18,6 @@ from compound.metrics import custom
 from compound.optimizers.local_scoring import REPEATS, Gain, LocalScorer, Recorded, Scoring, finalists
 from compound.reading import entry
 from compound.rewards.model import Vector
-from compound.settings import RewardSettings
 from compound.space import Choice, Text
 from compound.system import System
 from compound.testing import ScriptedLM
@@ -57,7 +56,7 @@ def gains(job: Any, values: Sequence[Any], task_system: System = SYSTEM) -> tupl
     """Candidates for an incumbent, on calls that `SYSTEM` made."""
     made = job(task_system, METRIC, ROWS, keys=("f.by", "f.plus"), minibatch=8)
     seen = Seen()
-    scorer = LocalScorer(made.task, "f", seen, RewardSettings(), 1.0)
+    scorer = LocalScorer(made.task, "f", seen, 3, 1.0)
 
     async def run() -> list[float]:
         start = SYSTEM.configuration.to_json()
@@ -93,7 +92,7 @@ class TestPlaces:
         llm = LLM("f", prompt=Text("Say."), temperature=temperature)
         system = System("t", outputs={"y": llm(x=Input("x", float))}, lm="lm")
         made = job(system, METRIC, ROWS[:3], lambda: ScriptedLM(lambda message: "word"), keys=("f.prompt",))
-        scorer = LocalScorer(made.task, "f", Seen(), RewardSettings(), 1.0)
+        scorer = LocalScorer(made.task, "f", Seen(), 3, 1.0)
         traces = asyncio.run(made.scorer.traces({}, ROWS[:3]))
         return scorer._places(Recorded(system, [(trace, trace.calls[0]) for trace in traces]))
 
@@ -112,7 +111,7 @@ class TestRounds:
         world = Simulated("chain", noise=0.0, options=64)
         examples = world.examples(8)
         made = job(world.system(), world, examples, keys=("c.option",), share=share, candidates=4)
-        scorer = LocalScorer(made.task, "c", Seen("y"), RewardSettings(steps=steps), part)
+        scorer = LocalScorer(made.task, "c", Seen("y"), steps, part)
         asked: list[int] = []
 
         async def more(task: Any, scored: Any) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from guiding import proposals
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,7 +46,7 @@ from compound.reading import entry
 from compound.recorder import Interrupted, Recorder
 from compound.report import write as write_report
 from compound.run_state import RunState
-from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings, WeightSettings
+from compound.settings import BudgetSettings, OptimizeSettings, make_settings
 from compound.space import Choice, Demos, Float, Int, Text
 from compound.statistics import paired_test
 from compound.store import RunDirectory, read_json
@@ -173,7 +174,7 @@ class TestFinding:
     def test_what_a_written_prompt_gains_is_found(self, tmp_path: Path) -> None:
         options = OptimizeSettings(
             valid_size=50, budget=BudgetSettings(system_runs=800),
-            prompts=PromptSettings(proposers=("opro",)),
+            search={"proposers": ["opro"]},
         )  # fmt: skip
         plain = demo(demos=())
         result = run(tmp_path / "run", options, ScriptedLM(teacher), plain, data(150, 50, 50))
@@ -509,13 +510,14 @@ class TestBudgets:
             runs = 50
         folder = tmp_path_factory.mktemp("budget") / "run"
         budget = BudgetSettings(system_runs=runs, calls=calls, tokens=tokens)
-        options = SMALL.model_copy(
-            update={
+        options = make_settings(
+            {
+                **SMALL.given,
                 "budget": budget,
                 "method": method,
                 "concurrency": concurrency,
                 "baselines": ("random",),
-                "prompts": PromptSettings(proposers=("demos", "edits", "opro")),
+                **proposals("demos", "edits", "opro"),
             }
         )
         lm = ScriptedLM(teacher, latency=any_time)
@@ -583,9 +585,7 @@ def any_time(_: np.random.Generator) -> float:
 
 # --- the seed ------------------------------------------------------------------------------------------
 
-EVERYTHING = SMALL.model_copy(
-    update={"prompts": PromptSettings(proposers=("demos", "edits", "opro")), "baselines": ("random",)}
-)
+EVERYTHING = make_settings({**SMALL.given, **proposals("demos", "edits", "opro"), "baselines": ("random",)})
 
 
 class TestSeed:
@@ -734,7 +734,6 @@ class TestGoingOn:
                 "budget": BudgetSettings(system_runs=500),
                 "concurrency": 3,
                 "baselines": ("random",),
-                "weights": WeightSettings(micro_tokens=1024, max_length=64),  # as an error about memory says
             }
         )
         result = run(tmp_path / "run", changed)

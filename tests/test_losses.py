@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import exp, log
 from types import SimpleNamespace
 from typing import Any
@@ -15,14 +15,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numerics import rounding
+from pydantic import ValidationError
 
 from compound.errors import DeclarationError
 from compound.optimizers.policy.corrections import corrected, importance_weights
 from compound.optimizers.policy.diagnostics import Diagnostics, diagnose
 from compound.optimizers.policy.losses import (
     VARIANTS,
-    Clip,
+    CISPOLoss,
+    ClippedLoss,
     Level,
+    LossSettings,
+    SAPOLoss,
+    VESPOLoss,
     kl,
     per_token_loss,
     sample_weights,
@@ -49,11 +54,11 @@ def total(
     old: Any,
     advantages: Any,
     mask: Any,
-    clip: Clip | None = None,
+    settings: LossSettings | None = None,
     level: Level | None = None,
 ) -> Any:
     weights = sample_weights(variant, [int(n) for n in mask.sum(-1)], LONGEST)
-    losses = per_token_loss(variant, logps, old, advantages, mask, clip, level=level)
+    losses = per_token_loss(variant, logps, old, advantages, mask, settings, level=level)
     return (losses * mask * torch.tensor(weights, dtype=losses.dtype)[:, None]).sum()
 
 
@@ -132,13 +137,13 @@ def test_the_clipped_numbers_are_what_one_reads_in_a_table() -> None:
 
 
 def test_a_higher_upper_bound_lets_good_tokens_go_further() -> None:
-    losses = per_token_loss("dapo", LOGPS, OLD, ADVANTAGES, MASK, Clip(high=0.28))
+    losses = per_token_loss("dapo", LOGPS, OLD, ADVANTAGES, MASK, ClippedLoss(clip_high=0.28))
     assert losses[0, 0].item() == pytest.approx(-1.5 * 1.28)
     assert losses[1, 1].item() == pytest.approx(0.5 * 0.8)
 
 
 def test_delta_bounds_the_loss_of_bad_tokens() -> None:
-    losses = per_token_loss("grpo", LOGPS, OLD, ADVANTAGES, MASK, Clip(delta=1.5))
+    losses = per_token_loss("grpo", LOGPS, OLD, ADVANTAGES, MASK, ClippedLoss(clip_delta=1.5))
     expected = replace_at(CLIPPED, 1, 0, 0.5 * 1.5)  # e^.5 = 1.65 is above
     torch.testing.assert_close(losses, doubles(expected))
 
@@ -149,7 +154,7 @@ def replace_at(rows: list[list[float]], i: int, j: int, value: float) -> list[li
 
 def test_the_cap_of_cispo_weighs_without_cutting_the_gradient() -> None:
     logps = LOGPS.clone().requires_grad_()
-    per_token_loss("cispo", logps, OLD, ADVANTAGES, MASK, Clip(cispo=1.1)).sum().backward()
+    per_token_loss("cispo", logps, OLD, ADVANTAGES, MASK, CISPOLoss(cap=1.1)).sum().backward()
     expected = [[-1.5 * 1.1, -1.5, -1.5 * exp(-0.4)], [0.5 * 1.1, 0.5 * exp(-0.5), 0.0]]
     torch.testing.assert_close(logps.grad, doubles(expected))
 
@@ -274,6 +279,30 @@ def chosen_logps(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
 
 
+@dataclass(frozen=True)
+class Clip:
+    """The constants of all losses, as TRL's arguments hold them."""
+
+    low: float = 0.2
+    high: float = 0.2
+    delta: float | None = None
+    cispo: float = 5.0
+    sapo_positive: float = 1.0
+    sapo_negative: float = 1.05
+    vespo_positive: tuple[float, float] = (2.0, 3.0)
+    vespo_negative: tuple[float, float] = (3.0, 2.0)
+
+    def of(self, variant: str) -> LossSettings:
+        """Return the settings of one loss."""
+        if variant == "cispo":
+            return CISPOLoss(cap=self.cispo)
+        if variant == "sapo":
+            return SAPOLoss(positive=self.sapo_positive, negative=self.sapo_negative)
+        if variant == "vespo":
+            return VESPOLoss(positive=self.vespo_positive, negative=self.vespo_negative)
+        return ClippedLoss(clip=self.low, clip_high=self.high, clip_delta=self.delta)
+
+
 def by_trl(
     model: dict[str, Any], loss_type: str, level: str, clip: Clip, beta: float, correct: bool
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, list[float]]]:
@@ -345,7 +374,9 @@ def by_us(
     if correct:
         sampler = model["old"] - model["ratio"].log()
         advantages = corrected(advantages, model["old"], sampler, model["mask"])
-    losses = per_token_loss(variant, logps, model["old"], advantages, model["mask"], clip, level=level)
+    losses = per_token_loss(
+        variant, logps, model["old"], advantages, model["mask"], clip.of(variant), level=level
+    )
     losses = losses + beta * kl(logps, model["reference"])
     weights = torch.tensor(sample_weights(variant, model["mask"].sum(-1).tolist(), LONGEST + 5))
     loss = (losses * model["mask"] * weights[:, None]).sum()
@@ -414,7 +445,9 @@ def test_trl_counts_the_same_tokens_as_cut(loss_type: str) -> None:
     model = tiny_model(7)
     logged = by_trl(model, loss_type, "token", clip, 0.0, False)[2]
     logps = chosen_logps(model["logits"], model["tokens"])
-    found = diagnose(loss_type, logps, model["old"], model["advantages"], model["mask"], clip).means()
+    found = diagnose(
+        loss_type, logps, model["old"], model["advantages"], model["mask"], clip.of(loss_type)
+    ).means()
     if loss_type == "cispo":
         assert logged["cispo_clip_ratio"] == [pytest.approx(found["high"])]
     else:
@@ -519,9 +552,9 @@ def test_wrong_names_and_settings_are_refused() -> None:
         sample_weights("dr_grpo", [1])
     with pytest.raises(DeclarationError, match="longest is 2"):
         sample_weights("dr_grpo", [3], 2)
-    with pytest.raises(DeclarationError, match="0 < low <= 1 and high > 0 must hold"):
-        Clip(low=0.0)
-    with pytest.raises(DeclarationError, match="delta must be above 1 \\+ high = 1.2, but is 1.1"):
-        Clip(delta=1.1)
-    with pytest.raises(DeclarationError, match="must be positive"):
-        Clip(sapo_positive=0.0)
+    with pytest.raises(ValidationError, match="greater than 0"):
+        ClippedLoss(clip=0.0)
+    with pytest.raises(ValidationError, match="clip_delta must be above 1 \\+ clip_high = 1.2"):
+        ClippedLoss(clip_delta=1.1)
+    with pytest.raises(ValidationError, match="greater than 0"):
+        SAPOLoss(positive=0.0)

@@ -22,11 +22,11 @@ from compound.data import Dataset
 from compound.errors import CallError, DeclarationError
 from compound.metrics import custom
 from compound.optimizers.methods import method
-from compound.optimizers.mipro import Mipro
+from compound.optimizers.mipro import Mipro, MIPROSettings
 from compound.optimizers.tpe import next_point
 from compound.optimizers.trials import JointSearch, Trial, promising, sizes, trials_for
 from compound.optimizing import optimize
-from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings
+from compound.settings import BudgetSettings, OptimizeSettings
 from compound.space import Choice, Demos, Text
 from compound.system import System
 from compound.testing import ScriptedLM
@@ -348,8 +348,8 @@ class TestTPE:
 class TestMethod:
     def test_prompts_and_demonstrations_are_one_job(self) -> None:
         target = two_steps(demos=Demos(max=2), max_tokens=Choice(8, 16))
-        prompts = PromptSettings(proposers=("demos", "opro", "edits"), lm="big", edits_per_candidate=3)
-        made = method("mipro", target, OptimizeSettings(prompts=prompts))
+        settings = MIPROSettings(proposers=("opro", "edits"), lm="big", edits_per_candidate=3)
+        made = method("mipro", target, OptimizeSettings(mipro=settings))
         assert [sorted(job.keys) for job in made.jobs] == [["first.prompt", "second.demos", "second.prompt"]]
         assert dict(made.optimizers) == {"mipro": Mipro(("opro", "edits"), 3, "big")}
 
@@ -370,7 +370,7 @@ class TestMethod:
             OptimizeSettings(
                 method="mipro",
                 budget=BudgetSettings(system_runs=1500),
-                prompts=PromptSettings(proposers=("opro",)),
+                mipro=MIPROSettings(proposers=("opro",)),
             ),
             run_dir=tmp_path / "run",
             engines={"lm": ScriptedLM(script)},

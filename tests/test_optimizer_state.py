@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+from guiding import local_search, offline_rewards, optimas
 
 import compound.optimizers
 from compound.component import Input
@@ -26,10 +27,10 @@ from compound.optimizers.baselines import RandomSearch
 from compound.optimizers.gepa import GEPA, Evolution
 from compound.optimizers.hbc import CloningMemory
 from compound.optimizers.llm_selector import LLMSelector, Selection
-from compound.optimizers.local import LocalProgress, LocalSearch, Phase
+from compound.optimizers.local import LocalProgress, Phase
 from compound.optimizers.local_scoring import Gain, Scoring
 from compound.optimizers.mipro import Mipro
-from compound.optimizers.offline import Collecting, OfflineRewards
+from compound.optimizers.offline import Collecting
 from compound.optimizers.prompts import CandidateRace, Contest, PromptSearch, Source, Sources
 from compound.optimizers.racing import Race, Standing
 from compound.optimizers.remembered import Remembered
@@ -37,7 +38,6 @@ from compound.optimizers.rewarding import Adapter, RewardMemory
 from compound.optimizers.sampling import NumberProgress, NumberSearch, Sample
 from compound.optimizers.textgrad import Descent, TextGrad
 from compound.optimizers.trials import JointSearch, Trial
-from compound.settings import RewardSettings
 from compound.space import Choice, Demos, Float, Text
 from compound.state import State, StateError
 from compound.system import System
@@ -244,9 +244,14 @@ def is_right(outputs: Any, example: Example) -> float:
     return float(outputs["answer"] == "right")
 
 
-REWARDS = RewardSettings(
-    backbone="none", samples=2, rollouts=1, most_rollouts=1, inputs=8, fresh=4, accuracy=0.5, sure=1.01, steps=2
-).model_copy(update={"accuracy": 0.0})  # fmt: skip
+REWARDS = optimas(
+    model="none", samples=2, min_rollouts=1, max_rollouts=1, inputs=8, fresh=4, min_accuracy=0.5, check_below=1.01,
+    rounds=2,
+)  # fmt: skip
+ANY, NONE = (
+    REWARDS.model_copy(update={"reward": REWARDS.reward.model_copy(update={"min_accuracy": least})})
+    for least in (0.0, 1.01)
+)  # by what rewards are trusted: all of them, or none
 PROMPTS = PromptSearch(("demos", "edits", "opro"))
 TEXTS = ("first.prompt", "second.prompt")
 SECOND = ("second.prompt", "second.demos")
@@ -258,10 +263,10 @@ OPTIMIZERS: dict[str, tuple[Optimizer, tuple[str, ...], type[State]]] = {
     "textgrad": (TextGrad(), TEXTS, Descent),
     "gepa": (GEPA(iterations=6), TEXTS, Evolution),
     "llm_selector": (LLMSelector(), ("first.max_tokens", "second.max_tokens"), Selection),
-    "offline": (OfflineRewards(REWARDS, PROMPTS), (*SECOND, "first.prompt"), Collecting),
-    "local": (LocalSearch(REWARDS, PROMPTS), SECOND, LocalProgress),
+    "offline": (offline_rewards(ANY, PROMPTS), (*SECOND, "first.prompt"), Collecting),
+    "local": (local_search(ANY, PROMPTS), SECOND, LocalProgress),
     "distrusted": (
-        LocalSearch(REWARDS.model_copy(update={"accuracy": 1.01}), PROMPTS), SECOND, LocalProgress,
+        local_search(NONE, PROMPTS), SECOND, LocalProgress,
     ),
 }  # fmt: skip
 

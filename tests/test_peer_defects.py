@@ -16,6 +16,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
+from placing import training  # noqa: E402
+
 from compound import LLM, Input, System  # noqa: E402
 from compound.benchmarks.toy_model import make_toy_model  # noqa: E402
 from compound.benchmarks.toys import toy  # noqa: E402
@@ -26,7 +28,6 @@ from compound.metrics import custom  # noqa: E402
 from compound.optimizers.policy.samples import Sample  # noqa: E402
 from compound.optimizers.policy.trainer import Trainer  # noqa: E402
 from compound.optimizing import optimize  # noqa: E402
-from compound.settings import OptimizeSettings  # noqa: E402
 from compound.space import LoRA, Text  # noqa: E402
 from compound.streams import stream  # noqa: E402
 
@@ -60,7 +61,7 @@ def trained_on(
 
     monkeypatch.setattr(Trainer, "step", noted)
     monkeypatch.setattr(Trainer, "_loss", counted)
-    settings = OptimizeSettings.model_validate({"method": "mmgrpo", "weights": weights})
+    settings = training("mmgrpo", weights)
     engine = TransformersEngine(system.lm or "", dtype="float32")
     optimize(system, data, metric, settings, run_dir=folder / "run", engines=lambda _: engine)
     return steps

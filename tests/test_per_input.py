@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
+from guiding import local_search, optimas
 from safetensors.numpy import load_file, save_file
 
 import compound as cp
@@ -39,7 +40,6 @@ from compound.rewards.heads import Head
 from compound.rewards.model import LocalReward, RewardModel
 from compound.rewards.policy import freeze, load_policy
 from compound.rewards.template import Template
-from compound.settings import RewardSettings
 from compound.space import PerInput
 from compound.spec import dump, loads
 from compound.store import RunDirectory
@@ -49,7 +49,7 @@ from compound.system import System
 ROOT = Path(__file__).parents[1]
 Tool = Literal["low", "middle", "high"]
 TOOLS: tuple[Tool, ...] = get_args(Tool)
-REWARDS = RewardSettings(backbone="none", inputs=60, sure=0.99)
+REWARDS = optimas(model="none", inputs=60, check_below=0.99)
 
 PARTS = '''
 from compound.component import Operation
@@ -91,6 +91,7 @@ print(json.dumps([cp.run(system, {"x": x}).outputs["done"] for x in json.loads(s
 KILLED = """
 import os, pathlib, signal, sys
 import sklearn.linear_model  # loaded once: each attempt is a fork of this process
+from guiding import optimas
 from tests.test_per_input import REWARDS, optimized
 
 system, folder = map(pathlib.Path, sys.argv[1:])
@@ -110,8 +111,8 @@ def attempt(run, at):
     pid = os.fork()
     if pid == 0:
         last = at
-        rewards = REWARDS.model_copy(update={"inputs": 20})
-        optimized(system, folder / run, iterations=1, rewards=rewards)
+        rewards = optimas(REWARDS, inputs=20)
+        optimized(system, folder / run, iterations=1, optimas=rewards)
         (folder / "writes").write_text(str(made))
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -145,7 +146,7 @@ def score(outputs: Mapping[str, Any], example: cp.Example) -> float:
 
 
 def optimized(system: Path | System, run: Path, **changes: Any) -> cp.Result:
-    given = {"method": "optimas", "valid_size": None, "iterations": 3, "rewards": REWARDS, **changes}
+    given = {"method": "optimas", "valid_size": None, "iterations": 3, "optimas": REWARDS, **changes}
     loaded = system if isinstance(system, System) else cp.load_system(system)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("compound.report.write", lambda path: None)  # figures take longer than all the rest
@@ -522,11 +523,11 @@ class TestOptimas:
         self, file: Path, result: cp.Result, tmp_path: Path
     ) -> None:
         """Whatever becomes of the first run; every method knows what to do with such a start."""
-        few = REWARDS.model_copy(update={"inputs": 20})
+        few = optimas(REWARDS, inputs=20)
         for method in ("llm_selector", "search", "optimas"):
             run = tmp_path / method
             system = cp.load_system(file).bind(cp.load(result.path / "best.json"))
-            found = optimized(system, run, method=method, iterations=1, rewards=few)
+            found = optimized(system, run, method=method, iterations=1, optimas=few)
             assert found.after.mean >= 0.95
             value = json.loads((run / "best.json").read_text())["values"]["tool.choice"]
             assert (run / value["path"]).is_dir()
@@ -546,7 +547,7 @@ class TestLocalSearch:
         return job(system, cp.custom(score), examples, keys=("tool.choice",), **more)
 
     def search(self, **changes: Any) -> LocalSearch:
-        return LocalSearch(REWARDS.model_copy(update=changes), PromptSearch(("edits",)))
+        return local_search(optimas(REWARDS, **changes), PromptSearch(("edits",)))
 
     def test_it_proposes_the_reward_of_the_moment(self, job: Any) -> None:
         made = self.job(job)
@@ -611,7 +612,7 @@ def test_the_choice_may_depend_on_a_text(job: Any) -> None:
     tool = Selector("tool", "low", "high", per_input=True)(q=q)
     system = System("topics", {"done": cp.Function("work", work)(tool=tool, q=q)})
     made = job(system, cp.custom(score), examples, keys=("tool.choice",))
-    _, proposal = made.run(LocalSearch(RewardSettings(inputs=30, sure=0.99), PromptSearch(("edits",))))
+    _, proposal = made.run(local_search(optimas(inputs=30, check_below=0.99), PromptSearch(("edits",))))
     assert isinstance(proposal.values["tool.choice"], dict)
     assert proposal.before < 0.7
     assert proposal.after >= 0.9

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from guiding import proposals
 
 from compound.budget import Budget, Meter
 from compound.component import Input
@@ -53,7 +54,7 @@ def run(
     """Run a method; returns the result and what was asked besides running the system."""
     lm = ScriptedLM(lambda message: reply(message) if asks(message) else "no")
     resolved = make_settings(
-        {"method": method, "valid_size": 20, "budget": {"system_runs": 160}, "prompts": {"proposers": ["opro"]},
+        {"method": method, "valid_size": 20, "budget": {"system_runs": 160}, **proposals("opro"),
          **settings}
     )  # fmt: skip
     result = optimize(
@@ -88,7 +89,7 @@ def test_a_model_that_refuses_every_request_is_asked_five_times(method: str, tmp
 
 
 def test_how_many_failures_end_it_is_a_setting(tmp_path: Path) -> None:
-    _, sent = run("gepa", lambda _: REFUSED, tmp_path, prompts={"give_up": 2})
+    _, sent = run("gepa", lambda _: REFUSED, tmp_path, max_proposal_failures=2)
     assert len(sent) == 2
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
+from placing import placed, read_by
+from pydantic import ValidationError
 
 from compound.budget import Meter
 from compound.cache import MemoryCache
@@ -25,16 +28,15 @@ from compound.executor import Executor
 from compound.metrics import custom
 from compound.optimizers.policy.advantages import advantages
 from compound.optimizers.policy.losses import sample_weights
-from compound.optimizers.policy.mhgpo import MHGPO, Kind
-from compound.optimizers.policy.mmgrpo import MMGRPO
-from compound.optimizers.policy.mygo import MyGO
-from compound.optimizers.policy.ppo import PPO
-from compound.optimizers.policy.prompt_r1 import PromptR1, once_each
-from compound.optimizers.policy.recipe import Credited, Recipe, Work
-from compound.optimizers.policy.rollouts import Sampler, beforehand, rolling, warm
+from compound.optimizers.policy.mhgpo import MHGPO, Kind, MHGPORandomSettings, MHGPOSettings
+from compound.optimizers.policy.mmgrpo import MMGRPO, MMGRPOSettings
+from compound.optimizers.policy.mygo import MyGO, MyGOSettings
+from compound.optimizers.policy.ppo import PPO, PPOSettings
+from compound.optimizers.policy.prompt_r1 import PromptR1, PromptR1Settings, once_each
+from compound.optimizers.policy.recipe import Credited, Recipe, TrainingSettings, Work
+from compound.optimizers.policy.rollouts import Sampler, beforehand, rolling
 from compound.optimizers.policy.samples import Sample
 from compound.rewards.shaping import TooMany
-from compound.settings import WeightSettings
 from compound.space import Choice, LoRA, Text
 from compound.system import System
 from compound.testing import ScriptedLM
@@ -109,6 +111,32 @@ def no_number(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
     return float("nan")
 
 
+@dataclass(frozen=True)
+class Way:
+    """A recipe without its settings."""
+
+    made: Callable[[Any], Recipe]
+    settings: type[TrainingSettings]
+    name: str
+
+    def __call__(self, given: Mapping[str, Any]) -> Recipe:
+        """Return the recipe with those of some settings that it reads."""
+        own = placed(self.settings, **read_by(self.settings, given))
+        return self.made(self.settings.model_validate(own))
+
+
+@functools.cache
+def mhgpo(kind: Kind) -> Way:
+    settings = MHGPORandomSettings if kind == "rr" else MHGPOSettings
+    return Way(lambda given: MHGPO(given, kind), settings, kind)
+
+
+MMGRPO_RUNS = Way(MMGRPO, MMGRPOSettings, "mmgrpo")
+CONVERSATIONS = Way(PromptR1, PromptR1Settings, "prompt_r1")
+PPO_RUNS = Way(PPO, PPOSettings, "ppo")
+ATTEMPTS = Way(MyGO, MyGOSettings, "mygo")
+
+
 @dataclass
 class Lab:
     """A chain of agents, and a step on it."""
@@ -132,7 +160,7 @@ class Lab:
 
     def collect(
         self,
-        recipe: Recipe,
+        recipe: Way,
         step: int = 0,
         examples: Sequence[Example] = EXAMPLES,
         present: System | None = None,
@@ -141,14 +169,14 @@ class Lab:
         folder: Path = Path(),
     ) -> Credited:
         """Make one step's samples, with the system as it is at present."""
-        trained, given = NAMES[: self.agents], WeightSettings.model_validate({"runs": 4, **self.settings})
-        rules = rolling(Rules(), warm(self.system, trained, 1.0), given.failure)
+        trained, made = NAMES[: self.agents], recipe({"runs": 4, **self.settings})
+        rules = rolling(Rules(), self.system, trained, made.sampling)
         executor = Executor({"lm": self.lm}, cache=MemoryCache(), meter=meter)
         metric = metric or custom(mean_digit, "digit")
         sampler = Sampler(executor, present or self.system, metric, rules, step)
         task = cast("Any", self)  # recipes read no more of a task than its system
-        work = Work(sampler, trained, given, step, cast("Any", self.critic), task, self.kept, folder)
-        credited = asyncio.run(recipe.collect(work, examples))
+        work = Work(sampler, trained, step, cast("Any", self.critic), task, self.kept, folder)
+        credited = asyncio.run(made.collect(work, examples))
         sampler.refuse_broken()
         return credited
 
@@ -189,37 +217,37 @@ class TestCalls:
 
     def test_fof_makes_n_times_g_calls(self, agents: int, runs: int) -> None:
         lab = Lab(agents, {"runs": runs})
-        lab.collect(MHGPO("fof"))
+        lab.collect(mhgpo("fof"))
         assert lab.lm.asked.total() == len(EXAMPLES) * agents * runs
 
     def test_is_forks_at_every_agent(self, agents: int, runs: int) -> None:
         lab = Lab(agents, {"runs": runs})
-        lab.collect(MHGPO("is"))
+        lab.collect(mhgpo("is"))
         expected = sum(runs * (agents - k + 1) for k in range(1, agents + 1))
         assert lab.lm.asked.total() == len(EXAMPLES) * expected
 
     def test_rr_pays_once_for_what_comes_before_the_fork(self, agents: int, runs: int) -> None:
         for k, name in enumerate(NAMES[:agents], 1):
             lab = Lab(agents, {"runs": runs, "forks": {n: float(n == name) for n in NAMES[:agents]}})
-            lab.collect(MHGPO("rr"))
+            lab.collect(mhgpo("rr"))
             assert lab.lm.asked.total() == len(EXAMPLES) * ((k - 1) + runs * (agents - k + 1))
 
     def test_mmgrpo_makes_whole_runs(self, agents: int, runs: int) -> None:
         lab = Lab(agents, {"runs": runs})
-        lab.collect(MMGRPO())
+        lab.collect(MMGRPO_RUNS)
         assert lab.lm.asked.total() == len(EXAMPLES) * agents * runs
 
 
 class TestGroups:
     def test_is_keeps_the_forks_alone_each_with_siblings_of_one_prompt(self) -> None:
-        found = Lab(3, {"scale": "none"}).collect(MHGPO("is")).samples
+        found = Lab(3, {"scale": "none"}).collect(mhgpo("is")).samples
         counts = Counter(sample.group for sample in found)
         expected: dict[Any, int] = {(e.id, name, name): 4 for e in EXAMPLES for name in NAMES[:3]}
         assert counts == expected
 
     def test_rr_groups_what_came_before_forks_across_examples(self) -> None:
         lab = Lab(3, {"scale": "none", "forks": {"a": 0, "b": 1, "c": 0}})
-        found = lab.collect(MHGPO("rr"))
+        found = lab.collect(mhgpo("rr"))
         counts = Counter(sample.group for sample in found.samples)
         forked: dict[Any, int] = {(e.id, name, "b"): 4 for e in EXAMPLES for name in ("b", "c")}
         assert counts == {**forked, ("mixed", "a", "b", 0): 3}
@@ -235,7 +263,7 @@ class TestGroups:
         last = LLM("b", prompt=Text("b"), weights=LoRA())(x=noise)
         lab.system = System("chance", outputs={"y": last}, lm="lm")
         groups: dict[Any, set[Any]] = {}
-        for sample in lab.collect(MHGPO(kind)).samples:
+        for sample in lab.collect(mhgpo(kind)).samples:
             groups.setdefault((sample.component, sample.group), set()).add(sample.tokens.prompt)
         entries = [prompts for (component, _), prompts in groups.items() if component == "a"]
         assert {len(prompts) for prompts in entries} == {1}
@@ -251,7 +279,7 @@ class TestGroups:
         last = LLM("b", prompt=Text("b"), weights=LoRA())(x=joined)
         lab.system = System("often", outputs={"y": last}, lm="lm")
         examples = [Example(f"e{i}", {"x": f"w{i}"}) for i in range(200)]
-        work = lab.collect(MHGPO("rr"), examples=examples)
+        work = lab.collect(mhgpo("rr"), examples=examples)
         forked = [s for s in work.samples if s.group[0] != "mixed" and s.group[1] == s.group[-1]]
         of_b = len({s.example for s in forked if s.component == "b"})
         of_a = len({s.example for s in forked if s.component == "a"})
@@ -259,17 +287,17 @@ class TestGroups:
 
     def test_forks_at_one_agent_are_grpo(self) -> None:
         """With one agent, FoF, IS and RR are mmGRPO, which is GRPO: the same samples and advantages."""
-        expected = Lab(1).collect(MMGRPO()).samples
+        expected = Lab(1).collect(MMGRPO_RUNS).samples
         assert expected
         kinds: tuple[Kind, ...] = ("fof", "is")
         for kind in kinds:
-            found = Lab(1).collect(MHGPO(kind)).samples
+            found = Lab(1).collect(mhgpo(kind)).samples
             assert [(s.tokens, s.reward, s.advantages) for s in found] == [
                 (s.tokens, s.reward, s.advantages) for s in expected
             ]
 
     def test_prompt_r1_gives_each_conversation_one_weight_in_the_loss(self) -> None:
-        found = Lab(3).collect(PromptR1()).samples
+        found = Lab(3).collect(CONVERSATIONS).samples
         units = Counter(sample.unit for sample in found)
         assert set(units) == {(s.example, s.component, s.rollout) for s in found}
         weights = sample_weights("grpo", [s.length for s in found], units=[s.unit for s in found])
@@ -280,7 +308,7 @@ class TestGroups:
 
     def test_prompt_r1_counts_each_conversation_once(self) -> None:
         lab = Lab(3)
-        found = lab.collect(PromptR1())
+        found = lab.collect(CONVERSATIONS)
         rewards = [found.scores[i : i + 4] for i in range(0, 12, 4)]
         for sample in found.samples:
             own = rewards[int(sample.example[1:])]
@@ -303,7 +331,7 @@ class TestGroups:
 class TestCredit:
     def test_every_call_of_a_run_earns_its_reward(self) -> None:
         lab = Lab(3, {"scale": "none"})
-        for recipe in (MMGRPO(), MHGPO("fof"), PromptR1()):
+        for recipe in (MMGRPO_RUNS, mhgpo("fof"), CONVERSATIONS):
             last = {
                 (s.example, s.rollout): said(s) / 10
                 for s in lab.collect(recipe).samples
@@ -315,15 +343,15 @@ class TestCredit:
 
     def test_what_comes_before_a_fork_earns_the_mean_of_its_forks(self) -> None:
         lab = Lab(2, {"scale": "none", "forks": {"a": 0, "b": 1}})
-        found = lab.collect(MHGPO("rr")).samples
+        found = lab.collect(mhgpo("rr")).samples
         for sample in found:
             if sample.component == "a":
                 after = [said(s) / 10 for s in found if s.component == "b" and s.example == sample.example]
                 assert len(after) == 4
                 assert sample.reward == pytest.approx(np.mean(after))
 
-    @pytest.mark.parametrize("recipe", [MHGPO("fof"), PPO()])
-    def test_a_penalty_is_the_component_s_own_and_goes_no_further(self, recipe: Recipe) -> None:
+    @pytest.mark.parametrize("recipe", [mhgpo("fof"), PPO_RUNS])
+    def test_a_penalty_is_the_component_s_own_and_goes_no_further(self, recipe: Way) -> None:
         rule = {"scale": "none", "penalties": {"b": f"{__name__}:penalty"}}
         plain, penalized = (Lab(3, s).collect(recipe).samples for s in ({"scale": "none"}, rule))
         for before, after in zip(plain, penalized, strict=True):
@@ -331,24 +359,24 @@ class TestCredit:
 
     def test_a_penalty_of_a_component_that_another_job_trains_is_none_of_this_one_s(self) -> None:
         lab = Lab(2, {"penalties": {"z": f"{__name__}:penalty"}})
-        assert lab.collect(PPO()).samples
+        assert lab.collect(PPO_RUNS).samples
 
     def test_ppo_without_values_is_reinforce_with_the_terminal_reward(self) -> None:
-        found = Lab(2, {"lam": 1.0, "gamma": 1.0}).collect(PPO()).samples
+        found = Lab(2, {"lam": 1.0, "gamma": 1.0}).collect(PPO_RUNS).samples
         rewards = np.array([s.reward for s in found])
         white = (rewards - rewards.mean()) / np.sqrt(rewards.var() + 1e-8)
         assert [s.advantages[0] for s in found] == pytest.approx(white.tolist())
         assert [s.returns[0] for s in found] == pytest.approx(rewards.tolist())
 
     def test_ppo_takes_off_what_was_expected(self) -> None:
-        found = Lab(1, value=0.25).collect(PPO()).samples
+        found = Lab(1, value=0.25).collect(PPO_RUNS).samples
         assert all(s.values == (0.25,) for s in found)
         assert [s.returns[0] for s in found] == pytest.approx([s.reward for s in found])
 
     def test_ppo_pays_for_leaving_the_base_token_by_token(self) -> None:
         """By hand, λ = 1: a token's return is the reward less 0.1 times the log-ratios from it on."""
         lab = Lab(1, {"lam": 1.0, "kl_reward": 0.1}, value=0.25)
-        found = lab.collect(PPO())
+        found = lab.collect(PPO_RUNS)
         for number, sample in enumerate(found.samples):
             assert sample.returns == pytest.approx((sample.reward - 0.1 * (number + 1),))
         raw = np.array([s.reward - 0.1 * (n + 1) - 0.25 for n, s in enumerate(found.samples)])
@@ -357,7 +385,7 @@ class TestCredit:
         assert found.facts["kl_to_base"] == pytest.approx(np.mean(range(1, 13)))
         plain = Lab(1, {"lam": 1.0}, value=0.25)
         plain.critic.divergences = None  # type: ignore[method-assign, assignment]
-        assert "kl_to_base" not in plain.collect(PPO()).facts  # the base is not asked for nothing
+        assert "kl_to_base" not in plain.collect(PPO_RUNS).facts  # the base is not asked for nothing
 
     @pytest.mark.parametrize(
         ("function", "told"),
@@ -366,12 +394,12 @@ class TestCredit:
     def test_a_penalty_that_fails_is_named_with_its_component(self, function: str, told: str) -> None:
         lab = Lab(2, {"penalties": {"b": f"{__name__}:{function}"}})
         with pytest.raises(DeclarationError, match=rf"penalty of 'b' failed: {told}"):
-            lab.collect(PPO())
+            lab.collect(PPO_RUNS)
 
     def test_a_penalty_lies_beside_the_file_that_names_it(self, tmp_path: Path) -> None:
         (tmp_path / "beside_rules.py").write_text("def dear(inputs, outputs):\n    return -7.0\n")
         lab = Lab(1, {"scale": "none", "penalties": {"a": "beside_rules:dear"}})
-        found = lab.collect(MHGPO("fof"), folder=tmp_path)
+        found = lab.collect(mhgpo("fof"), folder=tmp_path)
         assert {round(s.reward - said(s) / 10, 6) for s in found.samples} == {-7.0}
 
     @pytest.mark.parametrize(("function", "wanted"), [("strict", -2.0), ("penalty", 0.0)])
@@ -381,39 +409,39 @@ class TestCredit:
         lab = Lab(2, {"scale": "none", "penalties": {"b": f"{__name__}:{function}"}})
         number = LLM("b", prompt=Text("b"), output=Literal["yes", "no"], weights=LoRA(), retries=0)
         lab.system = System("chain", outputs={"y": number(x=LLM("a", weights=LoRA())(x=Input("x")))}, lm="lm")
-        found = lab.collect(MHGPO("fof"))
+        found = lab.collect(mhgpo("fof"))
         assert {s.reward for s in found.samples if s.component == "b"} == {wanted}
 
     def test_a_penalty_that_is_no_number_names_its_component(self) -> None:
         lab = Lab(2, {"penalties": {"b": f"{__name__}:no_number"}})
         with pytest.raises(DeclarationError, match=r"'b'.* nan"):
-            lab.collect(PPO())
+            lab.collect(PPO_RUNS)
 
 
-RECIPES: tuple[Recipe, ...] = (MMGRPO(), MHGPO("is"), MHGPO("fof"), MHGPO("rr"), PPO(), PromptR1())
+RECIPES: tuple[Way, ...] = (MMGRPO_RUNS, mhgpo("is"), mhgpo("fof"), mhgpo("rr"), PPO_RUNS, CONVERSATIONS)
 
 
 class TestLost:
     """Runs that a server lost are not the model's fault."""
 
     @pytest.mark.parametrize("recipe", RECIPES)
-    def test_nothing_is_learned_from_a_run_that_was_lost(self, recipe: Recipe) -> None:
+    def test_nothing_is_learned_from_a_run_that_was_lost(self, recipe: Way) -> None:
         whole, lab = Lab(2, {"scale": "none"}), Lab(2, {"scale": "none"})
         complete = whole.collect(recipe)
         lab.lm.gone["b"] = 1
         found = lab.collect(recipe)
-        missing = 5 if recipe == MHGPO("is") else 1  # nothing forks a run that was lost
+        missing = 5 if recipe == mhgpo("is") else 1  # nothing forks a run that was lost
         assert len(found.scores) == len(complete.scores) - missing
         learned, all_of_it = (
             {(s.example, s.address, s.rollout, s.tokens.sampled, s.reward) for s in credited.samples}
             for credited in (found, complete)
         )
         assert 0 < len(learned) < len(all_of_it)
-        if recipe != MHGPO("rr"):  # there what comes before the forks earns the mean of those that are left
+        if recipe != mhgpo("rr"):  # there what comes before the forks earns the mean of those that are left
             assert learned < all_of_it
 
-    @pytest.mark.parametrize("recipe", [*RECIPES, MyGO()])
-    def test_a_server_that_stays_away_ends_the_step(self, recipe: Recipe) -> None:
+    @pytest.mark.parametrize("recipe", [*RECIPES, ATTEMPTS])
+    def test_a_server_that_stays_away_ends_the_step(self, recipe: Way) -> None:
         lab = Lab(2, {"attempts": 4})
         lab.lm.gone["a"] = 1000
         with pytest.raises(TooManyFailures, match="the server is gone"):
@@ -421,10 +449,10 @@ class TestLost:
         assert lab.kept == {}
 
     def test_runs_that_failed_by_what_was_said_are_learned_from(self) -> None:
-        lab = Lab(2, {"scale": "none", "failure": -1.0})
+        lab = Lab(2, {"scale": "none", "failure_score": -1.0})
         number = LLM("b", prompt=Text("b"), output=Literal["yes", "no"], weights=LoRA(), retries=0)
         lab.system = System("chain", outputs={"y": number(x=LLM("a", weights=LoRA())(x=Input("x")))}, lm="lm")
-        found = lab.collect(MMGRPO())
+        found = lab.collect(MMGRPO_RUNS)
         assert len(found.samples) == 24
         assert {s.reward for s in found.samples} == {-1.0}
 
@@ -433,7 +461,7 @@ class TestFailures:
     """What failed by something else than what was said teaches nothing; what was said badly is no example."""
 
     def test_a_judge_that_was_gone_is_no_fault_of_the_model(self) -> None:
-        lab = Lab(2, {"scale": "none", "failure": -1.0})
+        lab = Lab(2, {"scale": "none", "failure_score": -1.0})
         scored = itertools.count()
 
         def judge(outputs: Mapping[str, Any], example: Example) -> float:
@@ -441,7 +469,7 @@ class TestFailures:
                 raise TransientError("the judge is gone")
             return 0.5
 
-        found = lab.collect(MMGRPO(), metric=custom(judge, "judge"))
+        found = lab.collect(MMGRPO_RUNS, metric=custom(judge, "judge"))
         assert len(found.samples) == 2 * 8
         assert {s.reward for s in found.samples} == {0.5}
         assert len(found.scores) == 8
@@ -451,10 +479,10 @@ class TestFailures:
             raise ConnectionError("no route to the judge")
 
         with pytest.raises(TooManyFailures, match="no route to the judge"):
-            Lab(1).collect(MMGRPO(), metric=custom(judge, "judge"))
+            Lab(1).collect(MMGRPO_RUNS, metric=custom(judge, "judge"))
 
     def test_a_search_that_was_gone_is_no_fault_of_the_model(self) -> None:
-        lab = Lab(2, {"scale": "none", "failure": -1.0})
+        lab = Lab(2, {"scale": "none", "failure_score": -1.0})
         searched = itertools.count()
 
         def search(text: str) -> str:
@@ -465,7 +493,7 @@ class TestFailures:
         first = LLM("a", prompt=Text("a"), weights=LoRA())(x=Input("x"))
         last = LLM("b", prompt=Text("b"), weights=LoRA())(x=Function("search", search)(text=first))
         lab.system = System("searching", outputs={"y": last}, lm="lm")
-        found = lab.collect(MMGRPO())
+        found = lab.collect(MMGRPO_RUNS)
         assert (len(found.scores), len(found.samples)) == (8, 2 * 8)
         assert min(s.reward for s in found.samples) >= 0.0
 
@@ -474,20 +502,20 @@ class TestFailures:
             raise KeyError("expected")
 
         with pytest.raises(TooManyFailures, match="KeyError: 'expected'"):
-            Lab(1).collect(MMGRPO(), metric=custom(broken, "broken"))
+            Lab(1).collect(MMGRPO_RUNS, metric=custom(broken, "broken"))
 
     def test_one_that_is_lost_among_few_of_a_step_s_last_ones_ends_nothing(self) -> None:
         """What counts is the share of the whole step, however few are made at once."""
         lab = Lab(1, {"attempts": 4, "keep": 1, "threshold": 1.0, "rule": "fixed"})
         lab.lm.gone_at = 4
-        found = lab.collect(MyGO(), examples=EXAMPLES[:1])
+        found = lab.collect(ATTEMPTS, examples=EXAMPLES[:1])
         assert (found.facts["attempts"], len(found.samples)) == (4, 0)
 
     @pytest.mark.parametrize("padding", ["truncate", "fill"])
     def test_a_lost_rollout_does_not_count_among_those_of_its_example(self, padding: str) -> None:
         lab = Lab(1, {"padding": padding, "scale": "none"})
         lab.lm.gone["a"] = 1
-        found = lab.collect(MMGRPO())
+        found = lab.collect(MMGRPO_RUNS)
         assert len(found.samples) == 11
         assert (found.facts["truncated"], found.facts["copies"]) == (0, 0)
 
@@ -496,11 +524,11 @@ class TestFailures:
         first = LLM("a", prompt=Text("a"), output=Literal["yes", "no"], weights=LoRA(), retries=0)
         last = LLM("b", prompt=Text("b"), weights=LoRA(), retries=0)
         lab.system = System("chain", outputs={"y": last(x=first(x=Input("x")))}, lm="lm")
-        assert lab.collect(MHGPO("rr")).scores == [0.0] * 3  # no digit is yes or no: nobody is left to fork
+        assert lab.collect(mhgpo("rr")).scores == [0.0] * 3  # no digit is yes or no: nobody is left to fork
 
-    @pytest.mark.parametrize("recipe", [MMGRPO(), MHGPO("fof")])
-    def test_a_reply_that_failed_and_that_nobody_read_earns_nothing(self, recipe: Recipe) -> None:
-        lab = Lab(2, {"scale": "none", "failure": -1.0})
+    @pytest.mark.parametrize("recipe", [MMGRPO_RUNS, mhgpo("fof")])
+    def test_a_reply_that_failed_and_that_nobody_read_earns_nothing(self, recipe: Way) -> None:
+        lab = Lab(2, {"scale": "none", "failure_score": -1.0})
         lab.system = beside()
         found = lab.collect(recipe, examples=[Example("e0", {"x": "w", "wanted": False})])
         rewards = {name: {s.reward for s in found.samples if s.component == name} for name in ("a", "b")}
@@ -510,7 +538,7 @@ class TestFailures:
     def test_a_reply_that_failed_is_not_imitated(self) -> None:
         lab = Lab(2, {"attempts": 4, "keep": 4, "threshold": 0.0, "rule": "fixed"})
         lab.system = beside()
-        found = lab.collect(MyGO(), examples=[Example("e0", {"x": "w", "wanted": False})])
+        found = lab.collect(ATTEMPTS, examples=[Example("e0", {"x": "w", "wanted": False})])
         assert [s.component for s in found.samples] == ["b"] * 4
 
     def test_answers_too_long_for_a_value_are_left_to_the_trainer_to_count(self) -> None:
@@ -521,7 +549,7 @@ class TestFailures:
                 return [samples[0], *super().values(samples[1:])]
 
         lab.critic = Short()
-        found = lab.collect(PPO()).samples
+        found = lab.collect(PPO_RUNS).samples
         assert len(found) == 12
         assert [s.advantages == () for s in found] == [True] + [False] * 11
 
@@ -537,11 +565,11 @@ class TestBudgets:
             last = agent(x=last, name=f"n{place}")
         lab.system = System("again", outputs={"y": last}, lm="lm")
         meter = Meter()
-        assert MHGPO("is").cost(3, 1, WeightSettings(runs=4)) == 12
+        assert mhgpo("is")({"runs": 4}).cost(3, 1) == 12
         with meter.capped(20), pytest.raises(BudgetExhausted, match="of 20 system runs"):
-            lab.collect(MHGPO("is"), meter=meter)
+            lab.collect(mhgpo("is"), meter=meter)
         assert 12 < meter.system_runs <= 20
-        lab.collect(MHGPO("is"), meter=(free := Meter()))
+        lab.collect(mhgpo("is"), meter=(free := Meter()))
         assert free.system_runs == 30  # what it takes, and more than one call of each agent would
 
 
@@ -551,7 +579,7 @@ class TestTeachers:
         path = tmp_path / "teacher.json"
         lab.system.configuration.replace({"a.prompt": "z", "b.prompt": "y"}).save(path)
         lab.settings = {"scale": "none", "teachers": {str(path): 1}}
-        found = lab.collect(MMGRPO()).samples
+        found = lab.collect(MMGRPO_RUNS).samples
         assert lab.lm.asked == {"a": 9, "b": 9, "z": 3, "y": 3}
         assert Counter(s.on_policy for s in found) == {True: 18, False: 6}
         assert all((s.rollout == 3) != s.on_policy for s in found)
@@ -559,7 +587,7 @@ class TestTeachers:
     def test_it_lies_beside_the_file_that_names_it(self, tmp_path: Path) -> None:
         lab = Lab(1, {"teachers": {"teacher.json": 1}})
         lab.system.configuration.replace({"a.prompt": "z"}).save(tmp_path / "teacher.json")
-        lab.collect(MMGRPO(), folder=tmp_path)
+        lab.collect(MMGRPO_RUNS, folder=tmp_path)
         assert lab.lm.asked == {"a": 9, "z": 3}
 
     def test_a_teacher_of_another_model_is_refused(self, tmp_path: Path) -> None:
@@ -571,43 +599,43 @@ class TestTeachers:
         lab.system.configuration.replace({"a.lm": "other"}).save(path)
         lab.settings = {"teachers": {str(path): 1}}
         with pytest.raises(DeclarationError, match="answers 'a' with 'other', but 'lm' is trained"):
-            lab.collect(MMGRPO())
+            lab.collect(MMGRPO_RUNS)
 
     def test_the_system_itself_must_make_a_run(self, tmp_path: Path) -> None:
         lab = Lab(1, {"teachers": {"a.json": 2, "b.json": 2}})
-        with pytest.raises(DeclarationError, match="teachers make 4 of 4 runs"):
-            lab.collect(MMGRPO())
+        with pytest.raises(ValidationError, match="teachers make 4 of 4 runs"):
+            lab.collect(MMGRPO_RUNS)
 
 
 class TestMyGO:
     @pytest.mark.parametrize("online", [True, False])
     def test_offline_attempts_are_those_of_the_weights_that_the_job_began_with(self, online: bool) -> None:
         lab = Lab(1, {"online": online, "threshold": 0.2, "attempts": 2})
-        found = lab.collect(MyGO())
-        lab.collect(MyGO(), step=1, present=lab.trained("x"))
+        found = lab.collect(ATTEMPTS)
+        lab.collect(ATTEMPTS, step=1, present=lab.trained("x"))
         assert lab.lm.adapters == ({"", "x"} if online else {""})
         assert (lab.kept["threshold"] > 0.2) == online  # attempts of one policy: the bar stays
         assert found.samples
 
     def test_offline_attempts_are_made_with_what_the_warm_up_led_to(self) -> None:
-        lab = Lab(1, {"online": False, "warm_up": 1, "best": 0.9, "attempts": 64, "keep": 1})
+        lab = Lab(1, {"online": False, "cold_start": 1, "max_reward": 0.9, "attempts": 64, "keep": 1})
         sampled = []
         for step, name in enumerate("xyz"):
             lab.lm.adapters.clear()
-            lab.collect(MyGO(), step=step, present=lab.trained(name))
+            lab.collect(ATTEMPTS, step=step, present=lab.trained(name))
             sampled.append(set(lab.lm.adapters))
         assert sampled == [{"x"}, {"y"}, {"y"}]  # x warmed up, and y is what that led to
 
     def test_where_every_first_attempt_was_lost_the_threshold_stays(self) -> None:
         lab = Lab(1, {"threshold": 0.0, "attempts": 4, "keep": 3})
         lab.lm.gone["a"] = 1
-        found = lab.collect(MyGO(), examples=EXAMPLES[:1])
+        found = lab.collect(ATTEMPTS, examples=EXAMPLES[:1])
         assert (found.reward, found.facts["attempts"], len(found.samples)) == (None, 4, 3)
         assert lab.kept["threshold"] == found.facts["threshold"] == 0.0
 
     def test_good_attempts_are_kept_with_all_that_was_said_in_them(self) -> None:
-        lab = Lab(2, {"attempts": 16, "keep": 2, "threshold": 0.5, "best": 0.9, "rule": "fixed"})
-        found = lab.collect(MyGO())
+        lab = Lab(2, {"attempts": 16, "keep": 2, "threshold": 0.5, "max_reward": 0.9, "rule": "fixed"})
+        found = lab.collect(ATTEMPTS)
         last = [s for s in found.samples if s.component == "b"]
         assert len(found.samples) == 2 * len(last) == 12
         assert all(said(s) >= 5 for s in last)
@@ -615,29 +643,29 @@ class TestMyGO:
 
     def test_attempts_end_when_enough_are_kept_or_the_most_are_made(self) -> None:
         lab = Lab(1, {"attempts": 5, "keep": 3, "threshold": 1.0, "rule": "fixed"})
-        found = lab.collect(MyGO())
+        found = lab.collect(ATTEMPTS)
         assert (found.facts["attempts"], found.facts["kept"], len(found.samples)) == (15, 0, 0)
         lab = Lab(1, {"attempts": 5, "keep": 3, "threshold": 0.0, "rule": "fixed"})
-        assert lab.collect(MyGO()).facts["attempts"] == 9
+        assert lab.collect(ATTEMPTS).facts["attempts"] == 9
 
     def test_without_a_threshold_all_is_imitated(self) -> None:
         lab = Lab(2, {"attempts": 4, "keep": 4, "threshold": 0.0, "rule": "fixed"})
-        assert len(lab.collect(MyGO()).samples) == 3 * 4 * 2
+        assert len(lab.collect(ATTEMPTS).samples) == 3 * 4 * 2
 
     def test_the_threshold_rises_half_way_by_its_pace_and_is_remembered(self) -> None:
-        lab = Lab(1, {"threshold": 0.1, "best": 0.9, "pace": 0.5})
-        first = lab.collect(MyGO())
+        lab = Lab(1, {"threshold": 0.1, "max_reward": 0.9, "pace": 0.5})
+        first = lab.collect(ATTEMPTS)
         goal = (np.mean(first.scores) + 0.9) / 2
         raised = lab.kept["threshold"]
         assert raised == pytest.approx(0.1 + 0.5 * (goal - 0.1))
-        second = lab.collect(MyGO(), step=1)
+        second = lab.collect(ATTEMPTS, step=1)
         again = (np.mean(second.scores) + 0.9) / 2
         assert lab.kept["threshold"] == pytest.approx(max(raised, raised + 0.5 * (again - raised)))
 
     def test_attempts_must_reach_the_threshold_that_their_own_first_pass_has_raised(self) -> None:
         """K is raised by the batch's first pass, and that batch is filtered with it (MyGO, appendix D.1)."""
-        lab = Lab(1, {"threshold": 0.0, "best": 0.9, "attempts": 16, "keep": 2})
-        found = lab.collect(MyGO())
+        lab = Lab(1, {"threshold": 0.0, "max_reward": 0.9, "attempts": 16, "keep": 2})
+        found = lab.collect(ATTEMPTS)
         raised = (np.mean(found.scores) + 0.9) / 2
         assert found.facts["threshold"] == pytest.approx(raised) == pytest.approx(lab.kept["threshold"])
         assert raised > 0.0
@@ -646,15 +674,15 @@ class TestMyGO:
         assert len(found.scores) == len(EXAMPLES)  # first attempts, one for each example
 
     def test_the_threshold_never_falls(self) -> None:
-        lab = Lab(1, {"threshold": 0.85, "best": 0.9, "attempts": 2})
-        bars = [lab.collect(MyGO(), step=step).facts["threshold"] for step in range(4)]
+        lab = Lab(1, {"threshold": 0.85, "max_reward": 0.9, "attempts": 2})
+        bars = [lab.collect(ATTEMPTS, step=step).facts["threshold"] for step in range(4)]
         assert bars == sorted(bars)
         assert 0.85 <= bars[0] <= bars[-1] <= 0.9
 
     def test_warm_up_takes_perfect_attempts_alone(self) -> None:
-        lab = Lab(1, {"warm_up": 1, "best": 0.9, "attempts": 64, "keep": 1})
-        found = lab.collect(MyGO())
+        lab = Lab(1, {"cold_start": 1, "max_reward": 0.9, "attempts": 64, "keep": 1})
+        found = lab.collect(ATTEMPTS)
         assert found.facts["warming"]
         assert {said(s) for s in found.samples} <= {9}
-        assert lab.kept["warmed"] == len(found.samples) > 0
-        assert not lab.collect(MyGO(), step=1).facts["warming"]
+        assert lab.kept["imitated"] == len(found.samples) > 0
+        assert not lab.collect(ATTEMPTS, step=1).facts["warming"]

@@ -35,7 +35,7 @@ components:
 outputs: {answer: $answerer}
 data: {path: data, valid: valid}
 metric: {exact_match: {output: answer}}
-optimize: {method: random, alpha: 0.2, budget: {system_runs: 60}, prompts: {proposers: [edits]}}
+optimize: {method: random, alpha: 0.2, budget: {system_runs: 60}, search: {proposers: [edits]}}
 """
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from guiding import proposals
 from markdown_it import MarkdownIt
 from run_files import without_checksums
 from scipy import stats
@@ -28,7 +29,7 @@ from compound.records import opened_document, sealed_document
 from compound.report import closing, summarize, write
 from compound.report.sections import _chosen
 from compound.report.text import line_diff, visible, word_diff
-from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings
+from compound.settings import BudgetSettings, OptimizeSettings, make_settings
 from compound.statistics import mean_interval
 from compound.testing import ScriptedLM
 
@@ -98,11 +99,11 @@ def make(
 
     wanted: dict[str, Any] = {
         "budget": BudgetSettings(system_runs=500), "iterations": 2, "valid_size": 30,
-        "prompts": PromptSettings(proposers=("edits",)), **settings,
+        **proposals("edits"), **settings,
     }  # fmt: skip
     data = (Dataset if test else WithoutTest).of(train=rows(60), valid=rows(30), test=rows(test))
     optimize(
-        system, data, exact_match("answer"), OptimizeSettings(**wanted), run_dir=path,
+        system, data, exact_match("answer"), make_settings(wanted), run_dir=path,
         engines={"scripted": ScriptedLM(reply)}, on_start=on_start, listener=listener,
     )  # fmt: skip
     return path
@@ -488,6 +489,8 @@ def test_what_cannot_be_seen_is_shown_by_its_code() -> None:
 
 def test_provenance_names_the_settings_that_are_not_the_default() -> None:
     settings = OptimizeSettings.model_validate(
-        {"valid_size": 20, "weights": {"lr": 0.5}, "budget": {"calls": 9}}
+        {"valid_size": 20, "mmgrpo": {"optimizer": {"lr": 0.5}, "loss": "dapo"}, "budget": {"calls": 9}}
     )
-    assert dict(_chosen(settings.model_dump(mode="json"))) == {"valid_size": 20, "weights.lr": 0.5}
+    told = dict(_chosen(settings.model_dump(mode="json")))
+    assert told["mmgrpo.optimizer.lr"] == 0.5
+    assert {name for name in told if "loss" not in name} == {"valid_size", "mmgrpo.optimizer.lr"}

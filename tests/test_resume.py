@@ -61,7 +61,8 @@ from compound.metrics import exact_match
 from compound.optimizers import methods
 from compound.optimizing import optimize
 from compound.recorder import Interrupted
-from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings, RewardSettings
+from compound.settings import BudgetSettings, make_settings
+from guiding import optimas, proposals
 from compound.space import Choice, Demos, Text
 from compound.system import System
 
@@ -115,12 +116,15 @@ def run(folder, url):
     ended = Function("suffix", suffix, end=Choice(" or so", "", "!"))(answer=answer(question=Input("question")))
     system = System("resumed", outputs={"answer": ended}, lm="remote")
     data = Dataset.of(train=rows(24, "tr"), valid=rows(12, "va"), test=rows(6, "te"))
-    settings = OptimizeSettings(
+    wanted = dict(
         seed=SEED, minibatch=3, candidates=4, iterations=2, valid_size=None, concurrency=8, alpha=0.2,
         budget=BudgetSettings(system_runs=300), baselines=("random",) if METHOD == "search" else (),
-        prompts=PromptSettings(proposers=("demos", "edits", "opro")), method=METHOD,
-        rewards=RewardSettings(backbone="none", rollouts=1, most_rollouts=2, accuracy=0.5, sure=0.95),
+        method=METHOD,
     )
+    writing = proposals("demos", "edits", "opro")
+    own = optimas(model="none", min_rollouts=1, max_rollouts=2, min_accuracy=0.5, check_below=0.95)
+    learned = {**own.model_dump(exclude_unset=True), **writing["optimas"]}
+    settings = make_settings({**wanted, **writing, "optimas": learned})
 
     def stop_on_interrupt(recorder):
         signal.signal(signal.SIGINT, lambda *_: recorder.stop())

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from guiding import learning, offline_rewards, optimas
 
 from compound.benchmarks import local_rewards
 from compound.benchmarks.mislabelled import SHARES, Mislabelled
 from compound.benchmarks.simulated import SHAPES, Simulated
 from compound.benchmarks.simulated_search import search, world
-from compound.optimizers.offline import OfflineRewards
 from compound.optimizers.prompts import PromptSearch
 from compound.optimizers.rewarding import RunRewards
-from compound.settings import BudgetSettings, OptimizeSettings, RewardSettings
+from compound.settings import BudgetSettings, OptimizeSettings
 
-REWARDS = RewardSettings(backbone="none", rollouts=1, most_rollouts=1)
+REWARDS = optimas(model="none", min_rollouts=1, max_rollouts=1)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -33,7 +33,7 @@ def test_the_optimum_by_component_is_that_of_trying_all(shape: str) -> None:
 def test_a_search_is_measured_against_the_optimum() -> None:
     made = world("join", 0, noise=0.0, blur=0.0, options=4)
     budget = BudgetSettings(system_runs=300)
-    found = search(made, OptimizeSettings(method="optimas", budget=budget, alpha=0.3, rewards=REWARDS))
+    found = search(made, OptimizeSettings(method="optimas", budget=budget, alpha=0.3, optimas=REWARDS))
     start = dict.fromkeys(made.names, 0)
     assert found.start == pytest.approx(made.value(start) / made.optimum()[1])
     assert found.reached == pytest.approx(1.0)
@@ -52,8 +52,8 @@ def test_where_nothing_can_be_gained_all_options_are_equal() -> None:
 def test_shuffled_labels_rank_like_chance(job: Any) -> None:
     made = Simulated("chain", noise=0.0, options=8)
     assignment = job(made.system(), made, made.examples(30))
-    assignment.run(OfflineRewards(REWARDS, PromptSearch()))
-    rewards = RunRewards.open(assignment.task, REWARDS)
+    assignment.run(offline_rewards(REWARDS, PromptSearch()))
+    rewards = RunRewards.open(assignment.task, learning(REWARDS))
     right, wrong = (
         asyncio.run(Mislabelled(share=share).guidance(rewards, "b")).accuracy for share in (0.0, 1.0)
     )

@@ -324,11 +324,11 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
         ),
         (
             "seed: 3",
-            "seed: '3', prompts: {proposers: [demos, opra], lm: smol}, alpha: 2",
+            "seed: '3', search: {proposers: [demos, opra], lm: smol}, alpha: 2",
             [
                 "f.yaml:10:18: optimize.seed: must be a whole number, but got '3'",
-                "f.yaml:10:52: optimize.prompts.proposers.1: cannot be 'opra'; did you mean 'opro'?",
-                "f.yaml:10:77: optimize.alpha: must be < 1.0, but got 2",
+                "f.yaml:10:51: optimize.search.proposers.1: cannot be 'opra'; did you mean 'opro'?",
+                "f.yaml:10:76: optimize.alpha: must be < 1.0, but got 2",
             ],
         ),
     ],
@@ -810,7 +810,8 @@ components:
 outputs: {y: $a}
 optimize:
   method: better_together
-  weights: {stages: [mipr], penalties: {a: "math:nothing"}}
+  better_together: {stages: [mipr]}
+  mappo: {penalties: {a: "math:nothing"}}
 """
     with pytest.raises(SpecError) as raised:
         loads(text)

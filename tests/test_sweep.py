@@ -20,7 +20,7 @@ from compound.statistics import UNIT, mean_interval
 from compound.sweep import Stopper, plan, sweep
 
 GAME = Path(__file__).parent / "cli"
-SETS = [("optimize.budget.system_runs", "120"), ("optimize.rewards.backbone", "none")]
+SETS = [("optimize.budget.system_runs", "120"), ("optimize.optimas.backbone.model", "none")]
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_every_run_has_the_same_budget_and_its_own_seed(game: Path) -> None:
 
 
 def test_the_accuracy_of_local_rewards_stands_in_a_table_of_its_own(game: Path) -> None:
-    facts = run("optimas", (0, 1), sets=[("optimize.rewards.backbone", "none")])
+    facts = run("optimas", (0, 1), sets=[("optimize.optimas.backbone.model", "none")])
     (found,) = facts["accuracy"]
     assert (found["method"], found["component"], found["seeds"]) == ("optimas", "guesser", 2)
     assert 0.5 < found["mean"] <= 1

@@ -48,10 +48,14 @@ def test_a_plain_function_is_a_metric(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"wieghts": {}}, "there is no setting wieghts; did you mean 'weights'"),
-        ({"weights": {"lrr": 1}}, "there is no setting weights.lrr; did you mean 'lr'"),
-        ({"weights": {"lr": -1.0}}, "weights.lr: Input should be greater than 0"),
-        ({"weights": {"threshold": 2.0}}, "weights: .*threshold 2 is above best 1"),
+        ({"mmgpro": {}}, "there is no setting mmgpro; did you mean 'mmgrpo'"),
+        ({"ppo": {"optimizer": {"lrr": 1}}}, "there is no setting ppo.optimizer.lrr; did you mean 'lr'"),
+        ({"ppo": {"optimizer": {"lr": -1.0}}}, "ppo.optimizer.lr: Input should be greater than 0"),
+        ({"mygo": {"threshold": 2.0}}, "mygo: threshold 2 is above max_reward 1"),
+        (
+            {"weights": {"lr": 1.0}},
+            "optimize.weights.lr is now optimize.ppo.optimizer.lr; method 'search' does not",
+        ),
         ({"seed": "x", "alpha": 7}, "seed: .*\nalpha: "),
     ],
 )

@@ -49,21 +49,21 @@ def test_rounding_does_not_lift_it_above_the_best_reward() -> None:
 
 @given(st.floats(0, 1), REWARDS)
 def test_the_printed_formula_selects_nothing(previous: float, rewards: list[float]) -> None:
-    threshold = raise_threshold(previous, rewards, rule="printed")
+    threshold = raise_threshold(previous, rewards, rule="paper")
     assert threshold >= 1.0
-    assert select({"q": [*rewards, 1.0]}, threshold, rule="printed").kept == {"q": ()}
+    assert select({"q": [*rewards, 1.0]}, threshold, rule="paper").kept == {"q": ()}
 
 
 def test_the_printed_formula_by_hand() -> None:
-    assert raise_threshold(0.5, [1.0, 2.0], supremum=4.0, rule="printed") == 5.5  # (1.5 / 4 + 1) * 4
-    assert raise_threshold(5.5, [1.0], supremum=4.0, rule="printed") == 5.5  # it feeds on its own excess
-    assert select({"q": [0.9, 1.1]}, 0.9, rule="printed").kept == {"q": (1,)}
+    assert raise_threshold(0.5, [1.0, 2.0], supremum=4.0, rule="paper") == 5.5  # (1.5 / 4 + 1) * 4
+    assert raise_threshold(5.5, [1.0], supremum=4.0, rule="paper") == 5.5  # it feeds on its own excess
+    assert select({"q": [0.9, 1.1]}, 0.9, rule="paper").kept == {"q": (1,)}
 
 
 def test_a_fixed_threshold_stays() -> None:
     assert raise_threshold(0.3, [1.0, 1.0], rule="fixed") == 0.3
     assert select({"q": [0.3, 0.2]}, 0.3, rule="fixed").kept == {"q": (0,)}
-    assert set(RULES) == {"halved", "fixed", "printed"}
+    assert set(RULES) == {"halved", "fixed", "paper"}
 
 
 def test_a_reward_at_the_threshold_is_accepted() -> None:

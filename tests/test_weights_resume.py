@@ -36,7 +36,8 @@ from compound.data import Dataset
 from compound.errors import RunDirectoryError
 from compound.optimizers.policy import adapters, trainer
 from compound.optimizing import optimize
-from compound.settings import OptimizeSettings
+from compound.settings import make_settings
+from placing import trainings
 
 os.fsync = compound.report.write = lambda _: None
 MODEL = make_toy_model(Path(sys.argv[1]))
@@ -93,10 +94,12 @@ def train(folder, method, place):
     PLACES[place]()
     task = toy("chain", str(MODEL))
     data = Dataset.of(train=rows(task.train), valid=rows(task.valid), test=rows(task.test[:2]))
-    weights = {"steps": 3, "examples": 4, "runs": 4, "lr": 0.01, "parts": 2, "stages": ["mhgpo_fof", "mmgrpo"]}
+    weights = {"steps": 3, "examples": 4, "runs": 4, "lr": 0.01, "minibatches": 2}
     method, _, how = method.partition(" ")
-    weights |= {"ahead": {"stale": 1}, "evaluated": {"eval_every": 1, "eval_examples": 4}}.get(how, {})
-    settings = OptimizeSettings.model_validate({"method": method, "weights": weights, "valid_size": None})
+    evaluated = {"evaluation__every": 1, "evaluation__examples": 4}
+    weights |= {"ahead": {"max_staleness": 1}, "evaluated": evaluated}.get(how, {})
+    staged = {"better_together": {"stages": ["mhgpo_fof", "mmgrpo"]}}
+    settings = make_settings({"method": method, "valid_size": None, **trainings(**weights), **staged})
     engine = TransformersEngine(str(MODEL), dtype="float32", deterministic=True)
     optimize(task.system, data, task.metric, settings, run_dir=folder, engines=lambda _: engine)
 

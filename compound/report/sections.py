@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from importlib import import_module
+from typing import Any, TypeVar
 
 from compound.errors import MissingExtra
 from compound.report import tables
@@ -189,13 +190,17 @@ def _provenance(facts: RunFacts) -> list[Block]:
 
 def _chosen(settings: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """Yield the settings that are not as they are by default, the budget's apart."""
-    usual = OptimizeSettings().model_dump(mode="json")
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and name != "budget":
-            inner = usual.get(name, {})
-            yield from ((f"{name}.{key}", part) for key, part in value.items() if part != inner.get(key))
-        elif name != "budget" and value != usual.get(name):
-            yield name, value
+    usual = {**OptimizeSettings().model_dump(mode="json"), **import_module("compound.sections").defaults()}
+    yield from _different({name: value for name, value in settings.items() if name != "budget"}, usual, "")
+
+
+def _different(values: Mapping[str, Any], usual: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        other = usual.get(name)
+        if isinstance(value, Mapping) and value:
+            yield from _different(value, other if isinstance(other, Mapping) else {}, f"{prefix}{name}.")
+        elif value != other:
+            yield f"{prefix}{name}", value
 
 
 def spending(spent: SpentFacts) -> str:

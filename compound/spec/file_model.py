@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import re
@@ -14,7 +15,8 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, create_model
 from compound.data import Split
 from compound.engines import KINDS as ENGINES
 from compound.metrics import METRICS
-from compound.settings import OptimizeSettings
+from compound.sections import Own, optimize_model
+from compound.settings import CommonSettings
 from compound.spec.file_components import (
     KINDS,
     BM25Settings,
@@ -148,8 +150,26 @@ class File(Body):
     """The examples."""
     metric: Metric | None = None
     """How outputs are scored, by exactly one metric."""
-    optimize: OptimizeSettings = OptimizeSettings()
+    optimize: CommonSettings = CommonSettings()
     """How the system is optimized."""
+
+
+@functools.cache
+def file_model(own: Own = ()) -> type[File]:
+    """Return the model of a file whose ``optimize:`` has a section for each method.
+
+    Args:
+        own: sections of methods that are not built in.
+    """
+    described = File.model_fields["optimize"].description
+    optimize: Any = (optimize_model(own), Field(default=None, description=described))
+    return create_model("File", __base__=_MadeFile, __doc__=File.__doc__, optimize=optimize)
+
+
+class _MadeFile(File):
+    """A file made of fields that carry their descriptions."""
+
+    model_config = ConfigDict(use_attribute_docstrings=False)
 
 
 POSSIBLE: Mapping[str, Mapping[str, type[Model]]] = {"kind": KINDS, "metric": _METRICS, "engine": _ENGINES}
@@ -166,8 +186,9 @@ TAGGED: Mapping[str, type[Model]] = {
 
 def schema() -> dict[str, object]:
     """Return the JSON Schema (draft 2020-12) of the file."""
-    found = {"$schema": "https://json-schema.org/draft/2020-12/schema", **File.model_json_schema()}
+    found = {"$schema": "https://json-schema.org/draft/2020-12/schema", **file_model().model_json_schema()}
     _close(found)
+    found["$defs"]["OptimizeSettings"]["additionalProperties"] = {"type": "object"}  # a method of one's own
     return found
 
 

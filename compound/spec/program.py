@@ -21,12 +21,14 @@ from compound.engines import find_engine, open_engine
 from compound.errors import DeclarationError, SpecError, nearest
 from compound.hub import HUB, hub_id
 from compound.metrics import METRICS, custom
-from compound.settings import OptimizeSettings
+from compound.references import references
+from compound.sections import METHODS, Own, optimize_model, own_sections
+from compound.settings import OptimizeSettings, Settings
 from compound.spec.build import Graph
 from compound.spec.consent import check_consent
 from compound.spec.context import OUTSIDE, Context, leads_out
 from compound.spec.document import Address, Document, shown
-from compound.spec.file_model import POSSIBLE, RUNS, CustomMetric, DataSettings, SplitBy
+from compound.spec.file_model import POSSIBLE, RUNS, CustomMetric, DataSettings, SplitBy, file_model
 from compound.spec.file_model import Engine as EngineModel
 from compound.spec.file_model import Metric as MetricModel
 from compound.spec.file_types import Model
@@ -180,7 +182,8 @@ def _load(
     Trust.of(trust)  # a misspelled entry is an error even where the file needs none
     document = read(raw, str(path))
     apply(document, overrides)
-    note_misfits(document)
+    own = _own_sections(document, path.parent, allow_import)
+    note_misfits(document, file_model(own))
     context = Context(document, path.parent, allow_import, {*models, *_keys(document, "engines")}, trust)
     lm = fitted(document, str, ("lm",))
     if lm is not None:
@@ -188,7 +191,7 @@ def _load(
     system = Graph(context, (), str(document.at(("system",)))).system(lm)
     _check_models(context)
     data, metric = _data(context), _metric(context)
-    optimize = _optimize(context)
+    optimize = _optimize(context, own)
     engines = _engines(context)
     document.check()
     assert system is not None
@@ -231,28 +234,47 @@ def _engines(context: Context) -> dict[str, EngineSettings]:
     return engines
 
 
-def _optimize(context: Context) -> OptimizeSettings:
+def _own_sections(document: Document, folder: Path, imports: bool) -> Own:
+    """Return the sections of methods of the user's own, with the models of their settings."""
+    values = document.at(("optimize",))
+    return tuple(own_sections(values, folder, imports=imports).items()) if isinstance(values, dict) else ()
+
+
+def _optimize(context: Context, own: Own) -> OptimizeSettings:
     address = ("optimize",)
-    found = fitted(context.document, OptimizeSettings, address) if context.document.has(address) else None
-    settings = found or OptimizeSettings()
-    if settings.prompts.lm is not None:
-        context.check_models([settings.prompts.lm], (*address, "prompts", "lm"))
-    context.may_lead_to(settings.rewards.backbone, (*address, "rewards", "backbone"))
-    for teacher in settings.weights.teachers:
-        context.place(teacher, (*address, "weights", "teachers", teacher), key=True)
-    _check_method(context, settings.method, (*address, "method"))
-    for i, name in enumerate(settings.baselines):
-        _check_method(context, name, (*address, "baselines", i))
-    for component, name in settings.weights.penalties.items():
-        context.function(name, (*address, "weights", "penalties", component))
-    for i, name in enumerate(settings.weights.stages):
-        _check_method(context, name, (*address, "weights", "stages", i))
+    found = fitted(context.document, optimize_model(own), address) if context.document.has(address) else None
+    if found is None:
+        return OptimizeSettings()
+    given = {
+        name: getattr(found, name) for name in type(found).model_fields if name in found.model_fields_set
+    }
+    unknown = [name for name, model in own if model is None]
+    settings = OptimizeSettings.model_validate({k: v for k, v in given.items() if k not in unknown})
+    _check_references(context, found, address)
     return settings
+
+
+def _check_references(context: Context, settings: Settings, start: Address) -> None:
+    """Note names in settings that stand for nothing, whichever method they belong to."""
+    for found in references(settings, start):
+        address = found.path
+        if found.name is None:
+            continue
+        if found.kind == "model":
+            context.check_models([found.name], address)
+        elif found.kind == "backbone":
+            context.may_lead_to(found.name, address)
+        elif found.kind == "configuration":
+            context.place(found.name, address, key=found.key)
+        elif found.kind == "code":
+            context.function(found.name, address)
+        else:
+            _check_method(context, found.name, address)
 
 
 def _check_method(context: Context, name: str, address: Address) -> None:
     """Note a method that does not exist; one of the user's own is imported, so that it is found later."""
-    known = importlib.import_module("compound.optimizers.methods").METHODS
+    known = importlib.import_module(METHODS).METHODS
     if ":" in name:
         context.function(name, address)
     elif name not in known:

@@ -11,6 +11,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from compound.errors import nearest
+from compound.renamed import OLD_SECTIONS
+from compound.sections import hint, model_at, outdated
 from compound.spec.document import Address, Document, shown
 from compound.spec.file_components import INDEXES
 from compound.spec.file_model import POSSIBLE, TAGGED, File
@@ -66,13 +68,13 @@ def fitted(document: Document, kind: TypeForm[Kind], address: Address = ()) -> K
         return None
 
 
-def note_misfits(document: Document) -> None:
-    """Note everything in the file that is not of the shape a file has."""
+def note_misfits(document: Document, model: type[File]) -> None:
+    """Note everything in the file that is not of the shape a file has, by its model."""
     try:
-        _validated(document, File, ())
+        _validated(document, model, ())
     except ValidationError as error:
         for detail in error.errors(include_url=False):
-            _note(document, detail)
+            _note(document, detail, model)
 
 
 def _validated(document: Document, kind: TypeForm[Kind], address: Address) -> Kind:
@@ -80,20 +82,22 @@ def _validated(document: Document, kind: TypeForm[Kind], address: Address) -> Ki
     return _adapter(kind).validate_json(json.dumps(document.at(address)), strict=True)
 
 
-def _note(document: Document, detail: ErrorDetails) -> None:
+def _note(document: Document, detail: ErrorDetails, model: type[File]) -> None:
     address, of_key = _address(document, detail["loc"])
     value = document.at(address)
     if of_key:
         _bad_key(document, detail, address)
+    elif detail["type"] == "extra_forbidden" and address[0] == "optimize" and len(address) > 1:
+        _unknown_setting(document, address, model)
     elif detail["type"] in _SPECIAL:
         _SPECIAL[detail["type"]](document, detail, address)
     elif detail["type"] == "missing":
         document.report(address[:-1], f"{str(address[-1])!r} is missing", _MISSING.get(address, ""), key=True)
     else:
-        context = {**detail.get("ctx", {}), "message": detail["msg"]}
+        context = {**detail.get("ctx", {}), "message": detail["msg"].removeprefix("Value error, ")}
         hint = str(context.get("hint", ""))
         must = _MUST.get(detail["type"])
-        what = must.format(**context) if must else str(context.get("what", detail["msg"]))
+        what = must.format(**context) if must else str(context.get("what", context["message"]))
         if detail["type"] == "form" and isinstance(value, dict) and not set(value) & set(SPACES):
             hint = nearest(next(iter(value), ""), SPACES)
         document.report(address, f"{what}, but got {shown(value)}" if must else what, hint)
@@ -128,6 +132,16 @@ def _expected(detail: ErrorDetails, name: str) -> str:
 def _unknown_key(document: Document, detail: ErrorDetails, address: Address) -> None:
     possible = _keys(_model_at(detail["loc"][:-1]))
     document.report(address, "unknown key", nearest(str(address[-1]), possible), key=True)
+
+
+def _unknown_setting(document: Document, address: Address, model: type[File]) -> None:
+    """Note a key under ``optimize:`` that does not exist, or is called otherwise since."""
+    values = document.at(("optimize",))
+    if len(address) == 2 and address[1] in OLD_SECTIONS and isinstance(values, Mapping):
+        for leaf, now in outdated(str(address[1]), values):
+            document.report((*address, leaf) if leaf else address, now, key=True)
+        return
+    document.report(address, "unknown key", hint(address[1:], model_at(model, ["optimize"])), key=True)
 
 
 def _not_listed(document: Document, detail: ErrorDetails, address: Address) -> None:

@@ -21,7 +21,10 @@ import compound as cp
 from compound.contracts import Example
 from compound.data import Dataset
 from compound.optimizing import optimize
-from compound.settings import BudgetSettings, OptimizeSettings, PromptSettings, RewardSettings
+from compound.optimizers.guided import OptimasSettings
+from compound.optimizers.prompts import PromptSettings
+from compound.rewards.settings import BackboneSettings, FreshPairSettings
+from compound.settings import BudgetSettings, OptimizeSettings
 from compound.store import read_json, read_records
 from compound.testing import ScriptedLM
 
@@ -100,7 +103,11 @@ def make(path: Path, *, seed: int = 0, likes_long: bool = False, runs: int = 160
 
     settings = OptimizeSettings(
         method="optimas", seed=seed, iterations=6, valid_size=30, budget=BudgetSettings(system_runs=runs),
-        prompts=PromptSettings(proposers=("edits",)), rewards=RewardSettings(backbone=backbone, fresh=8),
+        optimas=OptimasSettings(
+            prompts=PromptSettings(proposers=("edits",)),
+            backbone=BackboneSettings(model=backbone),
+            pairs=FreshPairSettings(fresh=8),
+        ),
     )
     metric = cp.custom(long_and_on_topic if likes_long else brief_and_on_topic)
     optimize(

@@ -376,15 +376,15 @@ def partition(
     for name, some in groups.items():
         check_name("Adapter", name)
         if not some:
-            raise DeclarationError(f"optimize.weights.adapters gives the adapter {name!r} to no component")
+            raise DeclarationError(f"the setting adapters gives the adapter {name!r} to no component")
         if name in components and name not in some:
             raise DeclarationError(
-                f"optimize.weights.adapters calls an adapter {name!r}, like a component that has another one",
+                f"the setting adapters calls an adapter {name!r}, like a component that has another one",
                 hint="choose another name",
             )
     for component in named:
         if component not in components:
-            raise DeclarationError(f"optimize.weights.adapters names {component!r}, which has no weights")
+            raise DeclarationError(f"the setting adapters names {component!r}, which has no weights")
         if named.count(component) > 1:
-            raise DeclarationError(f"optimize.weights.adapters names {component!r} twice")
+            raise DeclarationError(f"the setting adapters names {component!r} twice")
     return groups | {c: (c,) for c in components if c not in named}

@@ -57,7 +57,7 @@ def refuse_reshaped(system: System, trained: Sequence[str], engine_of: Callable[
             raise DeclarationError(
                 f"the weights of {component!r} cannot be trained: {engine.name} samples with "
                 f"{', '.join(fields)}, so that its log-probabilities are not those that the trainer computes",
-                hint="leave these out of the engine's extra; optimize.weights.temperature shapes rollouts",
+                hint="leave these out of the engine's extra; rollouts.temperature shapes rollouts",
             )
 
 

@@ -6,14 +6,17 @@ start. Truncated importance weights make up for it, and are folded into the adva
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from compound.optimizers.policy.losses import Level
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 def importance_weights(
-    trainer: Any, sampler: Any, mask: Any, *, level: Level = "token", cap: float = 2.0
-) -> Any:
+    trainer: Tensor, sampler: Tensor, mask: Tensor, *, level: Level = "token", cap: float = 2.0
+) -> Tensor:
     """Return truncated weights for what sampler and trainer make of the same weights differently.
 
     Args:
@@ -33,8 +36,14 @@ def importance_weights(
 
 
 def corrected(
-    advantages: Any, trainer: Any, sampler: Any, mask: Any, *, level: Level = "token", cap: float = 2.0
-) -> Any:
+    advantages: Tensor,
+    trainer: Tensor,
+    sampler: Tensor,
+    mask: Tensor,
+    *,
+    level: Level = "token",
+    cap: float = 2.0,
+) -> Tensor:
     """Return advantages, (B, T), with `importance_weights` folded in.
 
     Every loss here but VESPO's is linear in the size of the advantage, so that this equals weighing its

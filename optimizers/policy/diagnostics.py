@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING
 
-from compound.optimizers.policy.losses import Clip, Level, at_level, variant_of
+from compound.optimizers.policy.losses import Level, LossSettings, at_level, variant_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -38,14 +41,14 @@ class Diagnostics:
 
 def diagnose(
     variant: str,
-    logps: Any,
-    old: Any | None,
-    advantages: Any | None,
-    mask: Any,
-    clip: Clip | None = None,
+    logps: Tensor,
+    old: Tensor | None,
+    advantages: Tensor | None,
+    mask: Tensor,
+    settings: LossSettings | None = None,
     *,
     level: Level | None = None,
-    entropy: Any | None = None,
+    entropy: Tensor | None = None,
 ) -> Diagnostics:
     """Return what became of the tokens; the arguments are those of `losses.per_token_loss`.
 
@@ -59,7 +62,7 @@ def diagnose(
     import torch
 
     chosen, keep = variant_of(variant), mask.bool()
-    low, high = chosen.bounds(clip or Clip())
+    low, high = (settings if settings is not None else chosen.settings()).bounds
     present = logps.detach()
     log_ratio = (present - (present if old is None else old)).masked_fill(~keep, 0.0)
     bounded = at_level(log_ratio, keep, level or chosen.level).exp()

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from compound.bounds import JobBound, Outlook
+from compound.choices import OneOf, or_name
 from compound.computing import compute
 from compound.contracts import Example
 from compound.optimization import Progress, Proposal, Task
@@ -19,47 +20,70 @@ from compound.optimizers.guides import Guide, LearnedRewards
 from compound.optimizers.local_scoring import Scores, run_alone
 from compound.optimizers.policy.advantages import advantages
 from compound.optimizers.policy.grouping import call_samples
-from compound.optimizers.policy.mmgrpo import MMGRPO
-from compound.optimizers.policy.ppo import PPO, estimated
-from compound.optimizers.policy.recipe import Credited, Recipe, Work
+from compound.optimizers.policy.mmgrpo import MMGRPO, GRPOSettings
+from compound.optimizers.policy.ppo import PPO, PPOSettings, estimated
+from compound.optimizers.policy.recipe import Credited, PolicyRecipe, Work
 from compound.optimizers.policy.rollouts import is_lost
 from compound.optimizers.policy.training import WeightTraining
+from compound.optimizers.policy.values import CriticSettings
 from compound.optimizers.prompts import is_whole
 from compound.optimizers.rewarding import RunRewards, tunable
+from compound.rewards.settings import RewardLearning
 from compound.scoring import TRAIN_SAMPLE
-from compound.settings import OptimizeSettings, WeightSettings
 from compound.trace import Call, Trace
 
 WORSE = 1.0  # a failed answer scores as much less than the worst of the others
 
 
+class LocalTrainingChoice(OneOf):
+    """How the weights of one component are trained by its local reward; `ppo` by default."""
+
+    ppo: PPOSettings | None = None
+    """A critic estimates the advantages of answers."""
+    grpo: GRPOSettings | None = None
+    """The answers to one input are compared with each other."""
+
+    @property
+    def settings(self) -> PPOSettings | GRPOSettings:
+        """The settings of the algorithm that was chosen."""
+        if self.grpo is not None:
+            return self.grpo
+        return PPOSettings() if self.ppo is None else self.ppo
+
+
+if TYPE_CHECKING:
+    LocalTrainingField = LocalTrainingChoice
+else:
+    LocalTrainingField = or_name(LocalTrainingChoice)
+
+
 @dataclass(frozen=True)
-class LocalDraws(Recipe):
+class LocalDraws(PolicyRecipe):
     """Answers of one component, scored by its local reward.
 
     Attributes:
+        settings: GRPO compares the answers to one input, PPO has a critic.
         scores: the local rewards.
-        kind: `grpo` compares the answers to one input, `ppo` has a critic.
         share: what part of a system run one answer is, about.
     """
 
+    settings: PPOSettings | GRPOSettings
     scores: Scores
-    kind: Literal["ppo", "grpo"]
     share: float = 1.0
 
     @property
-    def critic(self) -> bool:
-        """Whether there is a value head."""
-        return self.kind == "ppo"
+    def critic(self) -> CriticSettings | None:
+        """The settings of the value head, where there is one."""
+        return self.settings.critic if isinstance(self.settings, PPOSettings) else None
 
     @property
     def local(self) -> bool:
         """They are this component's."""
         return True
 
-    def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
+    def cost(self, examples: int, components: int) -> float:
         """Return the runs whose inputs are read, of which most are in the cache, and the answers."""
-        return work_on * (1.0 + settings.runs * self.share)
+        return examples * (1.0 + self.settings.rollouts.runs * self.share)
 
     def evaluation_cost(self, examples: int) -> float:
         """Return the runs whose inputs are read, of which most are in the cache, and an answer to each."""
@@ -90,7 +114,7 @@ class LocalDraws(Recipe):
         jobs = [
             ((trace, call, work.sampler.index(number)), settings)
             for trace, call in recorded
-            for number in range(work.settings.runs)
+            for number in range(self.settings.rollouts.runs)
         ]
         answered = await run_alone(work.task.bench, work.task.system, jobs)
         work.sampler.count([call.failure for call in answered])
@@ -103,10 +127,10 @@ class LocalDraws(Recipe):
                 call, trace.example, reward, rollout=number, group=(trace.example, call.address)
             )
         ]
-        if self.kind == "ppo":
-            valued, expected = await estimated(work, samples)
+        if isinstance(self.settings, PPOSettings):
+            valued, expected = await estimated(work, self.settings.critic, samples)
             return Credited(valued, rewards, expected)
-        trained, facts = advantages(samples, work.settings.scale)
+        trained, facts = advantages(samples, self.settings.scale)
         return Credited(trained, rewards, asdict(facts))
 
     def _rewards(self, component: str, calls: Sequence[Call]) -> list[float]:
@@ -128,11 +152,13 @@ class LocalTraining:
     """Trains one component's weights by its local reward, or by the global one where that may not steer.
 
     Attributes:
-        settings: of the run.
+        learning: how pairs are collected and rewards learned.
+        training: how weights are trained.
         guide: what scores calls.
     """
 
-    settings: OptimizeSettings
+    learning: RewardLearning
+    training: LocalTrainingChoice
     guide: Guide = field(default_factory=LearnedRewards)
 
     def bound(self, outlook: Outlook) -> JobBound:
@@ -142,13 +168,13 @@ class LocalTraining:
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Train as long as the job's share lasts."""
         (component,) = tunable(task)
-        guidance = await self.guide.guidance(RunRewards.open(task, self.settings.rewards), component)
-        weights = self.settings.weights
+        guidance = await self.guide.guidance(RunRewards.open(task, self.learning), component)
+        settings = self.training.settings
         counted = sum(c.cacheable for c in task.system.components.values())
-        recipe: Recipe = LocalDraws(guidance.scores, weights.local, 1 / max(1, counted))
+        recipe: PolicyRecipe = LocalDraws(settings, guidance.scores, 1 / max(1, counted))
         if guidance.distrust:
-            recipe = PPO() if weights.local == "ppo" else MMGRPO()
+            recipe = PPO(settings) if isinstance(settings, PPOSettings) else MMGRPO(settings)
         facts = {**guidance.facts, "component": component, "steered": not guidance.distrust}
         facts["why"] = guidance.distrust
-        async for event in WeightTraining(recipe, weights).propose(task):
+        async for event in WeightTraining(recipe).propose(task):
             yield replace(event, facts={**facts, **event.facts}) if isinstance(event, Proposal) else event

@@ -4,7 +4,7 @@ A variant is a per-token loss and a rule that weighs samples. The weights are co
 batch, so that the loss is a plain sum, however the batch is split into micro-batches::
 
     weights = sample_weights(variant, lengths, longest)                # the whole batch
-    loss = (per_token_loss(variant, logps, old, advantages, mask, clip) * mask * weights[:, None]).sum()
+    loss = (per_token_loss(variant, logps, old, advantages, mask, settings) * mask * weights[:, None]).sum()
 
 Tensors have shape (B, T): samples by sampled tokens, padded where ``mask`` is 0. What stands in the padding
 never matters. A KL term is added per token, ``+ beta * kl(logps, reference)``, and weighed like the rest.
@@ -13,105 +13,228 @@ never matters. A KL term is added per token, ``+ beta * kl(logps, reference)``, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from compound.errors import DeclarationError, nearest
-from compound.settings import WeightSettings
+from compound.settings import Settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Level = Literal["token", "sequence"]
-
-
-@dataclass(frozen=True)
-class Clip:
-    """How far a policy may move from the one that sampled before it gains nothing from moving on.
-
-    Attributes:
-        low: ratios below 1 - low are cut for bad answers.
-        high: ratios above 1 + high are cut for good answers; DAPO takes 0.28.
-        delta: the largest ratio for bad answers (two-sided clipping); ``None`` leaves it open.
-        cispo: the largest ratio in CISPO, where it only weighs the gradient.
-        sapo_positive, sapo_negative: temperatures of SAPO's gate for good and for other answers.
-        vespo_positive, vespo_negative: VESPO's k and lambda for good and for bad answers.
-    """
-
-    low: float = 0.2
-    high: float = 0.2
-    delta: float | None = None
-    cispo: float = 5.0
-    sapo_positive: float = 1.0
-    sapo_negative: float = 1.05
-    vespo_positive: tuple[float, float] = (2.0, 3.0)
-    vespo_negative: tuple[float, float] = (3.0, 2.0)
-
-    @classmethod
-    def of(cls, settings: WeightSettings) -> Clip:
-        """Return the constants that settings give."""
-        return cls(
-            low=settings.clip, high=settings.highest, delta=settings.clip_delta, cispo=settings.cispo_cap,
-            sapo_positive=settings.sapo_positive, sapo_negative=settings.sapo_negative,
-            vespo_positive=settings.vespo_positive, vespo_negative=settings.vespo_negative,
-        )  # fmt: skip
-
-    def __post_init__(self) -> None:
-        if not 0 < self.low <= 1 or self.high <= 0:
-            raise DeclarationError(f"0 < low <= 1 and high > 0 must hold, but got {self.low} and {self.high}")
-        if self.delta is not None and self.delta <= 1 + self.high:
-            raise DeclarationError(f"delta must be above 1 + high = {1 + self.high}, but is {self.delta}")
-        rates = (self.sapo_positive, self.sapo_negative, self.vespo_positive[1], self.vespo_negative[1])
-        if min(self.cispo, *rates) <= 0:
-            raise DeclarationError(f"caps, temperatures and lambdas must be positive, but got {self}")
+Bounds = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Terms:
     """What a per-token loss is made of; the ratio has shape (B, 1) at sequence level."""
 
-    logps: Any
-    log_ratio: Any
-    ratio: Any
-    advantages: Any
-    mask: Any
+    logps: Tensor
+    log_ratio: Tensor
+    ratio: Tensor
+    advantages: Tensor
+    mask: Tensor
+
+
+class LossSettings(Settings, ABC):
+    """The settings of a loss, with its per-token term."""
+
+    @abstractmethod
+    def term(self, terms: Terms) -> Tensor:
+        """Return the loss of every token."""
+
+    @property
+    def bounds(self) -> Bounds:
+        """The ratios below and above which bad and good answers count as clipped."""
+        return 0.0, math.inf
+
+
+class ImitationLoss(LossSettings):
+    """Maximum likelihood: it imitates samples, and reads no advantages."""
+
+    def term(self, terms: Terms) -> Tensor:
+        """Return the negative log-likelihood."""
+        return -terms.logps
+
+
+class PolicyLoss(LossSettings):
+    """What every loss that weighs samples by advantages reads."""
+
+    beta: float = Field(default=0.0, ge=0)
+    """The weight of the KL divergence from the base model."""
+    entropy: float = Field(default=0.0, ge=0)
+    """The weight of the entropy bonus."""
+
+    @property
+    def corrected(self) -> bool:
+        """Whether it corrects what sampler and trainer compute differently."""
+        return True
+
+    @property
+    def weight_cap(self) -> float | None:
+        """The cap of importance weights that are folded into the advantages; ``None`` for none."""
+        return None
+
+
+class CorrectedLoss(PolicyLoss):
+    """A loss whose advantages are corrected by importance weights."""
+
+    correction: float | None = Field(default=2.0, gt=0)
+    """The cap of the importance weight that corrects what sampler and trainer compute differently; `null` for
+    no correction."""
+
+    @property
+    def corrected(self) -> bool:
+        """Whether there is a cap."""
+        return self.correction is not None
+
+    @property
+    def weight_cap(self) -> float | None:
+        """The cap."""
+        return self.correction
+
+
+class ClippedLoss(CorrectedLoss):
+    """PPO's pessimistic bound (mmGRPO, equation 1)."""
+
+    clip: float = Field(default=0.2, gt=0, lt=1)
+    """How far the probability ratio may fall below 1, or rise above it, before it is clipped."""
+    clip_high: float | None = Field(default=None, gt=0)
+    """How far it may rise, where that differs; DAPO uses 0.28."""
+    clip_delta: float | None = Field(default=None, gt=1)
+    """Upper bound of the ratio for negative advantages (two-sided clipping, TRL's `delta`); above
+    1 + `clip_high`. `null` leaves it unbounded."""
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        """Refuse a two-sided bound inside the trust region."""
+        if self.clip_delta is not None and self.clip_delta <= 1 + self.highest:
+            raise ValueError(f"clip_delta must be above 1 + clip_high = {1 + self.highest:g}")
+        return self
+
+    @property
+    def highest(self) -> float:
+        """How far the ratio may rise."""
+        return self.clip if self.clip_high is None else self.clip_high
+
+    @property
+    def bounds(self) -> Bounds:
+        """The trust region."""
+        return 1 - self.clip, 1 + self.highest
+
+    def term(self, terms: Terms) -> Tensor:
+        """Return the clipped term; ``clip_delta`` bounds bad answers from above (INTELLECT-2)."""
+        bounded = terms.ratio.clamp(1 - self.clip, 1 + self.highest) * terms.advantages
+        free = terms.ratio if self.clip_delta is None else terms.ratio.clamp(max=self.clip_delta)
+        return -(free * terms.advantages).minimum(bounded)
+
+
+class CISPOLoss(CorrectedLoss):
+    """The capped ratio weighs the gradient and has none itself, so that no token loses its gradient."""
+
+    cap: float = Field(default=5.0, gt=0)
+    """Upper bound of the ratio (TRL's `epsilon_high`)."""
+
+    @property
+    def bounds(self) -> Bounds:
+        """Only good answers are capped."""
+        return 0.0, self.cap
+
+    def term(self, terms: Terms) -> Tensor:
+        """Return the weighted log-likelihood."""
+        return -terms.ratio.clamp(max=self.cap).detach() * terms.advantages * terms.logps
+
+
+class SAPOLoss(CorrectedLoss):
+    """A sigmoid gate instead of a hard clip; at ratio 1 its slope is 1 for every temperature."""
+
+    positive: float = Field(default=1.0, gt=0)
+    """Gate temperature for positive advantages (TRL's `sapo_temperature_pos`)."""
+    negative: float = Field(default=1.05, gt=0)
+    """Gate temperature for other advantages (TRL's `sapo_temperature_neg`)."""
+
+    def term(self, terms: Terms) -> Tensor:
+        """Return the gated term."""
+        good = (terms.advantages > 0).to(terms.ratio.dtype)
+        temperature = good * self.positive + (1 - good) * self.negative
+        gate = (temperature * (terms.ratio - 1)).sigmoid() * 4 / temperature
+        return -gate * terms.advantages
+
+
+class VESPOLoss(PolicyLoss):
+    """The gradient weighed by w^k exp(lambda (1 - w)), w the product of the sample's token ratios."""
+
+    positive: tuple[NonNegativeFloat, PositiveFloat] = (2.0, 3.0)
+    """Exponent k and decay lambda for positive advantages (TRL's `vespo_k_pos` and `vespo_lambda_pos`)."""
+    negative: tuple[NonNegativeFloat, PositiveFloat] = (3.0, 2.0)
+    """Exponent k and decay lambda for negative advantages (TRL's `vespo_k_neg` and `vespo_lambda_neg`)."""
+    correction: bool = True
+    """Whether the ratio refers to the sampler's log-probabilities, and so corrects what sampler and trainer
+    compute differently."""
+
+    @property
+    def corrected(self) -> bool:
+        """Whether the ratio refers to the sampler."""
+        return self.correction
+
+    def term(self, terms: Terms) -> Tensor:
+        """Return the weighted log-likelihood."""
+        total = (terms.log_ratio.clamp(-20.0, 20.0) * terms.mask).sum(-1, keepdim=True)
+        log_w = total.clamp(math.log(1e-8), 20.0)
+        good = (terms.advantages >= 0).to(log_w.dtype)
+        k = good * self.positive[0] + (1 - good) * self.negative[0]
+        decay = good * self.positive[1] + (1 - good) * self.negative[1]
+        weight = (decay + k * log_w - decay * log_w.exp()).exp().detach()
+        return -weight * terms.advantages * terms.logps
+
+
+class REINFORCELoss(CorrectedLoss):
+    """The plain policy gradient; it has no ratio."""
+
+    def term(self, terms: Terms) -> Tensor:
+        """Return the log-likelihood weighed by advantages."""
+        return -terms.advantages * terms.logps
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A loss: its per-token term, the level of its ratio, and what its samples are weighed by.
+    """A loss: settings with a per-token term, the level of its ratio, and what its samples are weighed by.
 
     Attributes:
-        term: the per-token loss.
+        settings: the class of its settings.
         weigh: ``sequence``: the mean over samples of the mean over tokens; ``tokens``: the mean over all
             tokens; ``longest``: the sum over tokens by a fixed length, averaged over samples; ``sum``: the
             mean over samples of the sum over tokens.
         level: whether each token has its own ratio or the sample has one, the geometric mean of its tokens'.
-        bounds: the ratios below and above which bad and good answers count as cut.
-        sampler: whether its ratio refers to what the sampler said, and corrects by itself what that computes
-            differently.
+        sampler: whether its ratio refers to the sampler's log-probabilities, so that no weights correct it.
     """
 
-    term: Callable[[Terms, Clip], Any]
+    settings: type[LossSettings]
     weigh: Literal["sequence", "tokens", "longest", "sum"]
     level: Level = "token"
-    bounds: Callable[[Clip], tuple[float, float]] = lambda clip: (0.0, math.inf)
     sampler: bool = False
 
     @property
     def likelihood(self) -> bool:
-        """Whether it imitates, and knows no advantages."""
-        return self.term is _likelihood
+        """Whether it imitates, and reads no advantages."""
+        return self.settings is ImitationLoss
 
 
 def per_token_loss(
     variant: str,
-    logps: Any,
-    old: Any | None,
-    advantages: Any | None,
-    mask: Any,
-    clip: Clip | None = None,
+    logps: Tensor,
+    old: Tensor | None,
+    advantages: Tensor | None,
+    mask: Tensor,
+    settings: LossSettings | None = None,
     *,
     level: Level | None = None,
-) -> Any:
+) -> Tensor:
     """Return the loss of every token, (B, T), 0 in the padding.
 
     Args:
@@ -121,7 +244,7 @@ def per_token_loss(
             step on fresh samples does: the ratio is 1, and the gradient is the plain policy gradient.
         advantages: (B, T) or (B,). Maximum likelihood (``sft``) takes none.
         mask: 1 for sampled tokens, 0 for padding.
-        clip: the settings of clipping.
+        settings: those of the variant; its defaults if left out.
         level: of the ratio, if not the variant's own.
 
     Raises:
@@ -144,7 +267,8 @@ def per_token_loss(
         raise DeclarationError(f"the loss {variant!r} needs advantages")
     log_ratio = logps - old
     ratio = at_level(log_ratio, keep, level or chosen.level).exp()
-    return chosen.term(Terms(logps, log_ratio, ratio, advantages, keep), clip or Clip()) * keep
+    own = settings if settings is not None else chosen.settings()
+    return own.term(Terms(logps, log_ratio, ratio, advantages, keep)) * keep
 
 
 def sample_weights(
@@ -200,7 +324,7 @@ def sample_weights(
     return [time / (samples * longest) for time in times]
 
 
-def kl(logps: Any, reference: Any, mask: Any | None = None) -> Any:
+def kl(logps: Tensor, reference: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return the estimate of KL(policy, reference) of every token: exp(d) - d - 1 with d = reference - logps.
 
     It is never negative, and unbiased for tokens sampled from the policy.
@@ -215,7 +339,7 @@ def kl(logps: Any, reference: Any, mask: Any | None = None) -> Any:
     return d.exp() - d - 1
 
 
-def value_loss(values: Any, old: Any, targets: Any, clip: float | None = 0.2) -> Any:
+def value_loss(values: Tensor, old: Tensor, targets: Tensor, clip: float | None = 0.2) -> Tensor:
     """Return PPO's loss of every token's value: half the squared error, the larger of free and clipped.
 
     Args:
@@ -236,7 +360,7 @@ def value_loss(values: Any, old: Any, targets: Any, clip: float | None = 0.2) ->
     return 0.5 * free.maximum((bound - targets) ** 2)
 
 
-def at_level(log_ratio: Any, keep: Any, level: Level) -> Any:
+def at_level(log_ratio: Tensor, keep: Tensor, level: Level) -> Tensor:
     """Return log ratios (B, T) as they are, or each sample's mean over its tokens, (B, 1)."""
     if level == "token":
         return log_ratio
@@ -254,64 +378,17 @@ def variant_of(name: str) -> Variant:
     return VARIANTS[name]
 
 
-def _clipped(terms: Terms, clip: Clip) -> Any:
-    """PPO's pessimistic bound (mmGRPO, equation 1); ``delta`` bounds bad answers from above (INTELLECT-2)."""
-    bounded = terms.ratio.clamp(1 - clip.low, 1 + clip.high) * terms.advantages
-    free = terms.ratio if clip.delta is None else terms.ratio.clamp(max=clip.delta)
-    return -(free * terms.advantages).minimum(bounded)
-
-
-def _cispo(terms: Terms, clip: Clip) -> Any:
-    """The capped ratio weighs the gradient and has none itself, so that no token loses its gradient."""
-    return -terms.ratio.clamp(max=clip.cispo).detach() * terms.advantages * terms.logps
-
-
-def _sapo(terms: Terms, clip: Clip) -> Any:
-    """A sigmoid gate instead of a hard cut; at ratio 1 its slope is 1 for every temperature."""
-    good = (terms.advantages > 0).to(terms.ratio.dtype)
-    temperature = good * clip.sapo_positive + (1 - good) * clip.sapo_negative
-    gate = (temperature * (terms.ratio - 1)).sigmoid() * 4 / temperature
-    return -gate * terms.advantages
-
-
-def _vespo(terms: Terms, clip: Clip) -> Any:
-    """The gradient weighed by w^k exp(lambda (1 - w)), w the product of the sample's token ratios."""
-    total = (terms.log_ratio.clamp(-20.0, 20.0) * terms.mask).sum(-1, keepdim=True)
-    log_w = total.clamp(math.log(1e-8), 20.0)
-    good = (terms.advantages >= 0).to(log_w.dtype)
-    k = good * clip.vespo_positive[0] + (1 - good) * clip.vespo_negative[0]
-    decay = good * clip.vespo_positive[1] + (1 - good) * clip.vespo_negative[1]
-    weight = (decay + k * log_w - decay * log_w.exp()).exp().detach()
-    return -weight * terms.advantages * terms.logps
-
-
-def _reinforce(terms: Terms, clip: Clip) -> Any:
-    return -terms.advantages * terms.logps
-
-
-def _likelihood(terms: Terms, clip: Clip) -> Any:
-    return -terms.logps
-
-
-def _trust_region(clip: Clip) -> tuple[float, float]:
-    return 1 - clip.low, 1 + clip.high
-
-
-def _cap(clip: Clip) -> tuple[float, float]:
-    return 0.0, clip.cispo
-
-
-VARIANTS: dict[str, Variant] = {
-    "grpo": Variant(_clipped, "sequence", bounds=_trust_region),  # mmGRPO, equation 5; MHGPO, equation 6
-    "bnpo": Variant(_clipped, "tokens", bounds=_trust_region),  # the batch is the whole one, so: dapo
-    "dr_grpo": Variant(_clipped, "longest", bounds=_trust_region),
-    "dapo": Variant(_clipped, "tokens", bounds=_trust_region),  # also PPO's policy loss
-    "cispo": Variant(_cispo, "tokens", bounds=_cap),
-    "sapo": Variant(_sapo, "sequence"),
-    "gspo": Variant(_clipped, "sequence", "sequence", _trust_region),
-    "luspo": Variant(_clipped, "sum", "sequence", _trust_region),
-    "vespo": Variant(_vespo, "tokens", sampler=True),
-    "reinforce": Variant(_reinforce, "sum"),
-    "sft": Variant(_likelihood, "tokens"),  # MyGO: the mean over tokens
-    "sft_sum": Variant(_likelihood, "sum"),  # MyGO as printed: the sum over a trajectory's tokens
+VARIANTS: Mapping[str, Variant] = {
+    "grpo": Variant(ClippedLoss, "sequence"),  # mmGRPO, equation 5; MHGPO, equation 6
+    "bnpo": Variant(ClippedLoss, "tokens"),  # the batch is the whole one, so: dapo
+    "dr_grpo": Variant(ClippedLoss, "longest"),
+    "dapo": Variant(ClippedLoss, "tokens"),  # also PPO's policy loss
+    "cispo": Variant(CISPOLoss, "tokens"),
+    "sapo": Variant(SAPOLoss, "sequence"),
+    "gspo": Variant(ClippedLoss, "sequence", "sequence"),
+    "luspo": Variant(ClippedLoss, "sum", "sequence"),
+    "vespo": Variant(VESPOLoss, "tokens", sampler=True),
+    "reinforce": Variant(REINFORCELoss, "sum"),
+    "sft": Variant(ImitationLoss, "tokens"),  # MyGO: the mean over tokens
+    "sft_sum": Variant(ImitationLoss, "sum"),  # MyGO as printed: the sum over a trajectory's tokens
 }

@@ -10,66 +10,100 @@ G·(n-k+1), forks at the first n·G, and a fork at agent k costs (k-1) + G·(n-k
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
+
+from pydantic import Field, NonNegativeFloat
 
 from compound.contracts import Example
 from compound.optimizers.policy.advantages import advantages
 from compound.optimizers.policy.propagated import earned
-from compound.optimizers.policy.recipe import Credited, Recipe, Work, scores_of
+from compound.optimizers.policy.recipe import (
+    Credited,
+    GroupSettings,
+    Penalties,
+    PolicyRecipe,
+    Sharing,
+    Work,
+    scores_of,
+)
 from compound.optimizers.policy.regrouping import regroup
 from compound.optimizers.policy.rollouts import Fork, Rollout, beforehand, calls_of
 from compound.optimizers.policy.samples import Group, Sample
 from compound.rewards.propagation import Credit
-from compound.settings import WeightSettings
 from compound.streams import generator
 
 Kind = Literal["is", "fof", "rr"]
 
 
+class MHGPOSettings(GroupSettings):
+    """Settings of `mhgpo_is` and `mhgpo_fof`."""
+
+    adapters: Sharing = "each"
+    """Which components share an adapter: `each` has its own, all have one, or names with their components."""
+    penalties: Penalties = Field(default={})
+    """By component, a function `module:name` of its inputs and outputs. Its value is added to the component's
+    reward where rewards flow back through the calls."""
+
+
+class MHGPORandomSettings(MHGPOSettings):
+    """Settings of `mhgpo_rr`."""
+
+    group: int | None = Field(default=None, ge=2)
+    """How many calls before the forks are compared with each other; all runs of an example by default."""
+    forks: dict[str, NonNegativeFloat] = Field(default={})
+    """By component, how likely a fork is there; equal by default."""
+
+
 @dataclass(frozen=True)
-class MHGPO(Recipe):
+class MHGPO(PolicyRecipe):
     """Groups of forks.
 
     Attributes:
+        settings: those of the method; `rr` takes `MHGPORandomSettings`.
         kind: `is` forks at every agent and keeps what was forked; `fof` forks at the first; `rr` at one
             drawn for each example, and forms groups anew of what came before the forks.
     """
 
+    settings: MHGPOSettings
     kind: Kind
 
-    def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
+    def cost(self, examples: int, components: int) -> float:
         """Return the most: forks share what comes before them."""
         later = sum((components - k) / components for k in range(components))
-        return work_on * settings.runs * (later if self.kind == "is" else 1.0)
+        return examples * self.settings.rollouts.runs * (later if self.kind == "is" else 1.0)
 
     async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
         """Run, fork, propagate, compare."""
-        rollouts = await {"is": _everywhere, "fof": _first, "rr": _drawn}[self.kind](work, examples)
-        found = earned(work, rollouts, _group)
+        settings, runs = self.settings, self.settings.rollouts.runs
+        own = settings if isinstance(settings, MHGPORandomSettings) else MHGPORandomSettings()
+        if self.kind == "rr":
+            rollouts = await _drawn(work, examples, runs, own.forks)
+        else:
+            rollouts = await (_everywhere if self.kind == "is" else _first)(work, examples, runs)
+        found = earned(work, rollouts, _group, settings.penalties)
         samples, facts = list(found.samples), dict(found.facts)
         if self.kind == "is":
             samples = [sample for sample in samples if sample.address == sample.group[-1]]
         elif self.kind == "rr":
-            size = work.settings.group or max(2, work.settings.runs)
+            size = own.group or max(2, runs)
             samples, more = _regrouped(samples, rollouts, size, work.seed)
             facts |= more
-        trained, groups = advantages(samples, work.settings.scale)
+        trained, groups = advantages(samples, settings.scale)
         return Credited(trained, scores_of(rollouts), {**asdict(groups), **facts})
 
 
-async def _first(work: Work, examples: Sequence[Example]) -> list[Rollout]:
+async def _first(work: Work, examples: Sequence[Example], count: int) -> list[Rollout]:
     """Fork at the first agent: what comes before it is the same in every run."""
     shared = beforehand(work.sampler.system, work.trained)
-    runs = await work.sampler.runs(examples, range(work.settings.runs), shared=shared)
+    runs = await work.sampler.runs(examples, range(count), shared=shared)
     return [_at_entry(work, rollout) for rollout in runs]
 
 
-async def _everywhere(work: Work, examples: Sequence[Example]) -> list[Rollout]:
+async def _everywhere(work: Work, examples: Sequence[Example], count: int) -> list[Rollout]:
     """Fork at every agent: at the first one by whole runs, at later ones from the first of these."""
-    count = work.settings.runs
-    runs = await _first(work, examples)
+    runs = await _first(work, examples, count)
     wanted = [
         Fork(rollout, call.address, place * count + number)
         for rollout in runs
@@ -81,12 +115,12 @@ async def _everywhere(work: Work, examples: Sequence[Example]) -> list[Rollout]:
     return [*runs, *await work.sampler.forks(wanted)]
 
 
-async def _drawn(work: Work, examples: Sequence[Example]) -> list[Rollout]:
+async def _drawn(
+    work: Work, examples: Sequence[Example], count: int, forks: Mapping[str, float]
+) -> list[Rollout]:
     """Fork at one agent of each example, drawn by the settings' probabilities."""
-    runs = [replace(run, fork=_agent(work, run)) for run in await work.sampler.runs(examples, [0])]
-    wanted = [
-        Fork(run, run.fork, number) for run in runs if run.fork for number in range(1, work.settings.runs)
-    ]
+    runs = [replace(run, fork=_agent(work, run, forks)) for run in await work.sampler.runs(examples, [0])]
+    wanted = [Fork(run, run.fork, number) for run in runs if run.fork for number in range(1, count)]
     return [*runs, *await work.sampler.forks(wanted)]
 
 
@@ -96,11 +130,11 @@ def _at_entry(work: Work, rollout: Rollout) -> Rollout:
     return replace(rollout, fork=calls[0].address if calls else "")
 
 
-def _agent(work: Work, rollout: Rollout) -> str:
+def _agent(work: Work, rollout: Rollout, forks: Mapping[str, float]) -> str:
     """Return the address of the agent to fork at, ``""`` where a run called none."""
     calls = calls_of(rollout.trace, work.trained)
     times = Counter(call.component for call in calls)
-    weights = [work.settings.forks.get(call.component, 1.0) / times[call.component] for call in calls]
+    weights = [forks.get(call.component, 1.0) / times[call.component] for call in calls]
     if not sum(weights):
         return ""
     rng = generator(work.seed, "fork", rollout.example.id)

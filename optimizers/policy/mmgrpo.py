@@ -10,28 +10,78 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Literal, Self
+
+from pydantic import Field, PositiveInt, model_validator
 
 from compound.configuration import load
 from compound.contracts import Example
 from compound.errors import DeclarationError
 from compound.optimizers.policy.advantages import advantages
 from compound.optimizers.policy.grouping import merged, module_groups, trajectory_samples
-from compound.optimizers.policy.recipe import Credited, Recipe, Work, learnable, scores_of
+from compound.optimizers.policy.recipe import (
+    Credited,
+    GroupSettings,
+    PolicyRecipe,
+    Sharing,
+    Work,
+    learnable,
+    scores_of,
+)
 from compound.optimizers.policy.rollouts import Rollout
 from compound.plan import values_of
-from compound.settings import WeightSettings
+from compound.references import ConfigurationFile
 from compound.system import System
 
 
+class GRPOSettings(GroupSettings):
+    """How modules are trained by groups of their calls."""
+
+    group: int | None = Field(default=None, ge=2)
+    """Samples of a group, chosen for the variance of their rewards; all by default."""
+    padding: Literal["fill", "truncate", "none", "dspy_fill", "dspy_fill_random"] = "fill"
+    """What is done where not every run made the same number of calls: `fill` up short groups with copies of
+    their own samples, `truncate` to the calls that every run made, `none`, or DSPy's ways of filling up."""
+    teachers: dict[ConfigurationFile, PositiveInt] = Field(default={})
+    """By configuration file, how many of the runs are made with it instead."""
+
+    @model_validator(mode="after")
+    def _learnable(self) -> Self:
+        """Refuse teachers that make all runs, or whose samples are not corrected."""
+        taught, runs = sum(self.teachers.values()), self.rollouts.runs
+        if taught >= runs:
+            raise ValueError(
+                f"teachers make {taught} of {runs} runs; leave at least one to the system itself, or raise "
+                "rollouts.runs"
+            )
+        if taught and not self.loss.settings.corrected:
+            raise ValueError("samples of teachers need a correction; it is null")
+        return self
+
+    @property
+    def own_runs(self) -> int:
+        """How many runs of an example the system itself makes."""
+        return self.rollouts.runs - sum(self.teachers.values())
+
+
+class MMGRPOSettings(GRPOSettings):
+    """Settings of `mmgrpo`."""
+
+    adapters: Sharing = "each"
+    """Which components share an adapter: `each` has its own, all have one, or names with their components."""
+
+
 @dataclass(frozen=True)
-class MMGRPO(Recipe):
+class MMGRPO(PolicyRecipe):
     """Module-level groups of whole runs."""
+
+    settings: GRPOSettings
 
     async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
         """Run every example several times, by the system and by its teachers."""
         rollouts = [
-            *await work.sampler.runs(examples, range(_own(work.settings))),
-            *await _taught(work, examples),
+            *await work.sampler.runs(examples, range(self.settings.own_runs)),
+            *await _taught(work, self.settings, examples),
         ]
         samples = [
             sample
@@ -43,13 +93,13 @@ class MMGRPO(Recipe):
         ]  # fmt: skip
         grouped = module_groups(
             samples,
-            size=work.settings.group,
-            padding=work.settings.padding,
+            size=self.settings.group,
+            padding=self.settings.padding,
             rollouts=Counter(rollout.example.id for rollout in learnable(rollouts)),
             seed=work.seed,
         )
         trained, facts = advantages(
-            merged(grouped.samples), work.settings.scale, references=grouped.references
+            merged(grouped.samples), self.settings.scale, references=grouped.references
         )
         counts = {
             "truncated": grouped.truncated,
@@ -59,26 +109,11 @@ class MMGRPO(Recipe):
         return Credited(trained, scores_of(rollouts), {**asdict(facts), **counts})
 
 
-def _own(settings: WeightSettings) -> int:
-    """Return how many runs of an example the system itself makes.
-
-    Raises:
-        DeclarationError: teachers would make all of them, and the system none.
-    """
-    own = settings.runs - sum(settings.teachers.values())
-    if own < 1:
-        raise DeclarationError(
-            f"optimize.weights.teachers make {sum(settings.teachers.values())} of {settings.runs} runs",
-            hint="leave at least one to the system itself, or raise optimize.weights.runs",
-        )
-    return own
-
-
-async def _taught(work: Work, examples: Sequence[Example]) -> list[Rollout]:
+async def _taught(work: Work, settings: GRPOSettings, examples: Sequence[Example]) -> list[Rollout]:
     """Return the runs of teachers: the system with another configuration, on the same model."""
     found: list[Rollout] = []
-    number = _own(work.settings)
-    for path, count in work.settings.teachers.items():
+    number = settings.own_runs
+    for path, count in settings.teachers.items():
         teacher = work.sampler.system.bind(load(work.folder / path))
         _refuse_another_model(work, teacher, path)
         found += await work.sampler.runs(examples, range(number, number + count), teacher, teacher=path)

@@ -9,16 +9,15 @@ states of the adapter before it fit again.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from compound.artifacts import Reference
+from compound.optimizers.policy.saved import Saved, Stored
+from compound.state import State
 
 KEY = "optimizer_states"  # in the run's memory
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(State):
     """The optimizer states of one earlier proposal.
 
     Attributes:
@@ -28,33 +27,39 @@ class Kept:
     """
 
     recipe: str
-    adapters: Mapping[str, str]
-    reference: Reference
+    adapters: dict[str, str]
+    reference: Stored
 
 
-def remember(memory: dict[str, Any], recipe: str, saved: Mapping[str, Any]) -> None:
+def all_kept(memory: Mapping[str, Any]) -> list[Kept]:
+    """Return what a run's memory holds."""
+    return [Kept.from_json(entry) for entry in memory.get(KEY, [])]
+
+
+def remember(memory: dict[str, Any], recipe: str, saved: Saved) -> None:
     """Keep the optimizer states that belong to a proposal's adapters.
 
     Args:
         memory: the run's memory, changed in place.
         recipe: what trained the adapters.
-        saved: what `Trainer.save` returned for the proposed step.
+        saved: what was stored of the proposed step.
     """
-    digests = {name: reference["sha256"] for name, reference in saved["adapters"].items() if reference}
+    digests = {name: reference["sha256"] for name, reference in saved.adapters.items() if reference}
     if digests:
-        entry = {"recipe": recipe, "adapters": digests, "reference": dict(saved["optimizers"])}
-        memory[KEY] = [*(kept for kept in memory.get(KEY, []) if kept != entry), entry]
+        entry = Kept(recipe=recipe, adapters=digests, reference=saved.optimizers)
+        memory[KEY] = [kept.to_json() for kept in (*(k for k in all_kept(memory) if k != entry), entry)]
 
 
 def drop_rejected(memory: dict[str, Any], live: Collection[str]) -> None:
     """Forget the states of adapters that the present configuration does not hold."""
     if KEY in memory:
-        memory[KEY] = [kept for kept in memory[KEY] if not live_in(kept).isdisjoint(live)]
+        kept = [kept for kept in all_kept(memory) if not live_in(kept).isdisjoint(live)]
+        memory[KEY] = [entry.to_json() for entry in kept]
 
 
-def live_in(entry: Mapping[str, Any]) -> set[str]:
+def live_in(entry: Kept) -> set[str]:
     """Return the digests of the adapters that an entry is of."""
-    return set(entry["adapters"].values())
+    return set(entry.adapters.values())
 
 
 def find(memory: Mapping[str, Any], recipe: str, starts: Mapping[str, str]) -> dict[str, Kept]:
@@ -66,8 +71,7 @@ def find(memory: Mapping[str, Any], recipe: str, starts: Mapping[str, str]) -> d
         starts: digests of the starting adapters by name; ``""`` is the base.
     """
     found: dict[str, Kept] = {}
-    for entry in memory.get(KEY, []):
-        kept = Kept(entry["recipe"], entry["adapters"], entry["reference"])
+    for kept in all_kept(memory):
         for name, digest in starts.items():
             if digest and kept.recipe == recipe and kept.adapters.get(name) == digest:
                 found[name] = kept
@@ -76,4 +80,4 @@ def find(memory: Mapping[str, Any], recipe: str, starts: Mapping[str, str]) -> d
 
 def folders(memory: Mapping[str, Any]) -> set[str]:
     """Return the names of the folders that hold kept states."""
-    return {entry["reference"]["path"] for entry in memory.get(KEY, [])}
+    return {kept.reference["path"] for kept in all_kept(memory)}

@@ -9,39 +9,104 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, Self
 
+from pydantic import Field, model_validator
+
+from compound.artifacts import is_reference
 from compound.contracts import Example
 from compound.optimizers.policy.grouping import trajectory_samples
-from compound.optimizers.policy.recipe import Credited, Recipe, Work, scores_of
-from compound.optimizers.policy.rollouts import Rollout
+from compound.optimizers.policy.objective import ImitationObjective, ImitationObjectiveField
+from compound.optimizers.policy.recipe import Credited, Recipe, Sharing, TrainingSettings, Work, scores_of
+from compound.optimizers.policy.rollouts import Rollout, SamplingSettings
 from compound.optimizers.policy.threshold import Selection, raise_threshold, select
-from compound.settings import WeightSettings
+from compound.state import State
 from compound.system import System
+
+
+class MyGOSettings(TrainingSettings):
+    """Settings of `mygo`."""
+
+    rollouts: SamplingSettings = SamplingSettings()
+    """How attempts are made."""
+    loss: ImitationObjectiveField = ImitationObjective()
+    """The loss: `sft` or `sft_sum`."""
+    adapters: Sharing = "each"
+    """Which components share an adapter: `each` has its own, all have one, or names with their components."""
+    attempts: int = Field(default=16, ge=1)
+    """The most attempts at an example."""
+    keep: int = Field(default=3, ge=1)
+    """Attempts of an example that are trained on."""
+    threshold: float = Field(default=0.5)
+    """The reward from which an attempt is kept, at first."""
+    max_reward: float = Field(default=1.0, gt=0)
+    """The highest possible reward: the threshold rises towards it."""
+    rule: Literal["halved", "fixed", "paper"] = "halved"
+    """How the threshold rises: `halved`, half way from the mean reward of first attempts to the highest
+    reward; `fixed`, not at all; or `paper`, by the formula as printed."""
+    pace: float = Field(default=1.0, gt=0, le=1)
+    """The share of that way that the threshold rises in a step: small batches need more steps than the
+    paper's."""
+    online: bool = True
+    """Whether attempts are made by the present weights; otherwise by those at the start of the job, or after
+    its cold start."""
+    cold_start: int = Field(default=0, ge=0)
+    """Attempts with the highest reward that are imitated before anything else (300 in the paper)."""
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Self:
+        """Refuse a threshold that no attempt can reach."""
+        if self.threshold > self.max_reward:
+            raise ValueError(
+                f"threshold {self.threshold:g} is above max_reward {self.max_reward:g}, the highest reward"
+            )
+        return self
+
+
+class MyGOState(State):
+    """What is kept from step to step.
+
+    Attributes:
+        imitated: attempts that were imitated in the cold start.
+        threshold: that of the last step; ``None`` before the first one.
+        policy: the weights that attempts are made with offline; ``None`` where they are not fixed yet.
+    """
+
+    imitated: int = 0
+    threshold: float | None = None
+    policy: dict[str, dict[str, str] | None] | None = None
 
 
 @dataclass(frozen=True)
 class MyGO(Recipe):
     """Progressive rejection fine-tuning."""
 
-    @property
-    def likelihood(self) -> bool:
-        """It does nothing else."""
-        return True
+    settings: MyGOSettings
 
-    def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
+    @property
+    def sampling(self) -> SamplingSettings:
+        """How attempts are made."""
+        return self.settings.rollouts
+
+    @property
+    def loss(self) -> ImitationObjective:
+        """The loss."""
+        return self.settings.loss
+
+    def cost(self, examples: int, components: int) -> float:
         """Return the most: every attempt at every example."""
-        return work_on * settings.attempts
+        return examples * self.settings.attempts
 
     async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
         """Attempt the examples; keep the attempts that reach the threshold."""
-        settings, kept = work.settings, work.kept
-        warming = kept.get("warmed", 0) < settings.warm_up
-        system = None if settings.online else self._first(work)
+        settings, state = self.settings, work.recall(MyGOState)
+        warming = state.imitated < settings.cold_start
+        system = None if settings.online else self._first(work, state)
         attempts = await self._first_pass(work, examples, system)
         first = scores_of([rollouts[0] for rollouts in attempts.values()])
-        bar = settings.best if warming else self._raised(work, first)
+        bar = settings.max_reward if warming else self._raised(state, first)
         await self._more(work, attempts, system, bar)
-        numbers = self._selected(work, attempts, bar).kept
+        numbers = self._selected(attempts, bar).kept
         chosen = [attempts[example][number] for example in attempts for number in numbers[example]]
         samples = [
             sample.with_advantage(1.0)
@@ -50,10 +115,11 @@ class MyGO(Recipe):
             if rollout.trace.call(sample.address).failure is None  # what nobody read is not to be imitated
         ]
         if warming:
-            kept["warmed"] = kept.get("warmed", 0) + len(chosen)
-            kept.pop("policy", None)
+            state.imitated += len(chosen)
+            state.policy = None
         else:
-            kept["threshold"] = bar
+            state.threshold = bar
+        work.keep(state)
         made = sum(map(len, attempts.values()))
         facts = {"threshold": bar, "attempts": made, "kept": len(chosen), "warming": warming}
         return Credited(samples, first, facts)
@@ -66,17 +132,17 @@ class MyGO(Recipe):
         made = await work.sampler.attempts([(example, 0) for example in examples], system)
         return {rollout.example.id: [rollout] for rollout in made}
 
-    def _raised(self, work: Work, first: Sequence[float]) -> float:
+    def _raised(self, state: MyGOState, first: Sequence[float]) -> float:
         """Return the threshold that the step's own attempts must reach.
 
         That of the step before, raised by what this step's first attempts earned. It stays where all of them
         were lost.
         """
-        settings = work.settings
-        before: float = work.kept.get("threshold", settings.threshold)
+        settings = self.settings
+        before = settings.threshold if state.threshold is None else state.threshold
         if not first:
             return before
-        goal = raise_threshold(before, first, supremum=settings.best, rule=self._rule(work))
+        goal = raise_threshold(before, first, supremum=settings.max_reward, rule=self._rule)
         return before + settings.pace * (goal - before)
 
     async def _more(
@@ -87,7 +153,7 @@ class MyGO(Recipe):
         An example that lacks some kept ones makes as many attempts at once: never one more than if it had
         made one after the other.
         """
-        while lacking := self._lacking(work, attempts, bar):
+        while lacking := self._lacking(attempts, bar):
             wanted = [
                 (rollouts[0].example, len(rollouts) + number)
                 for example, rollouts in attempts.items()
@@ -96,9 +162,9 @@ class MyGO(Recipe):
             for rollout in await work.sampler.attempts(wanted, system):
                 attempts[rollout.example.id].append(rollout)
 
-    def _lacking(self, work: Work, attempts: Mapping[str, Sequence[Rollout]], bar: float) -> dict[str, int]:
+    def _lacking(self, attempts: Mapping[str, Sequence[Rollout]], bar: float) -> dict[str, int]:
         """Return how many attempts each example may need, and make, to have enough of them kept."""
-        selection, settings = self._selected(work, attempts, bar), work.settings
+        selection, settings = self._selected(attempts, bar), self.settings
         return {
             example: min(
                 settings.keep - len(selection.kept[example]), settings.attempts - len(attempts[example])
@@ -106,24 +172,27 @@ class MyGO(Recipe):
             for example in selection.wanting
         }
 
-    def _selected(self, work: Work, attempts: Mapping[str, Sequence[Rollout]], bar: float) -> Selection:
+    def _selected(self, attempts: Mapping[str, Sequence[Rollout]], bar: float) -> Selection:
         """Return which attempts are kept, and which examples need more; a failed run is never kept."""
         rewards = {
             example: [r.score if r.trace.failure is None else -math.inf for r in rollouts]
             for example, rollouts in attempts.items()
         }
-        most, keep = work.settings.attempts, work.settings.keep
-        return select(rewards, bar, keep=keep, most=most, rule=self._rule(work))
+        most, keep = self.settings.attempts, self.settings.keep
+        return select(rewards, bar, keep=keep, most=most, rule=self._rule)
 
     @staticmethod
-    def _first(work: Work) -> System:
-        """Return what attempts are made with offline: the policy after the warm-up, or the job's first."""
-        keys = [f"{component}.weights" for component in work.trained]
+    def _first(work: Work, state: MyGOState) -> System:
+        """Return what attempts are made with offline: the policy after the cold start, or the job's first."""
         present = work.sampler.system.configuration
-        first = work.kept.setdefault("policy", {key: present[key] for key in keys})
-        return work.sampler.system.bind({**present, **first})
+        if state.policy is None:
+            weights = {f"{name}.weights": present[f"{name}.weights"] for name in work.trained}
+            state.policy = {
+                key: dict(value) if is_reference(value) else None for key, value in weights.items()
+            }
+        return work.sampler.system.bind({**present, **state.policy})
 
-    @staticmethod
-    def _rule(work: Work) -> str:
-        """Return how the threshold rises: not at all where attempts are those of one policy."""
-        return work.settings.rule if work.settings.online else "fixed"
+    @property
+    def _rule(self) -> str:
+        """How the threshold rises: not at all where attempts are those of one policy."""
+        return self.settings.rule if self.settings.online else "fixed"

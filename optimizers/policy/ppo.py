@@ -11,33 +11,65 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from pydantic import Field
+
 from compound.computing import compute
 from compound.contracts import Example
 from compound.optimizers.policy.advantages import check_rewards
 from compound.optimizers.policy.gae import explained_variance, gae, whiten
 from compound.optimizers.policy.propagated import earned
-from compound.optimizers.policy.recipe import Credited, Recipe, Work, scores_of
+from compound.optimizers.policy.recipe import (
+    Credited,
+    Penalties,
+    PolicyRecipe,
+    PolicySettings,
+    Sharing,
+    Work,
+    scores_of,
+)
 from compound.optimizers.policy.samples import Sample
+from compound.optimizers.policy.values import CriticSettings
+
+
+class PPOSettings(PolicySettings):
+    """Settings of `ppo`."""
+
+    critic: CriticSettings = CriticSettings()
+    """The value head, and how advantages are estimated from its values."""
+    penalties: Penalties = Field(default={})
+    """By component, a function `module:name` of its inputs and outputs. Its value is added to the component's
+    reward where rewards flow back through the calls."""
+
+
+class MAPPOSettings(PPOSettings):
+    """Settings of `mappo`."""
+
+    adapters: Sharing = "each"
+    """Which components share an adapter: `each` has its own, all have one, or names with their components."""
 
 
 @dataclass(frozen=True)
-class PPO(Recipe):
+class PPO(PolicyRecipe):
     """A critic on whole runs."""
 
+    settings: PPOSettings
+
     @property
-    def critic(self) -> bool:
-        """There is one."""
-        return True
+    def critic(self) -> CriticSettings:
+        """The settings of the value head."""
+        return self.settings.critic
 
     async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
         """Run every example several times; estimate advantages token by token."""
-        rollouts = await work.sampler.runs(examples, range(work.settings.runs))
-        found = earned(work, rollouts, lambda rollout, credit: ())
-        samples, facts = await estimated(work, found.samples)
+        rollouts = await work.sampler.runs(examples, range(self.settings.rollouts.runs))
+        found = earned(work, rollouts, lambda rollout, credit: (), self.settings.penalties)
+        samples, facts = await estimated(work, self.settings.critic, found.samples)
         return Credited(samples, scores_of(rollouts), {**found.facts, **facts})
 
 
-async def estimated(work: Work, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, Any]]:
+async def estimated(
+    work: Work, settings: CriticSettings, samples: Sequence[Sample]
+) -> tuple[list[Sample], dict[str, Any]]:
     """Return samples with advantages by generalized advantage estimation, whitened over the step.
 
     With `kl_reward`, every token pays for its log-ratio to the base model, besides the sample's reward.
@@ -47,7 +79,6 @@ async def estimated(work: Work, samples: Sequence[Sample]) -> tuple[list[Sample]
     """
     check_rewards(samples)
     valued = await compute(work.trainer.values, samples)
-    settings = work.settings
     far: list[tuple[float, ...]] = [()] * len(valued)
     if settings.kl_reward:
         far = await compute(work.trainer.divergences, valued)

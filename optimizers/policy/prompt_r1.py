@@ -14,17 +14,34 @@ from dataclasses import asdict, dataclass, replace
 from compound.contracts import Example
 from compound.optimizers.policy.advantages import advantages
 from compound.optimizers.policy.grouping import trajectory_samples
-from compound.optimizers.policy.recipe import Credited, Recipe, Work, learnable, scores_of
+from compound.optimizers.policy.recipe import (
+    Credited,
+    GroupSettings,
+    PolicyRecipe,
+    Sharing,
+    Work,
+    learnable,
+    scores_of,
+)
 from compound.optimizers.policy.samples import Group, Sample
 
 
+class PromptR1Settings(GroupSettings):
+    """Settings of `prompt_r1`."""
+
+    adapters: Sharing = "each"
+    """Which components share an adapter: `each` has its own, all have one, or names with their components."""
+
+
 @dataclass(frozen=True)
-class PromptR1(Recipe):
+class PromptR1(PolicyRecipe):
     """Groups of whole conversations: (example, agent)."""
+
+    settings: PromptR1Settings
 
     async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
         """Run every example several times and compare the conversations."""
-        rollouts = await work.sampler.runs(examples, range(work.settings.runs))
+        rollouts = await work.sampler.runs(examples, range(self.settings.rollouts.runs))
         samples = [
             replace(
                 sample,
@@ -36,7 +53,7 @@ class PromptR1(Recipe):
                 rollout.trace, work.trained, rollout=rollout.number, fallback=work.fallback
             )
         ]
-        trained, facts = advantages(samples, work.settings.scale, references=once_each(samples))
+        trained, facts = advantages(samples, self.settings.scale, references=once_each(samples))
         return Credited(trained, scores_of(rollouts), asdict(facts))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compound.optimizers.policy.grouping import call_samples
-from compound.optimizers.policy.recipe import Work, learnable
+from compound.optimizers.policy.recipe import Penalties, Work, learnable
 from compound.optimizers.policy.rollouts import Rollout
 from compound.optimizers.policy.samples import Group, Sample
 from compound.rewards.propagation import Credit, propagate
@@ -23,19 +23,20 @@ class Earned:
     facts: dict[str, Any]
 
 
-def earned(work: Work, rollouts: Sequence[Rollout], group: GroupOf) -> Earned:
+def earned(work: Work, rollouts: Sequence[Rollout], group: GroupOf, penalties: Penalties) -> Earned:
     """Return a sample for each call of trained components, once however many forks share it.
 
     Args:
         work: the step.
         rollouts: of one or more examples; forks of one run are among them.
         group: the group of a call, from the first rollout it is in and its credit.
+        penalties: functions by component, which are added to the rewards of its calls.
     """
     by_example: dict[str, list[Rollout]] = {}
     for rollout in learnable(rollouts):
         by_example.setdefault(rollout.example.id, []).append(rollout)
     samples: list[Sample] = []
-    rules, penalties = work.penalties(), dict[str, list[float]]()
+    rules, paid = work.penalties(penalties), dict[str, list[float]]()
     unreached = 0
     for example, own in by_example.items():
         found = propagate(
@@ -45,10 +46,10 @@ def earned(work: Work, rollouts: Sequence[Rollout], group: GroupOf) -> Earned:
         unreached += len(found.unreached)
         for credit in found.credits:
             first = own[credit.traces[0]]
-            penalties.setdefault(credit.call.component, []).append(credit.penalty)
+            paid.setdefault(credit.call.component, []).append(credit.penalty)
             samples += call_samples(
                 credit.call, example, credit.reward,
                 rollout=first.number, group=group(first, credit),
             )  # fmt: skip
-    means = {name: sum(some) / len(some) for name, some in penalties.items() if name in rules}
+    means = {name: sum(some) / len(some) for name, some in paid.items() if name in rules}
     return Earned(samples, {"unreached": unreached, **({"penalties": means} if means else {})})

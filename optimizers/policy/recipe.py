@@ -12,19 +12,82 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal, Self, TypeVar
+
+from pydantic import Field, model_validator
 
 from compound.contracts import Example
 from compound.errors import DeclarationError, OutputTypeError, ParseError
 from compound.optimization import Task
-from compound.optimizers.policy.rollouts import Rollout, Sampler, is_lost
+from compound.optimizers.policy.objective import (
+    ImitationObjective,
+    Objective,
+    PolicyObjective,
+    PolicyObjectiveField,
+)
+from compound.optimizers.policy.rollouts import Rollout, RolloutSettings, Sampler, SamplingSettings, is_lost
 from compound.optimizers.policy.samples import Sample
+from compound.optimizers.policy.selection import EvaluationSettings
 from compound.optimizers.policy.trainer import Trainer
-from compound.settings import WeightSettings
+from compound.optimizers.policy.updates import OptimizerSettings
+from compound.optimizers.policy.values import CriticSettings
+from compound.references import CodeName
+from compound.settings import Settings
 from compound.spec.python_code import find_code
+from compound.state import State
 from compound.trace import Call
 
 Penalty = Callable[[Call], float]
+Scale = Literal["trl", "plain", "population", "center", "leave_one_out", "none"]
+Sharing = Literal["each", "shared"] | dict[str, tuple[str, ...]]
+Penalties = dict[str, CodeName]
+S = TypeVar("S", bound=State)
+
+
+class TrainingSettings(Settings):
+    """What every way of training weights reads."""
+
+    steps: int = Field(default=25, ge=1)
+    """Training steps of a job: sample, assign credit, update."""
+    optimizer: OptimizerSettings = OptimizerSettings()
+    """How the weights are updated."""
+    evaluation: EvaluationSettings = EvaluationSettings()
+    """How the step to propose is chosen."""
+
+
+class PolicySettings(TrainingSettings):
+    """What every way of training weights by policy gradients reads."""
+
+    rollouts: RolloutSettings = RolloutSettings()
+    """How rollouts are made."""
+    loss: PolicyObjectiveField = PolicyObjective()
+    """The loss: a name, or a name with its settings."""
+
+    @model_validator(mode="after")
+    def _corrected(self) -> Self:
+        """Refuse samples of earlier weights without a correction."""
+        if self.rollouts.max_staleness and not self.loss.settings.corrected:
+            raise ValueError(
+                "samples of earlier weights (rollouts.max_staleness) need a correction; the loss has none"
+            )
+        return self
+
+
+class GroupSettings(PolicySettings):
+    """What every way of training weights that compares the runs of an example reads."""
+
+    scale: Scale = "trl"
+    """How the rewards of a group become advantages."""
+
+    @model_validator(mode="after")
+    def _compared(self) -> Self:
+        """Refuse groups of one run, which leave nothing to compare."""
+        if self.rollouts.runs < 2 and self.scale != "none":
+            raise ValueError(
+                f"the runs of an example are compared, but rollouts.runs is {self.rollouts.runs}; 8 are a "
+                "good start; or take method ppo, or scale: none, which compares nothing"
+            )
+        return self
 
 
 @dataclass(frozen=True)
@@ -34,21 +97,19 @@ class Work:
     Attributes:
         sampler: makes rollouts with the present weights.
         trained: the components whose weights are trained, in the order of the system.
-        settings: how.
         seed: names the step's random streams.
         trainer: knows the value head.
         task: the job, for recipes that need more of it.
-        kept: JSON that the recipe keeps from step to step; it may change it in place.
+        kept: JSON of what the recipe keeps from step to step; see `recall`.
         folder: where code and files that the settings name are looked for.
     """
 
     sampler: Sampler
     trained: tuple[str, ...]
-    settings: WeightSettings
     seed: int
     trainer: Trainer
     task: Task
-    kept: dict[str, Any] = field(default_factory=dict)
+    kept: dict[str, object] = field(default_factory=dict)
     folder: Path = Path()
 
     @property
@@ -56,10 +117,19 @@ class Work:
         """The reward of a failed run."""
         return self.sampler.rules.failure_score
 
-    def penalties(self) -> dict[str, Penalty]:
+    def recall(self, kind: type[S]) -> S:
+        """Return what the recipe keeps from step to step; the defaults at first."""
+        return kind.from_json(self.kept) if self.kept else kind()
+
+    def keep(self, state: State) -> None:
+        """Keep a state for the next step."""
+        self.kept.clear()
+        self.kept.update(state.to_json())
+
+    def penalties(self, wanted: Penalties) -> dict[str, Penalty]:
         """Return what is added to the rewards of trained components, by what a call read and returned."""
-        wanted = self.settings.penalties.items()
-        return {name: of_call(find_code(path, self.folder)) for name, path in wanted if name in self.trained}
+        trained = {name: path for name, path in wanted.items() if name in self.trained}
+        return {name: of_call(find_code(path, self.folder)) for name, path in trained.items()}
 
 
 @dataclass(frozen=True)
@@ -80,32 +150,49 @@ class Credited:
         return fmean(self.scores) if self.scores else None
 
 
+@dataclass(frozen=True)
 class Recipe(ABC):
-    """One way of training weights: by advantages from rewards of whole runs, where it says nothing else."""
+    """One way of training weights.
+
+    Attributes:
+        settings: how many steps are made, and how.
+    """
+
+    settings: TrainingSettings
 
     @property
-    def critic(self) -> bool:
-        """Whether there is a value head."""
-        return False
+    @abstractmethod
+    def sampling(self) -> SamplingSettings:
+        """How rollouts are made."""
+
+    @property
+    @abstractmethod
+    def loss(self) -> Objective:
+        """The loss."""
+
+    @property
+    def critic(self) -> CriticSettings | None:
+        """The settings of the value head, where there is one."""
+        return None
 
     @property
     def likelihood(self) -> bool:
         """Whether samples are imitated, and not weighed by advantages."""
-        return False
-
-    @property
-    def compares(self) -> bool:
-        """Whether samples are compared with each other, so that one alone says nothing."""
-        return not self.critic and not self.likelihood
+        return isinstance(self.loss, ImitationObjective)
 
     @property
     def local(self) -> bool:
         """Whether rewards are a component's own, and not those of runs."""
         return False
 
-    def cost(self, work_on: int, components: int, settings: WeightSettings) -> float:
-        """Return about how many system runs a step takes that works on so many examples."""
-        return work_on * settings.runs
+    @abstractmethod
+    def cost(self, examples: int, components: int) -> float:
+        """Return about how many system runs a step takes.
+
+        Args:
+            examples: train examples of the step.
+            components: how many are trained.
+        """
 
     def evaluation_cost(self, examples: int) -> float:
         """Return how many system runs an evaluation on so many held-out examples takes at most."""
@@ -125,6 +212,31 @@ class Recipe(ABC):
     @abstractmethod
     async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
         """Make rollouts of some examples and turn them into samples with advantages."""
+
+
+@dataclass(frozen=True)
+class PolicyRecipe(Recipe):
+    """A recipe by advantages from rewards of whole runs, where it says nothing else.
+
+    Attributes:
+        settings: how many steps are made, how rollouts are made, and the loss.
+    """
+
+    settings: PolicySettings
+
+    @property
+    def sampling(self) -> RolloutSettings:
+        """How rollouts are made."""
+        return self.settings.rollouts
+
+    @property
+    def loss(self) -> PolicyObjective:
+        """The loss."""
+        return self.settings.loss
+
+    def cost(self, examples: int, components: int) -> float:
+        """Return the runs of all examples."""
+        return examples * self.settings.rollouts.runs
 
 
 def of_call(function: Callable[[Mapping[str, Any], Mapping[str, Any]], float]) -> Penalty:

@@ -13,18 +13,47 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from pydantic import Field
+
 from compound.component import Component, Composite
 from compound.contracts import Example, Metric
 from compound.errors import TransientError
 from compound.evaluation import Rules, refuse_broken, score
 from compound.executor import Executor
 from compound.in_turn import in_turn
+from compound.settings import Settings
 from compound.system import System
 from compound.trace import Call, Failure, Trace
 
 FIRST, STEP = 3_000_000, 10_000  # sample indices of rollouts begin there; each step has so many
 SEVERAL = 4  # rollouts from which on a step may end before all of them are made
 BROKEN = (TransientError.kind, "metric")  # failures that are not of what was said
+
+
+class SamplingSettings(Settings):
+    """Which examples a training step runs, and how their samples are drawn."""
+
+    examples: int = Field(default=4, ge=1)
+    """Train examples of a step."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature of the trained components; log-probabilities are those at this temperature."""
+    max_staleness: int = Field(default=0, ge=0)
+    """How many updates older than the trainer a sample's adapter may be. From 1 on, the next step's samples
+    are drawn while a step is trained."""
+    max_length: int = Field(default=8192, ge=8)
+    """Tokens of prompt and answer; longer samples are left out, and counted."""
+    mask_truncated: bool = False
+    """Exclude answers that were cut at `max_tokens` from the loss (DAPO's overlong filtering, TRL's
+    `mask_truncated_completions`). Their rewards still count in their group's statistics."""
+    failure_score: float | None = None
+    """The reward of a failed run; `optimize.failure_score` by default."""
+
+
+class RolloutSettings(SamplingSettings):
+    """Which examples a training step runs, how often, and how their samples are drawn."""
+
+    runs: int = Field(default=8, ge=1)
+    """Runs, or forks, of each example."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +263,9 @@ def warm(system: System, components: Sequence[str], temperature: float) -> Mappi
     }
 
 
-def rolling(rules: Rules, settings: Mapping[str, Mapping[str, object]], failure: float | None) -> Rules:
+def rolling(rules: Rules, system: System, components: Sequence[str], settings: SamplingSettings) -> Rules:
     """Return the rules of rollouts."""
-    score_of_failed = rules.failure_score if failure is None else failure
-    return replace(rules, failure_score=score_of_failed, settings=settings)
+    score_of_failed = rules.failure_score if settings.failure_score is None else settings.failure_score
+    return replace(
+        rules, failure_score=score_of_failed, settings=warm(system, components, settings.temperature)
+    )

@@ -7,14 +7,28 @@ So checkpoints are compared on a held-out part of the train split, and the test 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from pydantic import Field
 
 from compound.contracts import Example
+from compound.optimizers.policy.saved import Best
+from compound.settings import Settings
 from compound.streams import generator
 
 PART = 4  # at most one in so many train examples is held out
+
+
+class EvaluationSettings(Settings):
+    """How the training step to propose is chosen, on held-out train examples."""
+
+    every: int = Field(default=5, ge=0)
+    """Training steps between evaluations. The best evaluated step is proposed, the earliest of equals. A job
+    too short for two evaluated steps, or 0, proposes its last step."""
+    examples: int = Field(default=16, ge=1)
+    """Train examples held out for these evaluations, at most a quarter of the train examples. Each evaluation
+    takes one system run per example from the job's budget."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +57,16 @@ def split(train: Sequence[Example], size: int, seed: int) -> Split:
     )
 
 
-def is_better(score: float, step: int, best: Mapping[str, Any] | None) -> bool:
+def is_better(score: float, step: int, best: Best | None) -> bool:
     """Return whether an evaluated step replaces the best one so far.
 
     The earliest of equal steps stays. The starting weights, step 0, stay only if they score higher: an equal
     score on a few examples is no evidence against a training whose rewards rose.
 
-    >>> is_better(0.5, 5, {"step": 0, "score": 0.5}), is_better(0.5, 10, {"step": 5, "score": 0.5})
+    >>> start, later = (Best(step=step, score=0.5, saved=None) for step in (0, 5))
+    >>> is_better(0.5, 5, start), is_better(0.5, 10, later)
     (True, False)
     """
-    if best is None or score > best["score"]:
+    if best is None or score > best.score:
         return True
-    return bool(score == best["score"] and best["step"] == 0 < step)
+    return score == best.score and best.step == 0 < step

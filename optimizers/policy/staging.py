@@ -9,45 +9,62 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from compound.errors import DeclarationError
+from pydantic import field_validator
+
 from compound.optimization import Job, Method, Optimizer
 from compound.optimizers.policy.methods import InOrder
-from compound.settings import OptimizeSettings
+from compound.references import MethodName
+from compound.settings import OptimizeSettings, Settings
 from compound.system import System
 
 Make = Callable[[str, System, OptimizeSettings], Method]
 NAME = "better_together"
 
 
-def better_together(system: System, settings: OptimizeSettings, make: Make) -> Method:
+class BetterTogetherSettings(Settings):
+    """Settings of `better_together`; each stage reads the section of its own method."""
+
+    stages: tuple[MethodName, ...] = ("mipro", "mmgrpo")
+    """The methods, in order."""
+
+    @field_validator("stages")
+    @classmethod
+    def _others(cls, stages: tuple[str, ...]) -> tuple[str, ...]:
+        """Refuse no stages, or the method itself as a stage."""
+        if not stages or NAME in stages:
+            raise ValueError(f"must name other methods, for example [mipro, mmgrpo], but is {list(stages)}")
+        return stages
+
+
+def better_together(
+    system: System, optimize: OptimizeSettings, settings: BetterTogetherSettings, make: Make
+) -> Method:
     """Return the method that goes through stages.
 
     Args:
         system: what is to be optimized.
-        settings: ``weights.stages`` names the methods.
+        optimize: the common settings, and the sections of the stages.
+        settings: names the stages.
         make: makes a method by its name.
 
     Raises:
-        DeclarationError: there are no stages, or a stage has nothing it could change, or is this method
-        itself.
+        DeclarationError: a stage has nothing it could change.
     """
-    if not settings.weights.stages or NAME in settings.weights.stages:
-        raise DeclarationError(
-            f"optimize.weights.stages must name other methods, but is {list(settings.weights.stages)}",
-            hint="for example [mipro, mmgrpo]",
-        )
     optimizers: dict[str, Optimizer] = {}
     jobs: list[Job] = []
     notes: dict[str, None] = {}
+    sections: dict[str, Settings] = {}
     least = 0.0
-    for number, stage in enumerate(settings.weights.stages, 1):
-        made = make(stage, system, settings)
+    for number, stage in enumerate(settings.stages, 1):
+        made = make(stage, system, optimize)
         label = f"{number} {stage}"
         optimizers |= {f"{label}/{name}": optimizer for name, optimizer in made.optimizers.items()}
         opening = [replace(made.opening, weight=made.opening.weight * len(made.jobs))] if made.opening else []
         jobs += [replace(job, optimizer=f"{label}/{job.optimizer}") for job in (*opening, *made.jobs)]
         least = max(least, made.least)
         notes |= dict.fromkeys(made.notes)
+        sections |= made.sections
     return Method(
-        NAME, optimizers, jobs, InOrder(), least=least, decisions=len(jobs), jobs_each=1, notes=list(notes)
-    )
+        NAME, optimizers, jobs, InOrder(), least=least, decisions=len(jobs), jobs_each=1, notes=list(notes),
+        sections=sections,
+    )  # fmt: skip

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from compound.optimizers.policy.drawn import Drawn
 from compound.optimizers.policy.recipe import Recipe
 from compound.optimizers.policy.samples import Sample
+from compound.optimizers.policy.saved import Step
 
 LETTERS = 300  # of an answer that a record shows
 
 
-def told(curve: Sequence[Mapping[str, Any]], steps: int) -> str:
+def told(curve: Sequence[Step], steps: int) -> str:
     """Return a step's line for people.
 
-    >>> told([{"reward": 0.25, "samples": 24, "made": 32}], 25)
+    >>> told([Step(reward=0.25, samples=24, made=32)], 25)
     'step 1 of 25: mean reward 0.250, 24 of 32 samples teach something'
     """
     last = curve[-1]
-    reward = "no rollouts" if last["reward"] is None else f"mean reward {last['reward']:.3f}"
-    samples, made = last["samples"], last.get("made", last["samples"])
+    reward = "no rollouts" if last.reward is None else f"mean reward {last.reward:.3f}"
+    samples, made = last.samples, last.made
     several = f"{samples} samples" if samples == made else f"{samples} of {made} samples teach something"
-    skipped = f", {last['skipped']} updates skipped: gradient not finite" if last.get("skipped") else ""
+    skipped = f", {last.skipped} updates skipped: gradient not finite" if last.skipped else ""
     return f"step {len(curve)} of {steps}: {reward}, {several}{skipped}"
 
 

@@ -50,7 +50,7 @@ def raise_threshold(
         supremum: the largest reward there is, above 0.
         rule: a name from `RULES`. ``halved`` is max(K', (mean + supremum) / 2): half way from what the policy
             earns to the best, never decreasing, never above the supremum. ``fixed`` stays where it is, for
-            offline sampling. ``printed`` is max(K', (mean / supremum + 1) supremum), as in the paper: without
+            offline sampling. ``paper`` is max(K', (mean / supremum + 1) supremum), as printed: without
             negative rewards that is the supremum at least, and since the paper asks for rewards above the
             threshold, it selects nothing. It is here for the record.
 
@@ -59,7 +59,7 @@ def raise_threshold(
             or ``previous`` is above it.
 
     Example:
-        >>> raise_threshold(0.5, [0.0, 1.0, 0.2]), raise_threshold(0.5, [0.0, 1.0, 0.2], rule="printed")
+        >>> raise_threshold(0.5, [0.0, 1.0, 0.2]), raise_threshold(0.5, [0.0, 1.0, 0.2], rule="paper")
         (0.7, 1.4)
         >>> raise_threshold(0.9, [0.0, 1.0, 0.2])
         0.9
@@ -69,11 +69,11 @@ def raise_threshold(
         raise DeclarationError(f"the largest reward must be above 0, but is {supremum}")
     if not first_pass:
         raise DeclarationError("the threshold is raised by the rewards of a batch, but there are none")
-    for reward in (*first_pass, *([previous] if rule != "printed" else [])):
+    for reward in (*first_pass, *([previous] if rule != "paper" else [])):
         if not reward <= supremum or not math.isfinite(reward):
             raise DeclarationError(
                 f"rewards and thresholds are at most {supremum}, but one is {reward}",
-                hint="set optimize.weights.best to the highest score that the metric gives",
+                hint="set max_reward of method mygo to the highest score that the metric gives",
             )
     return chosen.raised(previous, math.fsum(first_pass) / len(first_pass), supremum)
 
@@ -122,7 +122,7 @@ def _halved(previous: float, mean: float, supremum: float) -> float:
     return min(max(previous, (mean + supremum) / 2), supremum)
 
 
-def _printed(previous: float, mean: float, supremum: float) -> float:
+def _paper(previous: float, mean: float, supremum: float) -> float:
     return max(previous, (mean / supremum + 1) * supremum)
 
 
@@ -141,7 +141,7 @@ def _above(reward: float, threshold: float) -> bool:
 RULES = {
     "halved": Rule(_halved, _at_least),
     "fixed": Rule(_fixed, _at_least),
-    "printed": Rule(_printed, _above),
+    "paper": Rule(_paper, _above),
 }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compound.artifacts import Reference, put, verified
 from compound.errors import CompoundError
@@ -19,13 +19,18 @@ from compound.optimizers.policy import corrections, diagnostics, losses
 from compound.optimizers.policy.adapters import Adapters
 from compound.optimizers.policy.batching import by_adapter, micro_batches, parts, size
 from compound.optimizers.policy.forward import Pass, forward
+from compound.optimizers.policy.losses import PolicyLoss
 from compound.optimizers.policy.monitor import Monitor
+from compound.optimizers.policy.objective import Objective
+from compound.optimizers.policy.rollouts import SamplingSettings
 from compound.optimizers.policy.samples import Sample
-from compound.optimizers.policy.updates import Rate, Updater, add_up, share
-from compound.optimizers.policy.values import value_head, values
-from compound.settings import WeightSettings
+from compound.optimizers.policy.saved import Saved
+from compound.optimizers.policy.updates import OptimizerSettings, Rate, Updater, add_up, share
+from compound.optimizers.policy.values import CriticSettings, value_head, values
 
-LIKELIHOOD = "sft"
+if TYPE_CHECKING:
+    from torch import Tensor
+
 OPTIMIZERS = "optimizer-states"  # how their folders are named: like no adapter, whose name is an identifier
 VALUE, HEAD = "|value", "|head:"  # no adapter can have these names: they are no identifiers
 
@@ -38,8 +43,8 @@ class StaleSamples(CompoundError):
 class Known:
     """What is worked out once for the samples of a step, before any update: log-probabilities by sample."""
 
-    old: Mapping[int, Any]
-    reference: Mapping[int, Any]
+    old: Mapping[int, Tensor]
+    reference: Mapping[int, Tensor]
 
 
 class Trainer:
@@ -48,67 +53,70 @@ class Trainer:
     Args:
         adapters: what is trained.
         adapter_of: the adapter of each component.
-        settings: rates, clipping, batches.
+        loss: what is minimized; one that imitates reads no advantages.
+        optimizer: learning rate, batches.
+        rollouts: how the samples were drawn.
+        critic: the settings of the value head, where there is one (PPO).
         seed: names the order of samples.
         steps: how many there will be, for the learning rate's schedule.
         longest: the most tokens of an answer, which `dr_grpo` divides by.
-        critic: whether there is a value head (PPO).
     """
 
     def __init__(
         self,
         adapters: Adapters,
         adapter_of: Mapping[str, str],
-        settings: WeightSettings,
+        loss: Objective,
+        optimizer: OptimizerSettings,
+        rollouts: SamplingSettings,
+        critic: CriticSettings | None = None,
         *,
         seed: int = 0,
         steps: int = 1,
         longest: int | None = None,
-        critic: bool = False,
     ) -> None:
-        self.longest, self._clip = longest, losses.Clip.of(settings)
-        self.adapters, self.adapter_of, self.settings, self.seed = adapters, dict(adapter_of), settings, seed
-        rate = Rate(settings.lr, settings.warmup, steps, settings.schedule)
+        self.adapters, self.adapter_of, self.longest, self.seed = adapters, dict(adapter_of), longest, seed
+        self.optimizer, self.rollouts, self.critic = optimizer, rollouts, critic
+        self.variant, self.loss = loss.name, loss.settings
+        self.policy = self.loss if isinstance(self.loss, PolicyLoss) else None  # none: samples are imitated
+        rate, norm, most = Rate.of(optimizer, steps), optimizer.max_norm, optimizer.max_skipped
         self._updaters = {
-            name: Updater(
-                adapters.parameters(name), rate, settings.max_norm, f"adapter {name!r}", settings.max_skipped
-            )
+            name: Updater(adapters.parameters(name), rate, norm, f"adapter {name!r}", most)
             for name in adapters.spaces
         }
-        self.head = value_head(adapters.base.config.hidden_size).to(adapters.device) if critic else None
-        if self.head is not None:
+        self.head = None
+        if critic is not None:
+            self.head = value_head(adapters.base.config.hidden_size).to(adapters.device)
             named = list(self.head.named_parameters())
-            self._updaters[VALUE] = Updater(
-                named, Rate(settings.value_lr), settings.max_norm, "the value head", settings.max_skipped
-            )
+            self._updaters[VALUE] = Updater(named, Rate(critic.lr), norm, "the value head", most)
         self.versions: dict[str, list[str]] = {name: [adapters.version(name)] for name in adapters.spaces}
 
     # -- what a step does ------------------------------------------------------------------------------
 
-    def step(self, samples: Sequence[Sample], number: int, *, likelihood: bool = False) -> dict[str, Any]:
+    def step(self, samples: Sequence[Sample], number: int) -> dict[str, Any]:
         """Update every adapter that has samples; return what happened, as JSON.
 
         Args:
-            samples: with advantages; their adapters are the present ones, or at most `stale` updates older.
+            samples: with advantages, unless they are imitated; their adapters are the present ones, or at
+                most ``max_staleness`` updates older.
             number: of the step, for the learning rate and the order.
-            likelihood: imitate the samples (advantage 1, no ratio) instead.
 
         Raises:
             StaleSamples: a sample was drawn with other weights.
             CompoundError: memory does not suffice, or gradients were not finite `max_skipped` times in a row.
         """
         begun = time.perf_counter()
-        kept = [s for s in samples if s.length and size(s) <= self.settings.max_length]
+        kept = self._kept(samples)
         masked = len(kept) - len(self._learned_from(kept))
-        divergence = bool(self.settings.beta) and not likelihood
+        divergence = self.policy is not None and self.policy.beta > 0
         monitor = Monitor(samples, kept, divergence=divergence, masked=masked, device=self.adapters.device)
-        if not likelihood:
+        if self.policy is not None:
             self._refuse_stale(kept)
         with self._memory():
-            known = self._known(self._learned_from(kept), likelihood)
-            for turn in range(self.settings.passes):
-                for part in parts(kept, self.settings.parts, self.seed, "step", number, turn):
-                    self._update(part, number, known, likelihood, monitor)
+            known = self._known(self._learned_from(kept))
+            for turn in range(self.optimizer.epochs):
+                for part in parts(kept, self.optimizer.minibatches, self.seed, "step", number, turn):
+                    self._update(part, number, known, monitor)
         facts = {**monitor.facts(), "train_seconds": time.perf_counter() - begun}
         return {**facts, "unshared": self.adapters.unshared} if self.adapters.unshared else facts
 
@@ -119,7 +127,7 @@ class Trainer:
         """
         import torch
 
-        kept = [s for s in samples if s.length and size(s) <= self.settings.max_length]
+        kept = self._kept(samples)
         with self._memory(), torch.no_grad():
             rows = self._rows_of(kept, lambda ran: values(self.head, ran.states))
         return [
@@ -134,38 +142,39 @@ class Trainer:
         """
         import torch
 
-        kept = [s for s in samples if s.length and size(s) <= self.settings.max_length]
+        kept = self._kept(samples)
         with self._memory(), torch.no_grad():
             policy, base = self._logps(kept, base=False), self._logps(kept, base=True)
         far = {id(s): (policy[id(s)] - base[id(s)])[: s.length].tolist() for s in kept}
         return [tuple(far.get(id(sample), ())) for sample in samples]
 
-    def _update(
-        self, part: Sequence[Sample], number: int, known: Known, likelihood: bool, monitor: Monitor
-    ) -> None:
+    def _kept(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return the samples that are neither empty nor too long."""
+        return [s for s in samples if s.length and size(s) <= self.rollouts.max_length]
+
+    def _update(self, part: Sequence[Sample], number: int, known: Known, monitor: Monitor) -> None:
         """Take one step of each adapter that has samples in this part, and of the value head."""
-        variant = self._variant(likelihood)
         for name, own in by_adapter(part, self.adapter_of).items():
             if not (learned := self._learned_from(own)):
                 continue
-            weight_of = self._weights(variant, own)
+            weight_of = self._weights(own)
             with self.adapters.using(name) as model:
                 for batch in self._mine(self._batches(learned)):
-                    loss = self._loss(model, batch, variant, weight_of, known, monitor)
+                    loss = self._loss(model, batch, weight_of, known, monitor)
                     loss.backward()
             monitor.norm(name, self._updaters[name].update(number))
-        if VALUE in self._updaters and not likelihood and self._learned_from(part):
+        if VALUE in self._updaters and self._learned_from(part):
             monitor.norm(VALUE, self._updaters[VALUE].update(number))
 
     def _learned_from(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples whose tokens carry loss: all, or those that were not truncated."""
-        return [s for s in samples if not (self.settings.mask_truncated and s.is_truncated)]
+        return [s for s in samples if not (self.rollouts.mask_truncated and s.is_truncated)]
 
-    def _weights(self, variant: str, samples: Sequence[Sample]) -> dict[int, float]:
+    def _weights(self, samples: Sequence[Sample]) -> dict[int, float]:
         """Return the weights of an update's samples; a masked one counts as an answer without tokens."""
         learned = {id(sample) for sample in self._learned_from(samples)}
         found = losses.sample_weights(
-            variant, [s.length if id(s) in learned else 0 for s in samples], self.longest,
+            self.variant, [s.length if id(s) in learned else 0 for s in samples], self.longest,
             counts=[s.weight for s in samples], units=[s.unit or (n,) for n, s in enumerate(samples)],
         )  # fmt: skip
         return {id(s): weight for s, weight in zip(samples, found, strict=True)}
@@ -174,78 +183,96 @@ class Trainer:
         self,
         model: Any,
         batch: Sequence[Sample],
-        variant: str,
         weight_of: Mapping[int, float],
         known: Known,
         monitor: Monitor,
-    ) -> Any:
+    ) -> Tensor:
         """Return a micro-batch's part of the update's loss."""
         import torch
 
-        settings, likelihood = self.settings, losses.variant_of(variant).likelihood
-        temperature = 1.0 if likelihood else settings.temperature  # what is imitated is to be said at any
-        ran = self._forward(model, batch, bonus=settings.entropy > 0, temperature=temperature)
+        policy = self.policy
+        entropy = 0.0 if policy is None else policy.entropy
+        temperature = (
+            1.0 if policy is None else self.rollouts.temperature
+        )  # what is imitated is to be said at any
+        ran = self._forward(model, batch, bonus=entropy > 0, temperature=temperature)
         weight = torch.tensor([weight_of[id(s)] for s in batch], device=ran.mask.device)[:, None]
         old = ran.logps.detach() if not known.old else _rows(known.old, batch, ran.mask)
-        advantages = _padded([s.advantages for s in batch], ran.mask) if not likelihood else ran.mask
-        if not likelihood and settings.correction is not None:
-            said = _said(batch, old, ran.mask)
-            if losses.variant_of(variant).sampler:
-                old = said
-            else:
-                cap = settings.correction
-                advantages = advantages * corrections.importance_weights(old, said, ran.mask, cap=cap)
-        per_token = losses.per_token_loss(variant, ran.logps, old, advantages, ran.mask, self._clip)
+        advantages = ran.mask
+        if policy is not None:
+            advantages = _padded([s.advantages for s in batch], ran.mask)
+            old, advantages = self._corrected(policy, batch, old, advantages, ran.mask)
+        per_token = losses.per_token_loss(self.variant, ran.logps, old, advantages, ran.mask, self.loss)
         divergence = None
-        if known.reference:
+        if policy is not None and known.reference:
             divergence = losses.kl(ran.logps, _rows(known.reference, batch, ran.mask), ran.mask)
-            per_token = per_token + settings.beta * divergence
-        if settings.entropy and not likelihood:
-            per_token = per_token - settings.entropy * ran.entropies
+            per_token = per_token + policy.beta * divergence
+        if entropy:
+            per_token = per_token - entropy * ran.entropies
         loss = (per_token * ran.mask * weight).sum()
-        if self.head is not None and not likelihood:
-            loss = loss + (self._value_loss(batch, ran) * ran.mask * weight).sum()
+        if self.critic is not None:
+            loss = loss + (self._value_loss(batch, ran, self.critic) * ran.mask * weight).sum()
+        self._seen(batch, ran, old, advantages, divergence, monitor)
+        return loss
+
+    def _corrected(
+        self, policy: PolicyLoss, batch: Sequence[Sample], old: Tensor, advantages: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return old log-probabilities and advantages, corrected for a sampler that computes differently."""
+        if not policy.corrected:
+            return old, advantages
+        said = _said(batch, old, mask)
+        if policy.weight_cap is None:  # the ratio of the loss refers to the sampler itself
+            return said, advantages
+        return old, advantages * corrections.importance_weights(old, said, mask, cap=policy.weight_cap)
+
+    def _seen(
+        self,
+        batch: Sequence[Sample],
+        ran: Pass,
+        old: Tensor,
+        advantages: Tensor,
+        divergence: Tensor | None,
+        monitor: Monitor,
+    ) -> None:
+        """Give the monitor what a micro-batch shows, by component."""
         for component, rows in _by_component(batch).items():
             seen = diagnostics.diagnose(
-                variant, ran.logps[rows], old[rows], advantages[rows], ran.mask[rows], self._clip,
+                self.variant, ran.logps[rows], old[rows], advantages[rows], ran.mask[rows], self.loss,
                 entropy=ran.entropies[rows],
             )  # fmt: skip
             far = (
                 float((divergence[rows] * ran.mask[rows]).detach().sum()) if divergence is not None else None
             )
             monitor.seen(component, seen, far)
-        return loss
 
-    def _value_loss(self, batch: Sequence[Sample], ran: Pass) -> Any:
+    def _value_loss(self, batch: Sequence[Sample], ran: Pass, critic: CriticSettings) -> Tensor:
         """Return the value head's loss at each token."""
         said = values(self.head, ran.states)
         before = _padded([s.values for s in batch], ran.mask)
         wanted = _padded([s.returns for s in batch], ran.mask)
-        return losses.value_loss(said, before, wanted, self.settings.value_clip)
-
-    def _variant(self, likelihood: bool) -> str:
-        """Return the loss by name: where samples are imitated, one that does so."""
-        own = self.settings.loss
-        return own if not likelihood or losses.variant_of(own).likelihood else LIKELIHOOD
+        return losses.value_loss(said, before, wanted, critic.clip)
 
     # -- what is known before a step -------------------------------------------------------------------
 
-    def _known(self, samples: Sequence[Sample], likelihood: bool) -> Known:
+    def _known(self, samples: Sequence[Sample]) -> Known:
         """Work out log-probabilities of the weights as they are, and of the base, where they are needed."""
         import torch
 
-        several = self.settings.passes * self.settings.parts > 1 and not likelihood
+        if self.policy is None:
+            return Known({}, {})
+        several = self.optimizer.epochs * self.optimizer.minibatches > 1
         with torch.no_grad():
             old = self._logps(samples, base=False) if several else {}
-            reference = self._logps(samples, base=True) if self.settings.beta and not likelihood else {}
+            reference = self._logps(samples, base=True) if self.policy.beta else {}
         return Known(old, reference)
 
-    def _logps(self, samples: Sequence[Sample], *, base: bool) -> dict[int, Any]:
+    def _logps(self, samples: Sequence[Sample], *, base: bool) -> dict[int, Tensor]:
         return self._rows_of(samples, lambda ran: ran.logps, base=base)
 
     def _rows_of(
-        self, samples: Sequence[Sample], row: Callable[[Pass], Any], *, base: bool = False
-    ) -> dict[int, Any]:
+        self, samples: Sequence[Sample], row: Callable[[Pass], Tensor], *, base: bool = False
+    ) -> dict[int, Tensor]:
         """Return a number for each sampled token, by sample.
 
         Each process reads its share of the micro-batches, and all get every row: the others' are 0 in a table
@@ -271,11 +298,11 @@ class Trainer:
         for name, own in by_adapter(samples, self.adapter_of).items():
             with self.adapters.using(None if base else name) as model:
                 for batch in self._mine(self._batches(own)):
-                    yield batch, self._forward(model, batch, temperature=self.settings.temperature)
+                    yield batch, self._forward(model, batch, temperature=self.rollouts.temperature)
 
     def _batches(self, samples: Sequence[Sample]) -> list[list[Sample]]:
         """Cut samples of one adapter into micro-batches."""
-        return micro_batches(samples, self.settings.micro_tokens, once=not self.adapters.unshared)
+        return micro_batches(samples, self.optimizer.micro_tokens, once=not self.adapters.unshared)
 
     def _forward(self, model: Any, batch: Sequence[Sample], **how: Any) -> Pass:
         """Run the model over a micro-batch; equal prompts are read once where the model allows it."""
@@ -284,12 +311,12 @@ class Trainer:
     def _refuse_stale(self, samples: Sequence[Sample]) -> None:
         """Raise where a sample's weights are not those of now, or of the few updates before that may pass."""
         for sample in samples:
-            known = self.versions[self.adapter_of[sample.component]][-1 - self.settings.stale :]
+            known = self.versions[self.adapter_of[sample.component]][-1 - self.rollouts.max_staleness :]
             if sample.on_policy and sample.tokens.adapter not in known:
                 raise StaleSamples(
                     f"{sample.address} of example {sample.example!r} was sampled with the adapter "
                     f"{_short(sample.tokens.adapter)}, but {_short(known[-1])} is to be trained",
-                    hint="sample with the weights of the last step, or raise optimize.weights.stale",
+                    hint="sample with the weights of the last step, or raise rollouts.max_staleness",
                 )
 
     @staticmethod
@@ -307,38 +334,38 @@ class Trainer:
             if isinstance(error, MemoryError) or "memory" in str(error):
                 raise CompoundError(
                     f"memory does not suffice for a training step: {error}",
-                    hint="go on with a lower optimize.weights.micro_tokens, or else .max_length",
+                    hint="continue with a lower optimizer.micro_tokens, or else rollouts.max_length",
                 ) from error
             raise
 
     # -- checkpoints -----------------------------------------------------------------------------------
 
-    def save(self, folder: Path) -> dict[str, Any]:
-        """Store adapters and optimizer states; return their references, relative to ``folder``, as JSON."""
+    def save(self, folder: Path) -> Saved:
+        """Store adapters and optimizer states; return their references, relative to ``folder``."""
         adapters = {name: self.adapters.save(name, folder) for name in self.adapters.spaces}
         for name in adapters:
             if self.versions[name][-1] != (now := self.adapters.version(name)):
-                self.versions[name] = [*self.versions[name], now][-2 - self.settings.stale :]
-        return {
-            "adapters": adapters,
-            "optimizers": put(self._write, folder, OPTIMIZERS),
-            "versions": {name: list(some) for name, some in self.versions.items()},
-            "skipped": {name: updater.skipped for name, updater in self._updaters.items()},
-        }
+                self.versions[name] = [*self.versions[name], now][-2 - self.rollouts.max_staleness :]
+        return Saved(
+            adapters=adapters,
+            optimizers=put(self._write, folder, OPTIMIZERS),
+            versions={name: list(some) for name, some in self.versions.items()},
+            skipped={name: updater.skipped for name, updater in self._updaters.items()},
+        )
 
-    def restore(self, saved: Mapping[str, Any], folder: Path) -> None:
+    def restore(self, saved: Saved, folder: Path) -> None:
         """Go on from what `save` stored.
 
         Raises:
             ConfigurationError: a folder is missing, was changed, or does not fit.
         """
-        for name, reference in saved["adapters"].items():
+        for name, reference in saved.adapters.items():
             self.adapters.begin(name, reference, folder)
-        tensors = _stored(saved["optimizers"], folder)
+        tensors = _stored(saved.optimizers, folder)
         for name, updater in self._updaters.items():
             self._take(name, tensors)
-            updater.skipped = saved.get("skipped", {}).get(name, 0)
-        self.versions = {name: list(some) for name, some in saved["versions"].items()}
+            updater.skipped = saved.skipped.get(name, 0)
+        self.versions = {name: list(some) for name, some in saved.versions.items()}
 
     def take(self, name: str, reference: Reference, folder: Path) -> None:
         """Take one adapter's optimizer state, or that of `VALUE` with the value head, from a checkpoint.
@@ -348,7 +375,7 @@ class Trainer:
         """
         self._take(name, _stored(reference, folder))
 
-    def _take(self, name: str, tensors: Mapping[str, Any]) -> None:
+    def _take(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         self._updaters[name].restore(
             {key.removeprefix(f"{name}:"): t for key, t in tensors.items() if key.startswith(f"{name}:")}
         )
@@ -369,14 +396,14 @@ class Trainer:
         save_file(tensors, folder / "state.safetensors")
 
 
-def _stored(reference: Reference, folder: Path) -> dict[str, Any]:
+def _stored(reference: Reference, folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
-    found: dict[str, Any] = load_file(verified(reference, folder) / "state.safetensors")
+    found: dict[str, Tensor] = load_file(verified(reference, folder) / "state.safetensors")
     return found
 
 
-def _rows(known: Mapping[int, Any], batch: Sequence[Sample], like: Any) -> Any:
+def _rows(known: Mapping[int, Tensor], batch: Sequence[Sample], like: Tensor) -> Tensor:
     """Return stored rows of samples, as wide as this micro-batch."""
     import torch
 
@@ -386,7 +413,7 @@ def _rows(known: Mapping[int, Any], batch: Sequence[Sample], like: Any) -> Any:
     return rows
 
 
-def _said(batch: Sequence[Sample], old: Any, mask: Any) -> Any:
+def _said(batch: Sequence[Sample], old: Tensor, mask: Tensor) -> Tensor:
     """Return the sampler's log-probabilities; where it gave none, what the trainer computes."""
     said = old.clone()
     known = [i for i, s in enumerate(batch) if len(s.tokens.logprobs) == s.length]
@@ -395,7 +422,7 @@ def _said(batch: Sequence[Sample], old: Any, mask: Any) -> Any:
     return said
 
 
-def _padded(rows: Sequence[Sequence[float]], like: Any) -> Any:
+def _padded(rows: Sequence[Sequence[float]], like: Tensor) -> Tensor:
     import torch
 
     padded = torch.zeros_like(like)

@@ -2,11 +2,11 @@
 
 The recipe says how rollouts are made and what they earn; all else is here. Each step samples with the
 adapters of the step before, by reference, so that the executor's cache and the engines know which weights
-they had. After a crash a job goes on from its last step: calls that were made are in the cache, weights and
+they had. After a crash a job continues from its last step: calls that were made are in the cache, weights and
 optimizers in files.
 
-Where samples may be `stale` updates old, the next step's are drawn while a step is trained, with the weights
-that it began with.
+Where samples may be older than the trainer (`max_staleness`), the next step's are drawn while a step is
+trained, with the weights that it began with.
 """
 
 from __future__ import annotations
@@ -34,23 +34,19 @@ from compound.optimizers.policy import moments
 from compound.optimizers.policy.adapters import Adapters, partition
 from compound.optimizers.policy.bases import base_format, base_model, refuse_reshaped, spaces
 from compound.optimizers.policy.drawn import Drawn
-from compound.optimizers.policy.recipe import Recipe, Work
-from compound.optimizers.policy.rollouts import Sampler, rolling, warm
+from compound.optimizers.policy.recipe import Recipe, Sharing, TrainingSettings, Work
+from compound.optimizers.policy.rollouts import Sampler, rolling
+from compound.optimizers.policy.saved import Best, Saved, Step, Stored, TrainingState
 from compound.optimizers.policy.selection import held_out_size, is_better, split
 from compound.optimizers.policy.telling import examples_of, peak, told, why_nothing
 from compound.optimizers.policy.trainer import OPTIMIZERS, VALUE, Trainer
 from compound.plan import values_of
 from compound.reading import entry
-from compound.settings import WeightSettings
 from compound.streams import generator, stream
 from compound.system import System
 
 RECORD = "training"  # the kind of a memory record
 WINDOW = 0.2  # of the steps, at either end, that a proposal's rewards are the mean of
-START: Mapping[str, Any] = {
-    "step": 0, "saved": None, "ahead": None, "kept": {}, "curve": [], "dearest": 0.0, "evaluated": [],
-    "best": None,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,12 +54,12 @@ class WeightTraining:
     """Trains the weights that a job names.
 
     Attributes:
-        recipe: makes rollouts and gives credit.
-        settings: how many, how fast.
+        recipe: makes rollouts and gives credit; says how many steps there are.
+        adapters: which components share an adapter.
     """
 
     recipe: Recipe
-    settings: WeightSettings
+    adapters: Sharing = "each"
 
     def bound(self, outlook: Outlook) -> JobBound:
         """Declare that no model is asked besides running the system."""
@@ -71,48 +67,62 @@ class WeightTraining:
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Train, checkpointing after every step and evaluation; propose the weights of the best step."""
-        job = Job(task, self.recipe, self.settings)
+        session = TrainingSession(task, self.recipe, self.adapters)
         try:
-            state: dict[str, Any] = {**START, **(task.resume or {})}
-            await compute(job.open, state)
-            await job.admit(state)
+            state = TrainingState() if task.resume is None else TrainingState.from_json(task.resume)
+            await compute(session.open, state)
+            await session.admit(state)
             while True:
-                evaluates = job.is_due(state)
-                if not (evaluates or job.goes_on(state)):
+                evaluates = session.is_due(state)
+                if not (evaluates or session.goes_on(state)):
                     break
                 try:
-                    state = await (job.evaluate(state) if evaluates else job.step(state))
+                    state = await (session.evaluate(state) if evaluates else session.step(state))
                 except BudgetExhausted:
                     break
-                job.forget(state)
+                session.forget(state)
                 if evaluates:
-                    yield Progress(state, job.compared(state), {"evaluation": job.evaluation(state)})
+                    facts = {"evaluation": session.evaluation(state)}
+                    yield Progress(state.to_json(), session.compared(state), facts)
                 else:
-                    yield Progress(state, told(state["curve"], self.settings.steps))
-            yield job.proposal(state)
+                    yield Progress(state.to_json(), told(state.curve, self.recipe.settings.steps))
+            yield session.proposal(state)
         finally:
-            await compute(job.close)
+            await compute(session.close)
 
 
 @dataclass
-class Job:
-    """One training under way."""
+class TrainingSession:
+    """The training of one job, with its model in memory.
+
+    Attributes:
+        task: the job.
+        recipe: makes rollouts and gives credit.
+        sharing: which components share an adapter.
+        trained: the components whose weights are trained.
+        trainer: updates the weights; there is one once the session is open.
+    """
 
     task: Task
     recipe: Recipe
-    settings: WeightSettings
+    sharing: Sharing = "each"
     trained: tuple[str, ...] = field(init=False)
     trainer: Trainer = field(init=False)
 
     def __post_init__(self) -> None:
         self.trained = tuple(components_of(self.task.keys))
-        self._groups = partition(self.trained, self.settings.adapters)
+        self._groups = partition(self.trained, self.sharing)
         self._adapter_of = {c: name for name, some in self._groups.items() for c in some}
-        train, settings = self.task.train, self.settings
-        aside = held_out_size(len(train), settings.eval_examples, settings.eval_every)
-        aside = aside if settings.steps > settings.eval_every else 0  # there is nothing to choose among
+        train, evaluation = self.task.train, self.settings.evaluation
+        aside = held_out_size(len(train), evaluation.examples, evaluation.every)
+        aside = aside if self.settings.steps > evaluation.every else 0  # there is nothing to choose among
         self.split = split(train, aside, self.task.pool_seed if aside else 0)
-        self._batch = min(settings.examples, len(self.split.trained))
+        self._batch = min(self.recipe.sampling.examples, len(self.split.trained))
+
+    @property
+    def settings(self) -> TrainingSettings:
+        """How many steps are made, and how."""
+        return self.recipe.settings
 
     @property
     def folder(self) -> Path:
@@ -122,10 +132,10 @@ class Job:
     @property
     def cost(self) -> float:
         """System runs of a step, about."""
-        return self.recipe.cost(self._batch, len(self.trained), self.settings)
+        return self.recipe.cost(self._batch, len(self.trained))
 
-    def open(self, state: Mapping[str, Any]) -> None:
-        """Load the base, and go on from where the job was, or from what earlier jobs of the run left."""
+    def open(self, state: TrainingState) -> None:
+        """Load the base, and continue from where the job was, or from what earlier jobs of the run left."""
         system = self.task.system
         engine_of = self.task.bench.executor.engine
         model = base_model(system, self.trained, engine_of)
@@ -134,21 +144,20 @@ class Job:
         dtype = base_format(system, self.trained, engine_of)
         adapters = Adapters(model, spaces(system, self._groups), seed=self.task.seed, dtype=dtype)
         self.trainer = Trainer(
-            adapters, self._adapter_of, self.settings,
-            seed=self.task.seed, steps=self.settings.steps, longest=self._longest(),
-            critic=self.recipe.critic,
+            adapters, self._adapter_of, self.recipe.loss, self.settings.optimizer, self.recipe.sampling,
+            self.recipe.critic, seed=self.task.seed, steps=self.settings.steps, longest=self._longest(),
         )  # fmt: skip
         values = system.configuration.values()
         moments.drop_rejected(self._memory, {v["sha256"] for v in values if is_reference(v)})
-        if state["saved"] is not None:
-            self.trainer.restore(state["saved"], self.folder)
+        if state.saved is not None:
+            self.trainer.restore(state.saved, self.folder)
             return
         for name, some in self._groups.items():
             reference = _weights(system, some[0])
             if any(system.configuration[f"{c}.weights"] != reference for c in some):
                 raise DeclarationError(
                     f"the adapter {name!r} is shared by components that start from different ones",
-                    hint="let them start from the same, or train them apart: optimize.weights.adapters: each",
+                    hint="let them start from the same, or train them apart: adapters: each",
                 )
             adapters.begin(name, reference, self.folder)
             self.trainer.versions[name] = [adapters.version(name)]
@@ -157,9 +166,9 @@ class Job:
             if self.recipe.critic and set(kept.adapters) == set(self._groups):
                 self.trainer.take(VALUE, kept.reference, self.folder)
 
-    async def admit(self, state: Mapping[str, Any]) -> None:
+    async def admit(self, state: TrainingState) -> None:
         """Have engines that can say so take adapters of these shapes, before a step is spent on them."""
-        if state["saved"] is not None:
+        if state.saved is not None:
             return
         system, engine_of = self.task.system, self.task.bench.executor.engine
         for name, some in self._groups.items():
@@ -191,7 +200,7 @@ class Job:
         """
         system = self.task.system
         wired = [n.component.name for n in system.all_nodes() if "max_tokens" in n.wires]
-        if self.settings.loss == "dr_grpo" and not set(wired).isdisjoint(self.trained):
+        if self.recipe.loss.name == "dr_grpo" and not set(wired).isdisjoint(self.trained):
             raise DeclarationError(
                 f"the loss dr_grpo divides by max_tokens, which is wired in {', '.join(wired)}",
                 hint="set it in the component, or take another loss",
@@ -204,31 +213,31 @@ class Job:
             del self.trainer
             loading.release()
 
-    def values(self, saved: Mapping[str, Any] | None) -> dict[str, Any]:
+    def values(self, saved: Saved | None) -> dict[str, Stored | None]:
         """Return the weights of a checkpoint, as values of the configuration."""
         if saved is None:
             return {}
-        return {f"{c}.weights": saved["adapters"][name] for c, name in self._adapter_of.items()}
+        return {f"{c}.weights": saved.adapters[name] for c, name in self._adapter_of.items()}
 
-    def affords(self, number: int, dearest: float, evaluations: int = 0) -> bool:
+    def affords(self, number: int, max_runs: float, evaluations: int = 0) -> bool:
         """Return whether a step is to be taken, and the job's share of the budget holds one.
 
         Args:
             number: of the step.
-            dearest: what a step has taken at most so far: with loops it may be more than was expected.
+            max_runs: the most system runs of a step so far: with loops it may be more than was expected.
             evaluations: how many evaluations it must hold as well.
         """
-        needed = self.cost if dearest <= self.cost else dearest + 1.0  # the last of its runs is held whole
+        needed = self.cost if max_runs <= self.cost else max_runs + 1.0  # the last of its runs is held whole
         held = evaluations * self.evaluation_cost
         return number < self.settings.steps and self.task.scorer.left >= needed + held
 
-    def goes_on(self, state: Mapping[str, Any]) -> bool:
+    def goes_on(self, state: TrainingState) -> bool:
         """Return whether another step follows: its samples are drawn already, or the budget holds it.
 
         Where steps are evaluated, the budget must hold the step's evaluation, too.
         """
-        evaluations = bool(state["evaluated"])
-        return bool(state["ahead"]) or self.affords(state["step"], state["dearest"], evaluations)
+        evaluations = bool(state.evaluated)
+        return state.ahead is not None or self.affords(state.step, state.max_runs, evaluations)
 
     # -- which step is the best ------------------------------------------------------------------------
 
@@ -237,41 +246,40 @@ class Job:
         """System runs of an evaluation, at most."""
         return self.recipe.evaluation_cost(len(self.split.held_out))
 
-    def is_due(self, state: Mapping[str, Any]) -> bool:
+    def is_due(self, state: TrainingState) -> bool:
         """Return whether the weights of a state are to be evaluated before anything else.
 
         The starting weights are, where the budget holds enough steps to choose among; then those of every
-        `eval_every`-th step, and those of the last.
+        `evaluation.every`-th step, and those of the last.
         """
-        every, step = self.settings.eval_every, state["step"]
+        every, step = self.settings.evaluation.every, state.step
         if not self.split.held_out:
             return False
-        if not state["evaluated"]:
+        if not state.evaluated:
             enough = (every + 1) * self.cost + 3 * self.evaluation_cost
             return step == 0 and self.task.scorer.left >= enough
-        if state["evaluated"][-1][0] == step or self.task.scorer.left < self.evaluation_cost:
+        if state.evaluated[-1][0] == step or self.task.scorer.left < self.evaluation_cost:
             return False
         return step % every == 0 or not self.goes_on(state)
 
-    async def evaluate(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    async def evaluate(self, state: TrainingState) -> TrainingState:
         """Score the weights of a state on the held-out train examples; return the next state."""
-        meter, step = self.task.bench.executor.meter, state["step"]
-        work = self._work(state, step, dict(state["kept"]))
+        meter, step = self.task.bench.executor.meter, state.step
+        work = self._work(state, step, dict(state.kept))
         with meter.capped(self.task.scorer.left):
-            scores = await self.recipe.evaluate(work, self.values(state["saved"]), self.split.held_out)
-        score, best = fmean(scores) if scores else None, state["best"]
+            scores = await self.recipe.evaluate(work, self.values(state.saved), self.split.held_out)
+        score, best = fmean(scores) if scores else None, state.best
         if score is not None and is_better(score, step, best):
-            best = {"step": step, "score": score, "saved": state["saved"]}
-        evaluated = [*state["evaluated"], [step, score]]
-        return {**state, "kept": dict(state["kept"]), "evaluated": evaluated, "best": best}
+            best = Best(step=step, score=score, saved=state.saved)
+        return state.model_copy(update={"evaluated": [*state.evaluated, (step, score)], "best": best})
 
-    def evaluation(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def evaluation(self, state: TrainingState) -> dict[str, Any]:
         """Return the last evaluation, as JSON."""
-        step, score = state["evaluated"][-1]
-        best = state["best"]["step"] if state["best"] else None
+        step, score = state.evaluated[-1]
+        best = state.best.step if state.best else None
         return {"step": step, "score": score, "examples": len(self.split.held_out), "best": best}
 
-    def compared(self, state: Mapping[str, Any]) -> str:
+    def compared(self, state: TrainingState) -> str:
         """Return the last evaluation's line for people."""
         facts = self.evaluation(state)
         where = f"step {facts['step']} of {self.settings.steps}"
@@ -284,16 +292,16 @@ class Job:
 
     # -- a step ----------------------------------------------------------------------------------------
 
-    async def step(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    async def step(self, state: TrainingState) -> TrainingState:
         """Sample with the weights of a state, give credit, update; return the next state."""
-        number, kept = state["step"], dict(state["kept"])
+        number, kept = state.step, dict(state.kept)
         drawn, ahead = await self._drawn(state, kept), None
-        dearest = max(state["dearest"], drawn.facts["runs"])
+        max_runs = max(state.max_runs, drawn.facts["runs"])
         try:
             async with asyncio.TaskGroup() as group:
                 training = group.create_task(self._train(drawn, number))
-                pending = 2 * bool(state["evaluated"])  # of this step and of the next
-                if self.settings.stale and self.affords(number + 1, dearest, pending):
+                pending = 2 * bool(state.evaluated)  # of this step and of the next
+                if self.recipe.sampling.max_staleness and self.affords(number + 1, max_runs, pending):
                     await asyncio.sleep(0)  # so that values are those of the trained value head
                     ahead = await self._ahead(state, number + 1, kept)
         except BaseExceptionGroup as errors:
@@ -301,24 +309,23 @@ class Job:
         saved, trained = training.result()
         credited = drawn.credited
         made = credited.facts.get("samples", len(credited.samples))  # of all groups
-        brief = {"reward": credited.reward, "samples": len(credited.samples), "made": made}
-        if trained["skipped_updates"]:
-            brief["skipped"] = trained["skipped_updates"]
-        if not credited.samples:
-            brief["why"] = why_nothing(self.recipe, drawn)
-        curve = [*state["curve"], brief]
-        found = {"step": number + 1, "saved": saved, "ahead": ahead, "kept": kept, "curve": curve}
-        return {**state, **found, "dearest": dearest}
+        brief = Step(
+            reward=credited.reward,
+            samples=len(credited.samples),
+            made=made,
+            skipped=trained["skipped_updates"],
+            why="" if credited.samples else why_nothing(self.recipe, drawn),
+        )
+        found = {"step": number + 1, "saved": saved, "ahead": ahead, "kept": kept, "max_runs": max_runs}
+        return state.model_copy(update={**found, "curve": [*state.curve, brief]})
 
-    async def _drawn(self, state: Mapping[str, Any], kept: dict[str, Any]) -> Drawn:
+    async def _drawn(self, state: TrainingState, kept: dict[str, object]) -> Drawn:
         """Return the samples of a state's step: those that were drawn ahead, or new ones."""
-        if state["ahead"]:
-            return Drawn.read(verified(state["ahead"], self.folder))
-        return await self._draw(state, state["step"], kept)
+        if state.ahead:
+            return Drawn.read(verified(state.ahead, self.folder))
+        return await self._draw(state, state.step, kept)
 
-    async def _ahead(
-        self, state: Mapping[str, Any], number: int, kept: dict[str, Any]
-    ) -> dict[str, str] | None:
+    async def _ahead(self, state: TrainingState, number: int, kept: dict[str, object]) -> Stored | None:
         """Draw the samples of a later step with the weights of a state, and store them."""
         try:
             drawn = await self._draw(state, number, kept)
@@ -326,7 +333,7 @@ class Job:
             return None
         return put(drawn.write, self.folder, "ahead")
 
-    async def _draw(self, state: Mapping[str, Any], number: int, kept: dict[str, Any]) -> Drawn:
+    async def _draw(self, state: TrainingState, number: int, kept: dict[str, object]) -> Drawn:
         """Sample with the weights of a state, and give credit, within the job's share of the budget."""
         meter, begun = self.task.bench.executor.meter, time.perf_counter()
         work, before, runs = self._work(state, number, kept), self._prefilled(), meter.system_runs
@@ -340,10 +347,9 @@ class Job:
         }  # fmt: skip
         return Drawn(credited, facts)
 
-    async def _train(self, drawn: Drawn, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    async def _train(self, drawn: Drawn, number: int) -> tuple[Saved, dict[str, Any]]:
         """Update, store, and record; return what is to be restored from, and what the trainer saw."""
-        samples, likelihood = drawn.credited.samples, self.recipe.likelihood
-        facts = await compute(self.trainer.step, samples, number, likelihood=likelihood)
+        facts = await compute(self.trainer.step, drawn.credited.samples, number)
         saved = await compute(self.trainer.save, self.folder)
         self.task.bench.memory.append(self._record(number, drawn, facts))
         return saved, facts
@@ -354,16 +360,14 @@ class Job:
         lm = entry(values_of(system.components[self.trained[0]], system), "lm", str)
         return getattr(self.task.bench.executor.engine(lm), "prefill", Prefilled())
 
-    def _work(self, state: Mapping[str, Any], number: int, kept: dict[str, Any]) -> Work:
+    def _work(self, state: TrainingState, number: int, kept: dict[str, object]) -> Work:
         """Return what the recipe works with."""
-        task, settings = self.task, self.settings
-        rules = rolling(
-            task.bench.rules, warm(task.system, self.trained, settings.temperature), settings.failure
-        )
-        system = task.system.bind({**task.system.configuration, **self.values(state["saved"])})
+        task = self.task
+        rules = rolling(task.bench.rules, task.system, self.trained, self.recipe.sampling)
+        system = task.system.bind({**task.system.configuration, **self.values(state.saved)})
         sampler = Sampler(task.bench.executor, system, task.bench.metric, rules, self._index(number))
         seed = stream(task.seed, "step", number)
-        return Work(sampler, self.trained, settings, seed, self.trainer, task, kept, task.bench.folder)
+        return Work(sampler, self.trained, seed, self.trainer, task, kept, task.bench.folder)
 
     def _index(self, number: int) -> int:
         """Return a number for the step that no step of another job has."""
@@ -386,74 +390,73 @@ class Job:
         answers = examples_of(credited.samples, self.trainer.adapters.tokenizer)
         return {"kind": RECORD, "step": number, **found, "answers": answers, "memory": peak()}
 
-    def forget(self, state: Mapping[str, Any]) -> None:
+    def forget(self, state: TrainingState) -> None:
         """Delete optimizer states and adapters that neither this state nor the one before needs.
 
         A state needs its last and its best step. The one before is still in the checkpoint until this one's
         is written. Of other jobs, which are over, only optimizer states that belong to no present adapter
         are deleted.
         """
-        needed = [state["ahead"]]
-        for saved in (state["saved"], (state["best"] or {}).get("saved")):
-            needed += [saved["optimizers"], *saved["adapters"].values()] if saved else []
+        needed = [state.ahead]
+        for saved in (state.saved, state.best.saved if state.best else None):
+            needed += [saved.optimizers, *saved.adapters.values()] if saved else []
         present = {reference["path"] for reference in needed if reference} | self._given(state)
         present |= moments.folders(self._memory)
-        kept = state["kept"].get("folders", [])
         over = [path.name for path in self.folder.glob(f"{OPTIMIZERS}-*")]
-        for name in {*state["kept"].get("folders_before", []), *over}.difference(present, kept):
+        for name in {*state.folders_before, *over}.difference(present, state.folders):
             discard(name, self.folder)
-        state["kept"].update(folders_before=kept, folders=sorted(present))
+        state.folders_before, state.folders = state.folders, sorted(present)
 
-    def _given(self, state: Mapping[str, Any]) -> set[str]:
+    def _given(self, state: TrainingState) -> set[str]:
         """Return the names of folders that the job began with, or that its recipe keeps: others need them."""
-        held = [self.task.system.configuration, *state["kept"].values()]
+        held = [self.task.system.configuration, *state.kept.values()]
         values = [value for some in held if isinstance(some, Mapping) for value in some.values()]
         return {Path(value["path"]).name for value in values if is_reference(value)}
 
-    def _done(self, state: Mapping[str, Any]) -> str:
+    def _done(self, state: TrainingState) -> str:
         """Return how many steps were made, and why not more."""
-        if state["step"] == self.settings.steps:
-            return f"{state['step']} steps"
-        return f"{state['step']} of {self.settings.steps} steps, which is all that the budget holds"
+        if state.step == self.settings.steps:
+            return f"{state.step} steps"
+        return f"{state.step} of {self.settings.steps} steps, which is all that the budget holds"
 
-    def proposal(self, state: Mapping[str, Any]) -> Proposal:
+    def proposal(self, state: TrainingState) -> Proposal:
         """Return the weights of the best step, or of the last one where steps were not evaluated.
 
         ``before`` and ``after`` compare the starting weights with the proposed ones on the held-out examples.
         Without evaluations they are what rollouts earned at either end, which is no such comparison: examples
         differ, and the temperature is that of rollouts. Schedulers take it for want of a better one.
         """
-        curve = [point["reward"] for point in state["curve"] if point["reward"] is not None]
-        facts = {"steps": state["step"], "samples": sum(point["samples"] for point in state["curve"])}
+        curve = [point.reward for point in state.curve if point.reward is not None]
+        facts: dict[str, Any] = {"steps": state.step, "samples": sum(point.samples for point in state.curve)}
         if not curve or not facts["samples"]:
-            whys = Counter(point["why"] for point in state["curve"] if "why" in point)
+            whys = Counter(point.why for point in state.curve if point.why)
             why = whys.most_common(1)[0][0] if whys else "the budget does not hold a step"
             return Proposal({}, note=f"nothing to learn from: {why}", facts=facts)
         few = max(1, round(WINDOW * len(curve)))
         before, after = fmean(curve[:few]), fmean(curve[-few:])
         kind = "local reward of answers" if self.recipe.local else "reward of rollouts"
         note = f"{self._done(state)}: mean {kind} {before:.3f} -> {after:.3f}"
-        best, chosen, scores = state["best"], state["saved"], {}
-        if len(state["evaluated"]) > 1 and best:
-            chosen, note = best["saved"], f"{note}; {self._chosen(state)}"
-            facts |= {"best_step": best["step"], "evaluated": state["evaluated"]}
-            if not self.recipe.local and state["evaluated"][0][1] is not None:
-                scores = {"before": state["evaluated"][0][1], "after": best["score"]}
+        best, chosen, scores = state.best, state.saved, {}
+        if len(state.evaluated) > 1 and best:
+            chosen, note = best.saved, f"{note}; {self._chosen(state, best)}"
+            facts |= {"best_step": best.step, "evaluated": [list(pair) for pair in state.evaluated]}
+            if not self.recipe.local and state.evaluated[0][1] is not None:
+                scores = {"before": state.evaluated[0][1], "after": best.score}
         elif not self.recipe.local:
             scores, facts = {"before": before, "after": after}, {**facts, ROLLOUTS: True}
         if chosen is not None:
             moments.remember(self._memory, self._recipe, chosen)
-        return Proposal(self.values(chosen), **scores, tried=state["step"], note=note, facts=facts)
+        return Proposal(self.values(chosen), **scores, tried=state.step, note=note, facts=facts)
 
-    def _chosen(self, state: Mapping[str, Any]) -> str:
+    def _chosen(self, state: TrainingState, best: Best) -> str:
         """Return which step is proposed, and why, for people."""
-        best, count = state["best"], len(self.split.held_out)
-        if best["step"] == 0:
-            told = f"no step scored higher than the starting weights, {best['score']:.3f}"
+        count = len(self.split.held_out)
+        if best.step == 0:
+            told = f"no step scored higher than the starting weights, {best.score:.3f}"
             return f"{told} on {count} held-out train examples"
-        tried = len(state["evaluated"]) - 1
-        start = state["evaluated"][0][1]
-        told = f"step {best['step']} is the best of {tried} evaluated: {best['score']:.3f}"
+        tried = len(state.evaluated) - 1
+        start = state.evaluated[0][1]
+        told = f"step {best.step} is the best of {tried} evaluated: {best.score:.3f}"
         return f"{told} on {count} held-out train examples" + ("" if start is None else f", from {start:.3f}")
 
 

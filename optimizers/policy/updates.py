@@ -8,9 +8,40 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
 
 from compound.errors import CompoundError
+from compound.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Schedule = Literal["constant", "cosine"]
+
+
+class OptimizerSettings(Settings):
+    """How AdamW updates the weights."""
+
+    lr: float = Field(default=1e-4, gt=0)
+    """Learning rate."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises linearly to `lr`."""
+    schedule: Schedule = "constant"
+    """Whether the learning rate falls towards 0 at the last step (`cosine`)."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the samples of a step."""
+    minibatches: int = Field(default=1, ge=1)
+    """Updates of an epoch: the samples are divided into this number of parts."""
+    max_norm: float = Field(default=1.0, gt=0)
+    """Gradients of an adapter are clipped to this norm."""
+    max_skipped: int = Field(default=5, ge=1)
+    """Consecutive updates of an adapter with a non-finite gradient after which training stops. Each of them
+    is skipped and counted; weights and optimizer state stay as they are."""
+    micro_tokens: int = Field(default=4096, ge=64)
+    """Tokens that go through the model at once, padding included: lower it when memory does not suffice."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +56,12 @@ class Rate:
     lr: float
     warmup: int = 0
     steps: int = 1
-    schedule: str = "constant"
+    schedule: Schedule = "constant"
+
+    @classmethod
+    def of(cls, settings: OptimizerSettings, steps: int) -> Rate:
+        """Return the learning rate that settings give to a training of some steps."""
+        return cls(settings.lr, settings.warmup_steps, steps, settings.schedule)
 
     def at(self, step: int) -> float:
         """Return the rate of a step, the first being 0."""
@@ -53,7 +89,7 @@ class Updater:
 
     def __init__(
         self,
-        parameters: Sequence[tuple[str, Any]],
+        parameters: Sequence[tuple[str, Tensor]],
         rate: Rate,
         max_norm: float,
         whose: str,
@@ -90,7 +126,7 @@ class Updater:
                 raise CompoundError(
                     f"the gradient of {self.whose} was not finite in {self.skipped} updates in a row",
                     hint="none of them changed the weights; begin a new run (--new) with a lower "
-                    "optimize.weights.lr, or raise optimize.weights.max_skipped",
+                    "learning rate (optimizer.lr), or raise optimizer.max_skipped",
                 )
             return norm
         self.skipped = 0
@@ -100,7 +136,7 @@ class Updater:
         self._adam.zero_grad()
         return norm
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Tensor]:
         """Return moments and step counts as tensors by name."""
         found = {}
         for name, tensor in self.parameters:
@@ -108,7 +144,7 @@ class Updater:
                 found[f"{name}|{part}"] = value.detach().cpu().clone()
         return found
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state` returned."""
         for name, tensor in self.parameters:
             parts = {key.rpartition("|")[2]: key for key in state if key.rpartition("|")[0] == name}
@@ -119,7 +155,7 @@ class Updater:
                 }
 
 
-def add_up(tensors: Sequence[Any]) -> None:
+def add_up(tensors: Sequence[Tensor]) -> None:
     """Add tensors in place over the processes that train together, if there are several.
 
     The only collective of a training. Some backends reduce tensors of one device only (NCCL those of a GPU),
@@ -133,7 +169,7 @@ def add_up(tensors: Sequence[Any]) -> None:
         distributed.all_reduce(tensor)
 
 
-def added(rows: Sequence[Sequence[float]], device: Any) -> list[list[float]]:
+def added(rows: Sequence[Sequence[float]], device: torch.device | None) -> list[list[float]]:
     """Return numbers added over the processes that train together.
 
     Args:

@@ -7,6 +7,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import Field
+
+from compound.settings import Settings
+
+
+class CriticSettings(Settings):
+    """The value head, and how advantages are estimated from its values."""
+
+    gamma: float = Field(default=1.0, ge=0, le=1)
+    """Discount of later tokens' rewards."""
+    lam: float = Field(default=0.95, ge=0, le=1)
+    """The λ of generalized advantage estimation."""
+    lr: float = Field(default=1e-3, gt=0)
+    """Learning rate of the value head."""
+    clip: float | None = Field(default=0.2, gt=0)
+    """How far a value may move in a step; `null` leaves it unbounded."""
+    kl_reward: float = Field(default=0.0, ge=0)
+    """Coefficient of the KL penalty in the per-token reward: the log-ratio of the policy to the base model,
+    adapter off (TRL's PPO used 0.05). The `beta` of a loss adds a KL term to the loss instead."""
+
 
 def value_head(width: int) -> Any:
     """Return a head from states (…, width) to values (…, 1)."""

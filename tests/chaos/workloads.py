@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from guiding import proposals
+from placing import trainings
+
 REMOTE_METHODS = (
     "search", "coordinate", "random", "mipro", "gepa", "textgrad", "opro", "llm_selector", "hbc", "optimas",
 )  # fmt: skip
@@ -60,11 +63,27 @@ class Workload:
         return path
 
 
+_REWARDS: dict[str, Any] = {
+    "prompts": {"lm": "writer", "proposers": ["demos", "edits", "opro"]},
+    "backbone": {"model": "none"},
+    "pairs": {"inputs": 6, "fresh": 2, "samples": 2, "min_rollouts": 1, "max_rollouts": 2},
+    "reward": {"min_accuracy": 0.5},
+}
+_CLONED = {
+    **{name: _REWARDS[name] for name in ("prompts", "backbone")},
+    "pairs": {"inputs": 6, "samples": 2, "min_rollouts": 1, "max_rollouts": 2},
+}
+
+
 def workloads() -> list[Workload]:
     """Return one workload per method, and those in which rewards and adapters are trained."""
     remote = [Workload(method, method) for method in REMOTE_METHODS]
     learned = {
-        "rewards": {**_REWARDS, "backbone": "minilm", "train": True, "epochs": 1, "batch": 8, "rank": 2}
+        "optimas": {
+            **_REWARDS,
+            "backbone": {"model": "minilm"},
+            "reward": {**_REWARDS["reward"], "lora": {"epochs": 1, "batch": 8, "rank": 2}},
+        }
     }
     training = [Workload(method, method, trains=True) for method in TRAINING_METHODS]
     return [*remote, Workload("optimas_lora", "optimas", optimize=learned), *training]
@@ -98,9 +117,6 @@ def _chain_rows() -> dict[str, list[dict[str, Any]]]:
     return {
         split: [{"id": e.id, **e.inputs, **e.gold} for e in examples] for split, examples in splits.items()
     }
-
-
-_REWARDS = {"backbone": "none", "inputs": 6, "fresh": 2, "samples": 2, "rollouts": 1, "most_rollouts": 2, "accuracy": 0.5}  # fmt: skip
 
 
 def _remote(folder: Path, url: str, timeout: float) -> dict[str, Any]:
@@ -141,7 +157,7 @@ def _remote(folder: Path, url: str, timeout: float) -> dict[str, Any]:
         "optimize": {
             "seed": 3, "valid_size": None, "minibatch": 3, "candidates": 4, "iterations": 2, "alpha": 0.2,
             "concurrency": 8, "budget": {"system_runs": 120},
-            "prompts": {"lm": "writer", "proposers": ["demos", "edits", "opro"]}, "rewards": _REWARDS,
+            **proposals("demos", "edits", "opro", lm="writer"), "optimas": _REWARDS, "hbc": _CLONED,
         },
     }  # fmt: skip
 
@@ -170,9 +186,9 @@ def _training(model: Path | None) -> dict[str, Any]:
         "metric": {"custom": {"call": "compound.benchmarks.toys:chain_score"}},
         "optimize": {
             "seed": 3, "valid_size": None, "alpha": 0.2, "concurrency": 8, "budget": {"system_runs": 300},
-            "weights": {
-                "steps": 3, "examples": 3, "runs": 3, "lr": 0.01, "parts": 2, "attempts": 3, "keep": 2,
-                "threshold": 0.0, "stages": ["mhgpo_fof", "mmgrpo"],
-            },
+            **trainings(
+                steps=3, examples=3, runs=3, lr=0.01, minibatches=2, attempts=3, keep=2, threshold=0.0
+            ),
+            "better_together": {"stages": ["mhgpo_fof", "mmgrpo"]},
         },
     }  # fmt: skip

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from placing import training
 
 from compound import LLM, Input, System
 from compound.artifacts import is_reference
@@ -16,7 +17,6 @@ from compound.data import Dataset
 from compound.executor import Executor
 from compound.metrics import custom
 from compound.optimizing import optimize
-from compound.settings import OptimizeSettings
 from compound.space import LoRA, Text
 
 pytestmark = [
@@ -77,7 +77,7 @@ def test_two_components_learn_two_markers_on_one_server_and_swapping_adapters_sw
     rows = [{"id": thing, "thing": thing} for thing in THINGS]
     data = Dataset.of(train=rows, valid=[{**row, "id": f"valid {row['id']}"} for row in rows])
     weights = {"steps": 8, "examples": 4, "runs": 8, "lr": 1e-3}
-    settings = OptimizeSettings.model_validate({"method": "mmgrpo", "alpha": 0.25, "weights": weights})
+    settings = training("mmgrpo", weights, alpha=0.25)
     system = twins()
     result = optimize(
         system, data, custom(marked, "marked"), settings, run_dir=tmp_path / "run", engines=lambda _: engine

@@ -27,7 +27,11 @@ SMALL = {
     "optimize.valid_size": "16", "optimize.test_size": "12", "optimize.budget.system_runs": "150",
     "optimize.baselines": "[]", "optimize.candidates": "4",
 }  # fmt: skip
-REWARDS = {"backbone": "none", "inputs": 6, "samples": 2, "rollouts": 1, "most_rollouts": 1, "accuracy": 0.5}
+OPTIMAS = {
+    "backbone": {"model": "none"},
+    "pairs": {"inputs": 6, "samples": 2, "min_rollouts": 1, "max_rollouts": 1},
+    "reward": {"min_accuracy": 0.5},
+}
 METHODS: Mapping[str, Mapping[str, str]] = {
     "search": {},
     "coordinate": {},
@@ -36,7 +40,7 @@ METHODS: Mapping[str, Mapping[str, str]] = {
     "mipro": {},
     "textgrad": {},
     "gepa": {},
-    "optimas": {"optimize.rewards": json.dumps(REWARDS)},
+    "optimas": {"optimize.optimas": json.dumps(OPTIMAS)},
 }  # by name, what is set besides
 
 
