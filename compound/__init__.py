@@ -37,59 +37,27 @@ if TYPE_CHECKING:  # so that type checkers see what `__getattr__` finds
     from compound.errors import CompoundError as CompoundError
     from compound.errors import RunFailed as RunFailed
     from compound.executor import Executor as Executor
-    from compound.metrics import (
-        accuracy as accuracy,
-    )
-    from compound.metrics import (
-        custom as custom,
-    )
-    from compound.metrics import (
-        exact_match as exact_match,
-    )
-    from compound.metrics import (
-        mrr as mrr,
-    )
-    from compound.metrics import (
-        recall_at_k as recall_at_k,
-    )
-    from compound.metrics import (
-        token_f1 as token_f1,
-    )
+    from compound.metrics import accuracy as accuracy
+    from compound.metrics import custom as custom
+    from compound.metrics import exact_match as exact_match
+    from compound.metrics import mrr as mrr
+    from compound.metrics import recall_at_k as recall_at_k
+    from compound.metrics import token_f1 as token_f1
     from compound.optimizing import Result as Result
+    from compound.registration import method as method
     from compound.settings import OptimizeSettings as OptimizeSettings
-    from compound.space import (
-        Choice as Choice,
-    )
-    from compound.space import (
-        Demos as Demos,
-    )
-    from compound.space import (
-        Float as Float,
-    )
-    from compound.space import (
-        Int as Int,
-    )
-    from compound.space import (
-        LoRA as LoRA,
-    )
-    from compound.space import (
-        Text as Text,
-    )
-    from compound.sync import (
-        evaluate as evaluate,
-    )
-    from compound.sync import (
-        load_result as load_result,
-    )
-    from compound.sync import (
-        load_system as load_system,
-    )
-    from compound.sync import (
-        optimize as optimize,
-    )
-    from compound.sync import (
-        run as run,
-    )
+    from compound.settings import Settings as Settings
+    from compound.space import Choice as Choice
+    from compound.space import Demos as Demos
+    from compound.space import Float as Float
+    from compound.space import Int as Int
+    from compound.space import LoRA as LoRA
+    from compound.space import Text as Text
+    from compound.sync import evaluate as evaluate
+    from compound.sync import load_result as load_result
+    from compound.sync import load_system as load_system
+    from compound.sync import optimize as optimize
+    from compound.sync import run as run
     from compound.system import System as System
     from compound.trace import Trace as Trace
 
