@@ -148,7 +148,7 @@ class LLM(Operation):
             one = (inputs + labelled(answers) + Extent(JOIN)).cut(LONGEST_DEMO)
             demos = one.times(self.demos.max)
         declared = self.demos.value if isinstance(self.demos, Demos) else self.demos
-        start_demos = limits.value(f"{self.name}.demos", declared)
+        start_demos = as_demos(limits.value(f"{self.name}.demos", declared) or ())
         if start_demos:
             own = len(render("", start_demos, {}, self.outputs, self.layout).encode())
             demos = demos.joined(Extent(own))

@@ -37,59 +37,27 @@ if TYPE_CHECKING:  # so that type checkers see what `__getattr__` finds
     from compound.errors import CompoundError as CompoundError
     from compound.errors import RunFailed as RunFailed
     from compound.executor import Executor as Executor
-    from compound.metrics import (
-        accuracy as accuracy,
-    )
-    from compound.metrics import (
-        custom as custom,
-    )
-    from compound.metrics import (
-        exact_match as exact_match,
-    )
-    from compound.metrics import (
-        mrr as mrr,
-    )
-    from compound.metrics import (
-        recall_at_k as recall_at_k,
-    )
-    from compound.metrics import (
-        token_f1 as token_f1,
-    )
+    from compound.metrics import accuracy as accuracy
+    from compound.metrics import custom as custom
+    from compound.metrics import exact_match as exact_match
+    from compound.metrics import mrr as mrr
+    from compound.metrics import recall_at_k as recall_at_k
+    from compound.metrics import token_f1 as token_f1
     from compound.optimizing import Result as Result
+    from compound.registration import method as method
     from compound.settings import OptimizeSettings as OptimizeSettings
-    from compound.space import (
-        Choice as Choice,
-    )
-    from compound.space import (
-        Demos as Demos,
-    )
-    from compound.space import (
-        Float as Float,
-    )
-    from compound.space import (
-        Int as Int,
-    )
-    from compound.space import (
-        LoRA as LoRA,
-    )
-    from compound.space import (
-        Text as Text,
-    )
-    from compound.sync import (
-        evaluate as evaluate,
-    )
-    from compound.sync import (
-        load_result as load_result,
-    )
-    from compound.sync import (
-        load_system as load_system,
-    )
-    from compound.sync import (
-        optimize as optimize,
-    )
-    from compound.sync import (
-        run as run,
-    )
+    from compound.settings import Settings as Settings
+    from compound.space import Choice as Choice
+    from compound.space import Demos as Demos
+    from compound.space import Float as Float
+    from compound.space import Int as Int
+    from compound.space import LoRA as LoRA
+    from compound.space import Text as Text
+    from compound.sync import evaluate as evaluate
+    from compound.sync import load_result as load_result
+    from compound.sync import load_system as load_system
+    from compound.sync import optimize as optimize
+    from compound.sync import run as run
     from compound.system import System as System
     from compound.trace import Trace as Trace
 
@@ -151,17 +119,19 @@ _HOME = {
 __all__ = sorted(_HOME)  # noqa: PLE0605 - the names are loaded lazily
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'compound' has no attribute {name!r}")
-    module, _, attribute = _HOME[name].partition(":")
-    try:
-        value = getattr(importlib.import_module(module), attribute or name)
-    except ImportError as error:
-        importlib.import_module("compound.extras").raise_missing_extra(error, f"compound.{name}")
-        raise
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # which would believe that every name is there
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOME:
+            raise AttributeError(f"module 'compound' has no attribute {name!r}")
+        module, _, attribute = _HOME[name].partition(":")
+        try:
+            value = getattr(importlib.import_module(module), attribute or name)
+        except ImportError as error:
+            importlib.import_module("compound.extras").raise_missing_extra(error, f"compound.{name}")
+            raise
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, get_origin, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, get_args, get_origin, runtime_checkable
 
 from compound.configuration import canonical, readable
 from compound.contracts import Engine, Example, Message, Request
@@ -45,7 +45,7 @@ class Extent:
     bytes: float = 0
     tokens: float = 0
     items: float = math.inf
-    values: tuple[Any, ...] = ()
+    values: tuple[object, ...] = ()
     why: str = ""
 
     def __add__(self, other: Extent) -> Extent:
@@ -92,7 +92,7 @@ def _product(a: float, n: float) -> float:
     return 0 if not a or not n else a * n
 
 
-def of_values(values: Iterable[Any]) -> Extent:
+def of_values(values: Iterable[object]) -> Extent:
     """Return the extent of a value that is one of these, such as a column of the data.
 
     >>> of_values(["a", "bcd"]).bytes, of_values([["a", "b"], []]).items
@@ -106,14 +106,14 @@ def of_values(values: Iterable[Any]) -> Extent:
     return Extent(max(lengths, default=0) + (margin if listed else 0), items=max(items, default=0))
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value if isinstance(value, str) else canonical(readable(value))
 
 
-def of_setting(setting: Any) -> Extent:
+def of_setting(setting: object) -> Extent:
     """Return the extent of a setting: of its options, or of its limits where it is a range of numbers."""
     options = getattr(setting, "options", None)
-    if options is None and hasattr(setting, "low"):
+    if options is None and hasattr(setting, "low") and hasattr(setting, "high"):
         options = (setting.low, setting.high)
     if options is None:
         options = (getattr(setting, "value", setting),)
@@ -122,7 +122,7 @@ def of_setting(setting: Any) -> Extent:
     return replace(found, bytes=bytes_, values=tuple(options))
 
 
-def of_type(kind: Any, why: str) -> Extent:
+def of_type(kind: object, why: str) -> Extent:
     """Return the extent of any value of a type; infinite for texts and collections.
 
     >>> of_type(Literal["yes", "no"], "").bytes, of_type(str, "a function").why
@@ -225,7 +225,7 @@ class Limits(Protocol):
         """Return the longest text that a parameter can hold during the run."""
         ...
 
-    def value(self, key: str, default: Any) -> Any:
+    def value(self, key: str, default: object) -> object:
         """Return the value that a parameter starts from."""
         ...
 

@@ -26,9 +26,15 @@ from compound.errors import (
 from compound.sanitize import safe_output
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from types import FrameType
+
+    from compound.contracts import Example
     from compound.recorder import Recorder
     from compound.spec import Program
     from compound.sweep import Stopper
+    from compound.trace import Trace
 
 FRESH_HERE = "pass --new for a fresh run, or choose another --run"
 
@@ -94,7 +100,7 @@ def load_program(
     return replace(program, system=program.system.bind(load(config)))
 
 
-def show(value: Any) -> None:
+def show(value: object) -> None:
     """Print JSON to stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
@@ -491,7 +497,7 @@ def _run_path(system: str, run: str, run_dir: Path | None, new: bool) -> Path:
     return unused(path) if new else path
 
 
-def _dry_run(program: Any, path: Path, *, as_json: bool, strict: bool) -> None:
+def _dry_run(program: Program, path: Path, *, as_json: bool, strict: bool) -> None:
     """Print what a run can cost at most and what it can find."""
     from compound.estimate import estimate
     from compound.report.forecast import forecast
@@ -507,7 +513,7 @@ def _stop_on_interrupt(running: Recorder | Stopper) -> None:
     """First Ctrl-C: finish the step and save. Second: stop now (still resumable)."""
     import signal
 
-    def handle(_signal: int, _frame: Any) -> None:
+    def handle(_signal: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         running.stop()
         print("\nstopping after this step; press Ctrl-C again to stop now", file=sys.stderr, flush=True)
@@ -515,7 +521,7 @@ def _stop_on_interrupt(running: Recorder | Stopper) -> None:
     signal.signal(signal.SIGINT, handle)
 
 
-def _counting(quiet: bool) -> Any:
+def _counting(quiet: bool) -> AbstractContextManager[Callable[[Example, Trace], None]]:
     from compound.progress import counting
 
     return counting(quiet=quiet)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from compound.contracts import Usage, UsageDocument
+from compound.contracts import Usage, UsageDocument, UsageRow
 from compound.optimization import JobRecord
 from compound.renamed import REWARDS
 from compound.run_state import RunState
@@ -99,6 +99,6 @@ def _meter(meter: Mapping[str, Any]) -> dict[str, object]:
     return {**meter, "usage": _usage(meter["usage"])}
 
 
-def _usage(usage: Any) -> UsageDocument:
+def _usage(usage: UsageDocument | UsageRow) -> UsageDocument:
     """Return usage by name; format 1 stored a bare list."""
     return Usage.from_json(usage).to_json()

@@ -10,11 +10,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compound.optimization import ROLLOUTS
 from compound.recorder import Listener
 from compound.sanitize import printable, raw
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import RenderableType
+    from rich.live import Live
+
+    from compound.contracts import Example
+    from compound.trace import Trace
+
 
 BAR = 28  # letters wide
 QUIET = 10.0  # seconds between two lines about waiting, where lines cannot be replaced
@@ -206,7 +216,7 @@ class Screen:
         started: when, by the monotonic clock.
     """
 
-    def __init__(self, live: Any, limits: Mapping[str, Any], started: float) -> None:
+    def __init__(self, live: Live, limits: Mapping[str, Any], started: float) -> None:
         self._live, self._limits, self._started = live, limits, started
         self._shown = 0.0
         self._steps: Steps | None = None
@@ -241,7 +251,7 @@ class Screen:
         first, since = self._first
         self._left = steps.left(first, now - since)
 
-    def _view(self, event: Mapping[str, Any]) -> Any:
+    def _view(self, event: Mapping[str, Any]) -> RenderableType:
         """Return the lines below: the bar, if the job tells its steps, and what is spent."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
@@ -265,12 +275,12 @@ class Screen:
 
 
 @contextmanager
-def counting(*, quiet: bool = False) -> Iterator[Any]:
+def counting(*, quiet: bool = False) -> Iterator[Callable[[Example, Trace], None]]:
     """Give an ``on_trace`` that shows how many examples are done and their running mean."""
     scores: list[float] = []
 
-    def count(_: Any, trace: Any) -> None:
-        scores.append(trace.score)
+    def count(_: Example, trace: Trace) -> None:
+        scores.append(trace.score or 0.0)
         if not quiet and (sys.stderr.isatty() or len(scores) % 50 == 0):
             end = "\r" if sys.stderr.isatty() else "\n"
             print(

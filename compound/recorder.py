@@ -73,7 +73,7 @@ class Recorder:
         if self._parent is not None:
             self._parent.stop()
 
-    def event(self, event: str, **facts: Any) -> None:
+    def event(self, event: str, **facts: object) -> None:
         """Record what happened, and checkpoint; what was found damaged in the cache is noted before."""
         spent = self._spent()
         for problem in self._disk.problems[self._reported_problems :]:

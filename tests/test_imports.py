@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import compound
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("components", "rewards", "optimizers", "benchmarks")
 HEAVY = {
@@ -199,3 +201,20 @@ def test_a_test_that_reaches_for_the_network_fails() -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         door.connect(listener.getsockname())
+
+
+def test_type_checkers_see_the_names_that_are_loaded_lazily() -> None:
+    tree = ast.parse(Path(compound.__file__).read_text("utf-8"))
+    (block,) = (n for n in tree.body if isinstance(n, ast.If) and isinstance(n.test, ast.Name))
+    seen = {
+        alias.asname: (node.module, alias.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    loaded = {name: (place, getattr(compound, name).__name__) for name, place in homes().items()}
+    assert seen == loaded
+
+
+def homes() -> dict[str, str]:
+    return {name: place.partition(":")[0] for name, place in compound._HOME.items()}

@@ -401,7 +401,7 @@ class TestRaces:
         buffer = RunRewards.open(made.task, learning(self.SETTINGS)).buffer
         pairs = [pair for pair, _ in buffer.pairs("b")]
         assert len({pair.example for pair in pairs}) >= 4
-        assert all(entry(pair.chosen, "y", str) > entry(pair.rejected, "y", str) for pair in pairs)
+        assert all(entry(pair.chosen, "y", float) > entry(pair.rejected, "y", float) for pair in pairs)
         assert {len(entry.draw.candidates) for entry in buffer.entries} <= {2, 3, 4}
         assert all(entry.draw.candidates[0].settings == {} for entry in buffer.entries)
         assert any("option" in c.settings for entry in buffer.entries for c in entry.draw.candidates)

@@ -613,7 +613,7 @@ class Terminal:
         self.now = 100.0
         self.view: Any = None
         monkeypatch.setattr("compound.progress.time.monotonic", lambda: self.now)
-        self.screen = Screen(self, {"system_runs": 400}, 100.0)
+        self.screen = Screen(cast("Any", self), {"system_runs": 400}, 100.0)
 
     def update(self, view: Any) -> None:
         self.view = view
