@@ -44,4 +44,4 @@ class Remembered(State):
 
     def store(self, memory: Memory) -> None:
         """Keep a snapshot of this part, which is in every later checkpoint."""
-        memory.state[self.NAME] = self.to_json()
+        memory.state.update({self.NAME: self.to_json()})
