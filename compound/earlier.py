@@ -43,7 +43,7 @@ def reward_section(rewards: Mapping[str, object]) -> dict[str, dict[str, object]
     return found
 
 
-def read_state(state: Mapping[str, Any]) -> RunState:
+def read_state(stored: Mapping[str, Any]) -> RunState:
     """Return the state of a checkpoint of format 1 or 2, which was one dictionary.
 
     Raises:
@@ -52,38 +52,38 @@ def read_state(state: Mapping[str, Any]) -> RunState:
     return RunState.from_json(
         {
             "format": RunState.FORMAT,
-            "before": _evaluation(state.get("before")),
-            "search": _search(state) if "plan" in state and "incumbent" in state else None,
-            "test_before": _final(state, "test_before"),
-            "test_after": _final(state, "test_after"),
-            "meters": [_meter(meter) for meter in state.get("meters", [])],
-            "memory": state.get("memory", {}),
-            "done": state.get("done", False),
-            "reported": state.get("reported", False),
+            "before": _evaluation(stored.get("before")),
+            "search": _search(stored) if "plan" in stored and "incumbent" in stored else None,
+            "test_before": _final(stored, "test_before"),
+            "test_after": _final(stored, "test_after"),
+            "meters": [_meter(meter) for meter in stored.get("meters", [])],
+            "memory": stored.get("memory", {}),
+            "done": stored.get("done", False),
+            "reported": stored.get("reported", False),
         }
     )
 
 
-def _search(state: Mapping[str, Any]) -> dict[str, object]:
+def _search(stored: Mapping[str, Any]) -> dict[str, object]:
     records = [
         {name: record[name] for name in JobRecord.model_fields if name in record}
-        for record in state.get("history", [])
+        for record in stored.get("history", [])
     ]
     return {
-        "plan": state["plan"],
-        "free_runs": state.get("free"),
-        "best": state["best"],
-        "incumbent": _evaluation(state["incumbent"]),
-        "ledger": _ledger(state.get("proposals") or {}),
-        "working": state.get("working", {}),
-        "decisions": state.get("decision", 0),
+        "plan": stored["plan"],
+        "free_runs": stored.get("free"),
+        "best": stored["best"],
+        "incumbent": _evaluation(stored["incumbent"]),
+        "ledger": _ledger(stored.get("proposals") or {}),
+        "working": stored.get("working", {}),
+        "decisions": stored.get("decision", 0),
         "history": records,
-        "stopped": state.get("stopped", ""),
+        "stopped": stored.get("stopped", ""),
     }
 
 
-def _final(state: Mapping[str, Any], name: str) -> dict[str, object] | None:
-    return {"evaluation": _evaluation(state[name])} if name in state else None
+def _final(stored: Mapping[str, Any], name: str) -> dict[str, object] | None:
+    return {"evaluation": _evaluation(stored[name])} if name in stored else None
 
 
 def _evaluation(evaluation: Mapping[str, Any] | None) -> dict[str, object] | None:

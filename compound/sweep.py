@@ -23,7 +23,7 @@ from compound.store import load_checkpoint, write_atomically
 from compound.untrusted import UntrustedFolder
 
 if TYPE_CHECKING:
-    from compound.report.comparison import RunState, SweepFacts
+    from compound.report.comparison import SweepFacts, SweepRun
     from compound.spec import Program
 
 MAY_DIFFER = ("optimize.concurrency", "versions.", *FOR_MEMORY)  # between the runs of one sweep
@@ -207,7 +207,7 @@ def _written(runs: Sequence[Planned], folder: Path, failed: Mapping[Planned, str
     return facts
 
 
-def _states(runs: Sequence[Planned], folder: Path, failed: Mapping[Planned, str]) -> Iterator[RunState]:
+def _states(runs: Sequence[Planned], folder: Path, failed: Mapping[Planned, str]) -> Iterator[SweepRun]:
     """Yield each run with its state: ``finished``, ``failed``, ``not applicable`` or ``unfinished``."""
     for run in runs:
         if run.inapplicable:

@@ -43,7 +43,7 @@ Trained = dict[str, float | None]  # what training weights took, by the names of
 Limits = Mapping[str, float | None]  # of a budget, by name
 
 
-class RunState(TypedDict):
+class SweepRun(TypedDict):
     """A run of a sweep; its status is ``finished``, ``failed``, ``not applicable`` or ``unfinished``."""
 
     file: str
@@ -54,7 +54,7 @@ class RunState(TypedDict):
     reason: str
 
 
-class RunResult(RunState, Took):
+class RunResult(SweepRun, Took):
     """A run of a sweep with what it found."""
 
     test_before: float | None
@@ -124,17 +124,17 @@ class SweepFacts(TypedDict):
     runs: list[RunResult]
 
 
-def compare(states: Sequence[RunState], folder: Path, budgets: Mapping[str, Limits]) -> SweepFacts:
+def compare(planned: Sequence[SweepRun], folder: Path, budgets: Mapping[str, Limits]) -> SweepFacts:
     """Return everything the page says, as JSON types.
 
     Args:
-        states: of each run its file, method, seed, directory in the folder, status, and why it has none.
+        planned: of each run its file, method, seed, directory in the folder, status, and why it has none.
         folder: the sweep's directory.
         budgets: the limits of each run of a file.
     """
-    runs = [_Run(state, folder) for state in states]
-    files = dict.fromkeys(state["file"] for state in states)
-    methods = dict.fromkeys(state["method"] for state in states)
+    runs = [_Run(row, folder) for row in planned]
+    files = dict.fromkeys(row["file"] for row in planned)
+    methods = dict.fromkeys(row["method"] for row in planned)
     rows: list[Row] = []
     accuracy: list[AccuracyRow] = []
     for file in files:
@@ -147,7 +147,7 @@ def compare(states: Sequence[RunState], folder: Path, budgets: Mapping[str, Limi
     facts: SweepFacts = {
         "files": list(files),
         "methods": list(methods),
-        "seeds": list(dict.fromkeys(state["seed"] for state in states)),
+        "seeds": list(dict.fromkeys(row["seed"] for row in planned)),
         "budgets": dict(budgets),
         "rows": rows,
         "accuracy": accuracy,
@@ -159,15 +159,15 @@ def compare(states: Sequence[RunState], folder: Path, budgets: Mapping[str, Limi
 class _Run:
     """One run, as its directory tells it."""
 
-    def __init__(self, state: RunState, folder: Path) -> None:
-        self.state = state
-        self.seed, self.method = state["seed"], state["method"]
-        self.done = state["status"] == "finished"
-        self.record = Record.read(folder / state["run"]) if self.done else None
+    def __init__(self, row: SweepRun, folder: Path) -> None:
+        self.row = row
+        self.seed, self.method = row["seed"], row["method"]
+        self.done = row["status"] == "finished"
+        self.record = Record.read(folder / row["run"]) if self.done else None
         self.training = _training(self.record) if self.record else None
 
     def of(self, file: str) -> bool:
-        return bool(self.state["file"] == file)
+        return bool(self.row["file"] == file)
 
     def scores(self, name: str) -> dict[str, float]:
         """Return the test scores by example; empty when they were not read."""
@@ -197,7 +197,7 @@ class _Run:
     def facts(self) -> RunResult:
         verdicts = self.verdicts()
         return {
-            **self.state,
+            **self.row,
             "test_before": _mean(self.scores("test_before")),
             "test_after": _mean(self.scores("test_after")),
             "gain": _mean(self.gains()),
