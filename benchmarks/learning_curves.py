@@ -32,10 +32,10 @@ from compound.components.engines.lm_transformers import TransformersEngine
 from compound.contracts import Example, Metric, Score
 from compound.evaluation import evaluate
 from compound.executor import Executor
-from compound.loop import Problem
 from compound.metrics import apply
 from compound.optimization import Bench, Proposal, Task
 from compound.optimizers.methods import method
+from compound.problem import Problem
 from compound.reading import entry
 from compound.report.documents import Step
 from compound.report.training import measured

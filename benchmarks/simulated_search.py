@@ -13,9 +13,10 @@ from compound.blocking import blocking
 from compound.configuration import component_of
 from compound.engines import find_engine
 from compound.events import Event
-from compound.loop import Loop, Problem
+from compound.loop import OptimizationLoop
 from compound.optimizers.methods import method
 from compound.optimizing import describe, open_run
+from compound.problem import Problem
 from compound.reading import entry
 from compound.recorder import Recorder
 from compound.settings import OptimizeSettings
@@ -63,7 +64,7 @@ def search(world: Simulated, settings: OptimizeSettings) -> Outcome:
         )  # fmt: skip
         recorder = Recorder(open_run(Path(folder) / "run", "", describe(problem)), listener=heard.append)
         try:
-            blocking(Loop(problem, recorder).run())
+            blocking(OptimizationLoop(problem, recorder).run())
         finally:
             recorder.close()
         best = options_of(recorder.state.best or {}, world.names)

@@ -26,7 +26,7 @@ from compound.dataflow import ABSENT, FAILED, finish, gather, read, skipped_outp
 from compound.errors import CallError, DeclarationError, first_of, nearest
 from compound.forks import Fork, make_fork
 from compound.outcomes import Outcome
-from compound.plan import Plan, Step, misfit, prepare, values_of
+from compound.plan import ExecutionPlan, Step, misfit, prepare, values_of
 from compound.ports import accepts, spell
 from compound.streams import stream
 from compound.system import System
@@ -90,7 +90,7 @@ class Executor:
         self.meter = meter or Meter()
         self._caller = Caller(engines, cache, self.meter, sleep, folder, on_notice)
         self._on_call = on_call
-        self._plans: weakref.WeakKeyDictionary[System, dict[int, Plan]] = weakref.WeakKeyDictionary()
+        self._plans: weakref.WeakKeyDictionary[System, dict[int, ExecutionPlan]] = weakref.WeakKeyDictionary()
 
     def charging(self, meter: Meter) -> Executor:
         """Return an executor that shares cache and engines but draws on another budget."""
@@ -403,7 +403,7 @@ class Executor:
         outcome = await self._caller.call(attempt)
         return _made(node, address, parents, inputs, outcome, time.perf_counter() - started, sample)
 
-    def _plan(self, system: System, bound: System) -> Plan:
+    def _plan(self, system: System, bound: System) -> ExecutionPlan:
         """Return the prepared graph; values come from the outermost system's configuration."""
         plans = self._plans.setdefault(bound, {})
         plan = plans.get(id(system))

@@ -21,10 +21,10 @@ from compound.recorder import Recorder
 from compound.run_context import RunContext
 from compound.run_state import RunState, SearchState
 
-__all__ = ["Loop", "Problem", "final_configuration"]
+__all__ = ["OptimizationLoop", "final_configuration"]
 
 
-class Loop:
+class OptimizationLoop:
     """One optimization run.
 
     Attributes:

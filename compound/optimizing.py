@@ -24,11 +24,12 @@ from compound.errors import FRESH, CompoundError, DataError, RunDirectoryError
 from compound.evaluation import Evaluation, gain_interval
 from compound.examples import read_examples
 from compound.executor import Executor
-from compound.loop import Loop, Problem, final_configuration
+from compound.loop import OptimizationLoop, final_configuration
 from compound.metrics import check_rows
 from compound.paths import run_folder
 from compound.planning import refuse_too_small
 from compound.preflight import engine_names, refuse_unpriced
+from compound.problem import Problem
 from compound.prospects import outlook
 from compound.recorder import MEMORY_FOLDER, Interrupted, Listener, Recorder
 from compound.references import references
@@ -242,7 +243,7 @@ def _search(problem: Problem, recorder: Recorder, main: Recorder) -> None:
     stopped = f"stopped; everything so far is saved in {path}; optimize with run_dir={path!r} to continue"
     refuse_foreign_folders(problem, recorder)
     with continued(recorder):
-        blocking(Loop(problem, recorder).run(), interrupted=stopped)
+        blocking(OptimizationLoop(problem, recorder).run(), interrupted=stopped)
     save_best(problem, recorder)
 
 

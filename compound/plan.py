@@ -23,7 +23,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ExecutionPlan:
     """Steps in order, who waits for whom, and whether two nodes can ever be ready together."""
 
     steps: Mapping[str, Step]
@@ -33,8 +33,8 @@ class Plan:
     sequential: bool
 
 
-def prepare(system: System, bound: System) -> Plan:
-    """Plan ``system`` (or the body of a composite in it) with the configuration of ``bound``."""
+def prepare(system: System, bound: System) -> ExecutionPlan:
+    """Plan the execution of ``system`` (or the body of a composite in it) with the configuration of ``bound``."""
     steps = {
         name: Step(
             node=node,
@@ -51,7 +51,7 @@ def prepare(system: System, bound: System) -> Plan:
     }
     roots = tuple(name for name, count in waiting.items() if not count)
     chain = len(roots) == 1 and all(len(following) <= 1 for following in system.successors.values())
-    return Plan(steps, system.successors, waiting, roots, chain)
+    return ExecutionPlan(steps, system.successors, waiting, roots, chain)
 
 
 def misfit(step: Step, values: Mapping[str, object]) -> str:

@@ -25,9 +25,9 @@ from compound.cli import main
 from compound.configuration import canonical
 from compound.contracts import Completion, Example, Metric, Request
 from compound.executor import Executor
-from compound.loop import Problem
 from compound.optimization import Bench, Method, Optimizer, Progress, Proposal, Task
 from compound.optimizers.scheduler import Uniform
+from compound.problem import Problem
 from compound.scoring import JobScorer
 from compound.settings import OptimizeSettings
 from compound.system import System

@@ -20,10 +20,11 @@ from scipy import stats
 from compound.component import Input
 from compound.components.function import Function
 from compound.contracts import Example
-from compound.loop import Loop, Problem
+from compound.loop import OptimizationLoop
 from compound.metrics import custom
 from compound.optimization import Job, Method, Progress, Proposal, Task
 from compound.optimizers.scheduler import Uniform
+from compound.problem import Problem
 from compound.recorder import Recorder
 from compound.run_state import SearchState
 from compound.settings import OptimizeSettings
@@ -75,7 +76,7 @@ def optimized(folder: Path, seed: int, chance: float) -> tuple[SearchState, int]
     problem = Problem(SYSTEM, ROWS[:1], ROWS, [], RIGHT, settings, method, {})
     recorder = Recorder(RunDirectory.create(folder / str(seed), "", {}))
     try:
-        asyncio.run(Loop(problem, recorder).run())
+        asyncio.run(OptimizationLoop(problem, recorder).run())
     finally:
         recorder.close()
     events = list(RunDirectory.read_only(folder / str(seed), "events.jsonl"))

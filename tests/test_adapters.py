@@ -208,7 +208,7 @@ def test_a_layer_gets_its_low_rank_addition_and_loses_it_again(tmp_path: Path, p
     if packed:
         packing.pack(model)
         assert type(model.own) is packing.PackedLinear
-    held = adapters.Adapters(model, keep=1, dropped=lambda _: None)
+    held = adapters.AdapterCache(model, keep=1, dropped=lambda _: None)
     x = torch.ones(3, 1, 2)
     with torch.inference_mode():
         with held.applied(version(tmp_path)) as applied:

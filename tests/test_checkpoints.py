@@ -30,7 +30,6 @@ from compound.components.engines.lm_transformers import TransformersEngine  # no
 from compound.contracts import Adapter, Example, Score  # noqa: E402
 from compound.errors import CompoundError  # noqa: E402
 from compound.executor import Executor  # noqa: E402
-from compound.loop import Problem  # noqa: E402
 from compound.metrics import apply  # noqa: E402
 from compound.optimization import Bench, Progress, Proposal, Task  # noqa: E402
 from compound.optimizers.methods import method  # noqa: E402
@@ -38,6 +37,7 @@ from compound.optimizers.policy import moments  # noqa: E402
 from compound.optimizers.policy import training as session  # noqa: E402
 from compound.optimizers.policy.saved import TrainingState  # noqa: E402
 from compound.optimizers.policy.selection import split  # noqa: E402
+from compound.problem import Problem  # noqa: E402
 from compound.scoring import JobScorer  # noqa: E402
 from compound.system import System  # noqa: E402
 from compound.testing import PlainMemory  # noqa: E402

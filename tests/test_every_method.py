@@ -28,7 +28,6 @@ from compound.contracts import Example, Score  # noqa: E402
 from compound.errors import ConfigurationError, DeclarationError, SpecError  # noqa: E402
 from compound.estimate import estimate  # noqa: E402
 from compound.executor import Executor  # noqa: E402
-from compound.loop import Problem  # noqa: E402
 from compound.metrics import custom  # noqa: E402
 from compound.optimization import Bench, Job, Proposal, Task  # noqa: E402
 from compound.optimizers.methods import method  # noqa: E402
@@ -45,6 +44,7 @@ from compound.optimizers.policy.recipe import Credited, Recipe  # noqa: E402
 from compound.optimizers.policy.telling import why_nothing  # noqa: E402
 from compound.optimizers.policy.trainer import Trainer  # noqa: E402
 from compound.optimizing import describe, make_problem, optimize  # noqa: E402
+from compound.problem import Problem  # noqa: E402
 from compound.scoring import JobScorer  # noqa: E402
 from compound.spec import load  # noqa: E402
 from compound.testing import PlainMemory, ScriptedLM  # noqa: E402

@@ -37,12 +37,13 @@ from compound.errors import (
     RunDirectoryError,
 )
 from compound.evaluation import Evaluation
-from compound.loop import Loop, Problem
+from compound.loop import OptimizationLoop
 from compound.metrics import custom, exact_match
 from compound.optimization import Job, Method, Progress, Proposal, Task
 from compound.optimizers.scheduler import Uniform
 from compound.optimizing import Result, changed, make_problem, optimize
 from compound.planning import BudgetPlan, make_plan, stochastic
+from compound.problem import Problem
 from compound.reading import entry
 from compound.recorder import Interrupted, Recorder
 from compound.report import write as write_report
@@ -360,7 +361,7 @@ def looped(folder: Path, task: Problem) -> RunState:
 
     recorder = Recorder(RunDirectory.create(folder, "", {}))
     try:
-        asyncio.run(Loop(task, recorder).run())
+        asyncio.run(OptimizationLoop(task, recorder).run())
     finally:
         recorder.close()
     return recorder.state

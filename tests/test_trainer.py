@@ -535,7 +535,7 @@ class TestAdapters:
         """What is stored names layers as peft and vLLM read them, and the sampler says what the trainer says."""
         from transformers import AutoModelForCausalLM
 
-        from compound.components.engines.adapters import Adapters as Sampling
+        from compound.components.engines.adapters import AdapterCache as Sampling
         from compound.contracts import Adapter
 
         adapters = Adapters(str(folder), {"x": LoRA(rank=4, targets=targets)}, dtype="float32")

@@ -23,7 +23,7 @@ from compound.errors import RunDirectoryError
 from compound.progress import Screen, describe
 from compound.report import closing, comparison, write
 from compound.report.blocks import Figure
-from compound.report.comparison import RunState, compare
+from compound.report.comparison import SweepRun, compare
 from compound.report.figures import PALETTE
 from compound.report.tables import Table
 from compound.report.training import ends, export, records, training_facts
@@ -561,7 +561,7 @@ def swept(tmp_path: Path, *seeds: Sequence[Mapping[str, Any]]) -> Any:
     """Compare runs of one method, each with the training given."""
     for seed, steps in enumerate(seeds):
         whole(tmp_path / str(seed), steps)
-    states: list[RunState] = [
+    states: list[SweepRun] = [
         {"file": "f", "method": "optimas", "seed": seed, "run": str(seed), "status": "finished", "reason": ""}
         for seed in range(len(seeds))
     ]
@@ -595,7 +595,7 @@ class TestSweep:
         with (tmp_path / "sweep" / "0" / "memory.jsonl").open("a") as file:
             file.write("broken\n")
         again = compare(
-            [cast("RunState", {key: run[key] for key in RunState.__annotations__}) for run in facts["runs"]],
+            [cast("SweepRun", {key: run[key] for key in SweepRun.__annotations__}) for run in facts["runs"]],
             tmp_path / "sweep", facts["budgets"],
         )  # fmt: skip
         assert again["rows"][1]["training"] is None

@@ -22,7 +22,7 @@ from compound.artifacts import SHOWN, folder_digest
 from compound.components.engines.gate import Gate
 from compound.components.engines.lm_vllm import VLLMEngine
 from compound.components.engines.probe import CHECKS
-from compound.components.engines.vllm_adapters import Adapters
+from compound.components.engines.vllm_adapters import ServedAdapters
 from compound.components.engines.vllm_api import Answer
 from compound.contracts import Adapter
 from compound.errors import AdapterNotServed, CompoundError, TransientError
@@ -106,7 +106,7 @@ class Scripted:
 class Burst:
     """Calls that sample; each stays inside until all of its burst are, or the test lets it go."""
 
-    def __init__(self, api: Scripted, adapters: Adapters) -> None:
+    def __init__(self, api: Scripted, adapters: ServedAdapters) -> None:
         self.api, self.adapters = api, adapters
         self.most: Counter[str] = Counter()
         self.now: Counter[str] = Counter()
@@ -122,8 +122,8 @@ class Burst:
             self.api.inside -= 1
 
 
-def made(api: Any, most: int = 4) -> Adapters:
-    return Adapters(api, most, 10.0)
+def made(api: Any, most: int = 4) -> ServedAdapters:
+    return ServedAdapters(api, most, 10.0)
 
 
 async def settled(turns: int = 200) -> None:
@@ -140,7 +140,7 @@ async def reached(holds: Callable[[], bool]) -> None:
     raise AssertionError("it never came to hold")
 
 
-async def together(api: Scripted, adapters: Adapters, wanted: Sequence[Adapter | None]) -> Burst:
+async def together(api: Scripted, adapters: ServedAdapters, wanted: Sequence[Adapter | None]) -> Burst:
     """Make calls at once, and let them leave when as many are inside as can be."""
     burst = Burst(api, adapters)
     calls = [asyncio.create_task(burst.call(adapter)) for adapter in wanted]

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Adapters:
-    """The adapters that a model was sampled with of late.
+class AdapterCache:
+    """The adapters that a model was sampled with most recently.
 
     Args:
         model: a causal language model.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import GenerationConfig
 
-from compound.components.engines.adapters import Adapters
+from compound.components.engines.adapters import AdapterCache
 from compound.components.engines.prefill import Prefill
 from compound.components.engines.prefilled import Prefilled
 from compound.components.engines.sampling import Choose, Leave, Row
@@ -53,7 +53,7 @@ class Decoder:
         self._model, self._tokenizer = model, tokenizer
         self._exact, self._max_batch_tokens = exact, max_batch_tokens
         self._prefill = Prefill(model, keep=max_batch_tokens // 4)
-        self._adapters = Adapters(model, keep=max_adapters, dropped=self._prefill.forget)
+        self._adapters = AdapterCache(model, keep=max_adapters, dropped=self._prefill.forget)
 
     @property
     def prefilled(self) -> Prefilled:
@@ -83,7 +83,7 @@ class Decoder:
         """Complete the rows of a batch in place, all with one adapter, or with none.
 
         Raises:
-            ConfigurationError: the adapter cannot be used; see `Adapters.applied`.
+            ConfigurationError: the adapter cannot be used; see `AdapterCache.applied`.
         """
         with torch.inference_mode(), self._adapters.applied(adapter) as version:
             if self._exact:

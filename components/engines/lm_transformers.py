@@ -34,7 +34,7 @@ HEAD, TURN = 128, 16  # tokens that chat templates add to a prompt, and to each 
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class PendingRequest:
     """A request, who waits for it, and its row once it has one."""
 
     request: Request
@@ -94,8 +94,8 @@ class TransformersEngine:
         self._lock = threading.Lock()
         self._tokenizing = threading.Lock()  # a tokenizer is not made for two threads
         self._worker: ThreadPoolExecutor | None = None
-        self._waiting: list[Job] = []
-        self._running: list[Job] = []
+        self._waiting: list[PendingRequest] = []
+        self._running: list[PendingRequest] = []
         self._arrived = 0  # calls so far: what the gathering looks at
         self._busy = False  # whether the worker is at it, or told to be
         self._tokenizer: PreTrainedTokenizerBase | None = None
@@ -144,7 +144,7 @@ class TransformersEngine:
         return Usage(1, size + HEAD, request.max_tokens)  # a token holds at least a byte
 
     async def generate(self, request: Request) -> Completion:  # noqa: D102
-        job = Job(request, asyncio.get_running_loop())
+        job = PendingRequest(request, asyncio.get_running_loop())
         with self._lock:
             self._waiting.append(job)
             self._arrived += 1
@@ -188,7 +188,7 @@ class TransformersEngine:
                 except BaseException as error:  # noqa: BLE001 - as above
                     _fail(batch, error)
 
-    def _gather(self) -> list[Job] | None:
+    def _gather(self) -> list[PendingRequest] | None:
         """Take what waits, once the event loops have nothing more to send or the longest wait is over."""
         until = time.monotonic() + self._max_wait
         seen = -1
@@ -203,7 +203,7 @@ class TransformersEngine:
             self._busy = bool(taken)
             return self._running if taken else None
 
-    def _first(self) -> list[Job]:
+    def _first(self) -> list[PendingRequest]:
         """Take the call that has waited longest, and those behind it that want the same adapter."""
         wanted = self._waiting[0].request.adapter if self._waiting else None
         taken = [job for job in self._waiting if job.request.adapter == wanted][: self.max_batch]
@@ -211,12 +211,12 @@ class TransformersEngine:
         self._waiting = [job for job in self._waiting if job not in chosen]
         return taken
 
-    def _batches(self, jobs: Sequence[Job]) -> list[list[Job]]:
+    def _batches(self, jobs: Sequence[PendingRequest]) -> list[list[PendingRequest]]:
         """Turn requests into rows, and rows into batches; a request that cannot be a row fails alone."""
         from compound.components.engines.sampling import Row
 
         self._decoder = self._decoder or self._load()
-        owners: dict[int, Job] = {}
+        owners: dict[int, PendingRequest] = {}
         rows: list[Row] = []
         for job in jobs:
             r = job.request
@@ -231,7 +231,7 @@ class TransformersEngine:
             rows.append(job.row)
         return [[owners[id(row)] for row in batch] for batch in self._decoder.batches(rows)]
 
-    def _answer(self, batch: Sequence[Job]) -> None:
+    def _answer(self, batch: Sequence[PendingRequest]) -> None:
         """Run a batch, whose calls want one adapter, and hand out its completions."""
         decoder = self._decoder
         assert decoder is not None
@@ -304,7 +304,7 @@ def _settle(loop: asyncio.AbstractEventLoop, until: float) -> None:
         answered.wait(max(0.0, until - time.monotonic()))
 
 
-def _fail(jobs: Sequence[Job], error: BaseException) -> None:
+def _fail(jobs: Sequence[PendingRequest], error: BaseException) -> None:
     for job in jobs:
         if not job.future.done():
             job.future.set_exception(error)

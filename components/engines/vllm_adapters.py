@@ -56,7 +56,7 @@ class Loading:
     done: asyncio.Future[None]
 
 
-class Adapters:
+class ServedAdapters:
     """The versions on one server, which must read the same file system. For tasks of one event loop.
 
     Args:

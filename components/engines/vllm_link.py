@@ -13,7 +13,7 @@ from pathlib import Path
 from compound.components.engines import models
 from compound.components.engines.model_folder import check_model_folder
 from compound.components.engines.probe import CHECKS
-from compound.components.engines.vllm_adapters import Adapters
+from compound.components.engines.vllm_adapters import ServedAdapters
 from compound.components.engines.vllm_api import API
 from compound.components.engines.vllm_server import VLLMServer
 from compound.errors import CompoundError, TransientError
@@ -42,7 +42,7 @@ class Link:
     """
 
     api: API
-    adapters: Adapters
+    adapters: ServedAdapters
     server: VLLMServer | None
     tempered: bool | None = None
 
@@ -87,7 +87,7 @@ async def find(
     """
     key = key_of(model, key_env)
     api = API(address, model, key=key, key_name=key_env or "api_key_env", connections=connections)
-    link = Link(api, Adapters(api, adapters, seconds), None)
+    link = Link(api, ServedAdapters(api, adapters, seconds), None)
     try:
         said = await api.ask("models", None, seconds)
     except BaseException:
@@ -127,7 +127,7 @@ async def start(
     api = API(server.address, model, key=server.key, connections=connections, own=True)
     several = any(name in argument for argument in arguments for name in SEVERAL)
     checks = CHECKS if several else 1
-    link = Link(api, Adapters(api, adapters, seconds, checks), server)
+    link = Link(api, ServedAdapters(api, adapters, seconds, checks), server)
     try:
         await _ready(link, server, start_seconds)
     except BaseException:
