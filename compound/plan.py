@@ -34,7 +34,7 @@ class ExecutionPlan:
 
 
 def prepare(system: System, bound: System) -> ExecutionPlan:
-    """Plan the execution of ``system`` (or the body of a composite in it) with the configuration of ``bound``."""
+    """Plan the execution of ``system`` (or the body of a composite) with the configuration of ``bound``."""
     steps = {
         name: Step(
             node=node,
