@@ -86,7 +86,7 @@ def changed(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...]) ->
 
 def _refuse_another_format(path: Path, stored: Mapping[str, Any]) -> None:
     found = stored.get("format", 1)
-    if isinstance(found, int) and found < FORMAT:
+    if isinstance(found, int) and found < FORMAT and "optimize" in stored:  # else it is no run of ours
         raise RunDirectoryError(
             f"{path} was written by an earlier version of compound: its config.json has format {found}, this "
             f"version writes {FORMAT}. It can be read, but not continued",

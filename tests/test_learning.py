@@ -18,7 +18,7 @@ from compound.benchmarks.learning_curves import SHARED, Case, train  # noqa: E40
 from compound.optimizers.policy import propagated  # noqa: E402
 from compound.rewards.propagation import Propagated, propagate  # noqa: E402
 
-SHORT = {**SHARED, "steps": 20, "lr": 5e-3}
+SHORT = {**SHARED, "steps": 20, "optimizer": {"lr": 5e-3}}
 NODES = ("first", "second", "third")
 
 

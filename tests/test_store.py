@@ -18,13 +18,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compound.changes import FORMAT
 from compound.errors import RunDirectoryError
 from compound.optimizing import open_run
 from compound.run_state import RunState
 from compound.store import RunDirectory, read_json, read_records, room, write_atomically
 
 ROOT = Path(__file__).parents[1]
-CONFIG = {"system": "demo", "optimize": {"seed": 0, "budget": {"calls": 10}}}
+CONFIG = {"format": FORMAT, "system": "demo", "optimize": {"seed": 0, "budget": {"calls": 10}}}
 
 
 def contents(folder: Path) -> dict[str, bytes]:

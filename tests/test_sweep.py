@@ -362,7 +362,9 @@ def test_a_method_of_ones_own_lies_beside_the_file(
     shutil.copytree(GAME, folder)
     rows = [{"id": str(i), "x": i % 9, "target": 2.0 * (i % 9)} for i in range(120)]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (folder / "ways.py").write_text("from compound.optimizers.methods import random as mine\n")
+    (folder / "ways.py").write_text(
+        "from compound.optimizers.methods import METHODS\nmine = METHODS['random']\n"
+    )
     monkeypatch.chdir(tmp_path)
     found = cli("sweep", "folder/game.yaml", "--methods", "ways:mine", "--run", "table", *SMALL)
     assert found.code == 0, found.err
