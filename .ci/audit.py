@@ -16,25 +16,49 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 KNOWN = "jinja2==2.4.1"  # CVE-2014-1402 and others
 SERVICES = ("pypi", "osv")
-Run = Callable[[Sequence[str], float], Any]
 
 
-def run(arguments: Sequence[str], seconds: float) -> Any:
+class Vulnerability(TypedDict):
+    """A vulnerability in a report."""
+
+    id: str
+
+
+class Package(TypedDict):
+    """A package in a report; one that was not checked says why instead of what was found."""
+
+    name: str
+    version: NotRequired[str]
+    vulns: NotRequired[list[Vulnerability]]
+    skip_reason: NotRequired[str]
+
+
+class Report(TypedDict):
+    """What pip-audit prints."""
+
+    dependencies: list[Package]
+
+
+Run = Callable[[Sequence[str], float], Report | None]
+
+
+def run(arguments: Sequence[str], seconds: float) -> Report | None:
     """Return the report of pip-audit, None if there is none within a time limit."""
     options = ["--format", "json", "--progress-spinner", "off", "--timeout", "10"]
     command = [sys.executable, "-m", "pip_audit", *options, *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-        return json.loads(done.stdout)
+        report: Report | None = json.loads(done.stdout)
     except (subprocess.TimeoutExpired, ValueError):
         return None
+    return report
 
 
-def vulnerable(report: Any) -> dict[str, list[str]]:
+def vulnerable(report: Report | None) -> dict[str, list[str]]:
     """Return the vulnerabilities of a report by package."""
     rows = report["dependencies"] if isinstance(report, dict) else []
     return {

@@ -78,11 +78,11 @@ STRENGTHS = (0.1, 0.3, -0.1, -0.3)
 def interaction(shape: str, seed: int) -> dict[str, object]:
     """Return what is reached as components interact, without noise; components hinder each other below 0."""
     given = settings("optimas", seed, 1200, min_accuracy=0.6)
-    calm = {"noise": 0.0, "blur": 0.0, "options": 6}
-    return {
-        str(strength): _brief(search(world(shape, seed, interaction=strength, **calm), given))
+    worlds = {
+        strength: world(shape, seed, interaction=strength, noise=0.0, blur=0.0, options=6)
         for strength in STRENGTHS
     }
+    return {str(strength): _brief(search(made, given)) for strength, made in worlds.items()}
 
 
 def misaligned(shape: str, seed: int) -> dict[str, object]:

@@ -9,7 +9,7 @@ import networkx as nx
 import numpy as np
 
 from compound.benchmarks.simulated import Simulated
-from compound.benchmarks.simulated_search import world
+from compound.benchmarks.simulated_search import Changed, world
 from compound.cache import MemoryCache
 from compound.contracts import Example
 from compound.evaluation import Rules, score
@@ -26,7 +26,7 @@ ONCE = Sampling(samples=3, rollouts=1, most=1)
 TRAIN_INPUTS, FRESH_INPUTS = 40, 60
 MORE = 4  # times as many inputs where there is noise
 HINDERING = -0.5  # an interaction under which more of one output makes more of another worth less, or harmful
-KINDS: Mapping[str, Mapping[str, float]] = {
+KINDS: Mapping[str, Changed] = {
     "exact": {"noise": 0.0, "blur": 0.0},
     "exact, interacting": {"noise": 0.0, "blur": 0.0, "interaction": HINDERING},
     "noisy": {},

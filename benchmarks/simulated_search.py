@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TypedDict, Unpack, cast
 
 from compound.benchmarks.simulated import Simulated, options_of
 from compound.blocking import blocking
@@ -26,10 +26,20 @@ from compound.settings import OptimizeSettings
 NOISE, BLUR, OPTIONS = 0.1, 0.5, 16
 
 
-def world(shape: str, seed: int, **changed: Any) -> Simulated:  # fields of `Simulated`
+class Changed(TypedDict, total=False):
+    """Fields of `Simulated` that a benchmark sets."""
+
+    options: int
+    interaction: float
+    noise: float
+    blur: float
+    spread: tuple[float, ...]
+
+
+def world(shape: str, seed: int, **changed: Unpack[Changed]) -> Simulated:
     """Return a simulated system of the searches."""
-    given = {"noise": NOISE, "blur": BLUR, "options": OPTIONS, "common": False, **changed}
-    return Simulated(shape, seed=seed, **given)
+    given: Changed = {"noise": NOISE, "blur": BLUR, "options": OPTIONS, **changed}
+    return Simulated(shape, seed=seed, common=False, **given)
 
 
 @dataclass(frozen=True)

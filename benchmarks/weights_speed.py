@@ -198,7 +198,7 @@ def sampled() -> dict[str, object]:
     class Noted:
         """The engine, which notes what it is asked."""
 
-        def __getattr__(self, name: str) -> Any:  # whatever the engine has
+        def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the engine has
             return getattr(engine, name)
 
         async def generate(self, request: Request) -> Completion:

@@ -149,7 +149,7 @@ def _name(key: str) -> str:
     return re.sub(r"^(start|settings|defaults)\.", "", name)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if value is _ABSENT or value is None:
         return "nothing"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
@@ -163,11 +163,11 @@ def _is_place(key: str, config: Mapping[str, Any]) -> bool:
     return last == "path" and f"{holder}.sha256" in config
 
 
-def _flat(value: Any) -> dict[str, Any]:
+def _flat(value: object) -> dict[str, object]:
     return dict(_items(value, ""))
 
 
-def _items(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+def _items(value: object, prefix: str) -> Iterator[tuple[str, object]]:
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
             yield from _items(item, f"{prefix}.{key}" if prefix else str(key))

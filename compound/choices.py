@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -56,7 +56,7 @@ class OneOf(Settings, ABC):
         return {self.name: self.settings.model_dump(mode="json") if chosen is None else chosen}
 
 
-def or_name(choice: type[OneOf]) -> Any:
+def or_name(choice: type[OneOf]) -> object:
     """Return the type of a field that takes a choice, or only the name of an option."""
     options = tuple(choice.model_fields)
     named: Callable[[object], object] = lambda value: (  # noqa: E731

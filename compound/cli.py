@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import FrameType
 
-    from compound.contracts import Example
+    from compound.contracts import Example, Metric
+    from compound.data import Dataset, Split
     from compound.recorder import Recorder
     from compound.spec import Program
     from compound.sweep import Stopper
@@ -139,7 +140,8 @@ def optimize(
     from compound.optimizing import optimize as run_optimization
     from compound.progress import watching
 
-    program = _measurable(load_program(file, sets, no_import, config, trust), "optimize")
+    program = load_program(file, sets, no_import, config, trust)
+    data, metric = _measurable(program, "optimize")
     path = _run_path(program.system.name, run, run_dir, new)
     if dry_run:
         _dry_run(program, path, as_json=as_json, strict=strict)
@@ -153,7 +155,7 @@ def optimize(
 
     with watching(program.optimize.budget.limits(), quiet=quiet) as listener:
         result = run_optimization(
-            program.system, program.data, program.metric, program.optimize,
+            program.system, data, metric, program.optimize,
             run_dir=path, engines=program.find_engine, folder=program.folder, text=program.text,
             listener=listener, on_start=begun, strict=strict, retry_failed=retry_failed,
         )  # fmt: skip
@@ -194,7 +196,10 @@ def sweep(
     from compound.sweep import Stopper, plan
     from compound.sweep import sweep as run_sweep
 
-    programs = [_measurable(load_program(file, sets, no_import, trust=trust), "sweep") for file in files]
+    programs = []
+    for file in files:
+        programs.append(load_program(file, sets, no_import, trust=trust))
+        _measurable(programs[-1], "sweep")
     run = run if run is not None else run_folder("sweep")
     planned = plan(programs, _listed(methods), _numbers(seeds), run)
     print(f"sweep directory: {run}", file=sys.stderr)
@@ -235,10 +240,11 @@ def evaluate(
     """Measure a system on a split: mean, 95 % interval, failures, cost."""
     from compound.sync import evaluate as run_evaluation
 
-    program = _measurable(load_program(file, sets, no_import, config, trust), "evaluate")
+    program = load_program(file, sets, no_import, config, trust)
+    data, metric = _measurable(program, "evaluate")
     with _counting(quiet) as count:
         evaluation = run_evaluation(
-            program.system, program.data, program.metric, _role(program, split),
+            program.system, data, metric, _role(data, split),
             limit=limit, repeats=repeats, settings=program.optimize, engines=program.find_engine,
             cache=not no_cache, on_trace=count,
         )  # fmt: skip
@@ -474,17 +480,19 @@ def _numbers(text: str) -> list[int]:
     return [int(item) for item in items]
 
 
-def _measurable(program: Program, what: str) -> Any:
-    missing = [key for key in ("data", "metric") if getattr(program, key) is None]
-    if missing:
+def _measurable(program: Program, what: str) -> tuple[Dataset, Metric]:
+    data, metric = program.data, program.metric
+    if data is None or metric is None:
+        missing = [key for key, found in (("data", data), ("metric", metric)) if found is None]
         raise SpecError([f"{program.path}:1:1: {what} needs `{key}:` in the file" for key in missing])
-    return program
+    return data, metric
 
 
-def _role(program: Any, split: str) -> Any:
-    data = program.data
-    names = {"train": "train", "valid": "valid", "test": "test"}
-    names |= {data.train: "train", data.valid: "valid"} | ({data.test: "test"} if data.test else {})
+def _role(data: Dataset, split: str) -> Split:
+    names: dict[str, Split] = {"train": "train", "valid": "valid", "test": "test"}
+    names.update({data.train: "train", data.valid: "valid"})
+    if data.test:
+        names[data.test] = "test"
     if split not in names:
         raise SpecError([f"--split {split}: no such split; possible: {', '.join(sorted(names))}"])
     return names[split]

@@ -246,7 +246,7 @@ class Component(ABC):
         name: str | None = None,
         when: Source | Condition | None = None,
         **wires: Source,
-    ) -> Any:  # an `Output` or an `Outputs`: only the component's ports say which
+    ) -> Any:  # noqa: ANN401 - an `Output` or an `Outputs`: only the component's ports say which
         """Use the component in a graph: make a node whose inputs are ``wires``.
 
         A source without a port's name feeds the only port; where any port may be connected, an `Input` feeds

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compound.allowance import Allowance, allowance
 from compound.bounds import Amount, CallBound, Use, amount_of, unbounded
@@ -24,6 +24,9 @@ from compound.problem import Problem
 from compound.prospects import outlook, planned
 from compound.settings import COUNTS, BudgetSettings
 
+if TYPE_CHECKING:
+    from compound.spec import Program
+
 ASSUMED = (
     "Tries of a request that failed come on top, and so do runs that are cancelled when too many fail.",
     "Prompts are counted by bytes where no tokenizer has seen them, about four times their tokens in "
@@ -32,19 +35,21 @@ ASSUMED = (
 OF_METRIC = "Calls that a metric of your own makes are neither counted nor bounded."
 
 
-def estimate(program: Any, *, strict: bool = False) -> dict[str, Any]:
+def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
     """Return the resolved settings, sizes, plan, prospects and upper bounds of a program's optimization.
 
     Reads the data and corpora, loads no model. The bounds cover system runs, the test split, requests for
     proposals, and the same for each baseline.
 
     Args:
-        program: says what is to be optimized.
+        program: says what is to be optimized, with data and a metric.
         strict: whether to refuse examples that are in several splits.
 
     Raises:
         DataError: some are, with ``strict``.
     """
+    assert program.data is not None
+    assert program.metric is not None
     problem = make_problem(
         program.system, program.data, program.metric, program.optimize, program.find_engine, program.folder
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from compound.configuration import canonical
 from compound.contracts import Completion, Example, Request
 from compound.errors import DeclarationError
-from compound.evaluation import Evaluation, evaluate_all, refuse_broken
+from compound.evaluation import Evaluation, OnTrace, evaluate_all, refuse_broken
 from compound.executor import Executor
 from compound.optimization import Tried
 from compound.proposals import Outcome, Proposals
@@ -100,7 +100,12 @@ class JobScorer:
         await self._evaluate([values], examples, lambda _, trace: traces.append(trace))
         return traces
 
-    async def _evaluate(self, candidates: Any, examples: Any, on_trace: Any) -> list[Evaluation]:
+    async def _evaluate(
+        self,
+        candidates: Sequence[Mapping[str, object]],
+        examples: Sequence[Example],
+        on_trace: OnTrace | None,
+    ) -> list[Evaluation]:
         """Evaluate candidates; one that fails much only loses, but when all do, something is broken.
 
         Unless that may be chance, on so few examples: then a system which fails less than ``max_failed`` of

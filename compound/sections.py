@@ -219,7 +219,7 @@ def _has(root: type[BaseModel], path: Sequence[str]) -> bool:
     return True
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def _model_in(annotation: object) -> type[BaseModel] | None:
     """Return the model in an annotation, if there is exactly one."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation

@@ -155,7 +155,7 @@ def optimize(
     engines: GivenEngines | None = None,
     progress: bool = True,
     new: bool = False,
-    **changes: Any,
+    **changes: object,
 ) -> Result:
     """Optimize a system, or go on with an interrupted run in the same directory.
 
@@ -250,7 +250,7 @@ def read_inputs(system: System, arguments: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def _value(name: str, text: str, kind: Any) -> Any:
+def _value(name: str, text: str, kind: object) -> object:
     try:
         return from_text(kind, text)
     except ValueError:

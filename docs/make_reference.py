@@ -6,11 +6,12 @@ import inspect
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel
 
 import compound
 from compound.cli import app
-from compound.sections import settings_models
+from compound.sections import model_at, settings_models
 from compound.settings import BudgetSettings, OptimizeSettings
 from compound.spec.file_model import POSSIBLE
 
@@ -85,13 +86,13 @@ def _item(line: str) -> str:
     return f"- `{match[1]}`: {match[2]}" if match else line
 
 
-def _settings(model: Any, places: Sequence[str] = ()) -> str:
+def _settings(model: type[BaseModel], places: Sequence[str] = ()) -> str:
     where = f" ({', '.join(f'`{place}`' for place in places)})" if places else ""
     about = f"**{model.__name__}**{where}: {_fenced(inspect.getdoc(model) or '')}\n"
     return "\n".join([about, *(_rows(model) if model.model_fields else ["It has no settings.\n"])])
 
 
-def _rows(model: Any) -> list[str]:
+def _rows(model: type[BaseModel]) -> list[str]:
     rows = ["| key | default | what |", "| --- | --- | --- |"]
     for name, field in model.model_fields.items():
         default = field.get_default(call_default_factory=True)
@@ -102,8 +103,8 @@ def _rows(model: Any) -> list[str]:
     return rows
 
 
-def _engine(kind: str, entry: Any) -> str:
-    settings = entry.model_fields[kind].annotation
+def _engine(kind: str, entry: type[BaseModel]) -> str:
+    settings = model_at(entry, [kind])
     return "\n".join([f"**{kind}**: {inspect.getdoc(settings)}\n", *_rows(settings)])
 
 

@@ -13,18 +13,19 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Union, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
-from compound.sections import settings_models
+from compound.sections import model_at, settings_models
 from compound.settings import BudgetSettings, OptimizeSettings
 from compound.spec import file_components as components
 from compound.spec import file_model, file_settings
 
 OUTPUT = Path(__file__).parent / "yaml.md"
 
-MODELS: Mapping[str, Any] = {
+MODELS: Mapping[str, type[BaseModel]] = {
     "file": file_model.File,
     "wiring": components.Wiring,
     "llm": components.LLMSettings,
@@ -47,7 +48,7 @@ MODELS: Mapping[str, Any] = {
     "optimize": OptimizeSettings,
     "budget": BudgetSettings,
     **{
-        f"{group} {name}": entry.model_fields[name].annotation
+        f"{group} {name}": model_at(entry, [name])
         for group in ("metric", "engine")
         for name, entry in file_model.POSSIBLE[group].items()
     },
@@ -142,7 +143,7 @@ def with_keys(page: str) -> str:
     return re.sub(r"<!-- keys ([^>]*) -->\n.*?<!-- end -->", table, page, flags=re.S)
 
 
-def keys(model: Any) -> str:
+def keys(model: type[BaseModel]) -> str:
     """Return the table of a model's keys."""
     rows = ["| key | value | default | what |", "| --- | --- | --- | --- |"]
     own = _annotations(model)
@@ -154,7 +155,7 @@ def keys(model: Any) -> str:
     return "\n".join(rows)
 
 
-def default(field: Any) -> str:
+def default(field: FieldInfo) -> str:
     """Return what a key is worth when it is left out."""
     if field.is_required():
         return "required"
@@ -164,7 +165,7 @@ def default(field: Any) -> str:
     return "–" if found in (None, "", [], {}, ()) else f"`{_yaml(found)}`"
 
 
-def _yaml(value: Any) -> str:
+def _yaml(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple | list):
@@ -172,7 +173,7 @@ def _yaml(value: Any) -> str:
     return str(value)
 
 
-def value(model: Any, name: str) -> str:
+def value(model: type[BaseModel], name: str) -> str:
     """Return what may stand at a key."""
     if (model, name) == (file_settings.IntSpace, "value"):
         return VALUES["int"]
@@ -182,12 +183,12 @@ def value(model: Any, name: str) -> str:
     return _value(optional)
 
 
-def _annotations(cls: type) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = vars(cls).get("__annotations__", {})
+def _annotations(cls: type) -> Mapping[str, object]:
+    found: Mapping[str, object] = vars(cls).get("__annotations__", {})
     return found
 
 
-def _bare(declared: Any) -> Any:
+def _bare(declared: object) -> object:
     """Return a type without the limits of its values."""
     if get_origin(declared) is Annotated:
         return _bare(get_args(declared)[0])
@@ -198,9 +199,10 @@ def _bare(declared: Any) -> Any:
     return declared
 
 
-def _spelled(declared: Any) -> str:
-    plain = isinstance(declared, type) and not hasattr(declared, "__args__")
-    text = declared.__name__ if plain else str(declared)
+def _spelled(declared: object) -> str:
+    text = str(declared)
+    if isinstance(declared, type) and not hasattr(declared, "__args__"):
+        text = declared.__name__
     return re.sub(r"\b(typing|collections\.abc|compound(?:\.\w+)+)\.", "", text)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from compound.components.function import Function
 from compound.components.index import BM25
 from compound.components.llm import LLM
 from compound.components.retriever import Retriever
-from compound.contracts import Example, Message, Request
+from compound.contracts import Engine, Example, Message, Request
 from compound.data import Dataset
 from compound.estimate import estimate
 from compound.metrics import exact_match
@@ -30,6 +30,7 @@ from compound.ports import Port
 from compound.report.forecast import forecast
 from compound.settings import OptimizeSettings, make_settings
 from compound.space import Choice, Demos, Text
+from compound.spec import Program
 from compound.survey import Limits, survey
 from compound.system import System
 from compound.testing import ScriptedLM
@@ -76,21 +77,34 @@ LEARNED = {
 }
 
 
-def program(method: str, lm: ScriptedLM, what: System | None = None, **settings: Any) -> SimpleNamespace:
+@dataclass(frozen=True, kw_only=True)
+class Given(Program):
+    """A program whose models are all one."""
+
+    lm: ScriptedLM
+
+    def find_engine(self, lm: str) -> Engine:
+        """Return it by either of its names."""
+        return {"lm": self.lm, "other": self.lm}[lm]
+
+
+def program(method: str, lm: ScriptedLM, what: System | None = None, **settings: Any) -> Given:
     values = {
         "valid_size": 10, "minibatch": 3, "candidates": 3, "iterations": 2, "budget": {"system_runs": 90},
         **proposals(*ALL), "max_failed": 1.0,
         "optimas": {**LEARNED, "prompts": {"proposers": ALL}}, "hbc": {**LEARNED, "prompts": {"proposers": ALL}},
         "better_together": {"stages": ["mipro", "gepa"]},
     }  # fmt: skip
-    return SimpleNamespace(
+    return Given(
+        path=Path("system.yaml"), text="", engines={}, lm=lm,
         system=what or system(), data=data(), metric=exact_match("answer"),
         optimize=make_settings({**values, "method": method, **settings}),
-        find_engine={"lm": lm, "other": lm}, folder=Path(),
     )  # fmt: skip
 
 
-def run(given: SimpleNamespace, folder: Path) -> Any:
+def run(given: Given, folder: Path) -> Any:
+    assert given.data is not None
+    assert given.metric is not None
     return optimize(
         given.system, given.data, given.metric, given.optimize, run_dir=folder / "run",
         engines=given.find_engine, folder=given.folder,

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from compound.components.engines.credentials import is_model_name
 from compound.engines import EMBEDDED
@@ -37,7 +37,7 @@ class Context:
     outside: set[str] = field(default_factory=set)
     """What the command line names outside of the file's folder."""
 
-    def code(self, spec: str, address: Address) -> Any:  # whatever the user's module holds
+    def code(self, spec: str, address: Address) -> object:
         """Return the Python object an entry names, or None after noting why there is none."""
         if not self.allow_import:
             self.document.report(address, f"names Python code ({spec}), and imports are not allowed")
@@ -50,7 +50,7 @@ class Context:
 
     def function(self, spec: str, address: Address) -> Callable[..., object] | None:
         """Return the function an entry names, or None after noting why there is none."""
-        found: object = self.code(spec, address)
+        found = self.code(spec, address)
         if callable(found):
             return found
         if found is not None:

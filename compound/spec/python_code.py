@@ -24,7 +24,7 @@ _LOCK = threading.RLock()
 _BESIDE: dict[str, Path] = {}
 
 
-def find_code(spec: str, folder: Path) -> Any:  # whatever the user's module holds
+def find_code(spec: str, folder: Path) -> Any:  # noqa: ANN401 - whatever the user's module holds
     """Return what ``module:name`` stands for.
 
     Raises:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from compound.artifacts import Reference, kept, put, verified
 from compound.component import check_name
@@ -23,6 +23,12 @@ from compound.errors import CompoundError, ConfigurationError, DeclarationError,
 from compound.optimizers.policy.targets import resolve
 from compound.space import Weights
 from compound.streams import only_torch
+
+if TYPE_CHECKING:
+    import torch
+    from peft import PeftModel
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PROBE = "probe.json"
 TEXT = "The quick answer to the question is that nobody knows, since it was never asked before."
@@ -73,12 +79,12 @@ class Adapters:
             self._stored[name] = self._content(name), None
 
     @property
-    def device(self) -> Any:
+    def device(self) -> torch.device:
         """Where the model is."""
         return self.base.device
 
     @contextmanager
-    def using(self, name: Name | None) -> Iterator[Any]:
+    def using(self, name: Name | None) -> Iterator[PreTrainedModel]:
         """Lend the model with one adapter, or as the base is."""
         if name is None:
             with self.model.disable_adapter():
@@ -90,7 +96,7 @@ class Adapters:
                 parameter.requires_grad_(True)
         yield self.base
 
-    def parameters(self, name: Name) -> list[tuple[str, Any]]:
+    def parameters(self, name: Name) -> list[tuple[str, Tensor]]:
         """Return the trained tensors of an adapter with their names in peft's files."""
         ends = (f".lora_A.{self._alias[name]}.weight", f".lora_B.{self._alias[name]}.weight")
         found = (
@@ -196,7 +202,7 @@ class Adapters:
         if found := _logprobs(path):
             self._before[name] = found
 
-    def _probe(self, name: Name) -> dict[str, Any]:
+    def _probe(self, name: Name) -> dict[str, list[int] | list[float]]:
         """Return log-probabilities of a fixed text with this adapter, and with the version before it."""
         import torch
 
@@ -224,7 +230,7 @@ def _logprobs(folder: Path) -> list[float] | None:
         return None
 
 
-def _refuse_other_logits(name: str, base: Any, tokenizer: Any) -> None:
+def _refuse_other_logits(name: str, base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise where what is trained is not what the model says, since it changes its logits in its own way."""
     import torch
 
@@ -244,7 +250,7 @@ def _refuse_other_logits(name: str, base: Any, tokenizer: Any) -> None:
         )
 
 
-def why_unshared(base: Any, tokenizer: Any) -> str:
+def why_unshared(base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
     """Return why equal prompts cannot be read once, by the kinds of layers and by trying; "" if they can."""
     import torch
 
@@ -277,7 +283,7 @@ def why_unshared(base: Any, tokenizer: Any) -> str:
     return ""
 
 
-def _wrapped(base: Any, spaces: Mapping[Name, Weights], seed: int) -> Any:
+def _wrapped(base: PreTrainedModel, spaces: Mapping[Name, Weights], seed: int) -> PeftModel:
     """Put the adapters on the base; all of it stays frozen but them."""
     try:
         import peft
@@ -307,11 +313,11 @@ def _wrapped(base: Any, spaces: Mapping[Name, Weights], seed: int) -> Any:
     return model.eval()
 
 
-def _dtype_of_adapters(model: Any) -> Any:
+def _dtype_of_adapters(model: PeftModel) -> torch.dtype:
     return next(parameter.dtype for parameter in model.parameters() if parameter.requires_grad)
 
 
-def _compute_as_the_base(model: Any) -> None:
+def _compute_as_the_base(model: PeftModel) -> None:
     """Let adapters compute in the base's number format; their weights and gradients stay float32.
 
     peft converts what an adapter reads instead, and all that is kept for the backward pass with it.
@@ -325,13 +331,13 @@ def _compute_as_the_base(model: Any) -> None:
                 part.forward = partial(_product, part)
 
 
-def _product(part: Any, x: Any) -> Any:
+def _product(part: torch.nn.Linear, x: Tensor) -> Tensor:
     from torch.nn.functional import linear
 
     return linear(x, part.weight.to(x.dtype))
 
 
-def _load(name: str, dtype: str) -> tuple[Any, Any]:
+def _load(name: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return a causal language model to train on, frozen, and its tokenizer."""
     try:
         import transformers  # noqa: F401 - only to say here that it is missing

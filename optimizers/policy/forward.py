@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from compound.components.engines.layers import unshared_kinds
 from compound.optimizers.policy.head import Output, token_logps
@@ -19,6 +19,7 @@ from compound.optimizers.policy.samples import Sample
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+    from transformers import DynamicCache, PreTrainedModel
 
 WORTH = 0.5  # a shared prompt is read once where that leaves at most this share of the tokens
 
@@ -37,7 +38,7 @@ class Pass:
 
 
 def forward(
-    model: Any,
+    model: PreTrainedModel,
     samples: Sequence[Sample],
     *,
     shared: bool | None = None,
@@ -79,7 +80,7 @@ def saving(samples: Sequence[Sample]) -> float:
     return (once + answers) / (every + answers)
 
 
-def _plain_states(model: Any, samples: Sequence[Sample]) -> Tensor:
+def _plain_states(model: PreTrainedModel, samples: Sequence[Sample]) -> Tensor:
     """Read prompts with answers, padded on the right; return the states before each sampled token.
 
     What is behind a token does not reach it, so there is no mask: without one, attention is faster.
@@ -95,7 +96,9 @@ def _plain_states(model: Any, samples: Sequence[Sample]) -> Tensor:
     return states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
 
 
-def _shared_states(model: Any, samples: Sequence[Sample], prompts: Sequence[tuple[int, ...]]) -> Tensor:
+def _shared_states(
+    model: PreTrainedModel, samples: Sequence[Sample], prompts: Sequence[tuple[int, ...]]
+) -> Tensor:
     """Read each prompt once, padded on the left, and the answers behind it.
 
     The cache is not the model's own, which forgets what is behind a sliding window: the mask alone hides it.
@@ -137,12 +140,12 @@ def _shared_states(model: Any, samples: Sequence[Sample], prompts: Sequence[tupl
     return torch.cat([last, after.last_hidden_state], 1)
 
 
-def _decoder(model: Any) -> Any:
+def _decoder(model: PreTrainedModel) -> torch.nn.Module:
     """Return what makes the final states; in families that misname it, ``base_model`` is the model itself."""
     return model.base_model if model.base_model is not model else model.model
 
 
-def _repeated(cache: Any, owner: Tensor) -> Any:
+def _repeated(cache: DynamicCache, owner: Tensor) -> DynamicCache:
     """Return keys and values of the prompts, one row for each sample."""
     from transformers import DynamicCache
 

@@ -10,7 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
 
 CHUNK = 32_000_000  # numbers that a chunk of logits may hold
 
@@ -27,7 +31,7 @@ class Output:
         temperature: what was sampled at: logits are divided by it.
     """
 
-    layer: Callable[[Any], Any]
+    layer: Callable[[Tensor], Tensor]
     size: int
     divided: float = 1.0
     times: float = 1.0
@@ -35,7 +39,7 @@ class Output:
     temperature: float = 1.0
 
     @classmethod
-    def of(cls, model: Any, temperature: float = 1.0) -> Output:
+    def of(cls, model: PreTrainedModel, temperature: float = 1.0) -> Output:
         """Return that of a causal language model."""
         config, layer = model.config, model.get_output_embeddings()
         return cls(
@@ -47,7 +51,7 @@ class Output:
             temperature,
         )
 
-    def __call__(self, states: Any) -> Any:
+    def __call__(self, states: Tensor) -> Tensor:
         """Return the logits of states (n, width) in float32, (n, size)."""
         logits = self.layer(states).float()
         if (scale := self.times / self.divided) != 1.0:
@@ -57,7 +61,9 @@ class Output:
         return logits if self.temperature == 1.0 else logits / self.temperature
 
 
-def token_logps(hidden: Any, output: Output, targets: Any, bonus: bool = False) -> tuple[Any, Any]:
+def token_logps(
+    hidden: Tensor, output: Output, targets: Tensor, bonus: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return log-probabilities (nats) of ``targets`` (n,) and the entropies there, from states (n, width).
 
     Args:
@@ -79,7 +85,7 @@ def token_logps(hidden: Any, output: Output, targets: Any, bonus: bool = False) 
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
 
-def _chunk(hidden: Any, output: Output, targets: Any, bonus: bool) -> tuple[Any, Any]:
+def _chunk(hidden: Tensor, output: Output, targets: Tensor, bonus: bool) -> tuple[Tensor, Tensor]:
     import torch
 
     logits = output(hidden)

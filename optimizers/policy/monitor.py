@@ -8,11 +8,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import astuple
 from statistics import fmean, pstdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compound.optimizers.policy.diagnostics import Diagnostics
 from compound.optimizers.policy.samples import Sample
 from compound.optimizers.policy.updates import added
+
+if TYPE_CHECKING:
+    import torch
 
 WORDS = 40  # of tokens, that similarity of answers is measured on
 
@@ -35,7 +38,7 @@ class Monitor:
         *,
         divergence: bool,
         masked: int = 0,
-        device: Any = None,
+        device: torch.device | None = None,
     ) -> None:
         self._samples, self._left_out = list(kept), len(samples) - len(kept)
         self._seen: dict[str, Diagnostics] = defaultdict(Diagnostics)

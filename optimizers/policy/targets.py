@@ -7,15 +7,19 @@ turned into the shortest ends that fit these layers and no other module.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from compound.errors import DeclarationError
 from compound.space import ATTENTION
 
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel
+
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # how configurations call their number
 
 
-def resolve(model: Any, targets: str | Sequence[str]) -> list[str]:
+def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
     """Return the ends of names of the layers that an adapter is put on.
 
     Args:
@@ -55,7 +59,7 @@ def _is_attention(name: str) -> bool:
     return any("attn" in part or "attention" in part for part in name.split(".")[:-1])
 
 
-def _is_router(layer: Any, config: Any) -> bool:
+def _is_router(layer: torch.nn.Linear, config: PreTrainedConfig) -> bool:
     """Return whether a layer chooses experts: servers do not adapt these."""
     return layer.out_features in {getattr(config, name, None) for name in EXPERTS}
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from compound.optimizers.policy.drawn import Drawn
 from compound.optimizers.policy.recipe import Recipe
 from compound.optimizers.policy.samples import Sample
 from compound.optimizers.policy.saved import Step
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 LETTERS = 300  # of an answer that a record shows
 
@@ -27,7 +30,9 @@ def format_step(step: Step) -> str:
     return f"{reward}, {several}{skipped}"
 
 
-def examples_of(samples: Sequence[Sample], tokenizer: Any) -> dict[str, list[dict[str, Any]]]:
+def examples_of(
+    samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, list[dict[str, str | float]]]:
     """Return, by component, the answers that earned most and least, as JSON: what there was to learn from."""
     found: dict[str, list[Sample]] = {}
     for sample in samples:

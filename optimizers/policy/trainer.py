@@ -30,6 +30,7 @@ from compound.optimizers.policy.values import CriticSettings, value_head, values
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
 
 OPTIMIZERS = "optimizer-states"  # how their folders are named: like no adapter, whose name is an identifier
 VALUE, HEAD = "|value", "|head:"  # no adapter can have these names: they are no identifiers
@@ -181,7 +182,7 @@ class Trainer:
 
     def _loss(
         self,
-        model: Any,
+        model: PreTrainedModel,
         batch: Sequence[Sample],
         weight_of: Mapping[int, float],
         known: Known,
@@ -304,9 +305,12 @@ class Trainer:
         """Cut samples of one adapter into micro-batches."""
         return micro_batches(samples, self.optimizer.micro_tokens, once=not self.adapters.unshared)
 
-    def _forward(self, model: Any, batch: Sequence[Sample], **how: Any) -> Pass:
+    def _forward(
+        self, model: PreTrainedModel, batch: Sequence[Sample], *, temperature: float, bonus: bool = False
+    ) -> Pass:
         """Run the model over a micro-batch; equal prompts are read once where the model allows it."""
-        return forward(model, batch, shared=False if self.adapters.unshared else None, **how)
+        shared = False if self.adapters.unshared else None
+        return forward(model, batch, shared=shared, bonus=bonus, temperature=temperature)
 
     def _refuse_stale(self, samples: Sequence[Sample]) -> None:
         """Raise where a sample's weights are not those of now, or of the few updates before that may pass."""

@@ -5,11 +5,15 @@ It reads them without gradient, so that learning values does not move the policy
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from compound.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 class CriticSettings(Settings):
@@ -28,7 +32,7 @@ class CriticSettings(Settings):
     adapter off (TRL's PPO used 0.05). The `beta` of a loss adds a KL term to the loss instead."""
 
 
-def value_head(width: int) -> Any:
+def value_head(width: int) -> torch.nn.Sequential:
     """Return a head from states (…, width) to values (…, 1)."""
     import torch
 
@@ -38,6 +42,6 @@ def value_head(width: int) -> Any:
     return head
 
 
-def values(head: Any, states: Any) -> Any:
+def values(head: torch.nn.Module, states: Tensor) -> Tensor:
     """Return the value before each token: (samples, tokens)."""
     return head(states.detach().float())[..., 0]
