@@ -471,7 +471,7 @@ class TestGoingOn:
         found = asyncio.run(collected(job(system(), METRIC, rows(60), scripted()).task))
         assert len({answers for answers, _ in found}) == 5
         assert re.fullmatch(r"the incumbent on 30 examples: 0\.\d{3}", found[0][1])
-        assert re.fullmatch(r"iteration 4: best of \d candidates 0\.\d{3}", found[-1][1])
+        assert re.fullmatch(r"best of \d candidates 0\.\d{3}", found[-1][1])
 
     def test_nothing_is_written_printed_or_pickled(
         self, job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
