@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
@@ -189,14 +190,27 @@ def hint(loc: Sequence[str | int], root: type[BaseModel]) -> str:
     *parents, name = map(str, loc)
     model = model_at(root, parents)
     if not parents:
-        return nearest(name, model.model_fields)
+        has_none = name in registered()  # those with settings are fields
+        return f"method {name!r} has no settings" if has_none else nearest(name, model.model_fields)
     section, *path = parents
     if (now := renamed_leaf(section, name, lambda place: _has(root, place))) is not None:
         return f"it is optimize.{now}"
     others = [other for other in registered() if other != section and _has(root, (other, *path, name))]
     if others:
         return f"it is a setting of {', '.join(others)}"
+    inner = {leaf: path for path, leaf in _inner(model) if leaf not in model.model_fields}
+    near = get_close_matches(name, [*model.model_fields, *inner], 1)
+    if near and near[0] in inner:
+        return f"did you mean {'.'.join((*path, *inner[near[0]]))}?"
     return nearest(name, model.model_fields)
+
+
+def _inner(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the settings of a model and of its parts, each with its path."""
+    for name, field in model.model_fields.items():
+        yield (*path, name), name
+        if (part := _model_in(field.annotation)) is not None:
+            yield from _inner(part, (*path, name))
 
 
 def model_at(root: type[BaseModel], path: Iterable[str]) -> type[BaseModel]:

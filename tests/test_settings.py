@@ -122,6 +122,19 @@ class TestSections:
         assert "optimize.mmgrpo.step: unknown key; did you mean 'steps'?" in told
         assert "optimize.mmgrpo.optimizer.lr: must be a number, but got 'x'" in told
 
+    @pytest.mark.parametrize(
+        ("section", "message"),
+        [
+            ("random: {k: 1}", "optimize.random: unknown key; method 'random' has no settings"),
+            ("mmgrpo: {lrr: 1}", "optimize.mmgrpo.lrr: unknown key; did you mean optimizer.lr?"),
+            ("gepa: {steps: 1}", "optimize.gepa.steps: unknown key; it is a setting of ppo"),
+        ],
+    )
+    def test_an_unknown_key_is_told_its_place(self, section: str, message: str) -> None:
+        with pytest.raises(SpecError) as raised:
+            loads(f"{FILE}optimize: {{{section}}}")
+        assert message in str(raised.value)
+
     def test_a_single_setting_is_set_from_the_command_line(self) -> None:
         sets = [("optimize.mmgrpo.optimizer.lr", "0.5"), ("optimize.mmgrpo.loss.dapo.clip", "0.1")]
         program = load(ATLAS, overrides=sets)
