@@ -7,6 +7,7 @@ from compound.errors import BudgetExhausted
 from compound.optimization import Bench, Job, JobRecord, Progress, Proposal, Task
 from compound.planning import job_minibatch
 from compound.proposals import described, since
+from compound.proposing import Proposing, choose_job
 from compound.run_context import RunContext
 from compound.run_state import JobState
 from compound.scoring import JobScorer
@@ -76,7 +77,7 @@ class Jobs:
             method = context.problem.method
             opening = method.opening if not search.history else None
             seed = stream(context.problem.settings.seed, "scheduler")
-            job = opening or method.scheduler.choose(method.jobs, search.history, seed)
+            job = opening or choose_job(method, search.history, seed)
             search.job = JobState(
                 optimizer=job.optimizer,
                 keys=job.keys,
@@ -107,16 +108,19 @@ class Jobs:
             note = "its share of the budget is too small to compare anything"
             self._finish(job, Proposal({}, note=note), scorer)
             return
-        proposal = Proposal({}, note="the budget ended before a proposal")
-        optimizer = context.problem.method.optimizers[job.optimizer]
+        proposal: Proposal | None = None
+        proposing = Proposing(job.optimizer, context.problem.method.optimizers[job.optimizer])
         try:
-            async for event in optimizer.propose(self._task(job, number, scorer)):
+            async for event in proposing.events(self._task(job, number, scorer)):
                 if isinstance(event, Progress):
-                    self._checkpoint(job, number, event, scorer)
+                    with proposing.storing():
+                        self._checkpoint(job, number, event, scorer)
                 else:
                     proposal = event
         except BudgetExhausted as error:
             search.stopped = error.message
+            proposal = proposal or Proposal({}, note="the budget ended before a proposal")
+        proposal = proposing.checked(proposal, context.working())
         self._finish(job, proposal, scorer)
 
     def _limit_requests(self, job: JobState) -> None:

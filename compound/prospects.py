@@ -16,6 +16,7 @@ from compound.bounds import Bounded
 from compound.optimization import Job, JobRecord
 from compound.planning import BudgetPlan, baseline_runs, fewest_of, job_minibatch, make_plan, usable
 from compound.power import POWER, detectable, examples_needed, least_improved, least_p
+from compound.proposing import choose_job
 from compound.streams import stream
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def prospects(problem: Problem, plan: BudgetPlan, free: float, allowed: Allowanc
         total *= method.jobs_each / len(method.jobs)
     left, seed = free, stream(settings.seed, "scheduler")
     for _ in range(plan.jobs):
-        chosen = method.scheduler.choose(method.jobs, history, seed)
+        chosen = choose_job(method, history, seed)
         job = next(j for j in method.jobs if (j.optimizer, j.keys) == (chosen.optimizer, chosen.keys))
         needed, tried = fewest_of(job, settings.minibatch, tried=True), bool(found and found[0].runs)
         if job.step is None:

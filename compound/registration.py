@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 
-from compound.errors import DeclarationError
+from compound.errors import DeclarationError, nearest
 from compound.optimization import Method
 from compound.settings import NoSettings, OptimizeSettings, S, Settings
+from compound.shortened import short
 from compound.system import System
+from compound.user_code import UserCodeError, definition, refuse_signature, reported
 
 
 class MethodFactory:
@@ -28,7 +31,10 @@ class MethodFactory:
 
         def made(system: System, optimize: OptimizeSettings, name: str) -> tuple[Method, Settings]:
             own = optimize.section(name, settings)
-            return make(system, optimize, own), own
+            with reported(f"method {name!r}", make):
+                found = make(system, optimize, own)
+            _check(found, name, definition(make), system)
+            return found, own
 
         self._made = made
 
@@ -81,6 +87,7 @@ def method(
     """
 
     def register(make: Callable[[System, OptimizeSettings, S], Method]) -> MethodFactory:
+        refuse_signature(make, "a method", "system", "optimize", "settings")
         return MethodFactory(make, settings)
 
     return register
@@ -96,5 +103,32 @@ def as_factory(found: object, name: str) -> MethodFactory:
         return found
     if not callable(found):
         raise DeclarationError(f"{name} is not a function")
+    refuse_signature(found, f"method {name!r}", "system", "optimize")
     make: Callable[[System, OptimizeSettings], Method] = found
-    return MethodFactory(lambda system, optimize, _: make(system, optimize), NoSettings)
+
+    @functools.wraps(make)
+    def without_settings(system: System, optimize: OptimizeSettings, _: NoSettings) -> Method:
+        return make(system, optimize)
+
+    return MethodFactory(without_settings, NoSettings)
+
+
+def _check(found: object, name: str, place: str, system: System) -> None:
+    """Refuse what a function of a method must not return."""
+    role = f"method {name!r} at {place}"
+    if not isinstance(found, Method):
+        raise UserCodeError(
+            f"{role} returned {short(found)}", hint="it must return a compound.optimization.Method"
+        )
+    for job in (*([found.opening] if found.opening else []), *found.jobs):
+        if job.optimizer not in found.optimizers:
+            raise UserCodeError(
+                f"{role}: a job names the optimizer {job.optimizer!r}, which is not one of its optimizers",
+                hint=nearest(job.optimizer, found.optimizers),
+            )
+        for key in job.keys:
+            if key not in system.parameters:
+                raise UserCodeError(
+                    f"{role}: a job names {key!r}, which is no parameter of system {system.name!r}",
+                    hint=nearest(key, system.parameters),
+                )
