@@ -30,6 +30,7 @@ _BLOCK = 2_000  # points whose factors are held in memory at once
 _U = np.arange(0.0, _REACH, _STEP)
 _SINH, _COSH = np.sinh(_U), np.cosh(_U)
 _CLOSE = 1e-12
+_TINY = 1e-100  # values below it count as 0: squares of their inverses overflow
 
 
 def lower_limit(values: Vector, level: float) -> float:
@@ -44,7 +45,7 @@ def lower_limit(values: Vector, level: float) -> float:
     """
     points = np.append(np.sort(values), 0.0)
     distinct, counts = np.unique(points, return_counts=True)
-    if len(distinct) == 1:
+    if len(distinct) == 1 or distinct[-1] < _TINY:
         return 0.0
     if len(distinct) == 2:  # a beta distribution, exactly
         low, high = (float(point) for point in distinct)

@@ -15,9 +15,9 @@ from compound.errors import CompoundError
 __all__ = ["UserCodeError", "definition", "refuse_signature", "reported"]
 
 _PACKAGE = Path(__file__).parent
-_OURS = tuple(  # some folders of the package are links in a checkout
-    os.path.realpath(folder) + os.sep
-    for folder in (_PACKAGE, *(path for path in _PACKAGE.iterdir() if path.is_dir()))
+_OURS = tuple(  # the folders named here are links in a checkout
+    os.path.realpath(_PACKAGE / name) + os.sep
+    for name in ("", "benchmarks", "components", "optimizers", "rewards")
 )
 _LIBRARIES = tuple(
     os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib")
