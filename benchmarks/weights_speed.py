@@ -172,7 +172,7 @@ def trls(prompt: int, answer: int, batches: int, repeats: int = REPEATS) -> dict
 
 
 def several(count: int) -> dict[str, object]:
-    """Measure the memory of training so many adapters on one base."""
+    """Measure the memory of training ``count`` adapters on one base."""
     names = [f"x{number}" for number in range(count)]
     adapters = Adapters("smollm2", {name: LoRA(rank=16, targets=ATTENTION) for name in names})
     trainer = Trainer(adapters, {name: name for name in names}, LOSS, OPTIMIZER, RolloutSettings())

@@ -85,7 +85,7 @@ def _state(stored: _Stored) -> RunState:
     if stored.format < FORMAT and "format" not in stored.state:
         try:
             return earlier.read_state(stored.state)
-        except (StateError, LookupError, TypeError, ValueError) as error:
+        except (StateError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise Damaged(f"its state cannot be read: {error}") from None
     try:
         return RunState.from_json(stored.state)

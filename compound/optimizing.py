@@ -38,6 +38,7 @@ from compound.sending import Engines
 from compound.settings import OptimizeSettings, Settings
 from compound.shortened import shown
 from compound.spec.python_code import find_code
+from compound.state import StateError
 from compound.statistics import Interval
 from compound.store import (
     UNREADABLE,
@@ -251,7 +252,7 @@ def _search(problem: Problem, recorder: Recorder, main: Recorder) -> None:
 def continued(recorder: Recorder) -> Iterator[None]:
     """Name the checkpoint where a run cannot continue from it.
 
-    What a method keeps in its own state has no form that is known here.
+    The state of a method is checked by the method, which does not know the place of the checkpoint.
 
     Raises:
         RunDirectoryError: the block failed before anything was recorded.
@@ -259,6 +260,9 @@ def continued(recorder: Recorder) -> Iterator[None]:
     step = recorder.run.step
     try:
         yield
+    except StateError as error:
+        where = f"{recorder.run.path}/checkpoint.json"
+        raise RunDirectoryError(f"{where} cannot be read: {error.message}", hint=error.hint) from error
     except CompoundError:
         raise
     except UNREADABLE as error:

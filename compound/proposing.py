@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,15 +60,17 @@ class Proposing:
                 yield event
 
     @contextmanager
-    def storing(self) -> Iterator[None]:
-        """Name the optimizer whose progress cannot be stored.
+    def storing(self, progress: Progress) -> Iterator[None]:
+        """Name the optimizer whose progress cannot be stored; other errors pass unchanged.
 
         Raises:
-            UserCodeError: a state or facts are not JSON.
+            UserCodeError: the state or the facts are not JSON.
         """
         try:
             yield
         except (StateError, TypeError, ValueError) as error:
+            if _is_json([dict(progress.state), dict(progress.facts)]):
+                raise
             raise UserCodeError(
                 f"{self._role}: the state and the facts of Progress must be JSON: {error}",
                 hint="store numbers, texts, lists and dictionaries, as compound.state.State.to_json does",
@@ -99,6 +102,14 @@ class Proposing:
         except CompoundError as error:
             raise UserCodeError(f"{self._role}: {error.message}", hint=error.hint) from error
         return proposal
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def choose_job(method: Method, history: Sequence[JobRecord], seed: int) -> Job:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from compound.budget import Meter
 from compound.evaluation import Evaluation, evaluate
@@ -38,7 +38,7 @@ class RunContext:
     test_meter: Meter
     executor: Executor
     proposals: Proposals
-    _budget: RunBudget | None = None
+    _budget: RunBudget | None = field(default=None, init=False)
 
     @classmethod
     def open(cls, problem: Problem, recorder: Recorder) -> RunContext:

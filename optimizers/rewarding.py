@@ -54,7 +54,7 @@ class Adapter(State):
         data: the digest of the pairs that it was trained on.
     """
 
-    name: str
+    name: str = Field(pattern="^[0-9a-f]+$")  # it names a folder
     data: str
 
 

@@ -98,7 +98,7 @@ class Inspection:
             section = reward_section(optimize["rewards"]) if "rewards" in optimize else optimize["optimas"]
             settings = RewardSettings.model_validate(section["reward"])
             sampling = FreshPairSettings.model_validate(section["pairs"]).sampling
-        except (KeyError, TypeError, ValidationError):
+        except (KeyError, TypeError, AttributeError, ValidationError):
             raise RunDirectoryError(f"{folder}/config.json has no reward settings of this version") from None
         stored = read(folder / FOLDER)
         records = [record for record in read_records(folder, "memory.jsonl") if "kind" not in record]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +83,11 @@ def through_json(state: State) -> dict[str, Any]:
     return found
 
 
-def changed(value: dict[str, Any], path: str, to: object) -> dict[str, Any]:
+def changed(value: dict[str, Any], path: str | tuple[Any, ...], to: object) -> dict[str, Any]:
     """Return a copy of JSON with one place changed."""
     copy: dict[str, Any] = json.loads(json.dumps(value))
     inner: Any = copy
-    *parents, last = path.split(".")
+    *parents, last = path.split(".") if isinstance(path, str) else path
     for parent in parents:
         inner = inner[int(parent)] if isinstance(inner, list) else inner[parent]
     inner[int(last) if isinstance(inner, list) else last] = to
@@ -160,6 +162,29 @@ class TestRunState:
         assert refused.value.message.split(": ")[1].split(".")[0] == path.split(".", maxsplit=1)[0]
 
 
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of everything in a JSON value; of long lists only the first items."""
+    if path:
+        yield path
+    parts = (
+        value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    )
+    for key, part in parts:
+        yield from places(part, (*path, key))
+
+
+WRONG: tuple[object, ...] = (None, 3, -1, "x", True, [1], [[]], {"a": 1}, math.inf, math.nan, 10**400)
+
+
+def test_any_wrong_value_anywhere_is_read_or_refused() -> None:
+    """A state may come from someone else: it never ends in another error."""
+    stored = through_json(WHOLE)
+    for path in places(stored):
+        for wrong in WRONG:
+            with contextlib.suppress(StateError):
+                RunState.from_json(changed(stored, path, wrong))
+
+
 class TestEarlierVersions:
     """``docs/notebooks/tiny_run`` holds the checkpoint of a version whose state was one dictionary."""
 
@@ -188,3 +213,12 @@ class TestEarlierVersions:
     def test_damage_is_refused(self, path: str, value: object) -> None:
         with pytest.raises(Damaged, match="its state cannot be read"):
             read_checkpoint(changed(self.STORED, path, value), APPENDED)
+
+    def test_any_wrong_value_anywhere_is_read_or_refused(self) -> None:
+        state = self.STORED["state"]
+        state = {**state, "history": state["history"][:2], "before": {**state["before"], "rows": []}}
+        stored = {**self.STORED, "state": state}
+        for path in places(state):
+            for wrong in WRONG:
+                with contextlib.suppress(Damaged):
+                    read_checkpoint(changed(stored, ("state", *path), wrong), APPENDED)

@@ -13,7 +13,10 @@ import pytest
 
 import compound as cp
 from compound.metrics import custom
+from compound.optimization import Progress
+from compound.optimizers.baselines import RandomSearch
 from compound.optimizing import Result, optimize
+from compound.proposing import Proposing
 from compound.settings import BudgetSettings
 from compound.testing import ScriptedLM
 from compound.user_code import UserCodeError, definition
@@ -178,3 +181,24 @@ def test_errors_that_no_code_of_a_user_took_part_in_have_no_such_place() -> None
 def test_a_definition_is_named_by_file_and_line() -> None:
     assert re.fullmatch(r".*test_user_code\.py:\d+", definition(test_a_definition_is_named_by_file_and_line))
     assert definition(len) == "len"
+
+
+def test_an_error_of_a_listener_is_not_blamed_on_the_optimizer() -> None:
+    """Regression test: any TypeError while progress was recorded was called a state that is not JSON."""
+    proposing = Proposing("one", RandomSearch())
+    with pytest.raises(TypeError, match="of the listener"), proposing.storing(Progress({"step": 1})):
+        raise TypeError("of the listener")
+
+
+def test_a_state_that_does_not_fit_is_reported_with_the_place_of_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression test: the message named neither the run nor the file."""
+    condition = "if not __import__('os').path.exists('fixed'): raise ValueError('later')"
+    resume = "from compound.state import State; class_ = type('Held', (State,), {}); "
+    body = f"{resume}task.resume and class_.from_json(task.resume)\n        "
+    source = optimizer(f"{body}yield Progress({{'step': 1}})\n        {condition}\n        {GOOD}")
+    with pytest.raises(UserCodeError, match="later"):
+        run(tmp_path, source, monkeypatch)
+    with pytest.raises(cp.CompoundError, match=r"run/checkpoint\.json cannot be read: Held has format None"):
+        run(tmp_path, source, monkeypatch)

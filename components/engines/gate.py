@@ -54,7 +54,7 @@ class Gate:
 
     @contextlib.asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Close the gate, wait until nobody is inside, and open it when the block ends."""
+        """Close the gate, wait until all holders have left, and reopen it when the block ends."""
         async with self._turn:
             self._closed = True
             try:

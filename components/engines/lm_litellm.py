@@ -52,7 +52,7 @@ else:
 
 MILLION = 1_000_000
 _IMPORTING = threading.Lock()
-KEYED = {  # providers that answer nobody without a key, which is read from one environment variable
+KEYED = {  # providers that require a key, each read from one environment variable
     *("openai", "anthropic", "gemini", "groq", "mistral"),
     *("openrouter", "deepseek", "together_ai", "cohere", "xai"),
 }

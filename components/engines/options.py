@@ -34,7 +34,7 @@ class Options(BaseModel):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Sample from the likeliest tokens that together have this probability."""
     top_k: Annotated[int, Field(ge=-1)] | None = None
-    """Sample from so many of the likeliest tokens; 0 or -1 means all."""
+    """Sample from this number of the likeliest tokens; 0 or -1 means all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """Sample from tokens at least this likely, relative to the likeliest."""
     presence_penalty: Penalty | None = None

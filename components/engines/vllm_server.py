@@ -42,8 +42,8 @@ class VLLMServer:
 
     Attributes:
         address: where its API is.
-        key: what its API wants to be shown. Nobody else on the machine can use it, and a foreign server that
-            took the port in the meantime is not mistaken for ours.
+        key: the API key that requests must carry. It keeps other users of the machine out, and tells this
+            server from another one that took the port in the meantime.
         log: the file of everything it prints.
 
     Raises:
