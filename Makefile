@@ -26,7 +26,7 @@ test-vllm: $(VENV)/dev.stamp $(VLLM)/vllm.stamp ## Set up a real vLLM on the CPU
 	HF_HUB_OFFLINE=1 REAL_VLLM=$(abspath $(VLLM))/bin/vllm $(BIN)/python -m pytest tests/real_vllm
 
 chaos: $(VENV)/dev.stamp ## Kill runs, misbehave as a server, damage files, fill the disk; write benchmarks/data/chaos.json
-	PYTHONPATH=tests $(BIN)/python -m chaos --out benchmarks/data/chaos.json
+	PYTHONPATH=tests/support $(BIN)/python -m chaos --out benchmarks/data/chaos.json
 
 check: $(VENV)/dev.stamp ## Lint, types, import rules, security
 	$(BIN)/ruff check .
@@ -49,8 +49,8 @@ docs: $(VENV)/dev.stamp ## Write the references from docstrings and models, and 
 	$(BIN)/python docs/make_tables.py
 
 bench: $(VENV)/dev.stamp ## Measure overheads and the embedded engine; results go to benchmarks/data
-	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.overhead
-	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.engine_throughput
+	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.measure.overhead
+	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.measure.engine_throughput
 
 clean: ## Remove the environment and what was built
 	rm -rf $(VENV) $(VLLM) build dist *.egg-info

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from compound.components.retriever import FoundPassage as Passage
-from compound.reading import entry
-from compound.rows import EXTENSIONS, read_rows
+from compound.evaluation.rows import EXTENSIONS, read_rows
+from compound.narrowing import entry
 
 QUERIES = 3
 

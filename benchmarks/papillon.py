@@ -10,12 +10,12 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compound.contracts import Engine, Example, Message, Request, Score
-from compound.engines import find_engine
+from compound.engine import Engine, Example, Message, Request, Score
 from compound.errors import DeclarationError
-from compound.executor import Executor
-from compound.metrics import find_label, token_f1
-from compound.reading import entry
+from compound.evaluation.metrics import find_label, token_f1
+from compound.execution.executor import Executor
+from compound.narrowing import entry
+from compound.registry.engines import find_engine
 
 _WORD = re.compile(r"[^\W_]+")
 _SPELLED = re.compile(r"(?<!\S)\S(?: \S)+(?!\S)")  # a word letter by letter

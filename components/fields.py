@@ -14,11 +14,11 @@ import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
-from compound.configuration import canonical
 from compound.errors import ParseError
-from compound.labels import is_denied
-from compound.ports import Port, accepts, convert, spell
-from compound.space import Demo
+from compound.evaluation.labels import is_denied
+from compound.graph.configuration import canonical
+from compound.graph.space import Demo
+from compound.graph.types import Port, accepts, convert, spell
 
 Layout = Literal["text", "fields", "json"]
 TRUE, FALSE = {"yes", "true", "1"}, {"no", "false", "0"}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from compound.bounds import Extent, of_setting
-from compound.component import Composite, RunBody, Value, joined
 from compound.errors import CallError, DeclarationError, nearest
-from compound.ports import Port, fits, spell
-from compound.space import Int
-from compound.system import System
+from compound.graph.bounds import Extent, of_setting
+from compound.graph.component import Composite, RunBody, Value, joined
+from compound.graph.space import Int
+from compound.graph.system import System
+from compound.graph.types import Port, fits, spell
 
 
 def _body_ports(body: System) -> dict[str, Port]:

@@ -9,12 +9,12 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import cast
 
-from compound.bounds import Extent, Limits, Reach
-from compound.code import code_digest
-from compound.component import CallContext, Operation
-from compound.contracts import Values
+from compound.engine import Values
 from compound.errors import DeclarationError
-from compound.ports import Port
+from compound.graph.bounds import Extent, Limits, Reach
+from compound.graph.component import CallContext, Operation
+from compound.graph.fingerprint import code_digest
+from compound.graph.types import Port
 
 
 class Function(Operation):
@@ -33,7 +33,7 @@ class Function(Operation):
     Example:
         >>> def fuse(a: float, b: float, weight: float) -> float:
         ...     return weight * a + (1 - weight) * b
-        >>> from compound.space import Float
+        >>> from compound.graph.space import Float
         >>> fused = Function("fuse", fuse, weight=Float(0.0, 1.0, value=0.5))
         >>> sorted(fused.inputs), sorted(fused.parameters)
         (['a', 'b'], ['weight'])

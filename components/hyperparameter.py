@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compound.bounds import Extent, Limits, Reach, of_setting
-from compound.component import CallContext, Operation
-from compound.ports import Port
-from compound.space import Space
+from compound.graph.bounds import Extent, Limits, Reach, of_setting
+from compound.graph.component import CallContext, Operation
+from compound.graph.space import Space
+from compound.graph.types import Port
 
 
 class Hyperparameter(Operation):
     """A tunable value that other components read.
 
     Example:
-        >>> from compound.space import Int
+        >>> from compound.graph.space import Int
         >>> depth = Hyperparameter("depth", Int(1, 10, value=5))
         >>> depth().label, depth.parameters["value"].value
         ('$depth', 5)

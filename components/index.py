@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 
 from compound.components.engines import model_folder, models
 from compound.errors import CallError, DataError, MissingExtra, ModelNotFound, nearest
-from compound.paths import cache_folder
-from compound.rows import file_digest, read_rows
-from compound.untrusted import UntrustedFolder, named
+from compound.evaluation.rows import file_digest, read_rows
+from compound.security.untrusted import UntrustedFolder, named
+from compound.storage.paths import cache_folder
 
 Scores = NDArray[np.float32]
 Encoder = Callable[[Sequence[str]], Scores]

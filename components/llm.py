@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from compound.artifacts import is_reference
-from compound.bounds import CallBound, Extent, Limits, Reach, of_setting, of_type
-from compound.component import CallContext, Operation, check_name
 from compound.components.fields import Layout, cue, label, parse, render, type_note
-from compound.configuration import digest
-from compound.contracts import Adapter, Message, Request
+from compound.engine import Adapter, Message, Request
 from compound.errors import DeclarationError, ParseError
-from compound.ports import Port, spell
-from compound.reading import entry
-from compound.space import Choice, Demo, Demos, Float, Int, Text, Weights, as_demos
+from compound.graph.bounds import CallBound, Extent, Limits, Reach, of_setting, of_type
+from compound.graph.component import CallContext, Operation, check_name
+from compound.graph.configuration import digest
+from compound.graph.space import Choice, Demo, Demos, Float, Int, Text, Weights, as_demos
+from compound.graph.types import Port, spell
+from compound.narrowing import entry
+from compound.storage.artifacts import is_reference
 
 RENDERING = 2  # raised whenever the same settings give another prompt
 NUMBERED = 8  # bytes of the number and the line break before an item of a list

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from compound.bounds import Extent, Limits, Reach, of_setting
-from compound.component import CallContext, Operation, check_name
 from compound.components.index import PassageIndex
-from compound.contracts import Retrieving
+from compound.engine import Retrieving
 from compound.errors import CallError, DataError, DeclarationError
-from compound.ports import Port
-from compound.reading import entry
-from compound.space import Choice, Int
+from compound.graph.bounds import Extent, Limits, Reach, of_setting
+from compound.graph.component import CallContext, Operation, check_name
+from compound.graph.space import Choice, Int
+from compound.graph.types import Port
+from compound.narrowing import entry
 
 FoundPassage = dict[str, Any]  # the type of a port; see `compound.components.index.Passage` for its fields
 RANKED = 80  # bytes that an id, a score and field names add to a passage

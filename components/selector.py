@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compound.bounds import Extent, Limits, Reach, of_setting
-from compound.component import CallContext, Operation
-from compound.ports import Port
-from compound.space import Choice, PerInput, Scalar
+from compound.graph.bounds import Extent, Limits, Reach, of_setting
+from compound.graph.component import CallContext, Operation
+from compound.graph.space import Choice, PerInput, Scalar
+from compound.graph.types import Port
 
 
 class Selector(Operation):

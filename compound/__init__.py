@@ -10,13 +10,15 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # so that type checkers see what `__getattr__` finds
-    from compound.budget import Budget as Budget
-    from compound.component import Component as Component
-    from compound.component import Input as Input
-    from compound.component import Operation as Operation
-    from compound.components.engines.lm_litellm import LiteLLMEngine as LiteLLM  # noqa: F401
-    from compound.components.engines.lm_transformers import TransformersEngine as Transformers  # noqa: F401
-    from compound.components.engines.lm_vllm import VLLMEngine as VLLM  # noqa: F401, N814
+    from compound.api.optimize import Result as Result
+    from compound.api.sync import evaluate as evaluate
+    from compound.api.sync import load_result as load_result
+    from compound.api.sync import load_system as load_system
+    from compound.api.sync import optimize as optimize
+    from compound.api.sync import run as run
+    from compound.components.engines.litellm import LiteLLMEngine as LiteLLM  # noqa: F401
+    from compound.components.engines.local.engine import TransformersEngine as Transformers  # noqa: F401
+    from compound.components.engines.vllm.engine import VLLMEngine as VLLM  # noqa: F401, N814
     from compound.components.flow import Loop as Loop
     from compound.components.flow import Map as Map
     from compound.components.function import FirstOf as FirstOf
@@ -28,81 +30,79 @@ if TYPE_CHECKING:  # so that type checkers see what `__getattr__` finds
     from compound.components.llm import LLM as LLM
     from compound.components.retriever import Retriever as Retriever
     from compound.components.selector import Selector as Selector
-    from compound.configuration import Configuration as Configuration
-    from compound.configuration import load as load
-    from compound.contracts import Example as Example
-    from compound.contracts import Score as Score
-    from compound.contracts import Usage as Usage
-    from compound.data import Dataset as Dataset
+    from compound.engine import Example as Example
+    from compound.engine import Score as Score
+    from compound.engine import Usage as Usage
     from compound.errors import CompoundError as CompoundError
     from compound.errors import RunFailed as RunFailed
-    from compound.executor import Executor as Executor
-    from compound.metrics import accuracy as accuracy
-    from compound.metrics import custom as custom
-    from compound.metrics import exact_match as exact_match
-    from compound.metrics import mrr as mrr
-    from compound.metrics import recall_at_k as recall_at_k
-    from compound.metrics import token_f1 as token_f1
-    from compound.optimizing import Result as Result
-    from compound.registration import method as method
-    from compound.settings import OptimizeSettings as OptimizeSettings
-    from compound.settings import Settings as Settings
-    from compound.space import Choice as Choice
-    from compound.space import Demos as Demos
-    from compound.space import Float as Float
-    from compound.space import Int as Int
-    from compound.space import LoRA as LoRA
-    from compound.space import Text as Text
-    from compound.sync import evaluate as evaluate
-    from compound.sync import load_result as load_result
-    from compound.sync import load_system as load_system
-    from compound.sync import optimize as optimize
-    from compound.sync import run as run
-    from compound.system import System as System
-    from compound.trace import Trace as Trace
+    from compound.evaluation.dataset import Dataset as Dataset
+    from compound.evaluation.metrics import accuracy as accuracy
+    from compound.evaluation.metrics import custom as custom
+    from compound.evaluation.metrics import exact_match as exact_match
+    from compound.evaluation.metrics import mrr as mrr
+    from compound.evaluation.metrics import recall_at_k as recall_at_k
+    from compound.evaluation.metrics import token_f1 as token_f1
+    from compound.execution.budget import Budget as Budget
+    from compound.execution.executor import Executor as Executor
+    from compound.execution.trace import Trace as Trace
+    from compound.graph.component import Component as Component
+    from compound.graph.component import Input as Input
+    from compound.graph.component import Operation as Operation
+    from compound.graph.configuration import Configuration as Configuration
+    from compound.graph.configuration import load as load
+    from compound.graph.space import Choice as Choice
+    from compound.graph.space import Demos as Demos
+    from compound.graph.space import Float as Float
+    from compound.graph.space import Int as Int
+    from compound.graph.space import LoRA as LoRA
+    from compound.graph.space import Text as Text
+    from compound.graph.system import System as System
+    from compound.optimization.registration import method as method
+    from compound.settings.base import OptimizeSettings as OptimizeSettings
+    from compound.settings.base import Settings as Settings
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Budget": "compound.budget",
-    "Choice": "compound.space",
+    "Budget": "compound.execution.budget",
+    "Choice": "compound.graph.space",
     "CompoundError": "compound.errors",
-    "Component": "compound.component",
-    "Operation": "compound.component",
-    "Configuration": "compound.configuration",
-    "Dataset": "compound.data",
-    "Demos": "compound.space",
-    "Example": "compound.contracts",
-    "Executor": "compound.executor",
-    "Float": "compound.space",
-    "Input": "compound.component",
-    "Int": "compound.space",
-    "LoRA": "compound.space",
-    "Score": "compound.contracts",
-    "System": "compound.system",
-    "Text": "compound.space",
-    "Trace": "compound.trace",
-    "Usage": "compound.contracts",
-    "OptimizeSettings": "compound.settings",
-    "Settings": "compound.settings",
-    "method": "compound.registration",
-    "Result": "compound.optimizing",
-    "accuracy": "compound.metrics",
-    "custom": "compound.metrics",
-    "evaluate": "compound.sync",
-    "exact_match": "compound.metrics",
-    "load": "compound.configuration",
-    "load_result": "compound.sync",
-    "load_system": "compound.sync",
-    "mrr": "compound.metrics",
-    "optimize": "compound.sync",
-    "recall_at_k": "compound.metrics",
-    "run": "compound.sync",
-    "token_f1": "compound.metrics",
+    "Component": "compound.graph.component",
+    "Operation": "compound.graph.component",
+    "Configuration": "compound.graph.configuration",
+    "Dataset": "compound.evaluation.dataset",
+    "Demos": "compound.graph.space",
+    "Example": "compound.engine",
+    "Executor": "compound.execution.executor",
+    "Float": "compound.graph.space",
+    "Input": "compound.graph.component",
+    "Int": "compound.graph.space",
+    "LoRA": "compound.graph.space",
+    "Score": "compound.engine",
+    "System": "compound.graph.system",
+    "Text": "compound.graph.space",
+    "Trace": "compound.execution.trace",
+    "Usage": "compound.engine",
+    "OptimizeSettings": "compound.settings.base",
+    "Settings": "compound.settings.base",
+    "method": "compound.optimization.registration",
+    "Result": "compound.api.optimize",
+    "accuracy": "compound.evaluation.metrics",
+    "custom": "compound.evaluation.metrics",
+    "evaluate": "compound.api.sync",
+    "exact_match": "compound.evaluation.metrics",
+    "load": "compound.graph.configuration",
+    "load_result": "compound.api.sync",
+    "load_system": "compound.api.sync",
+    "mrr": "compound.evaluation.metrics",
+    "optimize": "compound.api.sync",
+    "recall_at_k": "compound.evaluation.metrics",
+    "run": "compound.api.sync",
+    "token_f1": "compound.evaluation.metrics",
     "RunFailed": "compound.errors",
-    "LiteLLM": "compound.components.engines.lm_litellm:LiteLLMEngine",
-    "Transformers": "compound.components.engines.lm_transformers:TransformersEngine",
-    "VLLM": "compound.components.engines.lm_vllm:VLLMEngine",
+    "LiteLLM": "compound.components.engines.litellm:LiteLLMEngine",
+    "Transformers": "compound.components.engines.local.engine:TransformersEngine",
+    "VLLM": "compound.components.engines.vllm.engine:VLLMEngine",
     "BM25": "compound.components.index",
     "Dense": "compound.components.index",
     "FirstOf": "compound.components.function",

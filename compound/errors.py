@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from compound.contracts import Usage
+    from compound.engine import Usage
 
 
 FRESH = "pass new=True, or another run_dir"  # the command line says it in its own words

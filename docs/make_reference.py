@@ -11,9 +11,9 @@ from pydantic import BaseModel
 
 import compound
 from compound.cli import app
-from compound.sections import model_at, settings_models
-from compound.settings import BudgetSettings, OptimizeSettings
-from compound.spec.file_model import POSSIBLE
+from compound.settings.base import BudgetSettings, OptimizeSettings
+from compound.settings.sections import model_at, settings_models
+from compound.spec.schema.model import POSSIBLE
 
 OUTPUT = Path(__file__).parent / "reference.md"
 GROUPS = {

@@ -14,11 +14,11 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from compound.evaluation.statistics import binomial_tail
 from compound.report.comparison import accuracies, methods, trainings
-from compound.report.markdown import written
-from compound.report.text import p_value
-from compound.settings import OptimizeSettings
-from compound.statistics import binomial_tail
+from compound.report.facts.text import p_value
+from compound.report.rendering.markdown import written
+from compound.settings.base import OptimizeSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = tuple(

@@ -18,10 +18,11 @@ from typing import Annotated, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from compound.sections import model_at, settings_models
-from compound.settings import BudgetSettings, OptimizeSettings
-from compound.spec import file_components as components
-from compound.spec import file_model, file_settings
+from compound.settings.base import BudgetSettings, OptimizeSettings
+from compound.settings.sections import model_at, settings_models
+from compound.spec.schema import components
+from compound.spec.schema import model as file_model
+from compound.spec.schema import settings as file_settings
 
 OUTPUT = Path(__file__).parent / "yaml.md"
 

@@ -7,30 +7,30 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from compound.configuration import components_of, load
-from compound.contracts import Engine
+from compound.engine import Engine
 from compound.errors import CompoundError, DeclarationError, nearest
-from compound.optimization import Job, Method, Optimizer
-from compound.optimizers.baselines import RandomSearch
-from compound.optimizers.gepa import GEPA, GEPASettings
-from compound.optimizers.guided import HBCSettings, OptimasSettings, hbc, optimas
-from compound.optimizers.jobs import by_component, keys_of, text_jobs
-from compound.optimizers.llm_selector import DiagnoserSettings, LLMSelector
-from compound.optimizers.mipro import Mipro, MIPROSettings
-from compound.optimizers.policy.bases import base_model, refuse_reshaped
-from compound.optimizers.policy.methods import LONG, POLICY_METHODS, NothingToTune
-from compound.optimizers.policy.staging import BetterTogetherSettings, better_together
-from compound.optimizers.policy.training import WeightTraining
-from compound.optimizers.prompts import OPROSettings, PromptSearch, PromptSettings
-from compound.optimizers.sampling import NumberSearch
-from compound.optimizers.scheduler import Uniform
-from compound.optimizers.textgrad import TextGrad, TextGradSettings
-from compound.references import references
-from compound.registration import MethodFactory, as_factory
-from compound.settings import NoSettings, OptimizeSettings
-from compound.space import Choice, Demos, Float, Int, Text, Weights
-from compound.spec.python_code import find_code
-from compound.system import System
+from compound.graph.configuration import components_of, load
+from compound.graph.space import Choice, Demos, Float, Int, Text, Weights
+from compound.graph.system import System
+from compound.optimization.method import Job, Method, Optimizer
+from compound.optimization.registration import MethodFactory, as_factory
+from compound.optimizers.baselines.gepa import GEPA, GEPASettings
+from compound.optimizers.baselines.llm_selector import DiagnoserSettings, LLMSelector
+from compound.optimizers.baselines.mipro import Mipro, MIPROSettings
+from compound.optimizers.baselines.random import RandomSearch
+from compound.optimizers.baselines.textgrad import TextGrad, TextGradSettings
+from compound.optimizers.better_together import BetterTogetherSettings, better_together
+from compound.optimizers.optimas.methods import HBCSettings, OptimasSettings, hbc, optimas
+from compound.optimizers.scheduling.jobs import by_component, keys_of, text_jobs
+from compound.optimizers.scheduling.scheduler import Uniform
+from compound.optimizers.search.prompts import OPROSettings, PromptSearch, PromptSettings
+from compound.optimizers.search.sampling import NumberSearch
+from compound.optimizers.weights.bases import base_model, refuse_reshaped
+from compound.optimizers.weights.methods import LONG, POLICY_METHODS, NothingToTune
+from compound.optimizers.weights.training import WeightTraining
+from compound.registry.code import find_code
+from compound.settings.base import NoSettings, OptimizeSettings
+from compound.settings.references import references
 
 PROMPTS_WEIGHT = 3.0  # finding demonstrations costs runs before the first candidate is scored
 

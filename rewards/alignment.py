@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from compound.events import AccuracyDocument
-from compound.statistics import UNIT, cluster_mean_interval
+from compound.evaluation.statistics import UNIT, cluster_mean_interval
+from compound.runs.events import AccuracyDocument
 
 Vector = NDArray[np.float64]
 

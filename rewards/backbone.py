@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compound.components.engines import adapter_files, model_folder, models
-from compound.components.engines.loading import device, fastest_dtype
+from compound.components.engines.local.loading import device, fastest_dtype
 from compound.components.index import PACKAGED_MODEL, weights_folder
 from compound.errors import CompoundError, ConfigurationError, MissingExtra
+from compound.execution.rng import only_torch
 from compound.rewards.feature_store import FeatureStore
-from compound.streams import only_torch
 
 if TYPE_CHECKING:
     import torch

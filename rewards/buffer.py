@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict, cast
 
-from compound.configuration import canonical, digest, readable, readable_values
 from compound.errors import DataError
-from compound.reading import entry
+from compound.graph.configuration import canonical, digest, readable, readable_values
+from compound.graph.system import System
+from compound.narrowing import entry
 from compound.rewards.pairs import Candidate, Draw, Pair, Sampling, ordered
-from compound.system import System
 
 
 class DrawDocument(TypedDict):

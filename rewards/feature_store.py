@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from compound.limits import ARTIFACT
-from compound.untrusted import UntrustedFolder, named
+from compound.security.limits import ARTIFACT
+from compound.security.untrusted import UntrustedFolder, named
 
 Array = NDArray[np.float32]
 KEY = 16  # bytes

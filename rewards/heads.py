@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compound.errors import DataError, MissingExtra
-from compound.streams import generator
+from compound.execution.rng import generator
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float32] | NDArray[np.float64]

@@ -13,17 +13,17 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from compound.configuration import readable, readable_values
-from compound.contracts import Completion, Message, Request
+from compound.engine import Completion, Message, Request
 from compound.errors import CallError, first_of
+from compound.execution.rng import generator, stream
+from compound.graph.configuration import readable, readable_values
+from compound.graph.system import System
 from compound.rewards.alignment import NOTHING, Accuracy, mean_right
 from compound.rewards.buffer import PairBuffer
+from compound.rewards.fit import texts_of
 from compound.rewards.heads import folds
-from compound.rewards.learning import texts_of
 from compound.rewards.pairs import Pair
 from compound.rewards.template import Template, as_text
-from compound.streams import generator, stream
-from compound.system import System
 
 EACH = 300  # characters of one example: twenty of them are about 1,500 tokens
 JUDGED = 2_400  # characters of the inputs and the two outputs in question

@@ -15,18 +15,18 @@ from typing import NotRequired, TypedDict, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from compound.configuration import readable_values
-from compound.contracts import CallValues
+from compound.engine import CallValues
 from compound.errors import ConfigurationError, DeclarationError, MissingExtra, nearest
-from compound.events import AccuracyDocument
-from compound.limits import ARTIFACT
-from compound.records import Damaged, opened_document, sealed_document
+from compound.graph.configuration import readable_values
+from compound.graph.system import System
 from compound.rewards.alignment import Accuracy
 from compound.rewards.features import Embeds, FeatureMap, FeaturesDocument, NoBackbone
 from compound.rewards.heads import Head
 from compound.rewards.template import TEMPLATE
-from compound.system import System
-from compound.untrusted import UntrustedFolder
+from compound.runs.events import AccuracyDocument
+from compound.security.limits import ARTIFACT
+from compound.security.untrusted import UntrustedFolder
+from compound.storage.records import Damaged, opened_document, sealed_document
 
 Vector = NDArray[np.float64]
 FORMAT = 1

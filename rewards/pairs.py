@@ -16,17 +16,17 @@ from itertools import combinations
 
 import numpy as np
 
-from compound.component import Composite, Node
-from compound.configuration import canonical, readable
-from compound.contracts import Example, Metric, Values
+from compound.engine import Example, Metric, Values
 from compound.errors import DeclarationError, first_of, nearest
-from compound.evaluation import Rules, score
-from compound.executor import Executor
-from compound.plan import values_of
-from compound.space import Choice, Float, Int
-from compound.streams import generator
-from compound.system import System
-from compound.trace import Trace
+from compound.evaluation.evaluate import Rules, score
+from compound.execution.executor import Executor
+from compound.execution.plan import values_of
+from compound.execution.rng import generator
+from compound.execution.trace import Trace
+from compound.graph.component import Composite, Node
+from compound.graph.configuration import canonical, readable
+from compound.graph.space import Choice, Float, Int
+from compound.graph.system import System
 
 WARM = 1.0  # the temperature of further draws, where a component's own gives nothing new
 DRAWS = 1_000  # sample indices from here on belong to further draws of a call

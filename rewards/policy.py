@@ -14,14 +14,14 @@ from typing import Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
-from compound.artifacts import put
-from compound.contracts import CallValues, Values
+from compound.engine import CallValues, Values
 from compound.errors import ConfigurationError, nearest
-from compound.ports import names
+from compound.graph.types import names
 from compound.rewards.feature_store import FeatureStore
 from compound.rewards.features import Embeds
 from compound.rewards.model import LocalReward, RewardModel, load, make_backbone, read
-from compound.store import write_atomically
+from compound.runs.directory import write_atomically
+from compound.storage.artifacts import put
 
 KEPT = 20_000  # texts whose features are kept in memory
 AGAIN = "optimize again with method optimas, or bind one of the options"
@@ -62,7 +62,7 @@ class _Storing(Protocol):
 
 @dataclass(frozen=True)
 class StoredPolicy:
-    """A stored reward that scores the options of a call; implements `compound.policies.Policy`."""
+    """A stored reward that scores the options of a call; implements `compound.registry.policies.Policy`."""
 
     path: Path
     model: RewardModel

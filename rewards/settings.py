@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from compound.references import BackboneName
 from compound.rewards.pairs import Sampling
-from compound.settings import Settings
+from compound.settings.base import Settings
+from compound.settings.references import BackboneName
 
 
 class BackboneSettings(Settings):

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeGuard, get_args, get_origin
 
-from compound.component import Component
 from compound.components.fields import show
+from compound.graph.component import Component
 
 TEMPLATE = 1  # part of a checkpoint's card: raise it when `render` changes
 WORD = re.compile(r"\w+")

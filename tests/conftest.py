@@ -20,17 +20,17 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import HealthCheck, settings
 
-from compound.cache import MemoryCache
 from compound.cli import main
-from compound.configuration import canonical
-from compound.contracts import Completion, Example, Metric, Request
-from compound.executor import Executor
-from compound.optimization import Bench, Method, Optimizer, Progress, Proposal, Task
-from compound.optimizers.scheduler import Uniform
-from compound.problem import Problem
-from compound.scoring import JobScorer
-from compound.settings import OptimizeSettings
-from compound.system import System
+from compound.engine import Completion, Example, Metric, Request
+from compound.execution.cache import MemoryCache
+from compound.execution.executor import Executor
+from compound.graph.configuration import canonical
+from compound.graph.system import System
+from compound.optimization.method import Bench, Method, Optimizer, Progress, Proposal, Task
+from compound.optimization.problem import Problem
+from compound.optimization.scorer import JobScorer
+from compound.optimizers.scheduling.scheduler import Uniform
+from compound.settings.base import OptimizeSettings
 from compound.testing import PlainMemory, ScriptedLM
 
 os.environ["HF_HUB_OFFLINE"] = "1"

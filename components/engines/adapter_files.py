@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, TypeAlias, TypedDict, cast
 
 from compound.errors import ConfigurationError
-from compound.limits import ARTIFACT
-from compound.records import Damaged, parse
-from compound.untrusted import UntrustedFolder
+from compound.security.limits import ARTIFACT
+from compound.security.untrusted import UntrustedFolder
+from compound.storage.records import Damaged, parse
 
 if TYPE_CHECKING:
     import torch

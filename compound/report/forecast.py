@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compound.report.text import count, money, plural
+from compound.report.facts.text import count, money, plural
 from compound.report.writing import aligned
 
 NUMBERS = ("calls", "prompt_tokens", "completion_tokens")
@@ -13,7 +13,7 @@ HEADINGS = ("at most", "system runs", "calls", "prompt tokens", "completion toke
 
 
 def forecast(facts: Mapping[str, Any]) -> str:
-    """Return what `compound.estimate.estimate` found, for a terminal."""
+    """Return what `compound.api.estimate.estimate` found, for a terminal."""
     data, plan = facts["data"], facts["plan"]
     blocks = [
         [

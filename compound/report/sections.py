@@ -9,15 +9,15 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from compound.errors import MissingExtra
-from compound.report import tables
-from compound.report.blocks import Block, Change, Code, Examples, Figure, Pairs, Section
-from compound.report.curve import curve_svg
-from compound.report.documents import ProposalFacts, ReportFacts, RetryFacts, RunFacts, SpentFacts
-from compound.report.figures import graph_svg
-from compound.report.rewards import reward_blocks
-from compound.report.text import count, money, number, p_value, plural, seconds, shown
-from compound.report.training_tables import training_blocks
-from compound.settings import OptimizeSettings
+from compound.report.facts.documents import ProposalFacts, ReportFacts, RetryFacts, RunFacts, SpentFacts
+from compound.report.facts.text import count, money, number, p_value, plural, seconds, shown
+from compound.report.figures.curve import curve_svg
+from compound.report.figures.graph import graph_svg
+from compound.report.rendering import tables
+from compound.report.rendering.blocks import Block, Change, Code, Examples, Figure, Pairs, Section
+from compound.report.rewards.section import reward_blocks
+from compound.report.training.tables import training_blocks
+from compound.settings.base import OptimizeSettings
 
 
 def sections(facts: ReportFacts) -> list[Section]:
@@ -190,7 +190,10 @@ def _provenance(facts: RunFacts) -> list[Block]:
 
 def _chosen(settings: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """Yield the settings that are not as they are by default, the budget's apart."""
-    usual = {**OptimizeSettings().model_dump(mode="json"), **import_module("compound.sections").defaults()}
+    usual = {
+        **OptimizeSettings().model_dump(mode="json"),
+        **import_module("compound.settings.sections").defaults(),
+    }
     yield from _different({name: value for name, value in settings.items() if name != "budget"}, usual, "")
 
 

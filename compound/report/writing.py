@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from compound.report.documents import ChangeDocument, ReportFacts, RunFacts
-from compound.report.facts import summarize
-from compound.report.html import page
-from compound.report.markdown import markdown
-from compound.report.rewards import reward_facts
+from compound.report.facts.documents import ChangeDocument, ReportFacts, RunFacts
+from compound.report.facts.facts import summarize
+from compound.report.facts.text import line_diff, visible
+from compound.report.rendering.html import page
+from compound.report.rendering.markdown import markdown
+from compound.report.rendering.tables import brief, methods, versus
+from compound.report.rewards.section import reward_facts
 from compound.report.sections import sections, spending
-from compound.report.tables import brief, methods, versus
-from compound.report.text import line_diff, visible
-from compound.report.training import training_facts
-from compound.store import understood
-from compound.untrusted import UntrustedFolder
+from compound.report.training.steps import training_facts
+from compound.runs.directory import understood
+from compound.security.untrusted import UntrustedFolder
 
 SHOWN = ("method", "validation", "test", "gain on test", "search runs")  # columns a terminal has room for
 

@@ -5,7 +5,7 @@ of the file) → `context`, `make`, `uses`, `edges`, `build` (the system) → `p
 """
 
 from compound.spec.dump import dump
-from compound.spec.file_model import schema
 from compound.spec.program import Program, load, loads
+from compound.spec.schema.model import schema
 
 __all__ = ["Program", "dump", "load", "loads", "schema"]

@@ -10,16 +10,16 @@ from typing import Any
 
 import networkx as nx
 
-from compound.component import NAME, Component, Condition, Input, Node, connect
 from compound.errors import nearest
+from compound.graph.component import NAME, Component, Condition, Input, Node, connect
+from compound.graph.system import System
 from compound.spec.context import Context
-from compound.spec.document import Address
 from compound.spec.edges import Edges, Names
-from compound.spec.file_types import Reference, Type
 from compound.spec.make import make_component
+from compound.spec.schema.types import Reference, Type
 from compound.spec.shape import fitted
 from compound.spec.uses import Use, head, read_use
-from compound.system import System
+from compound.spec.yaml.document import Address
 
 
 class Graph:

@@ -1,4 +1,7 @@
-"""Servers and keys that the engines of a file name: each needs the user's consent; see `compound.trust`."""
+"""Servers and keys that the engines of a file name: each needs the user's consent.
+
+See `compound.security.trust`.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ from collections.abc import Mapping
 
 from compound.components.engines.credentials import SERVERS, Connection
 from compound.errors import DeclarationError
+from compound.security.trust import Trust, refusal
 from compound.spec.context import Context
-from compound.spec.document import Address
-from compound.trust import Trust, refusal
+from compound.spec.yaml.document import Address
 
 
 def check_consent(context: Context, kind: str, settings: Mapping[str, object], address: Address) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from compound.components.engines.credentials import is_model_name
-from compound.engines import EMBEDDED
 from compound.errors import CompoundError, DeclarationError, nearest
-from compound.spec.document import Address, Document, dotted, shown
-from compound.spec.python_code import find_code
-from compound.untrusted import UntrustedFolder
+from compound.registry.code import find_code
+from compound.registry.engines import EMBEDDED
+from compound.security.untrusted import UntrustedFolder
+from compound.spec.yaml.document import Address, Document, dotted, shown
 
 Made = TypeVar("Made")
 _ENGINES = ("local/", "vllm/")  # what the name of a model's engine puts before a folder or hub id
@@ -29,7 +29,7 @@ class Context:
     allow_import: bool
     models: Collection[str]
     trusted: Collection[str] = ()
-    """The servers and keys that the caller trusts; see `compound.trust`."""
+    """The servers and keys that the caller trusts; see `compound.security.trust`."""
     names: dict[str, Address] = field(default_factory=dict)
     """Where each component's name was first seen: it must be the only one, bodies included."""
     without_model: dict[str, Address] = field(default_factory=dict)

@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from compound.component import Component, Composite, Condition, Node, Source
 from compound.components.flow import Loop, Map
 from compound.components.function import FirstOf, Function
 from compound.components.hyperparameter import Hyperparameter
@@ -16,11 +15,12 @@ from compound.components.llm import LLM
 from compound.components.retriever import Retriever
 from compound.components.selector import Selector
 from compound.errors import DeclarationError
-from compound.space import PerInput, Space
-from compound.spec.file_settings import SPACES
+from compound.graph.component import Component, Composite, Condition, Node, Source
+from compound.graph.space import PerInput, Space
+from compound.graph.system import System
+from compound.spec.schema.settings import SPACES
 from compound.spec.spelling import Tree, spell_code, spell_space, spell_type
-from compound.spec.yaml_text import Flow, write
-from compound.system import System
+from compound.spec.yaml.text import Flow, write
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
-from compound.component import Component, Condition, Input, Node, Output, Source, connect
 from compound.components.llm import LLM
 from compound.errors import DeclarationError, WiringError, nearest
+from compound.graph.component import Component, Condition, Input, Node, Output, Source, connect
 from compound.spec.context import Context
-from compound.spec.document import Address
 from compound.spec.uses import Use
+from compound.spec.yaml.document import Address
 
 ANYTHING = Input("anything", Any)
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from compound.artifacts import Reference, located
-from compound.component import Component, Composite, Operation
 from compound.components.flow import Loop, Map
 from compound.components.function import FirstOf, Function
 from compound.components.hyperparameter import Hyperparameter
@@ -18,11 +16,12 @@ from compound.components.llm import LLM
 from compound.components.retriever import Retriever
 from compound.components.selector import Selector
 from compound.errors import DeclarationError, nearest
-from compound.ports import Port, spell
-from compound.space import Choice, Weights
+from compound.graph.component import Component, Composite, Operation
+from compound.graph.space import Choice, Weights
+from compound.graph.system import System
+from compound.graph.types import Port, spell
 from compound.spec.context import Context
-from compound.spec.document import Address
-from compound.spec.file_components import (
+from compound.spec.schema.components import (
     BM25Settings,
     ClassEntry,
     DenseSettings,
@@ -36,9 +35,10 @@ from compound.spec.file_components import (
     RetrieverEntry,
     SelectorEntry,
 )
-from compound.spec.file_settings import StoredFolder, made
+from compound.spec.schema.settings import StoredFolder, made
 from compound.spec.shape import fitted
-from compound.system import System
+from compound.spec.yaml.document import Address
+from compound.storage.artifacts import Reference, located
 
 MakeBody = Callable[[Address, str], System | None]
 

@@ -3,7 +3,7 @@
 Every mistake of a file is reported at once, as ``file:line:column: where.it.is: what; hint``.
 A file that names Python code (``call:``, ``class:``) or says how to run a program (``command:`` of an engine)
 is as trusted as Python; ``allow_import=False`` refuses such files. A file that names a server or the variable
-of a key needs the user's consent; see `compound.trust`.
+of a key needs the user's consent; see `compound.security.trust`.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compound.contracts import Engine, Metric, Values
-from compound.data import Dataset
-from compound.engines import find_engine, open_engine
+from compound.engine import Engine, Metric, Values
 from compound.errors import DeclarationError, SpecError, nearest
-from compound.hub import HUB, hub_id
-from compound.metrics import METRICS, custom
-from compound.references import references
-from compound.sections import METHODS, Own, optimize_model, own_sections
-from compound.settings import OptimizeSettings, Settings
+from compound.evaluation.dataset import Dataset
+from compound.evaluation.hub import HUB, hub_id
+from compound.evaluation.metrics import METRICS, custom
+from compound.graph.system import System
+from compound.registry.engines import find_engine, open_engine
+from compound.security.trust import Trust
+from compound.settings.base import OptimizeSettings, Settings
+from compound.settings.references import references
+from compound.settings.sections import METHODS, Own, optimize_model, own_sections
 from compound.spec.build import Graph
 from compound.spec.consent import check_consent
 from compound.spec.context import OUTSIDE, Context, leads_out
-from compound.spec.document import Address, Document, shown
-from compound.spec.file_model import POSSIBLE, RUNS, CustomMetric, DataSettings, SplitBy, file_model
-from compound.spec.file_model import Engine as EngineModel
-from compound.spec.file_model import Metric as MetricModel
-from compound.spec.file_types import Model
-from compound.spec.overrides import apply
+from compound.spec.schema.model import POSSIBLE, RUNS, CustomMetric, DataSettings, SplitBy, file_model
+from compound.spec.schema.model import Engine as EngineModel
+from compound.spec.schema.model import Metric as MetricModel
+from compound.spec.schema.types import Model
 from compound.spec.shape import fitted, note_misfits
-from compound.spec.yaml_source import MAX_BYTES, read
-from compound.system import System
-from compound.trust import Trust
+from compound.spec.yaml.document import Address, Document, shown
+from compound.spec.yaml.overrides import apply
+from compound.spec.yaml.source import MAX_BYTES, read
 
 EngineSettings = tuple[str, Values]
 LOCAL = ("transformers", "vllm")  # the engines that read a model's folder

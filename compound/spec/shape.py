@@ -11,12 +11,12 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from compound.errors import nearest
-from compound.renamed import OLD_SECTIONS
-from compound.sections import hint, model_at, outdated
-from compound.spec.document import Address, Document, shown
-from compound.spec.file_components import INDEXES
-from compound.spec.file_model import POSSIBLE, TAGGED, File
-from compound.spec.file_settings import SPACES
+from compound.settings.renamed import OLD_SECTIONS
+from compound.settings.sections import hint, model_at, outdated
+from compound.spec.schema.components import INDEXES
+from compound.spec.schema.model import POSSIBLE, TAGGED, File
+from compound.spec.schema.settings import SPACES
+from compound.spec.yaml.document import Address, Document, shown
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm

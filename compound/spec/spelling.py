@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 
 from compound.errors import DeclarationError
-from compound.ports import parse, spell
-from compound.space import Choice, Demos, Float, Int, LoRA, Space, Text, Weights
-from compound.spec.yaml_text import Flow
+from compound.graph.space import Choice, Demos, Float, Int, LoRA, Space, Text, Weights
+from compound.graph.types import parse, spell
+from compound.spec.yaml.text import Flow
 
 Tree = dict[str, object]
 

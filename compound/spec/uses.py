@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from compound.component import NAME, Component, Node
-from compound.spec.document import Address, Document
-from compound.spec.file_components import When
-from compound.spec.file_types import Reference
+from compound.graph.component import NAME, Component, Node
+from compound.spec.schema.components import When
+from compound.spec.schema.types import Reference
 from compound.spec.shape import fitted
+from compound.spec.yaml.document import Address, Document
 
 
 @dataclass(frozen=True)

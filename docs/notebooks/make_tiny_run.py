@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 import compound as cp
-from compound.contracts import Example
-from compound.data import Dataset
-from compound.optimizing import optimize
-from compound.optimizers.guided import OptimasSettings
-from compound.optimizers.prompts import PromptSettings
+from compound.engine import Example
+from compound.evaluation.dataset import Dataset
+from compound.api.optimize import optimize
+from compound.optimizers.optimas.methods import OptimasSettings
+from compound.optimizers.search.prompts import PromptSettings
 from compound.rewards.settings import BackboneSettings, FreshPairSettings
-from compound.settings import BudgetSettings, OptimizeSettings
-from compound.store import read_json, read_records
+from compound.settings.base import BudgetSettings, OptimizeSettings
+from compound.runs.directory import read_json, read_records
 from compound.testing import ScriptedLM
 
 FOLDER = Path(__file__).parent / "tiny_run"

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from compound.artifacts import folder_digest
 from compound.components.engines import models
-from compound.components.engines.lm_vllm import VLLMEngine
-from compound.contracts import Adapter, Completion, Request
+from compound.components.engines.vllm.engine import VLLMEngine
+from compound.engine import Adapter, Completion, Request
+from compound.storage.artifacts import folder_digest
 
 collect_ignore_glob = [] if os.environ.get("REAL_VLLM") else ["*"]
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from compound.artifacts import folder_digest
-from compound.components.engines.background import in_background
-from compound.components.engines.lm_vllm import VLLMEngine
-from compound.components.engines.vllm_adapters import ALIKE, NOTHING, TOLD
-from compound.contracts import Adapter, Completion, Message, Request, TokenRecord
+from compound.components.engines.vllm.adapters import ALIKE, NOTHING, TOLD
+from compound.components.engines.vllm.engine import VLLMEngine
+from compound.concurrency.background import in_background
+from compound.engine import Adapter, Completion, Message, Request, TokenRecord
 from compound.errors import AdapterNotServed, CompoundError, TransientError
+from compound.storage.artifacts import folder_digest
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # peft's
 NOISE = 0.12  # nats per token, mean: bfloat16 against float32 is 0.04 on texts, and less on likely tokens

@@ -11,13 +11,13 @@ import pytest
 from placing import training
 
 from compound import LLM, Input, System
-from compound.artifacts import is_reference
-from compound.components.engines.lm_vllm import VLLMEngine
-from compound.data import Dataset
-from compound.executor import Executor
-from compound.metrics import custom
-from compound.optimizing import optimize
-from compound.space import LoRA, Text
+from compound.api.optimize import optimize
+from compound.components.engines.vllm.engine import VLLMEngine
+from compound.evaluation.dataset import Dataset
+from compound.evaluation.metrics import custom
+from compound.execution.executor import Executor
+from compound.graph.space import LoRA, Text
+from compound.storage.artifacts import is_reference
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),  # peft's

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from compound.contracts import Message, Request
-from compound.optimizing import optimize
+from compound.api.optimize import optimize
+from compound.engine import Message, Request
 from compound.spec import loads
 from compound.testing import ScriptedLM
 

@@ -1,0 +1,1 @@
+"""Measurement scripts; each writes its results to ``benchmarks/data``."""

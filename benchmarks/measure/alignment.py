@@ -1,0 +1,289 @@
+"""What good local rewards are worth on a real system, and how many inputs they take (OPTIMAS, figure 6).
+
+    python -m compound.benchmarks.measure.alignment benchmarks/atlas.yaml runs/atlas --component answerer
+
+From the pairs of a finished run of method `optimas`, rewards of one component are learned on some of the
+inputs, some of them with shuffled labels, and judged on the others. Each takes one step: of the settings that
+the run drew outputs with, it chooses those with the highest mean local reward on validation inputs. Every
+choice's global reward is measured once, on the same inputs. Calls are cached beside the output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+import numpy as np
+from rich.progress import track
+from scipy import stats
+
+from compound.engine import CallValues, Example
+from compound.evaluation.evaluate import Rules, evaluate_all
+from compound.execution.cache import DiskCache
+from compound.execution.executor import Executor
+from compound.execution.rng import generator
+from compound.graph.configuration import canonical
+from compound.graph.system import System
+from compound.report.figures.curve import frame
+from compound.report.figures.graph import PALETTE, drawn, on_paper
+from compound.rewards.alignment import NOTHING, accuracy
+from compound.rewards.buffer import PairBuffer
+from compound.rewards.features import Embeds
+from compound.rewards.fit import PairTexts
+from compound.rewards.heads import LEAST_INPUTS, Matrix, fit
+from compound.rewards.inspection.inspect import Inspection
+from compound.rewards.model import LocalReward, RewardModel
+from compound.spec import Program, load
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+WRONG = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of inputs whose labels are shuffled
+SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)  # of the inputs to learn from
+SPLITS = 10
+APART = 0.3  # of the inputs, to judge rewards on
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs of one component, ready to learn from again and again.
+
+    Attributes:
+        texts: the pairs, as the reward model reads them.
+        reward: the run's own, whose features are used.
+        backbone: gives the features.
+        chosen, rejected: features, ``(pairs, features)``.
+    """
+
+    texts: PairTexts
+    reward: LocalReward
+    backbone: Embeds
+    chosen: Matrix
+    rejected: Matrix
+
+    @staticmethod
+    def of(run: Inspection, component: str) -> Pairs:
+        """Read the pairs of a run."""
+        texts, reward, backbone = run.texts(component), run.reward(component), run.model.backbone
+        rows = reward.features.matrix([*texts.chosen, *texts.rejected], backbone)
+        n = len(texts.chosen)
+        return Pairs(texts, reward, backbone, rows[:n], rows[n:])
+
+    @property
+    def inputs(self) -> list[str]:
+        """The inputs, in the order of the pairs."""
+        return list(dict.fromkeys(self.texts.inputs))
+
+    def learn(self, seen: Sequence[str], apart: Sequence[str], wrong: float, seed: int) -> LocalReward:
+        """Return a reward learned from some inputs and judged on others.
+
+        Args:
+            seen: inputs to learn from.
+            apart: inputs to judge it on.
+            wrong: the share of those seen whose labels are shuffled.
+            seed: says which, and how.
+        """
+        rng = generator("wrong labels", seed)
+        shuffled = {name for name in self.inputs if rng.random() < wrong}
+        names = np.array(self.texts.inputs)
+        kept = np.flatnonzero(np.isin(names, [*seen, *apart]))
+        held_out = np.isin(names[kept], list(apart))
+        flipped = np.array([name in shuffled for name in names[kept]]) & ~held_out
+        flipped &= rng.random(len(kept)) < 0.5
+        a, b = self.chosen[kept], self.rejected[kept]
+        a, b = np.where(flipped[:, None], b, a), np.where(flipped[:, None], a, b)
+        gaps = [self.texts.gaps[i] for i in kept]
+        found = fit(
+            a, b, names[kept].tolist(), gaps=gaps, held_out=held_out.tolist(), soft=self.reward.features.soft
+        )
+        judged = accuracy(found.margins, names[kept][held_out].tolist()) if held_out.any() else NOTHING
+        return LocalReward(self.reward.features, found.head, 1.0, judged)
+
+    def split(self, seed: int) -> tuple[list[str], list[str]]:
+        """Return inputs to learn from, and inputs to judge on."""
+        order = [self.inputs[i] for i in generator("apart", seed).permutation(len(self.inputs))]
+        count = max(1, round(APART * len(order)))
+        return order[count:], order[:count]
+
+
+def by_data(pairs: Pairs) -> list[dict[str, float]]:
+    """Return the accuracy of rewards learned from parts of the inputs (figure 6c there)."""
+    rows = []
+    for seed in range(SPLITS):
+        seen, apart = pairs.split(seed)
+        for count in sorted({max(LEAST_INPUTS, round(share * len(seen))) for share in SHARES}):
+            if count <= len(seen):
+                found = pairs.learn(seen[:count], apart, 0.0, seed)
+                rows.append({"inputs": count, "seed": seed, "accuracy": found.accuracy.mean})
+    return rows
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Settings of the component, the calls they make, and the mean global reward of those runs."""
+
+    settings: Mapping[str, object]
+    calls: Sequence[CallValues]
+    value: float
+
+
+def settings_drawn(buffer: PairBuffer, component: str, system: System) -> list[Mapping[str, object]]:
+    """Return the settings that outputs were drawn with, but for those that no configuration holds.
+
+    What has nothing else to vary was drawn at another temperature, which need not be a parameter.
+    """
+    drawn_with = [c.settings for entry in buffer.of(component) for c in entry.draw.candidates]
+    return [
+        settings
+        for settings in {canonical(settings): settings for settings in [{}, *drawn_with]}.values()
+        if all(f"{component}.{key}" in system.parameters for key in settings)
+    ]
+
+
+async def choices(
+    program: Program, run: Inspection, component: str, examples: Sequence[Example], executor: Executor
+) -> list[Choice]:
+    """Return the settings that the run drew outputs with, first those it started with.
+
+    Those whose calls failed on some inputs are left out: mean rewards compare on the same inputs only.
+    """
+    assert program.metric is not None
+    distinct = settings_drawn(run.buffer, component, program.system)
+    systems = [
+        program.system.bind({f"{component}.{key}": value for key, value in settings.items()})
+        for settings in distinct
+    ]
+    found: dict[str, list[CallValues]] = {system.configuration.digest: [] for system in systems}
+    evaluations = await evaluate_all(
+        executor, systems, examples, program.metric, rules=Rules(concurrency=program.optimize.concurrency),
+        on_trace=lambda _, trace: found[trace.configuration].extend(
+            (call.inputs, call.outputs) for call in trace.calls_of(component) if call.failure is None
+        ),
+    )  # fmt: skip
+    made = [
+        Choice(settings, found[system.configuration.digest], evaluation.mean)
+        for settings, system, evaluation in zip(distinct, systems, evaluations, strict=True)
+    ]
+    return [choice for choice in made if choice.calls and len(choice.calls) == len(made[0].calls)]
+
+
+def by_alignment(pairs: Pairs, component: str, among: Sequence[Choice]) -> list[dict[str, float]]:
+    """Return the accuracy of rewards, and the global reward of what each chooses (figures 6a, 6b there)."""
+    rows = []
+    for seed in track(range(SPLITS), "choosing"):
+        seen, apart = pairs.split(seed)
+        for wrong in WRONG:
+            reward = pairs.learn(seen, apart, wrong, seed)
+            model = RewardModel("", pairs.backbone, {component: reward})
+            means = [float(model.rewards(component, choice.calls).mean()) for choice in among]
+            chosen = among[int(np.argmax(means))]
+            rows.append(
+                {"wrong": wrong, "seed": seed, "accuracy": reward.accuracy.mean, "global": chosen.value}
+            )
+    return rows
+
+
+class Drawn(TypedDict):
+    """What is drawn of the figures of one run and component."""
+
+    steps: list[dict[str, float]]
+    start: float
+    data: list[dict[str, float]]
+
+
+class Measured(Drawn):
+    """All figures of one run and component."""
+
+    system: str
+    component: str
+    inputs: int
+    pairs: int
+    examples: int
+    choices: list[float]
+    rank_correlation: dict[str, float]
+
+
+async def measured(args: argparse.Namespace) -> Measured:
+    """Return all figures of one run and component."""
+    program = load(args.system, overrides=[tuple(entry.split("=", 1)) for entry in args.set])
+    run = Inspection.open(args.run, program.system)
+    pairs = Pairs.of(run, args.component)
+    assert program.data is not None
+    examples = program.data.examples("valid", list(program.system.inputs), limit=args.examples)
+    executor = Executor(program.find_engine, cache=DiskCache(args.output.with_suffix(".sqlite")))
+    try:
+        among = await choices(program, run, args.component, examples, executor)
+    finally:
+        await executor.aclose()
+    steps = by_alignment(pairs, args.component, among)
+    correlation = stats.spearmanr([r["accuracy"] for r in steps], [r["global"] for r in steps])
+    return {
+        "system": program.system.name, "component": args.component, "inputs": len(pairs.inputs),
+        "pairs": len(pairs.texts.inputs), "examples": len(examples), "start": among[0].value,
+        "choices": [choice.value for choice in among], "steps": steps, "data": by_data(pairs),
+        "rank_correlation": {"mean": float(correlation.statistic), "p": float(correlation.pvalue)},
+    }  # fmt: skip
+
+
+def figure(found: Drawn) -> str:
+    """Return accuracy against the global reward of one step, and against the number of inputs."""
+    with drawn(7.6, 3.2, "alignment-quality") as (page, svg):
+        left, right = page.subplots(1, 2)
+        steps = found["steps"]
+        left.axhline(found["start"], color=PALETTE["muted"], linewidth=0.9, linestyle=":")
+        for share in WRONG:
+            rows = [row for row in steps if row["wrong"] == share]
+            x, y = (np.array([row[key] for row in rows]) for key in ("accuracy", "global"))
+            left.plot(x, y, "o", color=PALETTE["accent"], alpha=0.3, markersize=4, markeredgewidth=0)
+            left.plot(x.mean(), y.mean(), "o", color=PALETTE["ink"], markersize=5)
+            left.annotate(
+                f"{share:.0%}", (x.mean(), y.mean()), xytext=(6, 5), textcoords="offset points",
+                fontsize=8, color=PALETTE["muted"],
+            )  # fmt: skip
+        left.set_title(
+            "one step, by the share of shuffled labels", size=9.5, color=PALETTE["ink"], loc="left"
+        )
+        _axes(left, "ranking accuracy on other inputs", "global reward of the choice")
+        counts = sorted({row["inputs"] for row in found["data"]})
+        means = [np.mean([r["accuracy"] for r in found["data"] if r["inputs"] == count]) for count in counts]
+        x, y = (np.array([row[key] for row in found["data"]]) for key in ("inputs", "accuracy"))
+        right.plot(x, y, "o", color=PALETTE["accent"], alpha=0.3, markersize=4, markeredgewidth=0)
+        right.plot(counts, means, "o-", color=PALETTE["ink"], markersize=4.5, linewidth=1.5)
+        right.set_title("by the number of inputs", size=9.5, color=PALETTE["ink"], loc="left")
+        _axes(right, "inputs learned from", "ranking accuracy on other inputs")
+        page.tight_layout(w_pad=2.5)
+    return svg[0]
+
+
+def _axes(axes: Axes, x: str, y: str) -> None:
+    frame(axes)
+    axes.set_xlabel(x, size=8.5, color=PALETTE["muted"])
+    axes.set_ylabel(y, size=8.5, color=PALETTE["muted"])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure one component of one run, and write a JSON file and a picture beside it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("system", type=Path, help="the system's YAML file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as the run had it")
+    parser.add_argument("run", type=Path, help="a run directory of method optimas")
+    parser.add_argument("--component", required=True, help="whose local reward")
+    parser.add_argument("--examples", type=int, default=40, help="validation examples (default 40)")
+    parser.add_argument("--output", type=Path, default=Path("alignment.json"))
+    args = parser.parse_args(arguments)
+    found = asyncio.run(measured(args))
+    args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    args.output.with_suffix(".svg").write_text(on_paper(figure(found)) + "\n", encoding="utf-8")
+    print(json.dumps({k: v for k, v in found.items() if k not in ("steps", "data")}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

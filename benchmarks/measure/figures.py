@@ -1,0 +1,44 @@
+"""Figures of a finished run's local rewards as files (OPTIMAS, figures 4 and 5).
+
+    python -m compound.benchmarks.measure.figures runs/atlas --output docs/figures/atlas
+
+Writes ``curve.svg``, the global reward over the jobs and decisions, by system runs; ``steps.svg``, the
+decisions alone; ``alignment.svg``, local against global rewards; and ``length.svg``, local rewards against
+the lengths, values or labels of outputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from compound.report import summarize
+from compound.report.figures.curve import curve_svg
+from compound.report.figures.graph import on_paper
+from compound.report.rewards.figures import alignment_svg, length_svg, steps_svg
+from compound.rewards.inspection.inspect import Inspection
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draw the figures of one run."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", type=Path, help="a run directory of method optimas")
+    parser.add_argument("--output", type=Path, default=Path("figures"), help="the folder to write to")
+    args = parser.parse_args(arguments)
+    overview = Inspection.open(args.run).overview()
+    drawings = {
+        "curve": curve_svg(summarize(args.run)),
+        "steps": steps_svg(overview),
+        "alignment": alignment_svg(overview.heads),
+        "length": length_svg(overview.heads),
+    }
+    args.output.mkdir(parents=True, exist_ok=True)
+    for name, svg in drawings.items():
+        (args.output / f"{name}.svg").write_text(on_paper(svg) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

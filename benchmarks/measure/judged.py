@@ -1,0 +1,77 @@
+"""Local rewards beside a language model as judge, on the pairs of finished runs (OPTIMAS, table 4).
+
+    python -m compound.benchmarks.measure.judged benchmarks/atlas.yaml runs/table/atlas/optimas/* \
+        --output judged.json
+
+For each run directory of method `optimas`: the ranking accuracy of each component's local reward on inputs it
+had not seen, and that of the system's own model asked to choose between the same outputs after twenty
+examples. Answers are cached beside the output, so an interrupted benchmark goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.progress import track
+
+from compound.execution.cache import DiskCache
+from compound.execution.executor import Executor
+from compound.rewards.inspection.inspect import Inspection
+from compound.rewards.judge import Judging, judge
+from compound.spec import Program, load
+
+
+async def judged(program: Program, run: Path, executor: Executor, lm: str, pairs: int) -> dict[str, object]:
+    """Return by component the accuracies of the local reward and of the judge, and the number of pairs."""
+    found = Inspection.open(run, program.system)
+    rows: dict[str, object] = {}
+    for component in track(found.components, f"judging {run.name}"):
+        accuracy = await judge(
+            lambda request: executor.ask(lm, request), found.buffer, program.system, component,
+            Judging(pairs=pairs), held_out=bool(found.stored.adapter),
+        )  # fmt: skip
+        rows[component] = {
+            "local": found.reward(component).accuracy.to_json(),
+            "judge": accuracy.to_json(),
+            "pairs": len(found.buffer.pairs(component)),
+        }
+    return rows
+
+
+async def _all(args: argparse.Namespace) -> dict[str, object]:
+    program = load(args.system, overrides=[tuple(entry.split("=", 1)) for entry in args.set])
+    lm = args.lm or program.system.defaults["lm"]
+    assert isinstance(lm, str)
+    executor = Executor(program.find_engine, cache=DiskCache(args.output.with_suffix(".sqlite")))
+    try:
+        rows = {
+            f"{run.parent.name}/{run.name}": await judged(program, run, executor, lm, args.pairs)
+            for run in args.runs
+        }
+    finally:
+        await executor.aclose()
+    return {"judge": lm, "runs": rows}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Judge the pairs of the runs named, and write one JSON file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("system", type=Path, help="the system's YAML file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as the run had it")
+    parser.add_argument("runs", type=Path, nargs="+", help="run directories of method optimas")
+    parser.add_argument("--lm", help="the judge; the system's own model by default")
+    parser.add_argument("--pairs", type=int, default=60, help="judged of one component, at most (default 60)")
+    parser.add_argument("--output", type=Path, default=Path("judged.json"))
+    args = parser.parse_args(arguments)
+    found = asyncio.run(_all(args))
+    args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""Whether every way of training weights learns: toy tasks with a known optimum, a tiny model, controls.
+
+    python -m compound.benchmarks.measure.learning_curves [--only TASK/METHOD] [--seeds 0,1,2]
+
+Writes ``benchmarks/data/learning_curves.json``: of each task, method and seed the mean reward of rollouts by
+step, and what the trained system scores when it answers greedily, as a whole and node by node. Controls are
+trained the same way, some of them for fewer steps, with frozen weights, with rewards that have nothing to do
+with what was done, and with rewards of the other sign: they must stay at chance, or below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from rich.progress import track
+
+from compound.benchmarks.simulated.toy_model import make_toy_model
+from compound.benchmarks.simulated.toys import Toy, toy
+from compound.components.engines.local.engine import TransformersEngine
+from compound.engine import Example, Metric, Score
+from compound.evaluation.evaluate import evaluate
+from compound.evaluation.metrics import apply
+from compound.execution.cache import MemoryCache
+from compound.execution.executor import Executor
+from compound.execution.rng import generator, stream
+from compound.graph.system import System
+from compound.narrowing import entry
+from compound.optimization.method import Bench, Proposal, Task
+from compound.optimization.problem import Problem
+from compound.optimization.scorer import JobScorer
+from compound.optimizers.methods import method
+from compound.report.facts.documents import Step
+from compound.report.training.steps import measured
+from compound.settings.base import make_settings
+from compound.testing import PlainMemory
+
+OUTPUT = Path(__file__).parents[1] / "data" / "learning_curves.json"
+SEEDS = (0, 1, 2)
+LAST = {"every": 0}  # what the last step has learned, without a choice among steps
+SHARED = {
+    "steps": 80, "rollouts": {"examples": 8, "runs": 8}, "loss": {"grpo": {"entropy": 0.01}},
+    "optimizer": {"lr": 3e-3}, "evaluation": LAST,
+}  # fmt: skip
+TALK = {**SHARED, "steps": 120, "rollouts": {"examples": 8, "runs": 16}, "optimizer": {"lr": 2e-3}}
+IMITATION = {
+    "steps": 160, "rollouts": {"examples": 24}, "optimizer": {"lr": 5e-3, "epochs": 2}, "evaluation": LAST,
+    "attempts": 24, "threshold": 0.35, "pace": 0.1,
+}  # fmt: skip
+CRITIC = {**SHARED, "critic": {"lr": 1e-2}, "optimizer": {"lr": 3e-3, "epochs": 2}}
+ALONE = {**CRITIC, "steps": 40}
+METHODS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
+    "chain": {
+        "ppo": ALONE,
+        "mappo": CRITIC,
+        "mmgrpo": SHARED,
+        "mhgpo_is": SHARED,
+        "mhgpo_fof": SHARED,
+        "mhgpo_rr": SHARED,
+    },
+    "conversation": {"prompt_r1": TALK},
+    "planning": {"mygo": IMITATION},
+}
+CONTROLS = ("frozen", "shuffled", "flipped")
+CONTROLLED = {"chain": "mmgrpo", "conversation": "prompt_r1", "planning": "mygo"}
+SHORTER: Mapping[str, Mapping[str, object]] = {  # attempts that are never good enough take long
+    "conversation": {"steps": 60},
+    "planning": {"steps": 40, "rollouts": {"examples": 8}, "attempts": 6},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training: a toy task, a method, a seed, and whether it is a control."""
+
+    task: str
+    method: str
+    seed: int
+    control: str = ""
+
+    @property
+    def name(self) -> str:
+        """A short name."""
+        return f"{self.task}/{self.method}" + (f"/{self.control}" if self.control else "")
+
+
+@dataclass(frozen=True)
+class Misleading:
+    """The rewards of a control: of the other sign, or drawn whatever was done."""
+
+    metric: Metric
+    control: str
+    seed: int
+    drawn: itertools.count[int]
+
+    @property
+    def name(self) -> str:
+        """The control's name."""
+        return self.control
+
+    async def score(self, outputs: Mapping[str, object], example: Example) -> Score:
+        """Return a score that teaches nothing, or the wrong thing."""
+        if self.control == "flipped":
+            return Score(1.0 - (await apply(self.metric, outputs, example)).value)
+        return Score(float(generator(self.seed, "shuffled", next(self.drawn)).random()))
+
+
+def train(case: Case) -> dict[str, object]:
+    """Train from scratch; return the curve and what was reached."""
+    import torch
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_toy_model(Path(folder) / "model", case.seed)
+        return asyncio.run(_trained(case, toy(case.task, str(model)), str(model), Path(folder)))
+
+
+async def _trained(case: Case, task: Toy, model: str, folder: Path) -> dict[str, object]:
+    settings = make_settings({"method": case.method, "seed": case.seed, case.method: _settings(case)})
+    metric = task.metric
+    if case.control in ("flipped", "shuffled"):
+        metric = Misleading(task.metric, case.control, case.seed, itertools.count())
+    memory = PlainMemory(folder / "memory")
+    memory.folder.mkdir()
+    engine = TransformersEngine(model, dtype="float32")
+    executor = Executor({model: engine}, cache=MemoryCache(), seed=case.seed, folder=memory.folder)
+    chosen = method(case.method, task.system, settings)
+    problem = Problem(task.system, task.train, (), (), metric, settings, chosen, {})
+    bench = Bench(executor, metric, problem.rules, memory)
+    system = task.system
+    try:
+        before = await _measured(executor, system, task)
+        for number, job in enumerate(chosen.jobs):
+            seed = stream(case.seed, "job", number)
+            scorer = JobScorer(problem, executor, system, float("inf"), 0.0)
+            given = Task(system, job.keys, task.train, scorer, seed, case.seed, 8, 8, bench)
+            async for event in chosen.optimizers[job.optimizer].propose(given):
+                if isinstance(event, Proposal):
+                    system = system.bind({**system.configuration, **event.values})
+        after = await _measured(executor, system, task)
+    finally:
+        await executor.aclose()
+    records = memory.records()
+    return {
+        "task": case.task, "method": case.method, "control": case.control, "seed": case.seed,
+        "chance": task.chance, "optimum": task.optimum, "before": before, "after": after,
+        "curve": [round(value, 4) for value in _known(records, "reward")],
+        "thresholds": [round(value, 4) for value in _known(records, "threshold")],
+        "rollouts": sum(_known(records, "rollouts")),
+        "seconds": {k: round(sum(_known(records, f"{k}_seconds")), 1) for k in ("sample", "train")},
+    }  # fmt: skip
+
+
+def _known(records: Sequence[Step], name: str) -> list[float]:
+    return [value for record in records if (value := measured(record, name)) is not None]
+
+
+def _settings(case: Case) -> dict[str, object]:
+    wanted: dict[str, object] = dict(METHODS[case.task][case.method])
+    if case.control:
+        wanted |= SHORTER.get(case.task, {})
+    if case.control == "frozen":
+        wanted["optimizer"] = {**entry(wanted, "optimizer", dict), "lr": 1e-12}
+        wanted |= {"critic": {"lr": 1e-12}} if "critic" in wanted else {}
+    return wanted
+
+
+async def _measured(executor: Executor, system: System, task: Toy) -> dict[str, float]:
+    """Return the greedy score on the test examples, and that of every part of the metric."""
+    traces: list[Mapping[str, float]] = []
+    found = await evaluate(
+        executor, system, task.test, task.metric, on_trace=lambda _, trace: traces.append(trace.parts)
+    )
+    parts = {name: fmean(row.get(name, 0.0) for row in traces) for name in (traces[0] if traces else {})}
+    return {"score": found.mean, **parts}
+
+
+def cases(seeds: Sequence[int]) -> list[Case]:
+    """Return all trainings: every method, and the controls of one method of each task."""
+    plain = [Case(t, m, s) for t, methods in METHODS.items() for m in methods for s in seeds]
+    return plain + [Case(t, m, s, c) for t, m in CONTROLLED.items() for c in CONTROLS for s in seeds]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train what is asked for; results of other cases stay as they are."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="cases whose name begins so, such as chain/mmgrpo")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    args = parser.parse_args(arguments)
+    wanted = [c for c in cases([int(s) for s in args.seeds.split(",")]) if c.name.startswith(args.only)]
+    known = json.loads(OUTPUT.read_text(encoding="utf-8")) if OUTPUT.exists() else {}
+    with ProcessPoolExecutor(args.processes) as pool:
+        for case, found in track(zip(wanted, pool.map(train, wanted), strict=True), total=len(wanted)):
+            known[f"{case.name}/{case.seed}"] = found
+            OUTPUT.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n", encoding="utf-8")
+            print(f"{case.name} seed {case.seed}: {found['before']} -> {found['after']}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,323 @@
+"""What local rewards are worth, on simulated systems whose optimum is known.
+
+    python -m compound.benchmarks.measure.local_rewards [PART ...]
+
+Each part is written to ``benchmarks/data/local_rewards.json`` when it is done; the others stay as they are.
+`PARTS` says what each one shows. Seeds run in parallel processes; results do not depend on how many.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.progress import track
+from scipy import stats
+
+from compound.benchmarks.measure.reward_accuracy import KINDS, accuracy, lora
+from compound.benchmarks.simulated.mislabelled import SHARES
+from compound.benchmarks.simulated.search import Outcome, search, world
+from compound.benchmarks.simulated.systems import SHAPES
+from compound.evaluation.statistics import UNIT, Bounds, interval_of_means
+from compound.execution.rng import generator
+from compound.narrowing import entry
+from compound.optimization.method import Job, JobRecord, Scheduler
+from compound.optimizers.optimas.methods import OptimasSettings
+from compound.optimizers.scheduling.scheduler import UCB, Gaps, Thompson, Uniform
+from compound.settings.base import BudgetSettings, OptimizeSettings
+
+OUTPUT = Path(__file__).parents[1] / "data" / "local_rewards.json"
+SEEDS = 20
+LABELS = "compound.benchmarks.simulated.mislabelled"
+
+SETTINGS = OptimizeSettings(candidates=16, minibatch=8, alpha=0.2, valid_size=40)
+
+
+def settings(
+    method: str, seed: int, runs: float, min_accuracy: float = 0.5, **changed: object
+) -> OptimizeSettings:
+    """Return the settings of a search, with those of local rewards where the method has them."""
+    given = {**SETTINGS.given, "method": method, "seed": seed, "budget": BudgetSettings(system_runs=runs)}
+    if method not in ("coordinate", "random"):
+        given[method] = OptimasSettings.model_validate(
+            {
+                "backbone": {"model": "none"},
+                "pairs": {"min_rollouts": 1, "max_rollouts": 1},
+                "reward": {"min_accuracy": min_accuracy},
+            }
+        )
+    return OptimizeSettings.model_validate({**given, **changed})
+
+
+# -- searches --------------------------------------------------------------------------------------------
+
+
+RUNS = {"optimas": 600, "coordinate": 600, "coordinate twice": 1200, "random twice": 1200, "shuffled": 600}
+
+
+def compared(shape: str, seed: int) -> dict[str, object]:
+    """Return what each method reaches, as a share of the optimum."""
+    found: dict[str, object] = {}
+    for name, runs in RUNS.items():
+        kind = name.split()[0]
+        chosen = f"{LABELS}:shuffled" if kind == "shuffled" else kind
+        found[name] = _brief(search(world(shape, seed), settings(chosen, seed, runs)))
+    return found
+
+
+STRENGTHS = (0.1, 0.3, -0.1, -0.3)
+
+
+def interaction(shape: str, seed: int) -> dict[str, object]:
+    """Return what is reached as components interact, without noise; components hinder each other below 0."""
+    given = settings("optimas", seed, 1200, min_accuracy=0.6)
+    worlds = {
+        strength: world(shape, seed, interaction=strength, noise=0.0, blur=0.0, options=6)
+        for strength in STRENGTHS
+    }
+    return {str(strength): _brief(search(made, given)) for strength, made in worlds.items()}
+
+
+def misaligned(shape: str, seed: int) -> dict[str, object]:
+    """Return ranking accuracy, and the optimum's share after one local step of each component."""
+    found: dict[str, object] = {}
+    for i, share in enumerate(SHARES):
+        given = settings(f"{LABELS}:mislabelled_{i}", seed, 600, iterations=1)
+        outcome = search(world(shape, seed), given)
+        jobs = len(world(shape, seed).names) + 1
+        found[str(share)] = {"start": outcome.start, "reached": outcome.working[:jobs][-1][1]}
+    return found
+
+
+def same(shape: str, seed: int) -> dict[str, object]:
+    """Return whether anything was accepted where nothing can be gained, at a level of 0.05."""
+    made = world(shape, seed, spread=(0.0,) * 5)
+    return _brief(search(made, settings("optimas", seed, 200, alpha=0.05)))
+
+
+def _brief(outcome: Outcome) -> dict[str, object]:
+    return {k: v for k, v in asdict(outcome).items() if k != "working"}
+
+
+# -- schedulers ------------------------------------------------------------------------------------------
+
+HEADROOM = (1.0, 0.5, 0.1, 0.05, 0.02)  # what each of five components could gain, at first
+VISITS = 30
+
+
+def regret(_: str, seed: int) -> dict[str, float]:
+    """Return each scheduler's regret: the sum over visits of what is still to gain.
+
+    A visit gains a random part of a component's headroom, 15 % on average; its gap is its headroom, measured
+    with noise.
+    """
+    jobs = [Job("local", (f"{name}.option",)) for name in "abcde"]
+    order = generator(seed, "which").permutation(len(HEADROOM)).tolist()
+    schedulers: Mapping[str, Scheduler] = {
+        "uniform": Uniform(),
+        "gaps": Gaps(),
+        "ucb": UCB(),
+        "thompson": Thompson(),
+    }
+    return {name: _regret(scheduler, jobs, order, seed) for name, scheduler in schedulers.items()}
+
+
+def _regret(scheduler: Scheduler, jobs: Sequence[Job], order: Sequence[int], seed: int) -> float:
+    left = {job.keys[0]: HEADROOM[i] for job, i in zip(jobs, order, strict=True)}
+    history: list[JobRecord] = []
+    total = 0.0
+    for visit in range(VISITS):
+        job = scheduler.choose(jobs, history, seed)
+        rng = generator(seed, "gain", job.keys[0], visit)
+        gain = 0.3 * rng.random() * left[job.keys[0]]
+        left[job.keys[0]] -= gain
+        gaps = {key[0]: max(0.0, value + 0.05 * rng.normal()) for key, value in left.items()}
+        after = gain + 0.02 * rng.normal()
+        history.append(
+            JobRecord(
+                job=visit, optimizer="local", keys=job.keys, values={job.keys[0]: 1}, train_before=0.0,
+                train_after=after, runs=10.0, facts={"gaps": gaps},
+            )
+        )  # fmt: skip
+        total += sum(left.values())
+    return total
+
+
+# -- summaries -------------------------------------------------------------------------------------------
+
+
+Rows = Mapping[str, Sequence[Mapping[str, object]]]
+DIFFERENCE: Bounds = (-1.0, 1.0)
+
+
+def summary(values: Sequence[float], bounds: Bounds | None = UNIT) -> dict[str, object]:
+    """Return mean, 95 % limits, the least value and how many there are; each is a mean over many examples."""
+    found = interval_of_means(values, bounds=bounds)
+    return {**found.to_json(), "least": min(values)}
+
+
+def _by_shape(rows: Rows, *path: str, less: Sequence[str] = ()) -> dict[str, object]:
+    """Return the intervals of a number of each row, less another one, by shape."""
+    return {
+        shape: summary(
+            [_at(row, path) - (_at(row, less) if less else 0.0) for row in found],
+            DIFFERENCE if less else UNIT,
+        )
+        for shape, found in rows.items()
+    }
+
+
+def _at(row: Mapping[str, object], path: Sequence[str]) -> float:
+    *groups, name = path
+    for key in groups:
+        row = entry(row, key, dict)
+    return float(entry(row, name, (int, float)))
+
+
+def sum_accuracy(rows: Rows) -> dict[str, object]:
+    """Return accuracies by kind and shape, the limit, and how far they are from it."""
+    return {
+        kind: {
+            "learned": _by_shape(rows, kind, "learned"),
+            "limit": _by_shape(rows, kind, "limit"),
+            "short": _by_shape(rows, kind, "limit", less=(kind, "learned")),
+        }
+        for kind in KINDS
+    }
+
+
+def sum_search(rows: Rows) -> dict[str, object]:
+    """Return what methods reach by shape, and paired differences from `optimas`."""
+    found: dict[str, object] = {}
+    for name, runs in RUNS.items():
+        reached = _by_shape(rows, name, "reached")
+        ahead = _by_shape(rows, "optimas", "reached", less=(name, "reached"))
+        found[name] = {"runs": runs, "reached": reached, "optimas_ahead_by": ahead}
+    found["start"] = _by_shape(rows, "optimas", "start")
+    return found
+
+
+def sum_interaction(rows: Rows) -> dict[str, object]:
+    """Return by strength: the share of the optimum, and what one component's change could still add."""
+    return {
+        str(strength): {
+            "reached": _by_shape(rows, str(strength), "reached"),
+            "single": _by_shape(rows, str(strength), "single"),
+        }
+        for strength in STRENGTHS
+    }
+
+
+def sum_misaligned(rows: Rows) -> dict[str, object]:
+    """Return the gain of one step of each component by the share of shuffled labels."""
+    return {
+        str(share): _by_shape(rows, str(share), "reached", less=(str(share), "start")) for share in SHARES
+    }
+
+
+def sum_regret(rows: Rows) -> dict[str, object]:
+    """Return regrets, and paired tests against `uniform`."""
+    found = next(iter(rows.values()))
+    result: dict[str, object] = {}
+    for name in ("uniform", "gaps", "ucb", "thompson"):
+        values = np.array([row[name] for row in found])
+        less = values - np.array([row["uniform"] for row in found])
+        p = 1.0 if name == "uniform" else float(stats.wilcoxon(less, alternative="less").pvalue)
+        result[name] = {**summary(values.tolist(), None), "p_less_than_uniform": p}
+    return result
+
+
+def sum_same(rows: Rows) -> dict[str, object]:
+    """Return how many of all runs accepted something, and the most that chance explains (99 %)."""
+    wrong = sum(entry(row, "accepted", int) > 0 for found in rows.values() for row in found)
+    n = sum(map(len, rows.values()))
+    return {"accepted": wrong, "runs": n, "bound": int(stats.binom.ppf(0.99, n, 0.05))}
+
+
+def sum_lora(rows: Rows) -> dict[str, object]:
+    """Return each seed as it is."""
+    return {shape: {key: [row[key] for row in found] for key in found[0]} for shape, found in rows.items()}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the benchmark: what one shape and seed gives, and how all of them are summed up."""
+
+    one: Callable[[str, int], Mapping[str, object]]
+    summary: Callable[[Rows], Mapping[str, object]]
+    shapes: Sequence[str] = tuple(SHAPES)
+    seeds: int = SEEDS
+
+
+PARTS: Mapping[str, Part] = {
+    "accuracy": Part(accuracy, sum_accuracy),
+    "lora": Part(lora, sum_lora, ("chain",), 3),
+    "search": Part(compared, sum_search),
+    "interaction": Part(interaction, sum_interaction),
+    "misaligned": Part(misaligned, sum_misaligned, ("five",)),
+    "regret": Part(regret, sum_regret, ("five",)),
+    "same": Part(same, sum_same, ("chain",), 200),
+}
+
+
+def _one(job: tuple[str, str, int]) -> Mapping[str, object]:
+    part, shape, seed = job
+    return PARTS[part].one(shape, seed)
+
+
+def measure(name: str, workers: int) -> dict[str, object]:
+    """Run a part; returns its summary with the rows it was made from.
+
+    Rows are kept in a file while the part goes on, so that an interrupted one begins where it ended.
+    """
+    part = PARTS[name]
+    unfinished = OUTPUT.with_name(f"{OUTPUT.stem}.{name}.jsonl")
+    known = unfinished.read_text(encoding="utf-8").splitlines() if unfinished.exists() else []
+    done = {(shape, seed): row for shape, seed, row in map(json.loads, known)}
+    jobs = [(name, shape, seed) for shape in part.shapes for seed in range(part.seeds)]
+    left = [job for job in jobs if job[1:] not in done]
+    with ProcessPoolExecutor(workers) as pool, unfinished.open("a", encoding="utf-8") as file:
+        for (_, shape, seed), row in zip(left, track(pool.map(_one, left), name, len(left)), strict=True):
+            done[shape, seed] = rounded(row)
+            print(json.dumps([shape, seed, done[shape, seed]]), file=file, flush=True)
+    rows = {shape: [done[shape, seed] for seed in range(part.seeds)] for shape in part.shapes}
+    unfinished.unlink()
+    return {"summary": rounded(part.summary(rows)), "rows": rows}
+
+
+def rounded(value: object) -> object:
+    """Return JSON with four digits after the point."""
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, dict):
+        return {k: rounded(v) for k, v in value.items()}
+    return [rounded(v) for v in value] if isinstance(value, list) else value
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the parts named, or all, and write the file after each."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "parts", nargs="*", choices=PARTS, default=list(PARTS), metavar="part", help=", ".join(PARTS)
+    )
+    names: list[str] = parser.parse_args(arguments).parts
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for name in names:
+        known = json.loads(OUTPUT.read_text(encoding="utf-8")) if OUTPUT.exists() else {}
+        known[name] = measure(name, workers=len(os.sched_getaffinity(0)))
+        ordered = {part: known[part] for part in PARTS if part in known}
+        OUTPUT.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+        print(json.dumps({name: known[name]["summary"]}, indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,73 @@
+"""How trainings went, agent by agent: what replies were fined, and how varied they were.
+
+    python -m compound.benchmarks.measure.training_course NAME=RUN ... --output FILE
+
+Reads run directories. Of each it keeps, for every agent and every stretch of steps, the means of its
+penalties, of the entropy (nats) of its tokens, and of the similarity of its replies (1: always the same); and
+of all together, as ``rollouts``, the mean reward and the share of groups that were skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from compound.report.facts.documents import Step
+from compound.report.training.steps import measured, parts, records
+
+STRETCHES = ((0, 5), (5, 10), (10, 25))  # of steps; the ends are not part of them
+FACTS = ("entropy", "similarity")
+ROLLOUTS = "rollouts"
+
+
+def course(run: Path) -> dict[str, Mapping[str, object]]:
+    """Return the means of each stretch by agent; a stretch without samples of an agent has none."""
+    steps = records(run)
+    names = sorted({name for step in steps for name in parts(step)})
+    return {
+        f"{first + 1} to {end}": {
+            **{name: _means(steps[first:end], name) for name in names},
+            ROLLOUTS: _rollouts(steps[first:end]),
+        }
+        for first, end in STRETCHES
+    }
+
+
+def _rollouts(steps: Sequence[Step]) -> dict[str, float]:
+    groups = sum(_known(steps, "groups"))
+    return {"reward": fmean(_known(steps, "reward")), "skipped": sum(_known(steps, "skipped")) / groups}
+
+
+def _means(steps: Sequence[Step], name: str) -> dict[str, float | None]:
+    own = [parts(step)[name] for step in steps if name in parts(step)]
+    means = {fact: fmean(_known(own, fact)) if own else None for fact in FACTS}
+    return {**means, "penalty": fmean(_penalty(step, name) for step in steps)}
+
+
+def _known(steps: Sequence[Step], fact: str) -> list[float]:
+    return [value for step in steps if (value := measured(step, fact)) is not None]
+
+
+def _penalty(step: Step, name: str) -> float:
+    penalties = step.get("penalties")
+    return (measured(penalties, name) if isinstance(penalties, Mapping) else None) or 0.0
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write what is asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+", help="a name and a run directory, with = between them")
+    parser.add_argument("--output", type=Path, required=True)
+    args = parser.parse_args(arguments)
+    named = (run.split("=", 1) for run in args.runs)
+    found = {name: course(Path(path)) for name, path in named}
+    args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

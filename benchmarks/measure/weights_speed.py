@@ -1,0 +1,411 @@
+"""What a training step costs: against TRL's own trainer, with prompts read once, and with several adapters.
+
+    python -m compound.benchmarks.measure.weights_speed [PART ...]
+
+Parts: ``step`` (TRL's GRPOTrainer and ours on the same 32 sequences of 192 + 32 tokens), ``shared`` (prompts
+of ten times the answer, read once for each group or for every sample), ``adapters`` (the memory that 1, 2, 4
+and 8 adapters take), ``batches`` (time and memory by ``micro_tokens``), ``sampling`` (64 examples through a
+graph, against the engine alone), ``prefill`` (prompt tokens of a step's rollouts, and how many of them had
+been read before). Each measurement is a process of its own. What is compared with TRL takes turns: ``TURNS``
+times TRL and then ours, every other turn the other way round, so that whatever else the machine does slows
+both. A ratio is of one turn; of all turns, the median is given with the least and the largest. Results go to
+``benchmarks/data/weights_speed.json``, with the load of the machine as it began.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, cast
+
+from compound.api.optimize import optimize
+from compound.components.engines.model_folder import load_causal
+from compound.components.engines.models import resolve
+from compound.engine import TokenRecord
+from compound.graph.space import ATTENTION, LoRA
+from compound.narrowing import entry
+from compound.optimizers.weights.credit.advantages import advantages
+from compound.optimizers.weights.learner.adapters import Adapters
+from compound.optimizers.weights.learner.samples import Sample
+from compound.optimizers.weights.learner.trainer import Trainer
+from compound.optimizers.weights.learner.updates import OptimizerSettings
+from compound.optimizers.weights.loss.losses import ClippedLoss
+from compound.optimizers.weights.loss.objective import PolicyObjective
+from compound.optimizers.weights.recipes.rollouts import RolloutSettings
+from compound.runs.directory import read_records
+from compound.settings.base import make_settings
+from compound.spec import load
+
+if TYPE_CHECKING:
+    from compound.engine import Engine
+
+
+ATLAS = Path(__file__).parents[1] / "atlas.yaml"
+OUTPUT = Path(__file__).parents[1] / "data" / "weights_speed.json"
+REPEATS = 3
+TURNS = 5
+LOSS = PolicyObjective(grpo=ClippedLoss(correction=None))
+OPTIMIZER = OptimizerSettings()
+
+
+def samples(prompt: int, answer: int, groups: int, each: int, component: str = "x") -> list[Sample]:
+    """Return groups of samples that share a prompt of random tokens."""
+    rng = random.Random(0)
+    found = []
+    for group in range(groups):
+        asked = tuple(rng.randrange(1000, 40_000) for _ in range(prompt))
+        for number in range(each):
+            said = tuple(rng.randrange(1000, 40_000) for _ in range(answer))
+            record = TokenRecord(asked, said, (), "length")
+            found.append(
+                Sample(component, f"e{group}", "x", 0, record, rng.random(), (component, group), number)
+            )
+    return advantages(found)[0]
+
+
+def peak() -> float:
+    """Return the most memory this process had, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def timed(step: Callable[[], object], repeats: int) -> list[float]:
+    """Return the seconds of some steps, after one to warm up."""
+    step()
+    seconds = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - begun)
+    return seconds
+
+
+# -- measurements: each runs in a process of its own -------------------------------------------------------
+
+
+def ours(
+    prompt: int,
+    answer: int,
+    shared: bool | None,
+    most: int = OPTIMIZER.micro_tokens,
+    repeats: int = REPEATS,
+) -> dict[str, object]:
+    """Measure our step on 32 sequences in 8 groups, with at most ``most`` tokens in a micro-batch."""
+    from compound.optimizers.weights.learner import forward
+
+    if shared is not None:
+        forward.WORTH = 1.0 if shared else -1.0
+    adapters = Adapters("smollm2", {"x": LoRA(rank=16, targets=ATTENTION)})
+    trainer = Trainer(adapters, {"x": "x"}, LOSS, OptimizerSettings(micro_tokens=most), RolloutSettings())
+    before, rows = peak(), samples(prompt, answer, 8, 4)
+    seconds = timed(lambda: trainer.step(list(rows), 0), repeats)
+    return {
+        "seconds": median(seconds),
+        "spread": [min(seconds), max(seconds)],
+        "peak": peak(),
+        "idle": before,
+    }
+
+
+def trls(prompt: int, answer: int, batches: int, repeats: int = REPEATS) -> dict[str, object]:
+    """Measure TRL's own trainer, its loop and its defaults, on these sequences in some micro-batches."""
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from compound.components.engines.local.loading import fastest_dtype
+
+    rows = samples(prompt, answer, 8, 4)
+    seconds: list[float] = []
+
+    class Fed(GRPOTrainer):  # type: ignore[misc]  # trl's types are not read
+        def _generate_and_score_completions(self, inputs: object) -> object:
+            ids = torch.tensor([row.tokens.prompt for row in rows])
+            said = torch.tensor([row.tokens.sampled for row in rows])
+            return {
+                "prompt_ids": ids, "prompt_mask": torch.ones_like(ids), "completion_ids": said,
+                "completion_mask": torch.ones_like(said), "num_items_in_batch": torch.tensor(said.numel()),
+                "advantages": torch.tensor([row.advantages[0] for row in rows]),
+            }  # fmt: skip
+
+    class Clock(TrainerCallback):  # type: ignore[misc]  # as above
+        def on_step_begin(self, *_: object, **__: object) -> None:
+            seconds.append(-time.perf_counter())
+
+        def on_step_end(self, *_: object, **__: object) -> None:
+            seconds[-1] += time.perf_counter()
+
+    model, tokenizer = load_causal(resolve("smollm2"), fastest_dtype())
+    with tempfile.TemporaryDirectory() as out:
+        arguments = GRPOConfig(
+            output_dir=out, per_device_train_batch_size=32 // batches, gradient_accumulation_steps=batches,
+            num_generations=4, max_completion_length=answer,
+            max_steps=repeats + 1, beta=0.0, report_to=[], use_cpu=not torch.cuda.is_available(), bf16=False,
+            save_strategy="no", gradient_checkpointing=False, loss_type="grpo", logging_strategy="no",
+            disable_tqdm=True,
+        )  # fmt: skip
+        trainer = Fed(
+            model=model, reward_funcs=lambda **_: [0.0], args=arguments, callbacks=[Clock()],
+            train_dataset=Dataset.from_list([{"prompt": "go"}] * 32),
+            processing_class=tokenizer,
+            peft_config=LoraConfig(
+                r=16, lora_alpha=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]
+            ),
+        )  # fmt: skip
+        before = peak()
+        trainer.train()
+    kept = seconds[1:]
+    return {"seconds": median(kept), "spread": [min(kept), max(kept)], "peak": peak(), "idle": before}
+
+
+def several(count: int) -> dict[str, object]:
+    """Measure the memory of training ``count`` adapters on one base."""
+    names = [f"x{number}" for number in range(count)]
+    adapters = Adapters("smollm2", {name: LoRA(rank=16, targets=ATTENTION) for name in names})
+    trainer = Trainer(adapters, {name: name for name in names}, LOSS, OPTIMIZER, RolloutSettings())
+    rows = [row for name in names for row in samples(96, 16, 2, 4, name)]
+    for number in range(2):
+        trainer.step(list(rows), number)
+    size = sum(tensor.numel() * tensor.element_size() for _, tensor in adapters.parameters(names[0]))
+    return {"peak": peak(), "adapter": size / 2**20}
+
+
+def sampled() -> dict[str, object]:
+    """Measure 64 examples at once through a graph, and the same requests straight from the engine."""
+    from compound.components.engines.local.engine import TransformersEngine
+    from compound.components.llm import LLM
+    from compound.engine import Completion, Request
+    from compound.execution.executor import Executor
+    from compound.graph.component import Input
+    from compound.graph.system import System
+
+    engine = TransformersEngine("smollm2")
+    asked: list[Request] = []
+
+    class Noted:
+        """The engine, which notes what it is asked."""
+
+        def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the engine has
+            return getattr(engine, name)
+
+        async def generate(self, request: Request) -> Completion:
+            asked.append(request)
+            return await engine.generate(request)
+
+    component = LLM(
+        "writer",
+        prompt="Write a sentence about the topic.",
+        max_tokens=32,
+        weights=LoRA(targets=ATTENTION),
+        temperature=1.0,
+    )
+    system = System("one", outputs={"text": component(topic=Input("topic"))}, lm="lm")
+    topics = [f"the number {number} and what people say of it" for number in range(64)]
+
+    async def graph(seed: int, lm: object) -> None:
+        executor = Executor({"lm": cast("Engine", lm)}, seed=seed)
+        await asyncio.gather(
+            *(executor.run(system, {"topic": topic}, example=topic, sample=seed) for topic in topics)
+        )
+
+    async def both() -> dict[str, object]:
+        """Answer the same requests both ways, turn by turn, in one process."""
+        await graph(0, Noted())
+        ratios, rates = [], []
+        for repeat in range(1, REPEATS + 1):
+            asked.clear()
+            begun = time.perf_counter()
+            await graph(repeat, Noted())
+            middle = time.perf_counter()
+            answers = await asyncio.gather(*(engine.generate(request) for request in list(asked)))
+            end = time.perf_counter()
+            ratios.append((end - middle) / (middle - begun))
+            rates.append(sum(a.usage.completion_tokens for a in answers) / (end - middle))
+        await engine.aclose()
+        return {
+            "ratio": median(ratios),
+            "tokens_per_second": median(rates),
+            "spread": [min(ratios), max(ratios)],
+        }
+
+    return asyncio.run(both())
+
+
+def prefilled(method: str) -> dict[str, object]:
+    """Measure a step on Atlas: its prompt tokens, and how many of them had been read before."""
+    program = load(ATLAS)
+    assert program.data
+    assert program.metric
+    settings = make_settings(
+        {
+            **program.optimize.given, "method": method, "baselines": (), "valid_size": 5, "test_size": 1,
+            method: {"steps": 1, "optimizer": {"lr": 1e-3}},
+        }
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        optimize(
+            program.system, program.data, program.metric, settings,
+            run_dir=Path(folder) / "run", engines=program.find_engine,
+        )  # fmt: skip
+        records = read_records(Path(folder) / "run" / "memory.jsonl")
+        first = next(record for record in records if record.get("kind") == "training")
+    read, cached = first["prompt_tokens"], first["prompt_tokens_cached"]
+    return {"prompt_tokens": read, "cached": cached, "share": cached / read}
+
+
+MEASURES: Mapping[str, Callable[..., dict[str, object]]] = {
+    "ours": ours,
+    "trls": trls,
+    "several": several,
+    "sampled": sampled,
+    "prefilled": prefilled,
+}
+
+
+def alone(measure: str, *arguments: object) -> dict[str, object]:
+    """Run one measurement in a process of its own."""
+    command = [
+        sys.executable,
+        "-m",
+        "compound.benchmarks.measure.weights_speed",
+        "--measure",
+        json.dumps([measure, *arguments]),
+    ]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True)
+    if ran.returncode:
+        raise SystemExit(ran.stderr)
+    found: dict[str, object] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+# -- parts -------------------------------------------------------------------------------------------------
+
+
+Measurement = tuple[str, *tuple[object, ...]]
+
+
+def interleaved(
+    measurements: Mapping[str, Measurement], run: Callable[..., Mapping[str, object]] | None = None
+) -> dict[str, object]:
+    """Make measurements in turns, one step in each; every other turn backwards.
+
+    Returns:
+        Each one's seconds (median, spread, and one by one), and its largest peak, by name; and the load of
+        the machine before the first.
+
+    >>> one = {"seconds": 1.0, "peak": 2.0, "idle": 1.0}
+    >>> found = interleaved({"a": ("x",), "b": ("y",)}, lambda kind: one)
+    >>> found["a"]["each"], found["b"]["spread"]
+    ([1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0])
+    """
+    run, load = run or alone, os.getloadavg()[0]
+    rows: dict[str, list[Mapping[str, object]]] = {name: [] for name in measurements}
+    for turn in range(TURNS):
+        names = list(measurements)
+        for name in names if turn % 2 == 0 else names[::-1]:
+            rows[name].append(run(*measurements[name]))
+    found: dict[str, object] = {"load": load}
+    for name, some in rows.items():
+        each = [entry(row, "seconds", (int, float)) for row in some]
+        found[name] = {
+            "seconds": median(each),
+            "spread": [min(each), max(each)],
+            "each": each,
+            "peak": max(entry(row, "peak", (int, float)) for row in some),
+            "idle": max(entry(row, "idle", (int, float)) for row in some),
+        }
+    return found
+
+
+def step() -> dict[str, object]:
+    """Compare a step with TRL's."""
+    most = OPTIMIZER.micro_tokens
+    return interleaved(
+        {
+            "trl": ("trls", 192, 32, 1, 1),
+            "ours": ("ours", 192, 32, False, most, 1),
+            "ours with shared prompts": ("ours", 192, 32, None, most, 1),
+        }
+    )
+
+
+def shared() -> dict[str, object]:
+    """Compare reading prompts once with reading them for every sample, and with TRL."""
+    most = OPTIMIZER.micro_tokens
+    return interleaved(
+        {
+            "trl": ("trls", 320, 32, 2, 1),  # all at once would not fit into 24 GB
+            "every": ("ours", 320, 32, False, most, 1),
+            "once": ("ours", 320, 32, True, most, 1),
+        }
+    )
+
+
+def adapters() -> dict[str, object]:
+    """Measure how memory grows with adapters."""
+    found = {str(count): alone("several", count) for count in (1, 2, 4, 8)}
+    one, eight = (entry(found[count], "peak", (int, float)) for count in ("1", "8"))
+    adapter = entry(found["1"], "adapter", (int, float))
+    return {**found, "grown_by_each": (eight - one) / 7, "adapter_and_optimizer": 4 * adapter}
+
+
+def batches() -> dict[str, object]:
+    """Compare how many tokens go through the model at once: time, and memory for each of them."""
+    return {str(most): alone("ours", 240, 16, False, most) for most in (1024, 2048, 4096, 8192)}
+
+
+def sampling() -> dict[str, object]:
+    """Compare sampling through a graph with the engine alone."""
+    return alone("sampled")
+
+
+def prefill() -> dict[str, object]:
+    """Measure how many prompt tokens a step's rollouts need, and how many of them are read anew."""
+    return {method: alone("prefilled", method) for method in ("mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr")}
+
+
+PARTS: Mapping[str, Callable[[], dict[str, object]]] = {
+    "step": step,
+    "shared": shared,
+    "adapters": adapters,
+    "batches": batches,
+    "sampling": sampling,
+    "prefill": prefill,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure what is asked for; the other parts stay as they are."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], default=[])
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    args = parser.parse_args(arguments)
+    if args.measure:
+        warnings.simplefilter("ignore")
+        name, *given = json.loads(args.measure)
+        print(json.dumps(MEASURES[name](*given)))
+        return
+    known = json.loads(OUTPUT.read_text(encoding="utf-8")) if OUTPUT.exists() else {}
+    for part in args.parts or PARTS:
+        known[part] = PARTS[part]()
+        OUTPUT.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        print(f"{part}: {json.dumps(known[part], indent=1)}")
+
+
+if __name__ == "__main__":
+    main()

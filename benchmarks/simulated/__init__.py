@@ -1,0 +1,1 @@
+"""Simulated systems and toy tasks with a known optimum."""

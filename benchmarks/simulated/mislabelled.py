@@ -1,0 +1,93 @@
+"""Local rewards learned from wrong labels: what the advantage of right ones is measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from compound.execution.rng import generator
+from compound.graph.system import System
+from compound.optimization.method import Job, Method, Optimizer
+from compound.optimization.registration import MethodFactory, method
+from compound.optimizers.optimas.guides import Guidance, LearnedRewards
+from compound.optimizers.optimas.local import LocalSearch
+from compound.optimizers.optimas.methods import OptimasSettings, guided
+from compound.optimizers.optimas.offline import OfflineRewards
+from compound.optimizers.optimas.rewarding import RunRewards
+from compound.optimizers.scheduling.scheduler import Uniform
+from compound.optimizers.search.prompts import PromptSearch
+from compound.rewards.buffer import PairBuffer
+from compound.rewards.settings import RewardLearning
+from compound.settings.base import OptimizeSettings
+
+
+@dataclass(frozen=True)
+class Mislabelled(LearnedRewards):
+    """Local rewards learned after the scores of a share of the draws were shuffled.
+
+    Attributes:
+        share: of draws whose candidates' scores are shuffled.
+        always: whether such rewards steer however wrong they are.
+    """
+
+    share: float = 1.0
+    always: bool = False
+
+    async def guidance(self, rewards: RunRewards, component: str) -> Guidance:
+        """Learn from shuffled scores."""
+        found = await super().guidance(_shuffled(rewards, self.share), component)
+        return replace(found, distrust="") if self.always else found
+
+
+def _shuffled(rewards: RunRewards, share: float) -> RunRewards:
+    entries = []
+    for entry in rewards.buffer.entries:
+        draw = entry.draw
+        rng = generator(rewards.task.pool_seed, "labels", draw.example, draw.address)
+        if rng.random() < share:
+            order = rng.permutation(len(draw.candidates))
+            shuffled = [draw.candidates[i].rewards for i in order]
+            candidates = [replace(c, rewards=r) for c, r in zip(draw.candidates, shuffled, strict=True)]
+            draw = replace(draw, candidates=tuple(candidates))
+        entries.append(replace(entry, draw=draw))
+    return replace(rewards, buffer=PairBuffer(rewards.buffer.system, rewards.buffer.sampling, entries))
+
+
+def _learning(settings: OptimasSettings) -> RewardLearning:
+    return RewardLearning(settings.pairs, settings.backbone, settings.reward)
+
+
+@method(settings=OptimasSettings)
+def shuffled(system: System, optimize: OptimizeSettings, settings: OptimasSettings) -> Method:
+    """Method `optimas` on shuffled labels."""
+    offline, fresh = settings.offline, settings.pairs.fresh
+    return guided("shuffled", system, settings, _learning(settings), Mislabelled(), offline, fresh)
+
+
+def _single(share: float) -> MethodFactory:
+    """Return a method that takes each component once, by rewards of some quality, without a second look."""
+
+    def single(system: System, optimize: OptimizeSettings, settings: OptimasSettings) -> Method:
+        guide, prompts = Mislabelled(share=share, always=True), PromptSearch()
+        certain = replace(_learning(settings), reward=settings.reward.model_copy(update={"check_below": 0.5}))
+        fresh = settings.pairs.fresh
+        jobs = [Job("local", (key,)) for key in system.parameters]
+        optimizers: Mapping[str, Optimizer] = {
+            "offline": OfflineRewards(certain, prompts, guide),
+            "local": Unchecked(certain, settings.search, prompts, guide=guide, fresh=fresh),
+        }
+        opening = Job("offline", tuple(system.parameters), weight=settings.offline)
+        return Method("single", optimizers, jobs, Uniform(), opening, 2.0)
+
+    return MethodFactory(single, OptimasSettings)
+
+
+class Unchecked(LocalSearch):
+    """A local search whose choice never meets the global reward."""
+
+    def _tested(self, *_: object) -> bool:
+        return False
+
+
+SHARES = (0.0, 0.5, 0.75, 0.9, 1.0)
+mislabelled_0, mislabelled_1, mislabelled_2, mislabelled_3, mislabelled_4 = map(_single, SHARES)

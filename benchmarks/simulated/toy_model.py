@@ -1,0 +1,98 @@
+"""The model of the toy tasks: a tiny random Llama, of which each word of a small vocabulary is one token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compound.components.engines.models import quiet
+from compound.execution.rng import only_torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+PLACES = ("north", "east", "south", "west")
+COLOURS = ("red", "blue", "green", "gold")
+ANIMALS = ("cat", "dog", "cow", "hen")
+FRUITS = ("pear", "plum", "fig", "lime")
+ASK, ANSWER, NOTHING = "ask", "answer", "nothing"
+SAID = (ASK, ANSWER, *PLACES)
+_FRAME = ("Word:", "Before:", "Heard:", "Found:", "Fact:", "Say:", NOTHING)
+VOCABULARY = ("<unk>", "<end>", *SAID, *COLOURS, *ANIMALS, *FRUITS, *_FRAME)
+_TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
+WIDTH, READ = 64, 24  # coordinates of the residual stream, and the last ones, which words are read from
+
+
+def make_toy_model(folder: Path, seed: int = 0) -> Path:
+    """Save the model and its tokenizer.
+
+    The weights are random, but for what makes a task of a few words learnable in a hundred steps: words have
+    orthogonal vectors; those that only frame a prompt are small; the last coordinate of every word is the
+    same, and through it words outside the answer vocabulary are made improbable; and the base writes little
+    into the coordinates from which the words of `SAID` are read, so that an adapter decides between them.
+
+    Args:
+        folder: is made if it is missing.
+        seed: names the weights.
+
+    Returns:
+        The folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _save_tokenizer(folder)
+    with only_torch(seed, "toy model"), quiet():
+        _random_model().save_pretrained(folder)
+    return folder
+
+
+def _save_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(WordLevel({word: i for i, word in enumerate(VOCABULARY)}, unk_token="<unk>"))
+    words.pre_tokenizer = WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="<unk>", eos_token="<end>", pad_token="<end>"
+    )
+    tokenizer.chat_template = _TEMPLATE
+    tokenizer.save_pretrained(folder)
+
+
+def _random_model() -> PreTrainedModel:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    end = VOCABULARY.index("<end>")
+    config = LlamaConfig(
+        vocab_size=len(VOCABULARY),
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=256,
+        initializer_range=WIDTH**-0.5,
+        tie_word_embeddings=False,
+        eos_token_id=end,
+        pad_token_id=end,
+        bos_token_id=None,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        words, said = model.model.embed_tokens.weight, model.lm_head.weight
+        torch.nn.init.orthogonal_(words[:, :-READ], gain=(WIDTH - READ) ** 0.5)
+        words[[VOCABULARY.index(word) for word in _FRAME]] *= 0.3
+        words[:, -READ:] = 0.0
+        words[:, -1] = 4.0
+        for layer in model.model.layers:
+            for out in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                out.weight[-READ:] *= 0.1
+                out.weight[-1] = 0.0
+        said[:] = 0.0
+        torch.nn.init.orthogonal_(said[:, -READ:-1], gain=READ**0.5 / 2)
+        spoken = torch.tensor([word in SAID for word in VOCABULARY])
+        said[:, -1] = torch.where(spoken, 0.0, -2.0)
+    return model

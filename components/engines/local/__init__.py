@@ -1,0 +1,1 @@
+"""Run models in this process, with LoRA adapters side by side on one base."""

@@ -1,0 +1,151 @@
+"""Completing rows in batches: `generate` continues all of them, and rows that end leave the batch.
+
+In exact mode every batch has the same number of rows and a width that follows from the rows' own length
+class, and no prompt shares anything: a row's numbers are then the same bits whatever its companions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import GenerationConfig
+
+from compound.components.engines.local.adapters import AdapterCache
+from compound.components.engines.local.prefill import Prefill
+from compound.components.engines.local.sampling import Choose, Leave, Row
+from compound.components.engines.prefilled import Prefilled
+from compound.engine import Adapter, FinishReason
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+
+
+BUCKET = 32  # exact mode pads prompts to a multiple of this
+EXACT_ROWS = 8  # rows of a batch in exact mode
+
+
+class Decoder:
+    """A model and its tokenizer, completing rows; see the module's first lines.
+
+    Args:
+        model: a causal language model whose layers are attention (full or sliding).
+        tokenizer: its tokenizer.
+        exact: whether a row's result must not depend on its companions, bit for bit.
+        max_batch_tokens: how many tokens a batch's cache may hold.
+        max_adapters: how many adapters stay in memory, with the beginnings they have read.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        exact: bool,
+        max_batch_tokens: int,
+        max_adapters: int,
+    ) -> None:
+        ends = model.generation_config.eos_token_id
+        self.ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+        # A checkpoint's own sampling settings (penalties, top-p) would enter `generate` unasked.
+        model.generation_config = GenerationConfig()
+        self._model, self._tokenizer = model, tokenizer
+        self._exact, self._max_batch_tokens = exact, max_batch_tokens
+        self._prefill = Prefill(model, keep=max_batch_tokens // 4)
+        self._adapters = AdapterCache(model, keep=max_adapters, dropped=self._prefill.forget)
+
+    @property
+    def prefilled(self) -> Prefilled:
+        """How many prompt tokens were read so far, and how many of them not anew."""
+        return self._prefill.done
+
+    def batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+        """Cut rows into batches that fit; in exact mode, by length class."""
+        if self._exact:
+            classes: dict[int, list[Row]] = {}
+            for row in rows:
+                classes.setdefault(_width(row), []).append(row)
+            for same in classes.values():
+                yield from (same[i : i + EXACT_ROWS] for i in range(0, len(same), EXACT_ROWS))
+            return
+        batch: list[Row] = []
+        for row in rows:
+            longest = max(len(other.prompt) + other.max_tokens for other in (*batch, row))
+            if batch and longest * (len(batch) + 1) > self._max_batch_tokens:
+                yield batch
+                batch = []
+            batch.append(row)
+        if batch:
+            yield batch
+
+    def run(self, batch: Sequence[Row], adapter: Adapter | None = None) -> None:
+        """Complete the rows of a batch in place, all with one adapter, or with none.
+
+        Raises:
+            ConfigurationError: the adapter cannot be used; see `AdapterCache.applied`.
+        """
+        with torch.inference_mode(), self._adapters.applied(adapter) as version:
+            if self._exact:
+                spare = [Row((0,), 0, finish="length") for _ in range(EXACT_ROWS - len(batch))]
+                rows = [*batch, *spare]
+                self._decode(rows, *self._prefill.read_padded([row.prompt for row in rows], _width(batch[0])))
+            else:
+                order, cache, mask = self._prefill.read([row.prompt for row in batch], version)
+                self._decode([batch[i] for i in order], cache, mask)
+
+    def _decode(self, rows: list[Row], cache: DynamicCache, mask: torch.Tensor) -> None:
+        """Let `generate` continue the rows until all are done; `cache` and `mask` lack each last token."""
+        while any(row.live for row in rows):
+            last = torch.tensor([[row.sampled[-1] if row.sampled else row.prompt[-1]] for row in rows])
+            steps = max(row.max_tokens - len(row.sampled) for row in rows if row.live)
+            mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+            self._model.generate(
+                input_ids=last.to(mask.device),
+                attention_mask=mask,
+                past_key_values=cache,
+                generation_config=GenerationConfig(max_new_tokens=steps, do_sample=False),
+                logits_processor=[Choose(rows, self._ended)],
+                stopping_criteria=[Leave(rows, shrink=not self._exact)],
+            )
+            mask = torch.nn.functional.pad(mask, (0, cache.get_seq_length() - mask.shape[1]), value=1)
+            if not self._exact:
+                stay = [i for i, row in enumerate(rows) if row.live]
+                rows = [rows[i] for i in stay]
+                chosen = torch.tensor(stay, dtype=torch.long, device=mask.device)
+                cache.batch_select_indices(chosen)
+                mask = mask[chosen]
+
+    def _ended(self, row: Row) -> FinishReason | None:
+        """Say whether the token just sampled was the row's last."""
+        if row.sampled[-1] in self.ends:
+            return "stop"
+        if row.stop:
+            # A stop string spans at most as many tokens as it has bytes; a few more complete a character.
+            tail = row.sampled[-max(len(stop.encode()) for stop in row.stop) - 4 :]
+            if any(stop in self._text(tail) for stop in row.stop) and self.text(row) != self._text(
+                row.sampled
+            ):
+                return "stop"
+        return "length" if len(row.sampled) >= row.max_tokens else None
+
+    def text(self, row: Row) -> str:
+        """Return a row's answer: what was sampled, without the end token and what a stop string cuts off."""
+        # An end token need not be one of the tokenizer's special tokens.
+        text = self._text(row.sampled[:-1] if row.sampled and row.sampled[-1] in self.ends else row.sampled)
+        return text[: min((at for stop in row.stop if (at := text.find(stop)) >= 0), default=len(text))]
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(
+            tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+
+def _width(row: Row) -> int:
+    """Return a row's length class: the length of its prompt without the last token, rounded up.
+
+    >>> _width(Row(tuple(range(34)), 1)), _width(Row((1,), 1))
+    (64, 32)
+    """
+    return max(-(-(len(row.prompt) - 1) // BUCKET), 1) * BUCKET

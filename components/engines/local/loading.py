@@ -1,0 +1,119 @@
+"""Loading a local model: on which device, and in which number format.
+
+Which format is faster on a CPU depends on the processor (bfloat16 is fast only where it is multiplied
+natively), so it is measured, with one small matrix product.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import gc
+import importlib
+import time
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from compound.components.engines import model_folder, models
+from compound.components.engines.local.layers import unshared_kinds
+from compound.errors import CompoundError, MissingExtra
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+SIZE = (256, 512, 1024)  # of the measured product: a few milliseconds in the slower format
+
+
+def device() -> str:
+    """Return ``cuda`` where there is one, else ``cpu``."""
+    return "cuda" if _torch().cuda.is_available() else "cpu"
+
+
+CLEARLY = (
+    0.7  # of the other format's time: with AMX bfloat16 takes 0.3 of it, without any support several times
+)
+
+
+@functools.cache
+def fastest_dtype() -> str:
+    """Return the format that multiplies matrices faster here: ``bfloat16`` on a GPU, measured on a CPU.
+
+    On a CPU bfloat16 must be clearly faster, so that every process of a run comes to the same.
+    """
+    torch = _torch()
+    if device() == "cuda":
+        return "bfloat16"
+    seconds = {name: _product_seconds(getattr(torch, name)) for name in ("float32", "bfloat16")}
+    return "bfloat16" if seconds["bfloat16"] < CLEARLY * seconds["float32"] else "float32"
+
+
+def load(name: str, dtype: str = "auto") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Return a model, ready for inference, and its tokenizer.
+
+    Raises:
+        ModelNotFound: the weights are not here and cannot be fetched.
+        CompoundError: the model cannot be run by this package.
+    """
+    _torch()
+    try:
+        import transformers  # noqa: F401 - only to say here that it is missing
+    except ImportError:
+        raise MissingExtra(f"the model {name!r}", "transformers", "local") from None
+    folder = models.resolve(name)
+    dtype = fastest_dtype() if dtype == "auto" else dtype
+    try:
+        with models.quiet():
+            model, tokenizer = model_folder.load_causal(folder, dtype)
+    except (OSError, ValueError) as error:
+        raise CompoundError(
+            f"{folder} does not hold a causal language model that transformers can load: "
+            f"{model_folder.explain(error)}",
+            hint="a folder needs config.json, *.safetensors and the tokenizer's files",
+        ) from error
+    if other := unshared_kinds(model.config):
+        raise CompoundError(
+            f"{name!r} has layers other than full and sliding-window attention ({', '.join(other)}), whose "
+            "states batches of prompts cannot share",
+            hint="serve it with vLLM and name it vllm/MODEL or hosted_vllm/MODEL",
+        )
+    if tokenizer.chat_template is None:
+        raise CompoundError(f"{name!r} has no chat template", hint="use an instruction-tuned model")
+    from compound.components.engines.local.packing import pack
+
+    return pack(model.to(device()).eval()), tokenizer
+
+
+def release() -> None:
+    """Give freed memory back to the system.
+
+    The C library keeps what a thread has freed, also of threads that are gone: a process that opens one model
+    after the other would keep the working memory of each.
+    """
+    gc.collect()
+    if device() == "cuda":
+        _torch().cuda.empty_cache()
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def _product_seconds(dtype: torch.dtype) -> float:
+    """Return the best time of a few matrix products."""
+    torch = _torch()
+    rows, inner, columns = SIZE
+    left, right = torch.ones(rows, inner, dtype=dtype), torch.ones(inner, columns, dtype=dtype)
+    seconds = []
+    for _ in range(4):
+        start = time.perf_counter()
+        left @ right
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def _torch() -> ModuleType:
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        raise MissingExtra("a model in this process", "torch", "local") from None

@@ -1,0 +1,91 @@
+"""Sampling as `generate` sees it: one logits processor and one stopping criterion over rows of our own.
+
+Every row draws from a random stream of its own and keeps its own record, so that neither its companions
+nor the global generators have a say in what it samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from compound.engine import FinishReason
+
+SMALLEST = 2.0**-25  # below the resolution of a float32 exponential draw, which may be exactly 0
+SHRINK = 0.75  # a batch is made smaller when this share of it, or less, is still live
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One prompt on its way to an answer."""
+
+    prompt: Tokens
+    max_tokens: int
+    temperature: float = 0.0
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+    want_logprobs: bool = False
+    sampled: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: FinishReason | None = None
+    abandoned: bool = False
+    rng: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.Generator(np.random.Philox(self.seed % 2**64))
+
+    @property
+    def live(self) -> bool:
+        """Whether the row still wants tokens."""
+        return self.finish is None and not self.abandoned
+
+
+class Choose:
+    """The logits processor: picks each row's next token, records it, and forces `generate` to take it.
+
+    At temperature T > 0 the token is ``argmax(logits / T + Gumbel noise)``, a draw from the softmax whose
+    noise is the row's own; at 0 it is the argmax.
+    """
+
+    def __init__(self, rows: Sequence[Row], ended: Callable[[Row], FinishReason | None]) -> None:
+        self.rows, self.ended = rows, ended
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: D102
+        hot = [i for i, row in enumerate(self.rows) if row.temperature > 0]
+        wanted = any(row.want_logprobs for row in self.rows)
+        if hot:
+            scores /= scores.new_tensor([row.temperature or 1.0 for row in self.rows])[:, None]
+        picked = scores.argmax(-1)
+        if hot:
+            noise = np.empty((len(hot), scores.shape[-1]), np.float32)
+            for line, i in zip(noise, hot, strict=True):
+                self.rows[i].rng.standard_exponential(dtype=np.float32, out=line)
+            gumbel = torch.from_numpy(noise).to(scores.device).clamp_(min=SMALLEST).log_().neg_()
+            picked[hot] = (gumbel.add_(scores[hot])).argmax(-1)
+        chosen = picked[:, None]
+        logprobs = scores.gather(1, chosen)[:, 0] - scores.logsumexp(-1) if wanted else scores[:, 0]
+        for row, token, logprob in zip(self.rows, picked.tolist(), logprobs.tolist(), strict=True):
+            if row.live:
+                row.sampled.append(token)
+                row.logprobs += [logprob] if row.want_logprobs else []
+                row.finish = self.ended(row)
+        return scores.scatter_(1, chosen, torch.inf)
+
+
+class Leave:
+    """The stopping criterion: ends `generate` when all rows are done, or enough to go on without them."""
+
+    def __init__(self, rows: Sequence[Row], shrink: bool) -> None:
+        self.rows, self.shrink = rows, shrink
+
+    def __call__(  # noqa: D102
+        self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object
+    ) -> torch.Tensor:
+        live = sum(row.live for row in self.rows)
+        over = live == 0 or (self.shrink and live <= SHRINK * len(self.rows))
+        return torch.full((len(self.rows),), over, dtype=torch.bool, device=input_ids.device)

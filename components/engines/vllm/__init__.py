@@ -1,0 +1,1 @@
+"""Sample from a vLLM server, and swap adapters while it runs."""

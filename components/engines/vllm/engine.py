@@ -1,0 +1,333 @@
+"""Fast sampling by a vLLM server, with adapters that are swapped while it runs.
+
+Token ids and log-probabilities come from the server, which sampled them. They are those of the distribution
+sampled from: our own server runs with ``--logprobs-mode processed_logprobs``, and any server is asked once
+before its records at a temperature other than 0 and 1 are believed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from compound.components.engines.options import (
+    Count,
+    Natural,
+    Seconds,
+    VLLMOptions,
+    Wait,
+    check_settings,
+    options,
+)
+from compound.components.engines.prefilled import Prefilled
+from compound.components.engines.probe import refuse_other_model
+from compound.components.engines.remote import largest_answer, longest_prompt
+from compound.components.engines.vllm import chat as vllm_chat
+from compound.components.engines.vllm import link as vllm_link
+from compound.components.engines.vllm.link import Link
+from compound.concurrency.background import in_background
+from compound.engine import NO_USAGE, Adapter, Completion, Request, Usage
+from compound.errors import CallError, CompoundError, DeclarationError, TransientError
+from compound.execution.budget import bounded
+from compound.security.trust import Origin
+
+if TYPE_CHECKING:
+    Extra = VLLMOptions | Mapping[str, object]
+else:
+    Extra = VLLMOptions
+
+PER_PROMPT_TOKEN = 16  # bytes of an answer that repeats the prompt's token ids
+OURS = (  # arguments of `vllm serve` that budgets, token records and the server's safety go by
+    "host", "port", "uds", "api-key", "served-model-name", "config", "enable-lora", "max-lora-rank",
+    "max-loras", "logprobs-mode", "trust-remote-code", "allow-credentials", "allowed-origins",
+)  # fmt: skip
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM allows as the largest rank
+LEAST_RANK = 16
+
+
+class VLLMEngine:
+    """An engine over a vLLM server: one that runs already, or one of its own.
+
+    Without ``api_base`` it starts a server at the first call, and ends it when it is closed or when this
+    process ends in any way. If the server ends by itself, the calls in flight fail as `TransientError`, and
+    the next try starts another.
+
+    An adapter is loaded at its first use, under a name made of its digest, and the server is asked whether it
+    really samples with it; see `compound.components.engines.probe`. That waits for the calls in flight.
+
+    Args:
+        model: ``smollm2``, a folder, or a hub id; with ``api_base``, the name it has there.
+        api_base: the address of a running server, such as ``http://127.0.0.1:8000/v1``. For adapters it
+            must read the same files and run with ``--enable-lora`` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True.
+        api_key_env: the environment variable that holds that server's key, if it wants one.
+        command: how to call vLLM, by default ``$COMPOUND_VLLM``, or ``vllm``.
+        args: further arguments of ``vllm serve``, such as ``["--dtype", "bfloat16"]``; not those that the
+            engine sets.
+        max_lora_rank: the largest rank of an adapter. By default a server of its own takes what the system
+            needs, and at least 16; what a running server takes is not known before it is asked.
+        max_loras: how many adapters are kept on the server.
+        concurrency: how many calls may be in flight; fewer are while the server limits the rate.
+        timeout: seconds for one try, from connecting to the end of the answer, unless the request says
+            otherwise.
+        max_wait: seconds that a call may wait, in all, for a server that limits the rate.
+        start_timeout: seconds for the server to get ready.
+        restarts: how many more times a server that ended by itself is started.
+        extra: options of sampling and reasoning (``top_p``, ``chat_template_kwargs`` …); see `VLLMOptions`.
+
+    Attributes:
+        prefill: a `Prefill`: how much of the prompts the server's prefix cache saved.
+
+    Example:
+        >>> engine = VLLMEngine("smollm2", args=["--dtype", "bfloat16"])
+        >>> engine.name, engine.remote
+        ('vllm:smollm2:["--dtype", "bfloat16"]', False)
+    """
+
+    runs: ClassVar[tuple[str, ...]] = ("command", "args")  # settings that can make a machine run other code
+
+    def __init__(
+        self,
+        model: str = "smollm2",
+        *,
+        api_base: str | None = None,
+        api_key_env: str | None = None,
+        command: str | None = None,
+        args: tuple[str, ...] | list[str] = (),
+        max_lora_rank: Count | None = None,
+        max_loras: Count = 4,
+        concurrency: Count = 64,
+        timeout: Seconds = 300.0,
+        max_wait: Wait = 600.0,
+        start_timeout: Seconds = 900.0,
+        restarts: Natural = 3,
+        extra: Extra | None = None,
+    ) -> None:
+        if model.startswith("-"):
+            raise DeclarationError(
+                f"{model!r} is not the name of a model", hint="vLLM would read it as an option"
+            )
+        if api_base is not None:
+            Origin.of(api_base)
+        given = {
+            "max_lora_rank": max_lora_rank, "max_loras": max_loras, "concurrency": concurrency,
+            "timeout": timeout, "max_wait": max_wait, "start_timeout": start_timeout,
+            "restarts": restarts, "args": args,
+        }  # fmt: skip
+        check_settings(VLLMEngine, given)
+        self.model, self.api_base, self.api_key_env = model, api_base, api_key_env
+        self.command, self.args = command, tuple(args)
+        self._rank = max_lora_rank
+        self._rank_needed, self.max_loras = LEAST_RANK, max_loras
+        self.timeout, self.start_timeout, self.restarts = timeout, start_timeout, restarts
+        self.max_wait, self.extra = max_wait, options(VLLMOptions, extra, model)
+        self.prefill = Prefilled()
+        self._concurrency = concurrency
+        self._link: Link | None = None
+        self._opening: asyncio.Task[Link] | None = None
+        self._starts = 0
+        _refuse_ours(self.args, model)
+
+    @property
+    def name(self) -> str:  # noqa: D102
+        server = f"@{self.api_base}" if self.api_base else ""
+        settings = [json.dumps(found, sort_keys=True) for found in (self.args, self.extra) if found]
+        return ":".join([f"vllm:{self.model}{server}", *settings])
+
+    @property
+    def trainable(self) -> str:
+        """The model whose adapters it samples with."""
+        return self.model
+
+    @property
+    def concurrency(self) -> int:  # noqa: D102
+        return self._concurrency
+
+    @property
+    def remote(self) -> bool:
+        """Whether the server is somebody else's; our own is waited for as long as the settings here say."""
+        return self.api_base is not None
+
+    @property
+    def priced(self) -> bool:  # noqa: D102
+        return True  # it runs on hardware of one's own
+
+    @property
+    def reshapes(self) -> list[str]:
+        """The fields of `extra` by which tokens are sampled from something else than a trainer computes."""
+        return vllm_chat.reshaping(self.extra)
+
+    @property
+    def max_lora_rank(self) -> int | None:
+        """The largest rank of an adapter; ``None`` where that is not settled, or not known."""
+        if self._rank is None and self.api_base is None and self._link is not None:
+            return self._largest  # the server was started with it
+        return self._rank
+
+    @property
+    def _largest(self) -> int:
+        """The limit that a server of its own is started with: what is needed, as vLLM allows it."""
+        return self._rank or next((rank for rank in RANKS if rank >= self._rank_needed), self._rank_needed)
+
+    def require_key(self) -> None:
+        """Refuse to call a server without the key that is named for it.
+
+        Raises:
+            CompoundError: the environment does not hold it.
+        """
+        vllm_link.key_of(self.model, self.api_key_env)
+
+    def prepare(self, lora_rank: int) -> None:
+        """Let a server of its own that is started later take adapters of a rank, unless a limit is set."""
+        if self._link is None and self._opening is None:
+            self._rank_needed = max(self._rank_needed, lora_rank)
+
+    async def admit(self, adapter: Adapter) -> None:
+        """Load an adapter on the server and check it, without sampling.
+
+        Raises:
+            CompoundError: the server does not take such adapters; see `vllm_adapters.Adapters.sampling`.
+        """
+        await in_background(self._admit(adapter))
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """The adapters on the server by digest, each with what checking it said."""
+        served = self._link.adapters.served if self._link is not None else {}
+        return {digest: version.verdict for digest, version in served.items()}
+
+    def worst_case(self, request: Request) -> Usage:  # noqa: D102
+        return Usage(1, longest_prompt(request), request.max_tokens)
+
+    async def generate(self, request: Request) -> Completion:  # noqa: D102
+        return await in_background(self._generate(request))
+
+    async def aclose(self) -> None:
+        """End the server if it is ours; a later call starts afresh."""
+        await in_background(self._close())
+
+    # -- on the background loop, where the connections live ----------------------------------------------
+
+    async def _generate(self, request: Request) -> Completion:
+        link = await self._connect()
+        try:
+            async with link.adapters.sampling(request.adapter) as name:
+                return await self._sample(link, name, request)
+        except CompoundError as error:
+            # A dying server can answer anything, but a refused call comes from one in good health.
+            if _is_refusal(error) or not await link.is_ending():
+                raise
+            assert link.server is not None
+            raise TransientError(
+                f"the vLLM server of {self.model!r} ended during the call (exit code "
+                f"{link.server.exit_code}); its log is {link.server.log}"
+            ) from error
+
+    async def _admit(self, adapter: Adapter) -> None:
+        link = await self._connect()
+        async with link.adapters.sampling(adapter):
+            pass
+
+    async def _sample(self, link: Link, name: str, request: Request) -> Completion:
+        if request.want_tokens and request.temperature not in {0, 1}:
+            await self._check_temperature(link)
+        sent = vllm_chat.body(request, name, self.extra)
+        worst = self.worst_case(request)
+        largest = largest_answer(request) + PER_PROMPT_TOKEN * worst.prompt_tokens
+        answer = await link.api.send("chat/completions", sent, request.timeout or self.timeout, largest)
+        if answer.status == 404 and request.adapter is not None:
+            link.adapters.forget(request.adapter)
+            raise TransientError(
+                f"{self.model}: the server has lost the adapter {name}; it is loaded again", charged=NO_USAGE
+            )
+        said = link.api.read(answer)
+        if request.adapter is not None:
+            refuse_other_model(said.get("model"), name)
+        completion, cached = vllm_chat.completion(request, said, worst, self.model)
+        used, _ = bounded(completion.usage, worst)
+        self.prefill += Prefilled(used.prompt_tokens, cached)
+        return completion
+
+    async def _check_temperature(self, link: Link) -> None:
+        """Refuse records whose log-probabilities are not of the distribution sampled from."""
+        if link.tempered is None:
+            link.tempered = await link.api.tempered(self.model, self.timeout)
+        if not link.tempered:
+            raise CompoundError(
+                f"the log-probabilities from the server of {self.model!r} leave the temperature out",
+                hint="start it with --logprobs-mode processed_logprobs, or sample at temperature 1",
+            )
+
+    async def _connect(self) -> Link:
+        """Return the server, started (again) if need be; all calls wait for one start."""
+        if self._link is not None and not self._link.ended:
+            return self._link
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+            self._opening.add_done_callback(self._opened)
+        return await asyncio.shield(self._opening)
+
+    def _opened(self, task: asyncio.Task[Link]) -> None:
+        self._opening = None
+        if not task.cancelled():
+            task.exception()  # retrieved here: whoever waited may have been cancelled
+
+    async def _open(self) -> Link:
+        ended, self._link = self._link, None
+        if ended is not None:
+            await ended.close()
+        self._link = await (self._find(self.api_base) if self.api_base else self._start(ended))
+        return self._link
+
+    async def _find(self, address: str) -> Link:
+        return await vllm_link.find(
+            address,
+            self.model,
+            key_env=self.api_key_env,
+            connections=self.concurrency,
+            adapters=self.max_loras,
+            seconds=self.timeout,
+        )
+
+    async def _start(self, ended: Link | None) -> Link:
+        if self._starts > self.restarts:
+            last = f"; the log of the last is {ended.server.log}" if ended and ended.server else ""
+            raise CompoundError(f"{self._starts} vLLM servers of {self.model!r} ended by themselves{last}")
+        self._starts += 1
+        loras = ["--max-lora-rank", str(self._largest), "--max-loras", str(self.max_loras)]
+        caching = ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
+        logprobs = ["--logprobs-mode", "processed_logprobs"]
+        return await vllm_link.start(
+            self.model,
+            command=self.command,
+            arguments=["--enable-lora", *loras, *caching, *logprobs, *self.args],
+            connections=self.concurrency,
+            adapters=self.max_loras,
+            seconds=self.timeout,
+            start_seconds=self.start_timeout,
+        )
+
+    async def _close(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+        link, self._link, self._starts = self._link, None, 0
+        if link is not None:
+            await link.close()
+
+
+def _refuse_ours(args: Sequence[str], model: str) -> None:
+    """Refuse arguments of ``vllm serve`` that the engine sets, also where their names are cut short."""
+    for argument in args:
+        name = argument.partition("=")[0].removeprefix("--").replace("_", "-")
+        if argument.startswith("--") and name and any(own.startswith(name) for own in OURS):
+            raise DeclarationError(
+                f"engine {model!r}: args must not set {argument!r}",
+                hint="the engine sets it; max_lora_rank and max_loras are settings of the engine",
+            )
+
+
+def _is_refusal(error: CompoundError) -> bool:
+    return isinstance(error, CallError) and not isinstance(error, TransientError)

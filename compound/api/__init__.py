@@ -1,0 +1,1 @@
+"""The Python interface: run, evaluate and optimize a system; sweep, estimate and check."""

@@ -1,0 +1,217 @@
+"""Turn what a caller passes to `run`, `evaluate` and `optimize` into typed values, before anything is called.
+
+What has one meaning is accepted: rows as a list of dictionaries or as a data frame, a metric by its name, a
+number of system runs as a budget. Everything else is refused with the way to write it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Protocol, cast
+
+from compound.engine import Engine, Example, Metric
+from compound.errors import DeclarationError, nearest
+from compound.evaluation.dataset import ROLES, Dataset
+from compound.evaluation.metrics import METRICS, Scoring, as_metric
+from compound.execution.budget import Budget
+from compound.graph.system import System
+from compound.registry.engines import find_engine
+from compound.settings.base import BudgetSettings
+
+
+class PolarsFrame(Protocol):
+    """A data frame with the method of polars."""
+
+    def to_dicts(self) -> list[dict[str, object]]:
+        """Return the rows."""
+        ...
+
+
+class ArrowTable(Protocol):
+    """A table with the method of pyarrow."""
+
+    def to_pylist(self) -> list[dict[str, object]]:
+        """Return the rows."""
+        ...
+
+
+Rows = Iterable[object] | PolarsFrame | ArrowTable  # dictionaries, `Example`s, or a data frame
+GivenData = Dataset | str | Path | Mapping[str, Rows] | Rows
+GivenMetric = Metric | Scoring | Callable[[str], Metric] | str
+GivenBudget = Budget | BudgetSettings | Mapping[str, object] | float
+GivenEngines = Mapping[str, Engine | str] | Callable[[str], Engine]
+
+
+def as_data(data: GivenData, *, splits: bool) -> Dataset:
+    """Return a data set.
+
+    Args:
+        data: a `Dataset`, the path of one, rows by split, or rows alone.
+        splits: whether the rows of different splits are needed; if not, rows alone stand for every split.
+
+    Raises:
+        DeclarationError: it is none of these, or rows alone where splits are needed.
+    """
+    if isinstance(data, Dataset):
+        return data
+    if isinstance(data, str | Path):
+        return Dataset(data)
+    if isinstance(data, Mapping):
+        unknown = [name for name in data if name not in ROLES]
+        if unknown:
+            raise DeclarationError(
+                f"data has no split {unknown[0]!r}", hint="give {'train': rows, 'valid': rows, 'test': rows}"
+            )
+        read = {role: _rows(rows, role) for role, rows in data.items()}
+        return Dataset.of(read.get("train", ()), read.get("valid", ()), read.get("test", ()))
+    rows = _rows(data)
+    if splits:
+        raise DeclarationError(
+            "data must say which rows to learn from and which to decide by, but is one list of rows",
+            hint="give {'train': rows, 'valid': rows, 'test': rows}, or cp.Dataset(path)",
+        )
+    return Dataset.of(train=rows, valid=rows, test=rows)
+
+
+def _rows(data: object, role: str = "") -> list[Mapping[str, object]]:
+    """Return rows as dictionaries; a data frame's missing values are None."""
+    if hasattr(data, "to_dicts"):  # polars
+        data = data.to_dicts()
+    elif hasattr(data, "to_pylist"):  # pyarrow
+        data = data.to_pylist()
+    elif hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
+        records = data.to_dict("records")
+        data = [{str(key): _present(value) for key, value in row.items()} for row in records]
+    if isinstance(data, str | bytes) or not isinstance(data, Iterable):
+        raise DeclarationError(
+            f"data must be rows, but is {type(data).__name__} {data!r:.60}",
+            hint="give a list of dictionaries, a data frame, or cp.Dataset(path)",
+        )
+    rows = [_row(row, i) for i, row in enumerate(data, 1)]
+    if not rows:
+        raise DeclarationError(
+            f"the {role} split of the data has no rows" if role else "data has no rows",
+            hint=f"give it rows, or leave {role!r} out" if role else "give at least one",
+        )
+    return rows
+
+
+def _row(row: object, number: int) -> Mapping[str, object]:
+    if isinstance(row, Example):
+        return {**row.gold, **row.inputs, "id": row.id}
+    if isinstance(row, Mapping):
+        return row
+    raise DeclarationError(
+        f"row {number} of the data must be a dictionary, but is {type(row).__name__} {row!r:.60}",
+        hint="such as {'question': 'Which river crosses Lima?', 'answer': 'the Rímac'}",
+    )
+
+
+def _present(value: object) -> object:
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a number of numpy
+        value = value.item()
+    return None if value is None or (isinstance(value, float) and math.isnan(value)) else value
+
+
+def metric_for(metric: GivenMetric, system: System) -> Metric:
+    """Return a metric for a system; a name stands for the metric of the system's only output.
+
+    Raises:
+        DeclarationError: no metric has that name, or the system has several outputs.
+    """
+    name = next((name for name, factory in METRICS.items() if factory is metric), metric)
+    if not isinstance(name, str):
+        if callable(metric) or isinstance(metric, Metric):
+            return as_metric(cast("Scoring | Metric", metric))  # functions that make metrics have names
+        raise DeclarationError(
+            f"metric must be a metric or a function of (outputs, example), but is {metric!r:.80}",
+            hint=f"such as cp.{next(iter(METRICS))}('answer')",
+        )
+    if name not in METRICS:
+        raise DeclarationError(f"no metric {name!r}", hint=nearest(name, METRICS))
+    if len(system.outputs) > 1:
+        outputs = ", ".join(system.outputs)
+        raise DeclarationError(
+            f"metric {name!r} must say which output it reads: system {system.name!r} has {outputs}",
+            hint=f"metric=cp.{name}({next(iter(system.outputs))!r})",
+        )
+    return METRICS[name](next(iter(system.outputs)))
+
+
+def inputs_for(system: System, inputs: object) -> Mapping[str, object]:
+    """Return the inputs of one run.
+
+    Raises:
+        DeclarationError: they are no dictionary.
+    """
+    if isinstance(inputs, Mapping):
+        return inputs
+    example = ", ".join(f"{name!r}: …" for name in system.inputs)
+    raise DeclarationError(
+        f"inputs must be a dictionary, but got {type(inputs).__name__}", hint=f"give {{{example}}}"
+    )
+
+
+def budget_settings(budget: GivenBudget) -> dict[str, object]:
+    """Return the limits of a budget by name; a number is a number of system runs.
+
+    >>> budget_settings(100)
+    {'system_runs': 100}
+    """
+    if isinstance(budget, BudgetSettings):
+        return budget.model_dump(exclude_unset=True)
+    if isinstance(budget, Budget):
+        return asdict(budget)
+    if isinstance(budget, Mapping):
+        return dict(budget)
+    if isinstance(budget, int | float) and not isinstance(budget, bool):
+        return {"system_runs": budget}
+    raise DeclarationError(
+        f"budget must be a Budget or a number of system runs, but is {budget!r:.60}",
+        hint="such as cp.Budget(system_runs=400, minutes=20)",
+    )
+
+
+def engines_for(system: System, engines: GivenEngines | None) -> Callable[[str], Engine]:
+    """Return what finds the engine of a model.
+
+    A model is looked for in ``engines`` first, where a text names another model; then among the engines of
+    the file that the system came from; then by the form of its name (`compound.registry.engines`).
+
+    Raises:
+        DeclarationError: ``engines`` is neither a mapping to engines nor a function.
+    """
+    usual = system.engines or find_engine
+    if engines is None:
+        return usual
+    if not isinstance(engines, Mapping):
+        if callable(engines) and not isinstance(engines, Engine):
+            return engines
+        raise DeclarationError(
+            f"engines must map the names of models to engines, but is {engines!r:.80}",
+            hint="such as engines={'fast': cp.LiteLLM('openai/gpt-4o-mini')}; "
+            "the model of a system is chosen by System(…, lm=…) or system.with_lm(…)",
+        )
+    known = dict(engines)
+    for name, engine in known.items():
+        if not isinstance(engine, Engine | str):
+            raise DeclarationError(
+                f"engines[{name!r}] must be an engine, but is {engine!r:.80}",
+                hint="such as cp.LiteLLM('openai/gpt-4o-mini'), cp.Transformers('smollm2') or cp.VLLM(…)",
+            )
+
+    def find(lm: str) -> Engine:
+        engine = known.get(lm, lm)
+        if not isinstance(engine, str):
+            return engine
+        try:
+            return usual(engine)
+        except DeclarationError as error:
+            if engine != lm:
+                raise
+            raise DeclarationError(error.message, hint=f"{nearest(lm, known)}; or {error.hint}") from None
+
+    return find

@@ -1,0 +1,217 @@
+"""Check a file beyond its text: its method, its data and its metric, as far as they are on this machine.
+
+A file is often checked before its data has been fetched. What is not there is no mistake, but is listed as
+not checked. No model is loaded, and nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+
+from compound.api.optimize import make_problem
+from compound.errors import CompoundError, SeveralErrors, SpecError
+from compound.evaluation.dataset import ROLES, Dataset
+from compound.evaluation.duplicates import in_data, refuse
+from compound.evaluation.examples import read_examples
+from compound.evaluation.hub import HUB
+from compound.evaluation.metrics import check_rows
+from compound.optimization.prospects import outlook
+from compound.spec import Program
+
+METHODS = "compound.optimizers.methods"
+_PLACED = re.compile(r"(?P<file>[^\n]+?):(?P<line>\d+):(?:(?P<column>\d+):)? (?P<rest>.*)", re.DOTALL)
+_WHERE = re.compile(r"(?P<where>(?:[\w-]+|'[^']*')(?:\.(?:[\w-]+|'[^']*'))*): ")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Result of checking one file.
+
+    Attributes:
+        program: what was checked.
+        warnings: examples that are in several splits.
+        notes: what is allowed, but worth knowing.
+        not_checked: the parts that are not on this machine, each with the reason.
+    """
+
+    program: Program
+    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    not_checked: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the result for machines."""
+        system = self.program.system
+        return {
+            "file": str(self.program.path),
+            "system": system.name,
+            "nodes": list(system.nodes),
+            "parameters": list(system.parameters),
+            "method": self.program.optimize.method,
+            "warnings": self.warnings,
+            "notes": self.notes,
+            "not_checked": self.not_checked,
+            "problems": [],
+        }
+
+    def __str__(self) -> str:
+        system = self.program.system
+        size = f"{_counted(system.nodes, 'node')}, {_counted(system.parameters, 'parameter')} to tune"
+        head = f"{self.program.path}: ok: {size}"
+        notes = [f"  note: {note}" for note in self.notes]
+        return "\n".join([head, *notes, *(f"  not checked: {part}" for part in self.not_checked)])
+
+
+def problems_of(error: CompoundError, file: Path) -> list[dict[str, object]]:
+    """Return the mistakes that an error tells of, for machines.
+
+    Each is ``file, line, column, where, message``: the place in the file, or in the data where that is wrong,
+    as far as it is known.
+
+    >>> problems_of(SpecError(["a.yaml:3:1: optimize.sed: no such key"]), Path("a.yaml"))
+    [{'file': 'a.yaml', 'line': 3, 'column': 1, 'where': 'optimize.sed', 'message': 'no such key'}]
+    """
+    if isinstance(error, SpecError):
+        return [_problem(text, file) for text in error.problems]
+    errors = error.errors if isinstance(error, SeveralErrors) else (error,)
+    return [_problem(str(each), file, spec=False) for each in errors]
+
+
+def _problem(text: str, file: Path, *, spec: bool = True) -> dict[str, object]:
+    """Return one mistake, read from its message."""
+    found = _PLACED.match(text)
+    if found is None and spec:
+        found = re.match(f"(?P<file>{re.escape(str(file))}): (?P<rest>.*)", text)
+    if found is None:
+        return {"file": str(file), "line": None, "column": None, "where": "", "message": text}
+    place, rest = found.groupdict(), found["rest"]
+    where = _WHERE.match(rest) if spec and place.get("line") else None
+    return {
+        "file": place["file"],
+        **{name: int(place[name]) if place.get(name) else None for name in ("line", "column")},
+        "where": where["where"] if where else "",
+        "message": rest[where.end() :] if where else rest,
+    }
+
+
+def _counted(items: Sized, noun: str) -> str:
+    return f"{len(items)} {noun}" if len(items) == 1 else f"{len(items)} {noun}s"
+
+
+def check_program(program: Program, *, strict: bool = False) -> Checked:
+    """Check the method, the data, the metric and the prospects of a file.
+
+    Args:
+        program: the file.
+        strict: whether to refuse examples that are in several splits.
+
+    Raises:
+        DeclarationError: the method that the file names cannot work on its system, or the budget holds
+            nothing to try.
+        DataError: a row of the data is unusable, holds a value of another type than its input, or nothing
+            that the metric can compare with; or, with ``strict``, splits share examples.
+        SeveralErrors: there are several of these mistakes.
+    """
+    checked = Checked(program)
+    problems: list[CompoundError] = []
+    with _noted(problems):
+        checked.notes.extend(_check_method(program))
+    checked.not_checked.extend([*_missing_corpora(program), *_check_data(program, problems)])
+    if problems:
+        raise problems[0] if len(problems) == 1 else SeveralErrors(problems)
+    if program.data is not None and is_local(program.data):
+        found = in_data(program.data, list(program.system.inputs))
+        if strict:
+            refuse(found)
+        checked.warnings.extend(map(str, found))
+        checked.notes.extend(_prospects(program))
+    return checked
+
+
+@contextmanager
+def _noted(problems: list[CompoundError]) -> Iterator[None]:
+    """Collect the error that a block raises: a user wants to hear of all mistakes at once."""
+    try:
+        yield
+    except CompoundError as error:
+        problems.append(error)
+
+
+def is_local(data: Dataset) -> bool:
+    """Return whether a data set can be read without a network."""
+    return data.rows is not None or (not str(data.path).startswith(HUB) and Path(data.path).exists())
+
+
+def _prospects(program: Program) -> list[str]:
+    """Return what a run could detect and try, if the file says how it is optimized."""
+    named = "method" in program.optimize.model_fields_set
+    if (
+        program.data is None
+        or program.metric is None
+        or not (named or program.optimize.budget.cost is not None)
+    ):
+        return []
+    try:
+        problem = make_problem(
+            program.system,
+            program.data,
+            program.metric,
+            program.optimize,
+            program.find_engine,
+            program.folder,
+        )
+    except import_module(METHODS).NothingToTune:
+        if named:
+            raise
+        return []  # the note about the method says so
+    return list(outlook(problem)["told"]) if named else []
+
+
+def _check_method(program: Program) -> Iterator[str]:
+    methods = import_module(METHODS)
+    name, system, settings, folder = program.optimize.method, program.system, program.optimize, program.folder
+    try:
+        made = methods.method(name, system, settings, folder)
+    except methods.NothingToTune:
+        if "method" in settings.model_fields_set:
+            raise
+        fit = methods.fitting(system, settings, folder)
+        if fit:
+            others = ", ".join(fit)
+            yield f"the default method {name!r} finds nothing to tune; set optimize.method to one of {others}"
+        return
+    except CompoundError:
+        if "method" in settings.model_fields_set:
+            raise
+        return
+    methods.refuse_untrainable(made, system, program.find_engine)
+
+
+def _missing_corpora(program: Program) -> Iterator[str]:
+    for name, component in program.system.components.items():
+        corpus = getattr(getattr(component, "index", None), "corpus", None)
+        if corpus is not None and not Path(corpus).is_file():
+            yield f"corpus of {name!r}: there is no file {str(corpus)!r}"
+
+
+def _check_data(program: Program, problems: list[CompoundError]) -> Iterator[str]:
+    """Read every split that is on this machine; yield what could not be checked, and note mistakes."""
+    data = program.data
+    if data is None:
+        return
+    if not is_local(data):
+        path = str(data.path)
+        hub = "; a data set on the hub is not loaded by a check" if path.startswith(HUB) else ""
+        yield f"data: there is no file or folder {path.removeprefix(HUB)!r}{hub}"
+        return
+    for role in ROLES:
+        if data.has(role):
+            with _noted(problems):
+                examples = read_examples(data, role, program.system.inputs)
+                if program.metric is not None:
+                    check_rows(program.metric, program.system.outputs, examples)

@@ -1,0 +1,564 @@
+"""The front door of optimization: problem in, run directory and result out."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any, cast
+
+from compound.concurrency.blocking import blocking
+from compound.engine import Example, Metric
+from compound.errors import FRESH, CompoundError, DataError, RunDirectoryError
+from compound.evaluation.dataset import Dataset, Split
+from compound.evaluation.duplicates import overlaps, refuse
+from compound.evaluation.evaluate import Evaluation, gain_interval
+from compound.evaluation.examples import read_examples
+from compound.evaluation.metrics import check_rows
+from compound.evaluation.statistics import Interval
+from compound.execution.executor import Executor
+from compound.execution.sender import Engines
+from compound.formatting import shown
+from compound.graph.configuration import Configuration, digest, load, readable
+from compound.graph.fingerprint import described
+from compound.graph.system import System
+from compound.loop.loop import OptimizationLoop, final_configuration
+from compound.optimization.budget_plan import refuse_too_small
+from compound.optimization.preflight import engine_names, refuse_unpriced
+from compound.optimization.problem import Problem
+from compound.optimization.prospects import outlook
+from compound.registry.code import find_code
+from compound.registry.engines import find_engine, for_system
+from compound.report.facts.documents import Graph
+from compound.runs import changes
+from compound.runs.directory import (
+    UNREADABLE,
+    RunDirectory,
+    baselines,
+    load_checkpoint,
+    read_json,
+    read_records,
+    room,
+    understood,
+)
+from compound.runs.recorder import MEMORY_FOLDER, Interrupted, Listener, Recorder
+from compound.security.untrusted import UntrustedFolder
+from compound.settings.base import OptimizeSettings, Settings
+from compound.settings.references import references
+from compound.storage.artifacts import is_reference, leads_outside
+from compound.storage.paths import run_folder
+from compound.storage.state import StateError
+
+METHODS = "compound.optimizers.methods"
+FOR_MEMORY = (
+    "optimize.*.optimizer.micro_tokens",
+    "optimize.*.rollouts.max_length",
+)  # what its error says to lower
+MAY_CHANGE = (
+    "optimize.budget.",
+    "optimize.concurrency",
+    "optimize.baselines",
+    "versions.",
+    *FOR_MEMORY,
+)
+VERSIONS = ("compound-ai", "torch", "transformers", "litellm", "optuna", "gepa", "bm25s", "numpy", "pydantic")
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What a run found.
+
+    Attributes:
+        best: the configuration to use.
+        before, after: on the validation split, before the search and for ``best``.
+        test_before, test_after: on the test split; ``None`` when there is none or the budget ended.
+        accepted: how many proposals were accepted.
+        spent: system runs, calls, tokens, cost and seconds, test split included.
+        path: the run directory.
+        baselines: results of the methods run beside this one.
+    """
+
+    best: Configuration
+    before: Evaluation
+    after: Evaluation
+    test_before: Evaluation | None
+    test_after: Evaluation | None
+    accepted: int
+    spent: Mapping[str, Any]
+    path: Path
+    baselines: Mapping[str, Result] = field(default_factory=dict)
+
+    @property
+    def report(self) -> str:
+        """The report as Markdown."""
+        return UntrustedFolder(self.path).read("report.md").decode(errors="replace")
+
+    @property
+    def test_gain(self) -> Interval | None:
+        """The mean gain on the test split with its 95 % interval, paired by example."""
+        before, after = self.test_before, self.test_after
+        return None if before is None or after is None else gain_interval(before, after)
+
+    def __repr__(self) -> str:
+        def mean(of: Evaluation | None) -> str:
+            return "" if of is None else f"{of.mean:.4g}"
+
+        return shown(
+            "Result",
+            before=mean(self.before),
+            after=mean(self.after),
+            test_before=mean(self.test_before),
+            test_after=mean(self.test_after),
+            accepted=str(self.accepted),
+            system_runs=f"{self.spent.get('system_runs', 0.0):g}",
+            path=repr(str(self.path)),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result for machines."""
+        spent = self.spent
+        return {
+            "before": self.before.summary(),
+            "after": self.after.summary(),
+            "test_before": self.test_before.summary() if self.test_before else None,
+            "test_after": self.test_after.summary() if self.test_after else None,
+            "test_gain": self.test_gain.to_json() if self.test_gain else None,
+            "system_runs": spent.get("system_runs", 0.0),
+            "test_runs": spent.get("test_runs", 0.0),
+            "calls": spent.get("calls", 0),
+            "tokens": spent.get("prompt_tokens", 0) + spent.get("completion_tokens", 0),
+            "cost": spent.get("cost", 0.0),
+            "unpriced_calls": spent.get("unpriced", 0),
+            "seconds": spent.get("seconds", 0.0),
+            "accepted": self.accepted,
+            "configuration": self.best.to_json(),
+            "run": str(self.path),
+            "baselines": {name: result.to_json() for name, result in self.baselines.items()},
+        }
+
+
+def optimize(
+    system: System,
+    data: Dataset,
+    metric: Metric,
+    settings: OptimizeSettings | None = None,
+    *,
+    run_dir: str | Path | None = None,
+    engines: Engines | None = None,
+    folder: Path = Path(),
+    text: str = "",
+    listener: Listener | None = None,
+    on_start: Callable[[Recorder], None] | None = None,
+    strict: bool = False,
+    retry_failed: bool = False,
+) -> Result:
+    """Optimize a system, or go on with an interrupted run in the same directory.
+
+    Args:
+        system: what to optimize, bound to the configuration to start from.
+        data: train, validation and test examples.
+        metric: the number to raise.
+        settings: method, budget, sizes, seed; see `OptimizeSettings`.
+        run_dir: where the run is recorded; ``runs/<system name>`` by default.
+        engines: models by name; resolved by convention when left out.
+        folder: where code and files that the settings name are looked for first.
+        text: the file the system came from, kept in the run directory.
+        listener: receives events while the run goes on.
+        on_start: receives the recorder, whose `Recorder.stop` ends the run after the next step.
+        strict: whether to refuse examples that are in several splits; they are named in any case.
+        retry_failed: run the failed test rows of a finished run again (`compound.loop.retry`), rather than
+            refuse it.
+
+    Raises:
+        DataError: with ``strict``, splits share examples.
+        DeclarationError: the budget of system runs holds nothing to try.
+        RunDirectoryError: the directory holds a finished run, or one of another configuration, or its disk is
+            full; or failed rows are to be run again, and the run is not finished.
+        KeyboardInterrupt: the user interrupted the run; the same call continues it.
+    """
+    settings = settings or OptimizeSettings()
+    path = Path(run_dir) if run_dir is not None else run_folder(system.name)
+    problem = make_problem(system, data, metric, settings, engines or find_engine, folder)
+    splits = {"train": problem.train, "valid": problem.valid, "test": problem.test}
+    equal = overlaps(splits, data.id)
+    if strict:
+        refuse(equal)
+    problem = replace(problem, outlook={**outlook(problem), "duplicates": [str(item) for item in equal]})
+    described = describe(problem)
+    new = UntrustedFolder(path).kind("config.json") is None
+    with room(path):
+        run = open_run(path, text, described)
+        recorder = Recorder(run, listener=listener)
+        if retry_failed:
+            _retry(problem, recorder, listener)
+        else:
+            _run(problem, recorder, listener, on_start, new=new)
+    return read_result(path)
+
+
+def _run(
+    problem: Problem,
+    recorder: Recorder,
+    listener: Listener | None,
+    on_start: Callable[[Recorder], None] | None,
+    *,
+    new: bool,
+) -> None:
+    """Search, then do the same for each baseline, and report; close the recorder whatever happens.
+
+    A ``new`` run that is refused before its first call leaves nothing behind: it would be listed as begun.
+    """
+    try:
+        if on_start is not None:
+            on_start(recorder)
+        if is_reported(recorder):
+            raise RunDirectoryError(
+                f"{recorder.run.path} holds a finished run",
+                hint=FRESH,
+            )
+        if not recorder.state.done:
+            _search(problem, recorder, recorder)
+            for name in problem.settings.baselines:
+                _baseline(name, problem, recorder, listener, on_start)
+            recorder.state.done = True
+            recorder.event("done")
+        report(recorder)
+    except CompoundError as error:
+        if new and recorder.untouched and not isinstance(error, Interrupted):
+            recorder.discard()
+        raise
+    finally:
+        recorder.close()
+
+
+def _search(problem: Problem, recorder: Recorder, main: Recorder) -> None:
+    """Run the loop from wherever the state says to the end, and write ``best.json``.
+
+    ``main`` records the run that a user continues: for a baseline, the one that it belongs to.
+    """
+    path = str(main.run.path)
+    stopped = f"stopped; everything so far is saved in {path}; optimize with run_dir={path!r} to continue"
+    refuse_foreign_folders(problem, recorder)
+    with continued(recorder):
+        blocking(OptimizationLoop(problem, recorder).run(), interrupted=stopped)
+    save_best(problem, recorder)
+
+
+@contextmanager
+def continued(recorder: Recorder) -> Iterator[None]:
+    """Name the checkpoint where a run cannot continue from it.
+
+    The state of a method is checked by the method, which does not know the place of the checkpoint.
+
+    Raises:
+        RunDirectoryError: the block failed before anything was recorded.
+    """
+    step = recorder.run.step
+    try:
+        yield
+    except StateError as error:
+        where = f"{recorder.run.path}/checkpoint.json"
+        raise RunDirectoryError(f"{where} cannot be read: {error.message}", hint=error.hint) from error
+    except CompoundError:
+        raise
+    except UNREADABLE as error:
+        if not recorder.resumed or recorder.run.step != step:
+            raise
+        raise RunDirectoryError(
+            f"{recorder.run.path}/checkpoint.json holds a state that the run cannot continue from: "
+            f"{type(error).__name__}: {error}",
+            hint=f"it was damaged, or written by another version: {FRESH}; --debug shows where it failed",
+        ) from error
+
+
+def refuse_foreign_folders(problem: Problem, recorder: Recorder) -> None:
+    """Refuse a state that refers to a folder outside of the run which the system did not start from.
+
+    Raises:
+        RunDirectoryError: it does; the message names the entry.
+    """
+    started = [value["sha256"] for value in problem.system.configuration.values() if is_reference(value)]
+    search = recorder.state.search
+    parts = {"best": search.best, "working": search.working} if search else {}
+    for part, values in parts.items():
+        for key, value in values.items():
+            if is_reference(value) and leads_outside(value["path"]) and value["sha256"] not in started:
+                raise RunDirectoryError(
+                    f"state.search.{part}.{key} in {recorder.run.path}/checkpoint.json refers to "
+                    f"{value['path']!r}, which is outside of the run",
+                    hint=f"the run was changed, or moved without that folder: {FRESH}",
+                )
+
+
+def report(recorder: Recorder) -> None:
+    """Write the report of a finished run, and note that it is there."""
+    import_module("compound.report").write(recorder.run.path)
+    recorder.state.reported = True
+    recorder.save()
+
+
+def is_reported(recorder: Recorder) -> bool:
+    """Return whether a run is finished and has its report; a kill may come between the two."""
+    return recorder.state.done and recorder.state.reported
+
+
+def _baseline(
+    name: str,
+    problem: Problem,
+    parent: Recorder,
+    listener: Listener | None,
+    on_start: Callable[[Recorder], None] | None,
+) -> None:
+    """Run another method with the same budget; equal calls are shared but paid for."""
+    other, recorder = _beside(name, problem, parent, listener)
+    if on_start is not None:
+        on_start(recorder)
+    try:
+        if not recorder.state.done:
+            _search(other, recorder, parent)
+            recorder.state.done = True
+            recorder.event("done")
+    finally:
+        recorder.close()
+
+
+def _beside(
+    name: str, problem: Problem, parent: Recorder, listener: Listener | None
+) -> tuple[Problem, Recorder]:
+    """Return the problem of a baseline, and the recorder of its run."""
+    settings = problem.settings.model_copy(update={"method": name, "baselines": ()})
+    method = import_module(METHODS).method(name, problem.system, settings, problem.folder)
+    other = replace(problem, settings=settings, method=method)
+    run = open_run(parent.run.path / "baselines" / name, "", describe(other))
+    return other, Recorder(run, parent=parent, listener=_labelled(listener, name))
+
+
+def _retry(problem: Problem, recorder: Recorder, listener: Listener | None) -> None:
+    """Run the failed test rows of a finished run and its baselines again, and write the report anew."""
+    again = import_module("compound.loop.retry").retry_failed
+    try:
+        if not recorder.state.done:
+            raise RunDirectoryError(
+                f"{recorder.run.path} is not finished: there are no rows to run again",
+                hint="continue it first: give the same command without --retry-failed",
+            )
+        with continued(recorder):
+            blocking(again(problem, recorder))
+        for name in problem.settings.baselines:
+            other, beside = _beside(name, problem, recorder, listener)
+            try:
+                blocking(again(other, beside))
+            finally:
+                beside.close()
+        report(recorder)
+    finally:
+        recorder.close()
+
+
+def _labelled(listener: Listener | None, method: str) -> Listener | None:
+    if listener is None:
+        return None
+    return lambda event: listener({**event, "method": method})
+
+
+def make_problem(
+    system: System,
+    data: Dataset,
+    metric: Metric,
+    settings: OptimizeSettings,
+    engines: Engines,
+    folder: Path = Path(),
+) -> Problem:
+    """Read the data and resolve the method.
+
+    Raises:
+        DataError: the train or the validation split is empty, a value does not belong to the type of its
+            input, or an example holds nothing that the metric can compare with.
+        DeclarationError: the budget of system runs holds nothing to try, or the cost is limited and a model
+            has no price.
+    """
+    sizes: Mapping[Split, int | None] = {
+        "train": settings.train_size,
+        "valid": settings.valid_size,
+        "test": settings.test_size,
+    }
+    splits: dict[str, Sequence[Example]] = {}
+    for role, size in sizes.items():
+        there = data.has(role)
+        splits[role] = (
+            read_examples(data, role, system.inputs, limit=size, seed=settings.seed) if there else []
+        )
+        if not splits[role] and role != "test":
+            raise DataError(
+                f"the {role} split is empty", hint="an optimization needs train and valid examples"
+            )
+    for rows in splits.values():
+        check_rows(metric, system.outputs, rows)
+    methods = import_module(METHODS)
+    method = methods.method(settings.method, system, settings, folder)
+    others = [methods.method(name, system, settings, folder) for name in settings.baselines]
+    for each in (method, *others):  # what cannot be done is refused before anything is spent
+        methods.refuse_untrainable(each, system, Executor(engines).engine)
+    engines = for_system(engines, system)
+    method = replace(method, jobs=[job.within(len(splits["train"])) for job in method.jobs])
+    _decidable(len(splits["valid"]), settings.alpha)
+    problem = Problem(
+        system, splits["train"], splits["valid"], splits["test"], metric, settings, method, engines, folder
+    )
+    refuse_too_small(problem)
+    for each in (method, *others):
+        refuse_unpriced(replace(problem, method=each))
+    return problem
+
+
+def _decidable(n: int, alpha: float) -> None:
+    """Refuse a validation split on which not even a gain on every example could be accepted."""
+    least = math.ceil(-math.log2(alpha))
+    if n < least:
+        raise DataError(
+            f"{n} validation examples cannot show an improvement at alpha={alpha:g}",
+            hint=f"give at least {least}; 40 are a good start",
+        )
+
+
+def describe(problem: Problem) -> dict[str, Any]:
+    """Return the resolved configuration of a run: what must be equal for it to be continued."""
+    splits = {"train": problem.train, "valid": problem.valid, "test": problem.test}
+    return {
+        "format": changes.FORMAT,
+        "system": problem.system.name,
+        "signature": problem.system.signature,
+        "defaults": dict(problem.system.defaults),
+        "settings": dict(problem.system.settings),
+        "start": problem.system.configuration.to_json(),
+        "graph": drawing(problem.system),
+        "structure": changes.structure(problem.system),
+        "engines": engine_names(problem),
+        "data": {
+            role: {"n": len(rows), "digest": digest(readable([[e.id, e.inputs, e.gold] for e in rows]))}
+            for role, rows in splits.items()
+        },
+        "metric": described(problem.metric),
+        "optimize": resolved(problem),
+        **_named(problem.method.sections, problem.folder),
+        "versions": versions(),
+    }
+
+
+def resolved(problem: Problem) -> dict[str, Any]:
+    """Return the common settings and those of the method, defaults included, as JSON."""
+    common = {name: value for name, value in problem.settings if name not in problem.settings.sections}
+    sections = {name: own.model_dump(mode="json") for name, own in problem.method.sections.items()}
+    return {**OptimizeSettings.model_validate(common).model_dump(mode="json"), **sections}
+
+
+def _named(sections: Mapping[str, Settings], folder: Path) -> dict[str, Any]:
+    """Return what the code and the files that the settings of a method name hold, where they name any."""
+    found: dict[str, dict[str, Any]] = {}
+    for section in sections.values():
+        for each in references(section):
+            if each.kind == "code" and each.name:
+                found.setdefault("code", {})[each.name] = described(find_code(each.name, folder))
+            elif each.kind == "configuration" and each.name:
+                path = folder / each.name
+                digest_of = load(path).digest if path.exists() else None
+                found.setdefault("configurations", {})[each.name] = digest_of
+    return found
+
+
+def drawing(system: System) -> Graph:
+    """Return the graph as JSON: nodes with kinds, edges with ports, outputs."""
+    edges = [[a, b, list(d["ports"])] for a, b, d in sorted(system.graph.edges(data=True))]
+    return {
+        "nodes": [[name, data["kind"]] for name, data in sorted(system.graph.nodes(data=True))],
+        "edges": cast("list[tuple[str, str, list[str]]]", edges),  # lists, as they are read back
+        "outputs": {name: source.label for name, source in system.outputs.items()},
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the libraries that can change a result."""
+    found = {"python": platform.python_version()}
+    for name in VERSIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def open_run(path: Path, text: str, config: Mapping[str, Any]) -> RunDirectory:
+    """Create a run directory, or open one of the same configuration.
+
+    Raises:
+        RunDirectoryError: the directory belongs to another configuration; the message names the keys.
+    """
+    if UntrustedFolder(path).kind("config.json") is None:
+        return RunDirectory.create(path, text, config)
+    keys = changed(path, config)
+    if keys:
+        raise RunDirectoryError(
+            f"{path} belongs to another configuration; changed: {'; '.join(keys)}",
+            hint=FRESH,
+        )
+    run = RunDirectory.open(path)
+    try:
+        _record_engines(run, config.get("engines", {}))
+    except BaseException:
+        run.close()
+        raise
+    return run
+
+
+def _record_engines(run: RunDirectory, engines: Mapping[str, str]) -> None:
+    """Add models that a run did not use before, for example because its budget was smaller."""
+    stored = read_json(run.path, "config.json")
+    if "engines" in stored and (more := {k: v for k, v in engines.items() if k not in stored["engines"]}):
+        run.write_json("config.json", {**stored, "engines": {**stored["engines"], **more}})
+
+
+def changed(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...] = MAY_CHANGE) -> list[str]:
+    """Return the changes by which a configuration differs from that of a run directory."""
+    return changes.changed(path, config, ignoring)
+
+
+def save_best(problem: Problem, recorder: Recorder) -> None:
+    """Write ``best.json``."""
+    final_configuration(recorder.state, recorder.run.path / MEMORY_FOLDER).save(
+        recorder.run.path / "best.json", system=problem.system.name, signature=problem.system.signature
+    )
+
+
+def read_result(path: str | Path) -> Result:
+    """Read the result of a run from its directory.
+
+    Raises:
+        RunDirectoryError: it is no run directory, has no result yet, or one of its files is damaged.
+    """
+    return _read_result(UntrustedFolder(path))
+
+
+def _read_result(folder: UntrustedFolder) -> Result:
+    stored = load_checkpoint(folder)
+    if stored is None or stored.state.before is None or stored.state.search is None:
+        raise RunDirectoryError(
+            f"{folder} has no result yet", hint="continue it with the command that began it"
+        )
+    state, search = stored.state, stored.state.search
+    with understood(folder):
+        events = [e for e in read_records(folder, "events.jsonl") if "spent" in e]
+        return Result(
+            best=final_configuration(state, folder.path / MEMORY_FOLDER),
+            before=stored.state.before,
+            after=search.incumbent,
+            test_before=state.test_before.evaluation if state.test_before else None,
+            test_after=state.test_after.evaluation if state.test_after else None,
+            accepted=sum(bool(e.get("accepted")) for e in events if e["event"] == "decision"),
+            spent=events[-1]["spent"],
+            path=folder.path,
+            baselines={b.path.name: _read_result(b) for b in baselines(folder) if load_checkpoint(b)},
+        )

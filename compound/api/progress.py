@@ -1,0 +1,295 @@
+"""Live news of a run: on a terminal a bar below what happened, otherwise one plain line per event.
+
+Always on stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from compound.optimization.method import ROLLOUTS
+from compound.runs.recorder import Listener
+from compound.security.sanitize import printable, raw
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import RenderableType
+    from rich.live import Live
+
+    from compound.engine import Example
+    from compound.execution.trace import Trace
+
+
+BAR = 28  # letters wide
+QUIET = 10.0  # seconds between two lines about waiting, where lines cannot be replaced
+
+
+def describe(event: Mapping[str, Any]) -> str:
+    """Return an event as one line of text.
+
+    >>> describe({"event": "start", "mean": 0.25, "low": 0.1, "high": 0.4, "n": 40, "failed": 0})
+    'start     valid 0.250 [0.100, 0.400] on 40'
+    """
+    kind = event["event"]
+    prefix = f"{event['method']}: " if event.get("method") else ""
+    text = {
+        "start": lambda: f"valid {_score(event)}",
+        "progress": lambda: _progress(event),
+        "job": lambda: _job(event),
+        "outlook": lambda: "\n".join([*event["duplicates"], *event["told"]]),
+        "decision": lambda: _decision(event),
+        "test_before": lambda: f"test, before {_score(event)}",
+        "test_after": lambda: f"test, after {_score(event)}",
+    }.get(kind, lambda: str(event.get("note") or event.get("reason") or ""))()
+    return printable(f"{prefix}{kind:<9} {text}".rstrip())
+
+
+def _progress(event: Mapping[str, Any]) -> str:
+    """Return how far a job is, and its note."""
+    note = str(event["note"])
+    if event.get("step") is None:
+        return note
+    total = f" of {event['of']}" if event.get("of") is not None else ""
+    steps = f"step {event['step']}{total}"
+    return f"{steps}: {note}" if note else steps
+
+
+def _score(event: Mapping[str, Any]) -> str:
+    if event.get("mean") is None:
+        return "not read"
+    failed = f", {event['failed']} failed" if event.get("failed") else ""
+    limits = "" if event["low"] is None else f" [{event['low']:.3f}, {event['high']:.3f}]"
+    return f"{event['mean']:.3f}{limits} on {event['n']}{failed}"
+
+
+def _job(event: Mapping[str, Any]) -> str:
+    keys = ", ".join(event["keys"])
+    if not event["values"]:
+        return f"{event['optimizer']} on {keys}: {event['note']}"
+    changed = ", ".join(event["values"])
+    before, after = event["train_before"], event["train_after"]
+    compared = before is not None and after is not None and not event.get("facts", {}).get(ROLLOUTS)
+    chosen = event.get("facts", {}).get("best_step") is not None  # whose note says more
+    told = f"train {before:.3f} -> {after:.3f}" if compared and not chosen else event["note"]
+    return f"{event['optimizer']} on {keys}: {told}{', ' if told else ''}proposes {changed}"
+
+
+def _decision(event: Mapping[str, Any]) -> str:
+    if "p" not in event:
+        return str(event.get("note", ""))
+    verdict = "accepted" if event["accepted"] else "rejected"
+    return (
+        f"{verdict}: valid {event['before']['mean']:.3f} -> {event['after']['mean']:.3f}, "
+        f"p = {event['p']:.4f} against {event['level']:.4f}"
+    )
+
+
+def status(event: Mapping[str, Any], started: float, limits: Mapping[str, Any]) -> str:
+    """Return what is spent so far, with limits, as one line."""
+    spent = event.get("spent") or {}
+    limit = limits.get("system_runs")
+    runs = f"{spent.get('system_runs', 0):.0f}" + (f" of {limit:g}" if limit else "")
+    tokens = spent.get("prompt_tokens", 0) + spent.get("completion_tokens", 0)
+    money = f" · ${spent['cost']:.4f}" if spent.get("cost") else ""
+    money += " · price not known" if spent.get("unpriced") else ""
+    return (
+        f"{runs} system runs (+{spent.get('test_runs', 0):.0f} test) · {spent.get('calls', 0)} calls · "
+        f"{tokens:,} tokens{money} · {clock(time.monotonic() - started)}"
+    )
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as a clock shows it.
+
+    >>> clock(59.6), clock(3599), clock(7325)
+    ('1:00', '59:59', '2:02:05')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Progress of a job with a known number of steps.
+
+    Attributes:
+        job: its number.
+        done: completed steps.
+        total: steps in all.
+        note: about the last one.
+        method: the method it belongs to, where it is a baseline's.
+    """
+
+    job: int
+    done: int
+    total: int
+    note: str = ""
+    method: str = ""
+
+    @staticmethod
+    def of(event: Mapping[str, Any]) -> Steps | None:
+        """Return the steps that an event reports, ``None`` if it reports none.
+
+        >>> Steps.of({"event": "progress", "job": 0, "note": "mean reward 0.250", "step": 3, "of": 40})
+        Steps(job=0, done=3, total=40, note='mean reward 0.250', method='')
+        >>> Steps.of({"event": "progress", "job": 0, "note": "3 candidates"})
+        """
+        if event["event"] != "progress" or event.get("step") is None or event.get("of") is None:
+            return None
+        return Steps(event["job"], event["step"], event["of"], event["note"], event.get("method") or "")
+
+    def left(self, first: Steps, seconds: float) -> float | None:
+        """Return how many seconds the remaining steps will take.
+
+        Args:
+            first: the first steps seen of the job.
+            seconds: how long ago that was.
+
+        >>> Steps(0, 5, 40).left(Steps(0, 3, 40), 10.0)
+        175.0
+        """
+        made = self.done - first.done
+        return seconds / made * (self.total - self.done) if made > 0 else None
+
+
+@contextmanager
+def watching(
+    limits: Mapping[str, Any], *, quiet: bool = False, plain: bool | None = None
+) -> Iterator[Listener]:
+    """Give a listener that shows events for as long as the context lasts."""
+    started = time.monotonic()
+    if quiet:
+        yield lambda event: None
+    elif plain if plain is not None else not sys.stderr.isatty():
+        yield Lines().listen
+    else:
+        with _live(limits, started) as listener:
+            yield listener
+
+
+class Lines:
+    """Prints one line for each event; of notices, such as waits for a rate limit, one in a while.
+
+    Args:
+        clock: in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._noticed = float("-inf")
+
+    def listen(self, event: Mapping[str, Any]) -> None:
+        """Show an event."""
+        if event["event"] == "call":
+            return
+        if event["event"] == "notice":
+            now = self._clock()
+            if now - self._noticed < QUIET:
+                return
+            self._noticed = now
+        print(describe(event), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _live(limits: Mapping[str, Any], started: float) -> Iterator[Listener]:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(file=raw(sys.stderr))
+    with Live(Text("starting", style="dim"), console=console, refresh_per_second=4, transient=True) as live:
+        yield Screen(live, limits, started).listen
+
+
+class Screen:
+    """What a terminal shows: events scroll by; below stand a bar for the job under way, and what is spent.
+
+    Args:
+        live: rich's.
+        limits: of the budget.
+        started: when, by the monotonic clock.
+    """
+
+    def __init__(self, live: Live, limits: Mapping[str, Any], started: float) -> None:
+        self._live, self._limits, self._started = live, limits, started
+        self._shown = 0.0
+        self._steps: Steps | None = None
+        self._left: float | None = None
+        self._first: tuple[Steps, float] | None = None  # of the job, that was seen here, and when
+        self._notice = ""
+
+    def listen(self, event: Mapping[str, Any]) -> None:
+        """Show an event; a step of a long job only moves the bar, or it would push all else away."""
+        from rich.text import Text
+
+        called, noticed = event["event"] == "call", event["event"] == "notice"
+        self._notice = printable(str(event["note"])) if noticed else ""
+        if not called and not noticed:
+            self._follow(Steps.of(event))
+            if self._steps is None:
+                style = {"decision": "bold green" if event.get("accepted") else "yellow"}.get(
+                    event["event"], ""
+                )
+                self._live.console.print(Text(describe(event), style=style))
+        if not called or time.monotonic() - self._shown > 0.2:
+            self._shown = time.monotonic()
+            self._live.update(self._view(event))
+
+    def _follow(self, steps: Steps | None) -> None:
+        self._steps, self._left = steps, None
+        if steps is None:
+            return
+        now = time.monotonic()
+        if self._first is None or (steps.job, steps.method) != (self._first[0].job, self._first[0].method):
+            self._first = steps, now
+        first, since = self._first
+        self._left = steps.left(first, now - since)
+
+    def _view(self, event: Mapping[str, Any]) -> RenderableType:
+        """Return the lines below: the bar, if the job tells its steps, and what is spent."""
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        line = status(event, self._started, self._limits)
+        spent = Text(f"{line} · {self._notice}" if self._notice else line, style="dim")
+        steps = self._steps
+        if steps is None:
+            return spent
+        ahead = "" if self._left is None else f" · {clock(self._left)} left"
+        method = f"{steps.method}: " if steps.method else ""
+        row = Table.grid(padding=(0, 1))
+        row.add_row(
+            Text(f"{method}step {steps.done} of {steps.total}"),
+            ProgressBar(total=steps.total, completed=steps.done, width=BAR),
+            Text(printable(f"{steps.note}{ahead}")),
+        )
+        return Group(row, spent)
+
+
+@contextmanager
+def counting(*, quiet: bool = False) -> Iterator[Callable[[Example, Trace], None]]:
+    """Give an ``on_trace`` that shows how many examples are done and their running mean."""
+    scores: list[float] = []
+
+    def count(_: Example, trace: Trace) -> None:
+        scores.append(trace.score or 0.0)
+        if not quiet and (sys.stderr.isatty() or len(scores) % 50 == 0):
+            end = "\r" if sys.stderr.isatty() else "\n"
+            print(
+                f"{len(scores)} runs, mean {sum(scores) / len(scores):.4f}",
+                end=end,
+                file=sys.stderr,
+                flush=True,
+            )
+
+    yield count
+    if not quiet and sys.stderr.isatty():
+        print(file=sys.stderr)

@@ -1,0 +1,267 @@
+"""Sweeps: several files, methods and seeds, run one after the other with equal budgets, and one table of all.
+
+Every run has a directory of its own under the sweep's. What is finished is skipped and what was interrupted
+goes on, so the same command can be given again until all is done.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compound.api.optimize import FOR_MEMORY, METHODS, changed, describe, make_problem, optimize
+from compound.errors import CompoundError, DeclarationError, RunDirectoryError
+from compound.runs.directory import load_checkpoint, write_atomically
+from compound.runs.recorder import STOP, Interrupted, Listener, Recorder
+from compound.security.untrusted import UntrustedFolder
+from compound.settings.base import OptimizeSettings
+
+if TYPE_CHECKING:
+    from compound.report.comparison import SweepFacts, SweepRun
+    from compound.spec import Program
+
+MAY_DIFFER = ("optimize.concurrency", "versions.", *FOR_MEMORY)  # between the runs of one sweep
+Watch = Callable[[Mapping[str, Any]], AbstractContextManager[Listener]]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a sweep.
+
+    Attributes:
+        file: the name of its system's file, without folder and ending.
+        method: the method's name.
+        seed: of its random streams.
+        path: its directory.
+        program: what the file says; its method and seed are those above.
+        inapplicable: why the method cannot work on this system; ``""`` when it can.
+    """
+
+    file: str
+    method: str
+    seed: int
+    path: Path
+    program: Program = field(repr=False, compare=False)
+    inapplicable: str = ""
+
+    @property
+    def settings(self) -> OptimizeSettings:
+        """The settings of the run."""
+        return self.program.optimize.model_copy(
+            update={"method": self.method, "seed": self.seed, "baselines": ()}
+        )
+
+    @property
+    def finished(self) -> bool:
+        """Whether its directory holds a finished run; a broken one is not, and fails when it is tried."""
+        try:
+            stored = load_checkpoint(self.path)
+        except RunDirectoryError:
+            return False
+        return stored is not None and stored.state.done
+
+    def __str__(self) -> str:
+        return f"{self.file}, {self.method}, seed {self.seed}"
+
+
+@dataclass
+class Stopper:
+    """Ends a sweep after the step under way."""
+
+    asked: bool = False
+    recorder: Recorder | None = None
+
+    def stop(self) -> None:
+        """Ask the sweep, and the run under way, to end."""
+        self.asked = True
+        if self.recorder is not None:
+            self.recorder.stop()
+
+    def attach(self, recorder: Recorder) -> None:
+        """Take up the run that begins."""
+        self.recorder = recorder
+        if self.asked:
+            recorder.stop()
+
+
+def plan(
+    programs: Sequence[Program], methods: Sequence[str], seeds: Sequence[int], folder: Path
+) -> list[Planned]:
+    """Return the runs of a sweep, all of the first seed first, so that every row of the table fills early.
+
+    Raises:
+        DeclarationError: there is no such method, or two files have one name.
+        RunDirectoryError: the folder holds runs that were made otherwise, or is itself a run.
+    """
+    if UntrustedFolder(folder).kind("config.json") is not None:
+        raise RunDirectoryError(f"{folder} is a run, not a sweep", hint="choose another --run")
+    files = [program.path.stem for program in programs]
+    for what, given in (("file name", files), ("method", methods), ("seed", seeds)):
+        if not given or len(set(given)) < len(given):
+            raise DeclarationError(
+                f"a sweep needs at least one {what}, and none twice: {', '.join(map(str, given)) or 'none'}"
+            )
+    runs = [
+        Planned(file, method, seed, folder / file / _folder(method) / str(seed), program, reason)
+        for seed in seeds
+        for file, program in zip(files, programs, strict=True)
+        for method in methods
+        for reason in [_inapplicable(program, method)]
+    ]
+    for run in runs:
+        _refuse_another(run)
+    return runs
+
+
+def sweep(
+    runs: Sequence[Planned],
+    folder: Path,
+    *,
+    watch: Watch | None = None,
+    say: Say = lambda _: None,
+    stopper: Stopper | None = None,
+) -> SweepFacts:
+    """Run what is not finished yet, and write ``sweep.md`` and ``sweep.json`` after every run.
+
+    Args:
+        runs: made by `plan`.
+        folder: the sweep's directory; a file named ``STOP`` there ends the sweep after the step under way.
+        watch: gives a listener for one run's events, from its budget.
+        say: told which run begins and how it ended.
+        stopper: ends the sweep from outside.
+
+    Returns:
+        What ``sweep.json`` holds.
+
+    Raises:
+        Interrupted: the sweep was asked to stop; the same call goes on.
+    """
+    UntrustedFolder(folder).make()
+    stopper = stopper or Stopper()
+    failed: dict[Planned, str] = {}
+    facts = _written(runs, folder, failed)
+    for number, run in enumerate(runs, 1):
+        place = f"[{number} of {len(runs)}] {run}"
+        if run.inapplicable or run.finished:
+            say(f"{place}: {run.inapplicable or 'finished before'}")
+            continue
+        _end_if_asked(stopper, folder)
+        say(place)
+        try:
+            _run(run, folder, watch or (lambda _: nullcontext(lambda event: None)), stopper)
+        except KeyboardInterrupt:
+            _written(runs, folder, failed)
+            raise
+        except Interrupted:
+            _written(runs, folder, failed)
+            _end_if_asked(stopper, folder, always=True)
+        except Exception as error:  # noqa: BLE001 - one run's failure must not end the others
+            failed[run] = _told(error)
+            say(f"{place} failed: {failed[run]}")
+        facts = _written(runs, folder, failed)
+    return facts
+
+
+def _run(run: Planned, folder: Path, watch: Watch, stopper: Stopper) -> None:
+    program, settings = run.program, run.settings
+    assert program.data is not None
+    assert program.metric is not None
+    with watch(settings.budget.limits()) as listener:
+
+        def listen(event: Mapping[str, Any]) -> None:
+            if event["event"] != "call" and UntrustedFolder(folder).kind(STOP) is not None:
+                stopper.stop()
+            listener(event)
+
+        optimize(
+            program.system, program.data, program.metric, settings,
+            run_dir=run.path, engines=program.find_engine, folder=program.folder, text=program.text,
+            listener=listen, on_start=stopper.attach,
+        )  # fmt: skip
+
+
+def _end_if_asked(stopper: Stopper, folder: Path, *, always: bool = False) -> None:
+    place = UntrustedFolder(folder)
+    if always or stopper.asked or place.kind(STOP) is not None:
+        place.remove(STOP)
+        raise Interrupted(
+            f"stopped; everything so far is saved in {folder}", hint="run the same command to go on"
+        )
+
+
+def _written(runs: Sequence[Planned], folder: Path, failed: Mapping[Planned, str]) -> SweepFacts:
+    """Write the table of what is done so far; returns its facts."""
+    comparison = import_module("compound.report.comparison")
+    budgets = {run.file: run.settings.budget.limits() for run in runs}
+    facts: SweepFacts = comparison.compare(list(_states(runs, folder, failed)), folder, budgets)
+    text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False)
+    write_atomically(folder / "sweep.json", text + "\n")
+    write_atomically(folder / "sweep.md", comparison.markdown(facts))
+    return facts
+
+
+def _states(runs: Sequence[Planned], folder: Path, failed: Mapping[Planned, str]) -> Iterator[SweepRun]:
+    """Yield each run with its state: ``finished``, ``failed``, ``not applicable`` or ``unfinished``."""
+    for run in runs:
+        if run.inapplicable:
+            status = "not applicable"
+        elif run in failed:
+            status = "failed"
+        else:
+            status = "finished" if run.finished else "unfinished"
+        yield {
+            "file": run.file,
+            "method": run.method,
+            "seed": run.seed,
+            "run": run.path.relative_to(folder).as_posix(),
+            "status": status,
+            "reason": run.inapplicable or failed.get(run, ""),
+        }
+
+
+def _folder(method: str) -> str:
+    """Return a method's name as a folder's: one of your own has a colon."""
+    return re.sub(r"[^\w.-]", "-", method)
+
+
+def _inapplicable(program: Program, method: str) -> str:
+    """Return why a method that exists cannot work on a system."""
+    methods = import_module(METHODS)
+    methods.factory(method, program.folder)
+    try:
+        methods.method(method, program.system, program.optimize, program.folder)
+    except DeclarationError as error:
+        return error.message
+    return ""
+
+
+def _refuse_another(run: Planned) -> None:
+    """Refuse a directory whose run was begun with other settings: the table would compare unlike things."""
+    if run.inapplicable or UntrustedFolder(run.path).kind("config.json") is None:
+        return
+    program = run.program
+    assert program.data is not None
+    assert program.metric is not None
+    try:
+        problem = make_problem(
+            program.system, program.data, program.metric, run.settings, program.find_engine, program.folder
+        )
+    except CompoundError:
+        return  # its data is gone or broken: that run will say so, and the others go on
+    keys = changed(run.path, describe(problem), MAY_DIFFER)
+    if keys:
+        raise RunDirectoryError(
+            f"{run.path} was begun with another configuration; changed: {'; '.join(keys)}",
+            hint="all runs of a sweep have the file's settings; choose another --run, or remove that folder",
+        )
+
+
+def _told(error: Exception) -> str:
+    return error.message if isinstance(error, CompoundError) else f"{type(error).__name__}: {error}"

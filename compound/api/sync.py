@@ -1,0 +1,314 @@
+"""The sync doors: run, evaluate, optimize and list from ordinary code."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from compound.api.arguments import (
+    GivenBudget,
+    GivenData,
+    GivenEngines,
+    GivenMetric,
+    as_data,
+    budget_settings,
+    engines_for,
+    inputs_for,
+    metric_for,
+)
+from compound.api.optimize import Result, read_result
+from compound.api.optimize import optimize as run_optimization
+from compound.api.progress import watching
+from compound.concurrency.blocking import blocking
+from compound.errors import DataError, DeclarationError, RunDirectoryError, nearest
+from compound.evaluation.dataset import Split
+from compound.evaluation.evaluate import Evaluation, OnTrace, Rules
+from compound.evaluation.evaluate import evaluate as evaluate_async
+from compound.evaluation.examples import from_text, read_examples
+from compound.evaluation.metrics import check_rows
+from compound.execution.cache import DiskCache
+from compound.execution.executor import Executor
+from compound.execution.trace import Trace
+from compound.graph.system import System
+from compound.graph.types import spell
+from compound.registry.engines import for_system
+from compound.runs.directory import APPENDED, CHECKPOINT, CONFIG, load_checkpoint, read_json, understood
+from compound.security.untrusted import UntrustedFolder
+from compound.settings.base import OptimizeSettings, make_settings
+from compound.storage.paths import cache_folder, run_folder, unused
+
+
+def run(
+    system: System,
+    inputs: Mapping[str, Any],
+    *,
+    engines: GivenEngines | None = None,
+    seed: int = 0,
+    sample: int = 0,
+    check: bool = True,
+) -> Trace:
+    """Run ``system`` on one set of inputs and return its trace; use `Executor` inside async code.
+
+    Args:
+        system: what to run, with the configuration it is bound to.
+        inputs: a value for each input of the system.
+        engines: models by name, such as ``{"fast": cp.LiteLLM("openai/gpt-4o-mini")}``. Other names are those
+            of the system's file, or resolved as in YAML (``smollm2``, ``openai/gpt-4o-mini`` …).
+        seed: names the random streams.
+        sample: which sample of the stochastic parts to draw.
+        check: whether a failed run raises; with ``False`` it is returned like any other, without outputs.
+
+    Raises:
+        RunFailed: a component failed; the error's ``trace`` holds what was done.
+        DeclarationError: an input is missing, unknown or of another type, or a model has no engine.
+    """
+    find = engines_for(system, engines)
+    values = inputs_for(system, inputs)
+
+    async def once() -> Trace:
+        executor = Executor(for_system(find, system), seed=seed)
+        try:
+            return await executor.run(system, values, sample=sample)
+        finally:
+            await executor.aclose()
+
+    trace = blocking(once(), interrupted=f"the run of {system.name!r} was interrupted")
+    return trace.check() if check else trace
+
+
+def evaluate(
+    system: System,
+    data: GivenData,
+    metric: GivenMetric,
+    split: Split = "valid",
+    *,
+    limit: int | None = None,
+    repeats: int = 1,
+    settings: OptimizeSettings | None = None,
+    engines: GivenEngines | None = None,
+    cache: bool = True,
+    on_trace: OnTrace | None = None,
+) -> Evaluation:
+    """Run and score ``system`` on a split of ``data``.
+
+    Outcomes of equal calls are kept in the user's cache folder and shared between evaluations, unless
+    ``cache`` is false.
+
+    Args:
+        system: what to measure, with the configuration it is bound to.
+        data: a `Dataset` or its path, rows by split, or rows: a list of dictionaries or a data frame.
+        metric: a metric, a function of outputs and example, or the name of a metric of the only output.
+        split: which split to read; rows without splits are used whichever it is.
+        limit: read at most so many examples.
+        repeats: how often each example is run.
+        settings: seed, concurrency and the treatment of failures.
+        engines: models by name, as in `run`.
+        cache: whether outcomes of equal calls are reused and kept.
+        on_trace: receives each scored trace, in input order.
+
+    Raises:
+        DataError: the split is empty, a value does not belong to the type of its input, or an example holds
+            nothing that the metric can compare with.
+        TooManyFailures: more runs failed than ``settings.max_failed`` allows.
+    """
+    settings = settings or OptimizeSettings()
+    find, scoring = engines_for(system, engines), metric_for(metric, system)
+    data = as_data(data, splits=False)
+    examples = read_examples(data, split, system.inputs, limit=limit, seed=settings.seed)
+    if not examples:
+        raise DataError(f"the {split} split is empty")
+    check_rows(scoring, system.outputs, examples)
+    rules = Rules(settings.concurrency, settings.failure_score, settings.max_failed, cache)
+
+    async def all_of_them() -> Evaluation:
+        store = DiskCache(cache_folder() / "evaluate.sqlite") if cache else None
+        executor = Executor(for_system(find, system), cache=store, seed=settings.seed)
+        try:
+            return await evaluate_async(
+                executor,
+                system,
+                examples,
+                scoring,
+                samples=range(repeats),
+                rules=rules,
+                on_trace=on_trace,
+            )
+        finally:
+            await executor.aclose()
+            if store is not None:
+                store.close()
+
+    kept = "; finished calls are kept: the same call continues" if cache else ""
+    return blocking(all_of_them(), interrupted=f"the evaluation was interrupted{kept}")
+
+
+def optimize(
+    system: System,
+    data: GivenData,
+    metric: GivenMetric,
+    *,
+    budget: GivenBudget | None = None,
+    settings: OptimizeSettings | None = None,
+    run_dir: str | Path | None = None,
+    engines: GivenEngines | None = None,
+    progress: bool = True,
+    new: bool = False,
+    **changes: object,
+) -> Result:
+    """Optimize a system, or go on with an interrupted run in the same directory.
+
+    Args:
+        system: what to optimize, bound to the configuration to start from.
+        data: train, validation and test examples: a `Dataset` or its path, or rows by split, each a list of
+            dictionaries or a data frame.
+        metric: the number to raise, a function of outputs and example that returns it, or the name of a
+            metric of the only output.
+        budget: hard limits; replaces ``settings.budget``. A number is a number of system runs.
+        settings: everything else; see `OptimizeSettings`.
+        run_dir: where the run is recorded; ``runs/<system name>`` by default.
+        engines: models by name, as in `run`.
+        progress: show progress on stderr.
+        new: start a fresh run beside an existing one, in ``<run_dir>-2`` or the next free number.
+        **changes: single settings, such as ``method="search"`` or ``seed=1``, and sections of methods.
+
+    Raises:
+        RunDirectoryError: the directory holds a finished run, or one of another configuration.
+        KeyboardInterrupt: the run was interrupted; the same call continues it.
+    """
+    base = dict((settings or OptimizeSettings()).given)
+    if budget is not None:
+        base["budget"] = budget_settings(budget)
+    resolved = make_settings({**base, **changes})
+    find, scoring = engines_for(system, engines), metric_for(metric, system)
+    data = as_data(data, splits=True)
+    path = Path(run_dir) if run_dir is not None else run_folder(system.name)
+    path = unused(path) if new else path
+    with watching(resolved.budget.limits(), quiet=not progress) as listener:
+        return run_optimization(
+            system, data, scoring, resolved, run_dir=path, engines=find, listener=listener
+        )
+
+
+def load_result(path: str | Path) -> Result:
+    """Return the result of a finished run, equal to the one that `optimize` returned.
+
+    Only the run directory is read: it may be read-only, and neither data nor models are needed.
+
+    Args:
+        path: the run directory, such as ``runs/qa``.
+
+    Raises:
+        RunDirectoryError: it is no run directory, a file of it is damaged, or the run is not finished.
+    """
+    folder = UntrustedFolder(path)
+    read_json(folder, "config.json")
+    stored = load_checkpoint(folder)
+    if stored is None or not stored.state.done:
+        raise RunDirectoryError(
+            f"{path} holds a run that is not finished",
+            hint="continue it with the command that began it; `compound report` shows what it found so far",
+        )
+    return read_result(path)
+
+
+def load_system(path: str | Path, *, allow_import: bool = True, trust: Collection[str] = ()) -> System:
+    """Read the system of a YAML file, with the engines that it names.
+
+    ``allow_import=False`` refuses files that name Python code. ``trust`` gives consent to the servers and
+    keys that the file names, such as ``["LLM_KEY@llm.example.com"]``.
+    """
+    load = importlib.import_module("compound.spec").load
+    program = load(Path(path), allow_import=allow_import, trust=trust)
+    system: System = program.system
+    return system
+
+
+def read_inputs(system: System, arguments: Sequence[str]) -> dict[str, Any]:
+    """Turn ``NAME=VALUE`` arguments into the system's inputs.
+
+    Raises:
+        DeclarationError: an argument has another form, names no input, or does not fit its type; or an input
+            has no argument.
+    """
+    values: dict[str, Any] = {}
+    for argument in arguments:
+        name, separator, text = argument.partition("=")
+        if not separator:
+            raise DeclarationError(
+                f"{argument!r} must be NAME=VALUE", hint=f"inputs: {', '.join(system.inputs)}"
+            )
+        if name not in system.inputs:
+            raise DeclarationError(f"no input {name!r}; {nearest(name, system.inputs)}")
+        values[name] = _value(name, text, system.inputs[name])
+    for name, kind in system.inputs.items():
+        if name not in values:
+            raise DeclarationError(
+                f"system {system.name!r} needs input {name!r}: {spell(kind)}", hint=f"write {name}=VALUE"
+            )
+    return values
+
+
+def _value(name: str, text: str, kind: object) -> object:
+    try:
+        return from_text(kind, text)
+    except ValueError:
+        raise DeclarationError(f"input {name!r} must be {spell(kind)}, but got {text!r}") from None
+
+
+def list_runs(folder: Path) -> list[dict[str, Any]]:
+    """Return the run directories in a folder: where, finished or not, and the result."""
+    return [_listed(path) for path in run_directories(folder)]
+
+
+def run_directories(folder: Path, levels: int = 4) -> list[Path]:
+    """Return the run directories in a folder, and what cannot be looked into.
+
+    Args:
+        folder: where to look.
+        levels: how many folders deep; a sweep has its runs in ``SYSTEM/METHOD/SEED``.
+
+    Raises:
+        RunDirectoryError: the folder cannot be read.
+    """
+    found = []
+    parent = UntrustedFolder(folder)
+    for name in parent.names():
+        path = folder / name
+        try:
+            if UntrustedFolder(path).kind(CONFIG) is not None:
+                found.append(path)
+            elif levels > 1 and parent.kind(name) == "folder":
+                found += run_directories(path, levels - 1)
+        except RunDirectoryError:
+            found.append(path)
+    return found
+
+
+def is_run(path: Path) -> bool:
+    """Return whether anything of a run lies in a folder, or it cannot be looked into."""
+    folder = UntrustedFolder(path)
+    try:
+        return any(folder.kind(name) is not None for name in (CONFIG, CHECKPOINT, *APPENDED))
+    except RunDirectoryError:
+        return True
+
+
+def _listed(path: Path) -> dict[str, Any]:
+    """Return a run directory's row; one that cannot be read says why."""
+    row = {"run": str(path), "system": "", "status": "begun", "result": ""}
+    try:
+        with understood(path):
+            row["system"] = str(read_json(path, "config.json").get("system", ""))
+            stored = load_checkpoint(path)
+            if stored is None or stored.state.search is None:
+                return row
+            result = read_result(path)
+            before, after = result.test_before or result.before, result.test_after or result.after
+            split = "test" if result.test_after else "valid"
+            row["result"] = f"{split} {before.mean:.3f} -> {after.mean:.3f}, {result.accepted} accepted"
+            row["status"] = "finished" if stored.state.done else "unfinished"
+    except RunDirectoryError as error:
+        return {**row, "status": "damaged", "result": error.message}
+    return row

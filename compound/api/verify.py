@@ -1,0 +1,179 @@
+"""Check whether a run directory is as it was written: every file, and that the files fit together."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from importlib import import_module
+from pathlib import Path
+
+from compound.errors import CompoundError
+from compound.execution.cache import CURRENT, FORMAT, WAIT, bounded, check_files, read_row, restrict, table
+from compound.graph.configuration import Configuration, load
+from compound.runs.checkpoint import Checkpoint
+from compound.runs.directory import (
+    APPENDED,
+    CONFIG,
+    baselines,
+    last_checksum,
+    load_checkpoint,
+    read_json,
+    read_records,
+    understood,
+)
+from compound.runs.recorder import CACHE, MEMORY_FOLDER
+from compound.security.limits import LINE
+from compound.security.untrusted import UntrustedFolder
+from compound.storage.artifacts import is_reference, verified
+from compound.storage.records import Damaged, parse
+
+SHOWN = 5  # damaged entries of a cache that are named
+BEST = "best.json"
+REWARDS = f"{MEMORY_FOLDER}/rewards"
+
+
+def verify(path: str | Path) -> list[str]:
+    """Return what is wrong with a run directory, and with those of its baselines; nothing where all is well.
+
+    Nothing is changed. Files of earlier versions have no checksums: of those only the form is checked.
+
+    Example:
+        >>> import tempfile
+        >>> from compound.runs.directory import RunDirectory
+        >>> run = RunDirectory.create(tempfile.mkdtemp() + "/run", "", {"seed": 0})
+        >>> run.close()
+        >>> verify(run.path)
+        []
+    """
+    folder = UntrustedFolder(path)
+    return [problem for one in (folder, *_baselines(folder)) for problem in _verified(one)]
+
+
+def _baselines(folder: UntrustedFolder) -> list[UntrustedFolder]:
+    try:
+        return baselines(folder)
+    except CompoundError:
+        return []  # the folder's own check says why
+
+
+def _verified(folder: UntrustedFolder) -> list[str]:
+    """Return what is wrong with one run directory."""
+    problems: list[str] = []
+
+    def attempt(check: Callable[[], object]) -> None:
+        try:
+            with understood(folder):
+                check()
+        except CompoundError as error:
+            if error.message not in problems:
+                problems.append(error.message)
+
+    attempt(folder.check)
+    if problems:  # nothing in it can be opened safely
+        return problems
+    attempt(lambda: read_json(folder, CONFIG))
+    attempt(lambda: load_checkpoint(folder))
+    stored = None if problems else load_checkpoint(folder)
+    for name in APPENDED:
+        attempt(lambda name=name: _check_records(folder, name, stored))  # type: ignore[misc]
+    if stored is not None:
+        attempt(lambda: _check_artifacts(folder, stored))
+    if stored is not None:
+        attempt(lambda: _check_best(folder, stored))
+    attempt(lambda: problems.extend(_cache_problems(folder, stored)))
+    attempt(lambda: baselines(folder))
+    attempt(lambda: _check_rewards(folder))
+    return problems
+
+
+def _check_records(folder: UntrustedFolder, name: str, stored: Checkpoint | None) -> None:
+    if stored is not None:
+        last = last_checksum(folder, name, stored.lengths[name])
+        if stored.checksums.get(name, last) != last:
+            raise CompoundError(f"{folder}/{name} was changed: its last record is not the checkpoint's")
+    for _ in read_records(folder, name):
+        pass
+
+
+def _check_artifacts(folder: UntrustedFolder, stored: Checkpoint) -> None:
+    """Read the folders that the best configuration refers to."""
+    for value in (stored.state.best or {}).values():
+        if is_reference(value):
+            verified(value, folder.path / MEMORY_FOLDER)
+
+
+def _check_best(folder: UntrustedFolder, stored: Checkpoint) -> None:
+    """Compare ``best.json``, which a run that is finished must have, with the rest of the run."""
+    if folder.kind(BEST) is None:
+        if stored.state.done:
+            raise CompoundError(f"{folder}/{BEST} is missing")
+        return
+    found, config = load(folder.path / BEST), read_json(folder, CONFIG)
+    if stored.state.done and found.digest != Configuration(stored.state.best or {}).digest:
+        raise CompoundError(f"{folder}/{BEST} holds another configuration than the run found")
+    made_for = parse(folder.read(BEST))
+    for name in ("system", "signature"):
+        said = made_for.get(name) if isinstance(made_for, dict) else None
+        if said != config.get(name):
+            raise CompoundError(f"{folder}/{BEST} says that its {name} is {said!r:.80}")
+
+
+def _check_rewards(folder: UntrustedFolder) -> None:
+    if folder.kind(f"{REWARDS}/card.json") is not None:
+        import_module("compound.rewards.model").read(folder.path / REWARDS)
+
+
+def _cache_problems(folder: UntrustedFolder, stored: Checkpoint | None) -> list[str]:
+    """Return what is wrong with a cache, which is opened for reading only."""
+    unfinished = check_files(folder, CACHE)  # SQLite looks at no journal of what it only reads
+    path = folder.place(CACHE)
+    if folder.kind(CACHE) is None:
+        return [f"{path} is missing"] if stored is not None and stored.cached else []
+    problems: list[str] = []
+    shown: list[str] = []
+    covered = damaged = 0
+    try:
+        for step, problem in () if unfinished else _entries(folder, path, problems):
+            if problem:
+                damaged += 1
+                shown += [problem] * (damaged <= SHOWN)  # there may be many
+            else:
+                covered += stored is not None and step < stored.step
+    except sqlite3.DataError:
+        return [
+            *problems,
+            f"{path}: a recorded call is larger than {LINE}; to check it and those after it, set "
+            f"{LINE.variable} to a larger number of mebibytes",
+        ]
+    except sqlite3.Error as error:
+        return [f"{path} is not a usable cache: {error}"]
+    if damaged > SHOWN:
+        shown.append(f"{path}: {damaged - SHOWN} more recorded calls are damaged")
+    lost = stored.cached - covered - damaged if stored is not None else 0
+    if lost > 0:
+        problems.append(f"{path}: {lost} of {stored.cached if stored else 0} recorded calls are missing")
+    return problems + shown
+
+
+def _entries(folder: UntrustedFolder, path: Path, problems: list[str]) -> Iterator[tuple[int, str]]:
+    """Yield the step of each entry of a cache, and what is wrong with it; note what else is wrong."""
+    alone = not folder.size(f"{CACHE}-wal")  # SQLite then leaves nothing behind, and needs to write nothing
+    address = f"{path.absolute().as_uri()}?{'immutable=1' if alone else 'mode=ro'}"
+    with closing(sqlite3.connect(address, uri=True, timeout=WAIT)) as db, bounded(db, path):
+        restrict(db)
+        made = table(db, path)
+        if made is None:
+            return
+        found = [text for (text,) in db.execute("PRAGMA quick_check")]
+        problems += [f"{path}: {text}" for text in found if text != "ok"]
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        checksum = "checksum" if made == CURRENT else "NULL"
+        query = f"SELECT key, step, value, {checksum} FROM outcome"  # nosec B608  # one of two constants
+        for key, *row in db.execute(query):
+            try:
+                read_row(key, *row, checked=version >= FORMAT)
+            except Damaged as error:
+                yield 0, f"{path}: the recorded call {str(key)[:16]}… is damaged ({error})"
+            else:
+                yield row[0], ""

@@ -1,0 +1,1 @@
+"""Combine threads and event loops."""

@@ -1,0 +1,270 @@
+"""What the core asks of the parts it does not know: engines, metrics and optimizers, as Protocols.
+
+Components, rewards and optimizers meet through these types and never import one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypedDict, runtime_checkable
+
+from compound.formatting import short
+
+Role = Literal["system", "user", "assistant"]
+FinishReason = Literal["stop", "length"]
+Values = Mapping[str, object]  # of ports or of settings, by name
+CallValues = tuple[Values, Values]  # what a call read and what it returned
+
+
+class UsageDocument(TypedDict, total=False):
+    """A `Usage` as JSON types."""
+
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost: float
+    unpriced: int
+
+
+UsageRow = Sequence[float]  # the numbers alone, as earlier versions wrote them
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a call cost: engine calls, tokens, and money in US dollars.
+
+    ``unpriced`` counts the calls whose price is not known; they add nothing to ``cost``.
+
+    >>> Usage(calls=1, prompt_tokens=10) + Usage(calls=1, completion_tokens=4)
+    Usage(calls=2, prompt_tokens=10, completion_tokens=4, cost=0.0, unpriced=0)
+    """
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0
+    unpriced: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and completion tokens together."""
+        return self.prompt_tokens + self.completion_tokens
+
+    def to_json(self) -> UsageDocument:
+        """Return the numbers by name.
+
+        >>> Usage(calls=1, cost=0.5).to_json()
+        {'calls': 1, 'prompt_tokens': 0, 'completion_tokens': 0, 'cost': 0.5, 'unpriced': 0}
+        """
+        return {
+            "calls": self.calls,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "cost": self.cost,
+            "unpriced": self.unpriced,
+        }
+
+    @staticmethod
+    def from_json(data: UsageDocument | UsageRow) -> Usage:
+        """Read what `to_json` wrote, or the bare list of numbers that earlier versions wrote.
+
+        >>> Usage.from_json([1, 10, 4, 0.0]) == Usage(1, 10, 4)
+        True
+        """
+        if isinstance(data, Mapping):
+            return Usage(**data)
+        calls, prompt_tokens, completion_tokens, cost, *unpriced = data
+        return Usage(int(calls), int(prompt_tokens), int(completion_tokens), cost, *map(int, unpriced))
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.calls + other.calls,
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cost + other.cost,
+            self.unpriced + other.unpriced,
+        )
+
+
+USAGE_FIELDS = ("calls", "prompt_tokens", "completion_tokens", "cost", "unpriced")
+NO_USAGE = Usage()
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a chat."""
+
+    role: Role
+    content: str
+
+
+TokenRow = tuple[Sequence[int], Sequence[int], Sequence[float], FinishReason, str]  # a `TokenRecord`'s values
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TokenRecord:
+    """What was sampled, token by token, captured at sampling time and never re-tokenized.
+
+    ``prompt`` and ``sampled`` are token ids; ``logprobs[i]`` is the sampler's log-probability (nats) of
+    ``sampled[i]`` under the distribution it was drawn from (after temperature). A sampled end-of-turn
+    token is part of ``sampled``. ``adapter`` is the digest of the adapter that sampled, ``""`` for the base.
+    """
+
+    prompt: tuple[int, ...]
+    sampled: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    adapter: str = ""
+
+    @property
+    def row(self) -> TokenRow:
+        """The values in the order of their names, as JSON types."""
+        return list(self.prompt), list(self.sampled), list(self.logprobs), self.finish_reason, self.adapter
+
+    @staticmethod
+    def of_row(row: TokenRow) -> TokenRecord:
+        """Return the record that has these values."""
+        prompt, sampled, logprobs, reason, adapter = row
+        return TokenRecord(tuple(prompt), tuple(sampled), tuple(logprobs), reason, adapter)
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.prompt)} prompt tokens, {len(self.sampled)} sampled"
+        return f"TokenRecord({sizes}, finish_reason={self.finish_reason!r}, adapter={self.adapter!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter: its folder, and the digest of what the folder holds, which is its version."""
+
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One thing asked of a language model.
+
+    ``seed`` names the request's own random stream (64 bits): the same request with the same seed gives
+    the same text on an engine that can promise it. ``temperature`` 0 means greedy. ``stop`` strings end
+    the text and are not part of it. ``adapter`` is what to sample with, besides the base model.
+    ``want_tokens`` asks for a `TokenRecord`. ``cue`` is how the answer begins: engines that can put words
+    into the model's mouth do so, others show the cue at the end of the last message; it is never part of the
+    completion's text.
+    """
+
+    messages: tuple[Message, ...]
+    max_tokens: int = 256
+    temperature: float = 0.0
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+    adapter: Adapter | None = None
+    want_tokens: bool = False
+    timeout: float | None = None
+    cue: str = ""
+
+    @property
+    def cued(self) -> tuple[Message, ...]:
+        """The messages with the cue shown, for engines that cannot begin the answer."""
+        if not self.cue:
+            return self.messages
+        *earlier, last = self.messages
+        return (*earlier, Message(last.role, f"{last.content}\n{self.cue}"))
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A model's answer."""
+
+    text: str
+    usage: Usage = NO_USAGE
+    finish_reason: FinishReason = "stop"
+    tokens: TokenRecord | None = None
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A language model that answers requests.
+
+    ``concurrency`` is how many requests may be in flight at once; the executor enforces it.
+    Errors worth retrying are raised as `TransientError`, others as `CallError` or anything else.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name that goes into cache keys: a model and whatever changes its answers."""
+        ...
+
+    @property
+    def concurrency(self) -> int:
+        """How many requests may be in flight at once."""
+        ...
+
+    @property
+    def remote(self) -> bool:
+        """Whether an answer may never come; time limits do not count a wait for a model in this process."""
+        ...
+
+    @property
+    def priced(self) -> bool:
+        """Whether the cost in `Usage` is known; if not, the engine cannot be used under a cost budget."""
+        ...
+
+    async def generate(self, request: Request) -> Completion:
+        """Answer one request."""
+        ...
+
+    def worst_case(self, request: Request) -> Usage:
+        """Return an upper bound of what the request can cost, for the budget to reserve."""
+        ...
+
+    async def aclose(self) -> None:
+        """Free what the engine holds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a metric says of one output.
+
+    ``value`` is the number to raise, ``feedback`` words for optimizers that read, ``parts`` named
+    sub-scores for the report.
+    """
+
+    value: float
+    feedback: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Example:
+    """One row of data: what the system reads (``inputs``) and what the metric compares with (``gold``)."""
+
+    id: str
+    inputs: Values
+    gold: Values = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Example({self.id!r}, inputs={short(self.inputs)}, gold={short(self.gold)})"
+
+
+@runtime_checkable
+class Metric(Protocol):
+    """Scores a system's outputs against one example; `score` may also return an awaitable."""
+
+    @property
+    def name(self) -> str:
+        """A short name for tables."""
+        ...
+
+    def score(self, outputs: Values, example: Example) -> Score | Awaitable[Score]:
+        """Return a `Score`, or an awaitable of one."""
+        ...
+
+
+class Retrieving(Protocol):
+    """An index that answers queries with passages, best first."""
+
+    def search(self, query: str, k: int) -> Sequence[Values]:
+        """Return at most ``k`` passages."""
+        ...

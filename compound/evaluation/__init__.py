@@ -1,0 +1,1 @@
+"""Evaluate a system: data sets, metrics, evaluations, and the statistics of scores."""

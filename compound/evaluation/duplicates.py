@@ -1,0 +1,161 @@
+"""Equal examples in several splits, or several times in one.
+
+An example that is learned from and then measured on says nothing about new data. Examples are compared as
+they are, and normalised: Unicode NFKC, letters in lower case, runs of white space as one space. Only digests
+are kept, so that files larger than memory can be compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+from compound.engine import Example
+from compound.errors import DataError
+from compound.evaluation.dataset import ROLES, Dataset
+from compound.graph.configuration import canonical, readable
+
+NAMES = {"train": "train", "valid": "validation", "test": "test"}
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Examples of one split that equal examples of another, or earlier ones of the same.
+
+    Attributes:
+        first, second: the splits; the same twice for repetitions within one.
+        exact: examples of the second split whose inputs equal those of an example of the first.
+        normalised: the same after normalisation; holds those that are exact.
+        with_gold: of the normalised, those whose other columns are equal, too.
+        example: ids of one pair.
+    """
+
+    first: str
+    second: str
+    exact: int
+    normalised: int
+    with_gold: int
+    example: tuple[str, str]
+
+    @property
+    def across(self) -> bool:
+        """Whether two different splits are concerned."""
+        return self.first != self.second
+
+    def __str__(self) -> str:
+        where = (
+            f"of the {NAMES[self.second]} examples, {self.normalised} have the inputs of a "
+            f"{NAMES[self.first]} example"
+            if self.across
+            else f"{self.normalised} {NAMES[self.first]} examples repeat the inputs of an earlier one"
+        )
+        same = f"{self.exact} exactly, {self.normalised - self.exact} after normalisation"
+        other = self.normalised - self.with_gold
+        gold = f"; {other} of them with other gold values" if other else ""
+        return f"{where} ({same}{gold}), such as {self.second} {self.example[1]!r} and {self.first} " \
+               f"{self.example[0]!r}"  # fmt: skip
+
+
+Digests = dict[bytes, str]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Digests of a split's examples with the id of the first example of each."""
+
+    exact: Digests
+    normalised: Digests
+    gold: Digests
+
+
+def overlaps(splits: Mapping[str, Iterable[Example]], id_column: str = "id") -> list[Overlap]:
+    """Return what is equal between splits and within each, in the order train, valid, test.
+
+    Args:
+        splits: examples by role; each is read once.
+        id_column: the column that identifies a row, which does not count as gold.
+
+    >>> one, two = Example("a", {"q": "Lima?"}), Example("b", {"q": "  LIMA?"})
+    >>> [(o.first, o.second, o.exact, o.normalised) for o in overlaps({"train": [one], "test": [two]})]
+    [('train', 'test', 0, 1)]
+    """
+    seen: dict[str, _Seen] = {}
+    counts: dict[tuple[str, str], _Count] = {}
+    for role in [role for role in ROLES if role in splits]:
+        own = _Seen({}, {}, {})
+        for example in splits[role]:
+            keys = _digests(example, id_column)
+            for other, known in (*seen.items(), (role, own)):
+                counts.setdefault((other, role), _Count()).add(known, keys, example.id)
+            for table, key in zip((own.exact, own.normalised, own.gold), keys, strict=True):
+                table.setdefault(key, example.id)
+        seen[role] = own
+    pairs = [*combinations(seen, 2), *((role, role) for role in seen)]
+    found = {pair: counts[pair] for pair in pairs if pair in counts}
+    return [
+        Overlap(*pair, count.exact, count.normalised, count.gold, count.example)
+        for pair, count in found.items()
+        if count.example is not None
+    ]
+
+
+@dataclass
+class _Count:
+    """How many examples of one split are equal to one of another, and the first two that are."""
+
+    exact: int = 0
+    normalised: int = 0
+    gold: int = 0
+    example: tuple[str, str] | None = None
+
+    def add(self, known: _Seen, keys: tuple[bytes, bytes, bytes], name: str) -> None:
+        exact, normalised, gold = keys
+        self.exact += exact in known.exact
+        self.normalised += normalised in known.normalised
+        self.gold += gold in known.gold
+        if self.example is None and normalised in known.normalised:
+            self.example = (known.normalised[normalised], name)
+
+
+def _digests(example: Example, id_column: str) -> tuple[bytes, bytes, bytes]:
+    inputs = readable(dict(example.inputs))
+    gold = {name: value for name, value in example.gold.items() if name not in {*example.inputs, id_column}}
+    plain = _normalised(inputs)
+    return _digest(inputs), _digest(plain), _digest([plain, _normalised(readable(gold))])
+
+
+def _digest(value: object) -> bytes:
+    return hashlib.blake2b(canonical(value).encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+def _normalised(value: object) -> object:
+    if isinstance(value, str):
+        return " ".join(unicodedata.normalize("NFKC", value).casefold().split())
+    if isinstance(value, Mapping):
+        return {key: _normalised(item) for key, item in value.items()}
+    return [_normalised(item) for item in value] if isinstance(value, list) else value
+
+
+def in_data(data: Dataset, inputs: list[str]) -> list[Overlap]:
+    """Return the overlaps of all rows of a data set, whatever part of them a run would read."""
+    splits: dict[str, Iterator[Example]] = {
+        role: data.stream(role, inputs) for role in ROLES if data.has(role)
+    }
+    return overlaps(splits, data.id)
+
+
+def refuse(found: list[Overlap]) -> None:
+    """Raise where splits share examples.
+
+    Raises:
+        DataError: with every overlap between two splits.
+    """
+    shared = [str(overlap) for overlap in found if overlap.across]
+    if shared:
+        raise DataError(
+            f"splits share examples: {'; '.join(shared)}",
+            hint="remove them from one of the two splits, or leave out --strict",
+        )

@@ -1,0 +1,375 @@
+"""Running a system over many examples and scoring it: bounded memory, results in input order.
+
+A failed run scores ``failure_score``, is counted, and stays in the mean. When more than ``max_failed`` of
+an evaluation fails, something is broken and the evaluation stops with the most frequent reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NoReturn, NotRequired, TypedDict
+
+from compound.engine import NO_USAGE, Example, Metric, Usage, UsageDocument, UsageRow
+from compound.errors import (
+    CallError,
+    CompoundError,
+    DeclarationError,
+    TooManyFailures,
+    TransientError,
+    first_of,
+)
+from compound.evaluation.metrics import apply, bounds_of
+from compound.evaluation.statistics import (
+    Bounds,
+    Interval,
+    IntervalDocument,
+    cluster_mean_interval,
+    paired_interval,
+)
+from compound.execution.executor import Executor, Settings
+from compound.execution.trace import Failure, FailureRow, Trace
+from compound.formatting import shown
+from compound.graph.system import System
+
+WINDOW = 4  # times the concurrency: how far runs may be ahead of the slowest one
+
+
+class Summary(IntervalDocument):
+    """The mean of an evaluation with its interval, and how many runs failed, as JSON types."""
+
+    failed: int
+
+
+class EvaluationDocument(TypedDict):
+    """An `Evaluation` as JSON types; a row holds the values of a `Row` in their order."""
+
+    configuration: str
+    rows: list[tuple[str, int, float, FailureRow | None]]
+    usage: UsageDocument | UsageRow
+    system_runs: float
+    bounds: NotRequired[Sequence[float] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One scored run."""
+
+    example: str
+    sample: int
+    score: float
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation:
+    """Scores of one configuration on some examples, in input order, with what they cost.
+
+    ``bounds`` are the least and the greatest score possible, ``None`` if the metric does not state them.
+    """
+
+    configuration: str
+    rows: tuple[Row, ...]
+    usage: Usage = NO_USAGE
+    system_runs: float = 0.0
+    bounds: Bounds | None = None
+
+    @functools.cached_property
+    def scores(self) -> tuple[float, ...]:
+        """One score for each example: the mean of its repeats."""
+        return tuple(sum(group) / len(group) for group in self._groups().values())
+
+    def by_example(self) -> dict[str, float]:
+        """Return the score of each example, the mean of its repeats."""
+        return dict(zip(self._groups(), self.scores, strict=True))
+
+    def _groups(self) -> dict[str, list[float]]:
+        groups: dict[str, list[float]] = {}
+        for row in self.rows:
+            groups.setdefault(row.example, []).append(row.score)
+        return groups
+
+    @property
+    def interval(self) -> Interval:
+        """The mean over examples with its 95 % interval."""
+        return cluster_mean_interval(list(self._groups().values()), bounds=self.bounds)
+
+    @property
+    def mean(self) -> float:
+        """The mean over examples."""
+        return sum(self.scores) / len(self.scores)
+
+    @property
+    def failed(self) -> int:
+        """How many runs failed."""
+        return sum(row.failure is not None for row in self.rows)
+
+    def failures(self) -> list[tuple[str, int]]:
+        """Return the failures' kinds and messages with their counts, most frequent first."""
+        return Counter(f"{r.failure.kind}: {r.failure.message}" for r in self.rows if r.failure).most_common()
+
+    def summary(self) -> Summary:
+        """Return ``mean, low, high, n, failed`` for reports; limits that nothing is known of are ``None``."""
+        return {**self.interval.to_json(), "failed": self.failed}
+
+    def __repr__(self) -> str:
+        if not self.rows:
+            return "Evaluation(n=0)"
+        interval = self.interval.to_json()
+        low, high = interval["low"], interval["high"]
+        return shown(
+            "Evaluation",
+            mean=f"{interval['mean']:.4g}",
+            **({} if low is None else {"interval": f"[{low:.4g}, {high:.4g}]"}),
+            n=str(interval["n"]),
+            failed=str(self.failed),
+            system_runs=f"{self.system_runs:g}",
+            calls=str(self.usage.calls),
+        )
+
+    def to_json(self) -> EvaluationDocument:
+        """Return everything as JSON types."""
+        usage = self.usage
+        return {
+            "configuration": self.configuration,
+            "rows": [(r.example, r.sample, r.score, r.failure.row if r.failure else None) for r in self.rows],
+            "usage": usage.to_json(),
+            "system_runs": self.system_runs,
+            "bounds": self.bounds,
+        }
+
+    @staticmethod
+    def from_json(data: EvaluationDocument) -> Evaluation:
+        """Read what `to_json` wrote; bounds that its scores do not keep count as unknown."""
+        rows = tuple(Row(e, s, v, Failure(*f) if f else None) for e, s, v, f in data["rows"])
+        low, high = data.get("bounds") or (math.inf, -math.inf)
+        bounds = (low, high) if all(low <= row.score <= high for row in rows) else None
+        return Evaluation(
+            data["configuration"], rows, Usage.from_json(data["usage"]), data["system_runs"], bounds
+        )
+
+
+def gain_interval(before: Evaluation, after: Evaluation) -> Interval:
+    """Return the mean gain over the examples that both evaluations hold, with its 95 % interval.
+
+    Raises:
+        ValueError: they share no example.
+    """
+    old, new = before.by_example(), after.by_example()
+    both = [example for example in old if example in new]
+    bounds = joint_bounds(before.bounds, after.bounds)
+    return paired_interval([old[e] for e in both], [new[e] for e in both], bounds=bounds)
+
+
+def joint_bounds(*bounds: Bounds | None) -> Bounds | None:
+    """Return bounds that hold scores of every kind given, ``None`` if one of them is unknown.
+
+    >>> joint_bounds((0.0, 1.0), (-1.0, 0.5)), joint_bounds((0.0, 1.0), None)
+    ((-1.0, 1.0), None)
+    """
+    known = [pair for pair in bounds if pair is not None]
+    if not known or len(known) < len(bounds):
+        return None
+    return min(low for low, _ in known), max(high for _, high in known)
+
+
+def score_bounds(metric: Metric, rules: Rules) -> Bounds | None:
+    """Return the range of the scores of an evaluation: the metric's, and what a failed run scores."""
+    return joint_bounds(bounds_of(metric), (rules.failure_score, rules.failure_score))
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How an evaluation is run and how failures count.
+
+    ``settings`` are those that calls run with instead of their component's own, as in `Executor.run`.
+    """
+
+    concurrency: int = 64
+    failure_score: float = 0.0
+    max_failed: float = 0.5
+    cache: bool = True
+    settings: Settings = field(default_factory=dict)
+
+
+OnTrace = Callable[[Example, Trace], None]
+
+
+async def evaluate(
+    executor: Executor,
+    system: System,
+    examples: Sequence[Example],
+    metric: Metric,
+    *,
+    samples: Sequence[int] = (0,),
+    rules: Rules | None = None,
+    on_trace: OnTrace | None = None,
+) -> Evaluation:
+    """Run and score ``system`` on every example, once for each sample index.
+
+    Args:
+        executor: runs it, with its cache and its budget.
+        system: bound to the configuration to measure.
+        examples: at least one.
+        metric: scores the outputs.
+        samples: sample indices; several are repeats of each example.
+        rules: concurrency and the treatment of failures.
+        on_trace: receives each scored trace, in input order.
+
+    Raises:
+        TooManyFailures: more than ``rules.max_failed`` of the runs failed.
+        BudgetExhausted: the budget ended before all examples were run.
+    """
+    results = await evaluate_all(
+        executor, [system], examples, metric, samples=samples, rules=rules, on_trace=on_trace
+    )
+    return results[0]
+
+
+async def evaluate_all(
+    executor: Executor,
+    systems: Sequence[System],
+    examples: Sequence[Example],
+    metric: Metric,
+    *,
+    samples: Sequence[int] = (0,),
+    rules: Rules | None = None,
+    on_trace: OnTrace | None = None,
+) -> list[Evaluation]:
+    """Evaluate several configurations on the same examples, all runs in flight together."""
+    if not examples or not samples:
+        raise DeclarationError("an evaluation needs at least one example and one sample index")
+    rules = rules or Rules()
+    bounds = score_bounds(metric, rules)  # a metric that states impossible ones is refused before any run
+    jobs = [(system, example, sample) for system in systems for example in examples for sample in samples]
+    collectors = [_Collector(executor, rules, len(examples) * len(samples), on_trace) for _ in systems]
+    in_order = _InOrder(collectors, WINDOW * rules.concurrency)
+    waiting = iter(enumerate(jobs))
+    turn = asyncio.Lock()
+
+    async def next_job() -> tuple[int, tuple[System, Example, int]] | None:
+        """Take the next job once the budget holds it: strictly in order, so that no later one overtakes."""
+        async with turn:
+            numbered = next(waiting, None)
+            if numbered is not None:
+                await in_order.near(numbered[0])
+                await executor.meter.reserve_run()
+            return numbered
+
+    async def worker() -> None:
+        while (numbered := await next_job()) is not None:
+            number, (system, example, sample) = numbered
+            trace = await executor.run(
+                system, example.inputs, example=example.id, sample=sample, cache=rules.cache,
+                settings=rules.settings,
+            )  # fmt: skip
+            in_order.add(number, example, await score(trace, metric, example, rules))
+
+    try:
+        with executor.batch():
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(rules.concurrency, len(jobs))):
+                    group.create_task(worker())
+    except BaseExceptionGroup as errors:
+        executor.meter.release_runs()
+        raise first_of(errors) from None
+    return [
+        Evaluation(system.configuration.digest, tuple(c.rows), c.usage, c.system_runs, bounds)
+        for system, c in zip(systems, collectors, strict=True)
+    ]
+
+
+class _InOrder:
+    """Takes traces in any order and hands them on in job order, one collector after the other.
+
+    A slow run must not let the ones behind it pile up: jobs start within ``window`` of the next in order.
+    """
+
+    def __init__(self, collectors: Sequence[_Collector], window: int) -> None:
+        self._collectors = collectors
+        self._window = window
+        self._early: dict[int, tuple[Example, Trace]] = {}
+        self._next = 0
+        self._moved = asyncio.Event()
+
+    async def near(self, number: int) -> None:
+        """Wait until job ``number`` is within the window."""
+        while number >= self._next + self._window:
+            self._moved.clear()
+            await self._moved.wait()
+
+    def add(self, number: int, example: Example, trace: Trace) -> None:
+        self._early[number] = (example, trace)
+        while self._next in self._early:
+            collector = self._collectors[self._next // self._collectors[0].total]
+            collector.take(*self._early.pop(self._next))
+            self._next += 1
+            self._moved.set()
+
+
+class _Collector:
+    """Adds up the traces of one evaluation."""
+
+    def __init__(self, executor: Executor, rules: Rules, total: int, on_trace: OnTrace | None) -> None:
+        self._executor = executor
+        self._rules = rules
+        self.total = total
+        self._on_trace = on_trace
+        self._failures: Counter[str] = Counter()
+        self.rows: list[Row] = []
+        self.usage = NO_USAGE
+        self.system_runs = 0.0
+
+    def take(self, example: Example, trace: Trace) -> None:
+        self._executor.settle(trace)
+        assert trace.score is not None  # scored before it came here
+        self.rows.append(Row(example.id, trace.sample, trace.score, trace.failure))
+        self.usage += trace.usage
+        self.system_runs += trace.equivalents
+        if self._on_trace is not None:
+            self._on_trace(example, trace)
+        if trace.failure is not None:
+            self._failures[f"{trace.failure.kind}: {trace.failure.message}"] += 1
+            self._stop_when_broken()
+
+    def _stop_when_broken(self) -> None:
+        if self._failures.total() > self._rules.max_failed * self.total:
+            refuse_broken(self._failures.most_common(), self.total, self._rules)
+
+
+def refuse_broken(failures: Sequence[tuple[str, int]], total: int, rules: Rules) -> NoReturn:
+    """Raise `TooManyFailures` with the most frequent of the failures."""
+    reason, count = failures[0]
+    raise TooManyFailures(
+        f"{sum(times for _, times in failures)} of {total} runs failed, more than the share max_failed="
+        f"{rules.max_failed:g} allows; most often ({count} times): {reason}",
+        hint="mend the cause, or raise max_failed",
+    )
+
+
+async def score(trace: Trace, metric: Metric, example: Example, rules: Rules) -> Trace:
+    """Score a trace; a failed run gets the failure score, and so does one whose metric fails.
+
+    What failed by an error that may pass, such as a judge that was gone, keeps that kind.
+    """
+    if trace.failure is not None:
+        return trace.scored(rules.failure_score, f"the run failed: {trace.failure.message}")
+    try:
+        found = await apply(metric, trace.outputs, example)
+    except (TransientError, ConnectionError, TimeoutError) as error:
+        return _metric_failed(trace, Failure(TransientError.kind, f"metric: {error}"), rules)
+    except CallError as error:
+        return _metric_failed(trace, Failure("metric", str(error)), rules)
+    except CompoundError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a user's metric may raise anything; it is that run's failure
+        return _metric_failed(trace, Failure("metric", f"{type(error).__name__}: {error}"), rules)
+    return trace.scored(found.value, found.feedback, found.parts)
+
+
+def _metric_failed(trace: Trace, failure: Failure, rules: Rules) -> Trace:
+    return replace(trace, failure=failure).scored(rules.failure_score, failure.message)

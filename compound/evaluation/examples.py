@@ -1,0 +1,111 @@
+"""Examples as a system reads them: the values of its inputs checked and, from CSV, converted.
+
+A data set knows its columns but not the system. Here rows meet the declared inputs, before anything is spent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from compound.engine import Example
+from compound.errors import DataError
+from compound.evaluation.dataset import Dataset, Split
+from compound.graph.types import accepts, convert, spell
+
+CSV = (".csv", ".csv.gz")
+
+
+def read_examples(
+    data: Dataset,
+    role: Split,
+    inputs: Mapping[str, object],
+    *,
+    limit: int | None = None,
+    seed: int | None = None,
+) -> list[Example]:
+    """Return the examples of a role, each with values of the types that the inputs declare.
+
+    Args:
+        data: where the rows are.
+        role: which part to read.
+        inputs: the types of the system's inputs by name.
+        limit, seed: as in `Dataset.examples`.
+
+    Raises:
+        DataError: a row is unusable, or one of its values does not belong to the type of its input.
+    """
+    found = data.examples(role, list(inputs), limit=limit, seed=seed)
+    return typed(found, inputs, f"{data.path}, {role} split", text=_is_csv(data, role))
+
+
+def typed(
+    examples: Sequence[Example], inputs: Mapping[str, object], where: str, *, text: bool = False
+) -> list[Example]:
+    """Return examples whose values belong to the types of the inputs.
+
+    Args:
+        examples: as they were read.
+        inputs: the types of the inputs by name.
+        where: begins the message of an error.
+        text: whether the values are cells of a CSV file, which are converted.
+
+    Raises:
+        DataError: a value does not belong to its type; the message names the first one, and how many rows
+            hold such values.
+
+    >>> typed([Example("a", {"n": "5"})], {"n": int}, "dev.csv", text=True)[0].inputs["n"]
+    5
+    """
+    found, wrong = [], []
+    for example in examples:
+        values = {name: _fitting(kind, example.inputs[name], text) for name, kind in inputs.items()}
+        problems = [name for name, kind in inputs.items() if not accepts(kind, values[name])]
+        if problems:
+            wrong.append((example, problems[0]))
+        found.append(replace(example, inputs=MappingProxyType(values)) if text else example)
+    if wrong:
+        example, name = wrong[0]
+        kind, value = inputs[name], example.inputs[name]
+        told = f"input {name!r} must be {spell(kind)}, but got {value!r:.200}"
+        many = f"; {len(wrong)} of {len(examples)} rows hold such values" if len(wrong) > 1 else ""
+        raise DataError(
+            f"{where}, row {example.id!r}: {told}{many}",
+            hint=f"correct the data, or the type of {name!r} under inputs",
+        )
+    return found
+
+
+def _fitting(kind: object, value: object, text: bool) -> object:
+    """Return a value; a cell that does not belong to the type as it stands is converted, if it can be."""
+    if not text or not isinstance(value, str) or accepts(kind, value):
+        return value
+    try:
+        return from_text(kind, value)
+    except ValueError:
+        return value
+
+
+def from_text(kind: object, text: str) -> object:
+    """Read a value of a type from text: as JSON where that gives one, else as the text says.
+
+    >>> from_text(int, "5"), from_text(str, "5"), from_text(list[str], '["a"]')
+    (5, '5', ['a'])
+
+    Raises:
+        ValueError: the text holds no such value.
+    """
+    if kind is str:
+        return text
+    try:
+        return convert(kind, json.loads(text))
+    except ValueError:
+        return convert(kind, text)
+
+
+def _is_csv(data: Dataset, role: Split) -> bool:
+    """Return whether a role is read from a CSV file, whose cells are all text."""
+    file = data.file(role)
+    return file is not None and file.name.endswith(CSV)

@@ -1,0 +1,241 @@
+"""Confidence intervals and tests for scores.
+
+Intervals of scores whose range is known cannot leave it (`compound.evaluation.bounded_mean`);
+benchmarks/measure/interval_coverage.py measures how often they hold the true mean, beside the alternatives
+(docs/adr/0024). An improvement is accepted by `paired_test`, which is valid for any score (no normality).
+The loop divides ``alpha`` over its planned decisions, so that a run errs with probability ``alpha`` at most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from compound.evaluation.bounded_mean import lower_limit
+
+EXACT_UP_TO = 14
+FLIPS = 20_000
+_CHUNK = 1_000
+
+Values = Sequence[float] | NDArray[np.float64]
+Bounds = tuple[float, float]
+"""The least and the greatest value that a score can have."""
+
+UNIT: Bounds = (0.0, 1.0)
+ROUNDING = 1e-9  # of the range: what a sum of floats may be beyond it
+
+
+class IntervalDocument(TypedDict):
+    """An `Interval` as JSON types; limits that are infinite are ``None``."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean, its confidence limits (infinite where nothing bounds them), and how many values it rests on."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    def to_json(self) -> IntervalDocument:
+        """Return the four numbers by name; limits that are infinite are ``None``."""
+        low, high = (limit if math.isfinite(limit) else None for limit in (self.low, self.high))
+        return {"mean": self.mean, "low": low, "high": high, "n": self.n}
+
+
+def mean_interval(values: Values, level: float = 0.95, *, bounds: Bounds | None = None) -> Interval:
+    """Return the mean of independent values with a two-sided confidence interval.
+
+    With ``bounds`` the interval is Gaffke's: it lies within the bounds, contains the mean, makes no
+    assumption on the distribution, and is never of zero width. Without, it is Student's, which assumes means
+    that are close to normal and may leave a range that is not stated; its limits are infinite where it has
+    nothing to go by: for one value, and for values that are all equal.
+
+    Args:
+        values: The values, at least one, all finite.
+        level: How often intervals made like this hold the true mean.
+        bounds: The least and the greatest value possible, or ``None`` if they are not known.
+
+    Raises:
+        ValueError: There is no value, one is not finite, or one lies outside the bounds.
+
+    >>> interval = mean_interval([1.0, 1.0, 1.0], bounds=(0.0, 1.0))
+    >>> interval.mean, round(interval.low, 3), interval.high
+    (1.0, 0.292, 1.0)
+    >>> interval = mean_interval([1.0, 2.0, 3.0])
+    >>> interval.mean, round(interval.low, 3), round(interval.high, 3)
+    (2.0, -0.484, 4.484)
+    """
+    numbers = _checked(values)
+    _check_share(level=level)
+    if bounds is not None:
+        return _bounded(numbers, level, _checked_bounds(numbers, bounds))
+    n, mean = len(numbers), float(numbers.mean())
+    if np.ptp(numbers) == 0:
+        return Interval(float(numbers[0]), -math.inf, math.inf, n)
+    half = _student(n, level) * float(numbers.std(ddof=1)) / math.sqrt(n)
+    return Interval(mean, mean - half, mean + half, n)
+
+
+def cluster_mean_interval(
+    clusters: Iterable[Values], level: float = 0.95, *, bounds: Bounds | None = None
+) -> Interval:
+    """Return the mean over examples of which each was run several times.
+
+    Repeats of one example are not independent: each example's repeats are averaged first, every example
+    weighs the same, and ``n`` counts examples.
+
+    >>> cluster_mean_interval([[1.0, 1.0, 1.0], [0.0]]).mean
+    0.5
+    """
+    means = [float(_checked(repeats).mean()) for repeats in clusters]
+    return mean_interval(means, level, bounds=bounds)
+
+
+def paired_interval(
+    before: Values, after: Values, level: float = 0.95, *, bounds: Bounds | None = None
+) -> Interval:
+    """Return the mean of ``after - before`` over the same examples, with its interval.
+
+    ``bounds`` are those of the scores; the difference of scores in [0, 1] lies in [-1, 1].
+
+    >>> interval = paired_interval([0.0, 0.5, 1.0], [1.0, 1.0, 1.0], bounds=(0.0, 1.0))
+    >>> interval.mean, round(interval.low, 3), round(interval.high, 3)
+    (0.5, -0.578, 0.933)
+    """
+    widest = None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
+    return mean_interval(_differences(before, after), level, bounds=widest)
+
+
+def interval_of_means(values: Values, level: float = 0.95, *, bounds: Bounds | None = None) -> Interval:
+    """Return the mean of a few values that are means of many scores themselves, such as one for each seed.
+
+    Such values are close to normal, which `mean_interval` cannot know: of three values that may be anything
+    in [0, 1] it can say little. With ``bounds`` this is Wilson's score interval with Student's quantile and
+    the variance of the values in place of the binomial one; it equals Student's in the middle of the range
+    and cannot leave it. Its limits are infinite for a single value, and for values that are all equal.
+
+    >>> interval = interval_of_means([0.98, 0.99, 1.0], bounds=(0.0, 1.0))
+    >>> round(interval.mean, 3), round(interval.low, 3), round(interval.high, 3)
+    (0.99, 0.924, 0.999)
+    """
+    numbers = _checked(values)
+    _check_share(level=level)
+    n, mean = len(numbers), float(numbers.mean())
+    if np.ptp(numbers) == 0:
+        return Interval(float(numbers[0]), -math.inf, math.inf, n)
+    half = _student(n, level) * float(numbers.std(ddof=1)) / math.sqrt(n)
+    if bounds is None:
+        return Interval(mean, mean - half, mean + half, n)
+    low, high = _checked_bounds(numbers, bounds)
+    share, relative = min(max((mean - low) / (high - low), ROUNDING), 1 - ROUNDING), half / (high - low)
+    k = relative**2 / (share * (1 - share))
+    middle = (share + k / 2) / (1 + k)
+    reach = math.sqrt(k * share * (1 - share) + k**2 / 4) / (1 + k)
+    limits = [low + (high - low) * min(max(limit, 0.0), 1.0) for limit in (middle - reach, middle + reach)]
+    return Interval(mean, min(limits[0], mean), max(limits[1], mean), n)
+
+
+def paired_test(before: Values, after: Values, *, rng: np.random.Generator) -> float:
+    """Return the p-value of "``after`` is no better than ``before``" over the same examples.
+
+    A one-sided sign-flip permutation test of the mean difference: if nothing changed, every difference
+    is as likely as its negative. Zero differences carry no evidence. With up to 14 others all sign
+    patterns are counted and ``rng`` is not touched; with more, 20,000 random ones, where the +1
+    correction keeps the test valid (Phipson and Smyth 2010). The order of the examples does not matter.
+
+    >>> paired_test([0, 0, 0, 0], [1, 1, 1, 1], rng=np.random.default_rng(0))
+    0.0625
+    """
+    every = _differences(before, after)
+    differences = np.sort(every[every != 0])
+    if not len(differences):
+        return 1.0
+    # Patterns whose sum equals the observed one must count in spite of rounding.
+    threshold = differences.sum() - 1e-9 * np.abs(differences).sum()
+    if len(differences) <= EXACT_UP_TO:
+        patterns = np.arange(2 ** len(differences))[:, None] >> np.arange(len(differences)) & 1
+        return float(np.mean((1 - 2 * patterns) @ differences >= threshold))
+    reached = 0
+    for _ in range(FLIPS // _CHUNK):
+        signs = 1 - 2 * rng.integers(0, 2, size=(_CHUNK, len(differences)), dtype=np.int8)
+        reached += int(np.sum(signs @ differences >= threshold))
+    return (reached + 1) / (FLIPS + 1)
+
+
+def binomial_upper(successes: int, n: int, level: float = 0.95) -> float:
+    """Return the exact one-sided upper limit of a probability (Clopper and Pearson 1934).
+
+    >>> round(binomial_upper(0, 10), 4)
+    0.2589
+    """
+    if not 0 <= successes <= n:
+        raise ValueError(f"0 <= successes <= n must hold, got successes={successes}, n={n}")
+    _check_share(level=level)
+    if successes == n:
+        return 1.0
+    return float(special.betaincinv(successes + 1, n - successes, level))
+
+
+def binomial_tail(successes: int, n: int, share: float) -> float:
+    """Return the probability of at least so many successes of ``n``, each of which has the same chance.
+
+    >>> round(binomial_tail(7, 8, 0.5), 4)
+    0.0352
+    """
+    return float(special.bdtrc(successes - 1, n, share)) if successes else 1.0
+
+
+def _bounded(numbers: NDArray[np.float64], level: float, bounds: Bounds) -> Interval:
+    low, high = bounds
+    mean = min(max(float(numbers.mean()), low), high)
+    shares = np.clip((numbers - low) / (high - low), 0.0, 1.0)  # of rounding only: all lie within the bounds
+    one_sided = (1 + level) / 2
+    least = low + (high - low) * lower_limit(shares, one_sided)
+    most = high - (high - low) * lower_limit(1 - shares, one_sided)
+    return Interval(mean, max(low, min(least, mean)), min(high, max(most, mean)), len(numbers))
+
+
+def _student(n: int, level: float) -> float:
+    return float(special.stdtrit(n - 1, (1 + level) / 2))
+
+
+def _checked_bounds(numbers: NDArray[np.float64], bounds: Bounds) -> Bounds:
+    low, high = bounds
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ValueError(f"bounds must be finite numbers with low < high, got {bounds!r}")
+    slack = ROUNDING * (high - low)
+    if numbers.min() < low - slack or numbers.max() > high + slack:
+        raise ValueError(f"values must lie in {bounds!r}, got {numbers.min():g} to {numbers.max():g}")
+    return bounds
+
+
+def _differences(before: Values, after: Values) -> NDArray[np.float64]:
+    if len(before) != len(after):
+        raise ValueError(f"paired scores must be of the same examples, got {len(before)} and {len(after)}")
+    return _checked(after) - _checked(before)
+
+
+def _checked(values: Values) -> NDArray[np.float64]:
+    numbers = np.asarray(values, dtype=np.float64)
+    if numbers.ndim != 1 or not len(numbers) or not np.isfinite(numbers).all():
+        raise ValueError(f"at least one value and only finite ones must be given, got {values!r:.80}")
+    return numbers
+
+
+def _check_share(**share: float) -> None:
+    for name, value in share.items():
+        if not 0 < value < 1:
+            raise ValueError(f"0 < {name} < 1 must hold, got {name}={value}")

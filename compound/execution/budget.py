@@ -1,0 +1,353 @@
+"""Budgets are promises: a request's worst case is reserved before it is sent.
+
+What was reserved and not used is given back. When the rest does not fit, callers wait for reservations
+in flight to settle, and only then the budget counts as exhausted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import astuple, dataclass, fields
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt
+
+from compound.engine import NO_USAGE, Usage
+from compound.errors import BudgetExhausted, DeclarationError
+from compound.storage.state import State
+
+HINT = "raise the limit; a run that has not ended yet then goes on"
+MARGIN = 0.2  # of the runs that limits other than system_runs are expected to hold
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Hard limits; ``None`` means no limit.
+
+    Attributes:
+        system_runs: runs of the system, forks and cached runs counting as the fraction really executed.
+        calls: engine calls.
+        tokens: prompt and completion tokens.
+        cost: US dollars.
+        minutes: wall-clock minutes, over all attempts of a run.
+
+    >>> Budget(calls=-1)
+    Traceback (most recent call last):
+    compound.errors.DeclarationError: budget: calls must be >= 0, but got -1
+    """
+
+    system_runs: float | None = None
+    calls: int | None = None
+    tokens: int | None = None
+    cost: float | None = None
+    minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is not None and not value >= 0:
+                raise DeclarationError(f"budget: {item.name} must be >= 0, but got {value!r}")
+
+    def share(self, part: float) -> Budget:
+        """Return this budget with everything but ``system_runs`` scaled; counts are rounded down."""
+        return Budget(
+            system_runs=self.system_runs,
+            calls=None if self.calls is None else int(self.calls * part),
+            tokens=None if self.tokens is None else int(self.tokens * part),
+            cost=None if self.cost is None else self.cost * part,
+            minutes=None if self.minutes is None else self.minutes * part,
+        )
+
+
+def _checked_usage(usage: Usage) -> Usage:
+    if not all(0 <= number < math.inf for number in astuple(usage)):
+        raise ValueError("must hold finite numbers that are not negative")
+    return usage
+
+
+StoredUsage = Annotated[Usage, AfterValidator(_checked_usage)]
+
+
+class MeterState(State):
+    """Spending, as a checkpoint stores it; see the attributes of `Meter`."""
+
+    usage: StoredUsage
+    system_runs: NonNegativeFloat
+    runs: NonNegativeInt
+    seconds: NonNegativeFloat
+    incidents: dict[str, int] = Field(default_factory=dict)
+
+
+class Meter:
+    """Counts what is spent and reserved against a `Budget`.
+
+    Args:
+        budget: the limits.
+        clock: in seconds.
+        whole: what the budget is a part of: messages then say the user's own numbers, too.
+        rest: what the other part is for, in words.
+
+    Attributes:
+        incidents: how often something went wrong at a server: ``rate_limited`` and ``lost`` requests,
+            ``usage_corrected`` answers, and the ``milliseconds_waited`` for rate limits.
+
+    >>> meter = Meter(Budget(system_runs=10))
+    >>> meter.charge_runs(0.25)
+    >>> meter.remaining_runs()
+    9.75
+    """
+
+    def __init__(
+        self,
+        budget: Budget | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        whole: Budget | None = None,
+        rest: str = "",
+    ) -> None:
+        self.budget = budget or Budget()
+        self._whole, self._rest = whole or self.budget, rest
+        self.usage = NO_USAGE
+        self.system_runs = 0.0
+        self.runs = 0
+        self.incidents: Counter[str] = Counter()
+        self._reserved = NO_USAGE
+        self._runs_held = 0.0
+        self._cap = float("inf")
+        self._clock = clock
+        self._started: float | None = clock()
+        self._earlier_seconds = 0.0
+        self._waiting: list[asyncio.Future[None]] = []
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock seconds of this attempt and the ones before it, pauses left out."""
+        return self._earlier_seconds + (0.0 if self._started is None else self._clock() - self._started)
+
+    def pause(self) -> None:
+        """Stop the clock until `proceed`."""
+        self._earlier_seconds, self._started = self.seconds, None
+
+    def proceed(self) -> None:
+        """Let the clock go on after a `pause`."""
+        if self._started is None:
+            self._started = self._clock()
+
+    def seconds_left(self) -> float | None:
+        """Return how many seconds the limit of minutes leaves; ``None`` without such a limit."""
+        return None if self.budget.minutes is None else self.budget.minutes * 60 - self.seconds
+
+    @asynccontextmanager
+    async def deadline(self) -> AsyncIterator[None]:
+        """End whatever is awaited in a block when the minutes are used.
+
+        Raises:
+            BudgetExhausted: they are.
+        """
+        left = self.seconds_left()
+        if left is None:
+            yield
+            return
+        try:
+            async with asyncio.timeout(left) as timer:
+                yield
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            minutes = self.budget.minutes
+            raise BudgetExhausted(
+                f"budget: {minutes:g} of {minutes:g} minutes are used{self._part('minutes')}; "
+                "calls in flight were ended",
+                hint=HINT,
+            ) from None
+
+    def remaining_runs(self) -> float:
+        """Return how many system runs are left (infinity without a limit).
+
+        What the runs so far took, of every other limit, says how many more fit into it; `MARGIN` of that is
+        kept back, since other configurations may take more.
+        """
+        budget, usage, done = self.budget, self.usage, self.system_runs
+        lefts = [float("inf") if budget.system_runs is None else budget.system_runs - done]
+        minutes = None if budget.minutes is None else budget.minutes * 60
+        for limit, used in [
+            (budget.calls, usage.calls),
+            (budget.tokens, usage.tokens),
+            (budget.cost, usage.cost),
+            (minutes, self.seconds),
+        ]:
+            if limit is not None and used and done:
+                lefts.append((limit - used) / (used / done) * (1 - MARGIN))
+        return max(0.0, min(lefts))
+
+    @contextmanager
+    def capped(self, runs: float) -> Iterator[None]:
+        """Let no more than so many system runs be spent in a block, whatever the budget still holds."""
+        before, self._cap = self._cap, min(self._cap, self.system_runs + runs)
+        try:
+            yield
+        finally:
+            self._cap = before
+
+    async def reserve_run(self, size: float = 1.0) -> None:
+        """Hold one system run, or a part of one, until `charge_runs` says what it really took.
+
+        Raises:
+            BudgetExhausted: it does not fit, even when every run in flight has settled.
+        """
+        budget = self.budget.system_runs
+        limit = min(self._cap, float("inf") if budget is None else budget)
+        if problem := self._late():
+            raise BudgetExhausted(f"budget: {problem}", hint=HINT)
+        while self.system_runs + self._runs_held + size > limit + 1e-9:
+            if self._runs_held < 1e-9:
+                raise BudgetExhausted(
+                    f"budget: {self.system_runs:.1f} of {limit:g} system runs are used",
+                    hint=HINT,
+                )
+            await self._settlement()
+        self._runs_held += size
+
+    def charge_runs(self, equivalents: float, held: float = 1.0) -> None:
+        """Count a finished run, and give back the rest of what was held for it."""
+        self.runs += 1
+        self.system_runs += equivalents
+        self._runs_held = max(0.0, self._runs_held - held)
+        self._wake()
+
+    def release_runs(self) -> None:
+        """Give back every run held: none of them will finish."""
+        self._runs_held = 0.0
+        self._wake()
+
+    async def count(self, usage: Usage) -> None:
+        """Count usage as `reserve` would: what a record holds must fit as a call must.
+
+        Raises:
+            BudgetExhausted: it does not fit.
+        """
+        async with self.reserve(usage) as used:
+            used.append(usage)
+
+    @asynccontextmanager
+    async def reserve(self, worst: Usage) -> AsyncIterator[list[Usage]]:
+        """Hold ``worst`` while a request is in flight; put what it really used into the list given.
+
+        A request whose usage is not reported (it failed on the way) is charged its worst case.
+
+        Raises:
+            BudgetExhausted: the worst case does not fit, even when everything in flight has settled.
+        """
+        while problem := self._over(self._reserved + worst):
+            if self._reserved == NO_USAGE or self._over(worst):
+                raise BudgetExhausted(f"budget: {problem}", hint=HINT)
+            await self._settlement()
+        self._reserved += worst
+        used: list[Usage] = []
+        try:
+            yield used
+        finally:
+            self._reserved = _minus(self._reserved, worst)
+            for item in used or [worst]:
+                self.usage += item
+            self._wake()
+
+    async def _settlement(self) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        await waiter
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _late(self) -> str:
+        minutes = self.budget.minutes
+        if minutes is not None and self.seconds >= minutes * 60:
+            return f"{self.seconds / 60:.1f} of {minutes:g} minutes are used{self._part('minutes')}"
+        return ""
+
+    def _part(self, name: str) -> str:
+        """Return the user's own number of a limit, where this one is a part of it."""
+        whole = getattr(self._whole, name)
+        if whole is None or whole == getattr(self.budget, name):
+            return ""
+        amount = f"${whole:.4f}" if name == "cost" else f"{whole:g}" if name == "minutes" else str(whole)
+        return f" ({amount} in all: {self._rest})"
+
+    def _over(self, more: Usage) -> str:
+        budget, total = self.budget, self.usage + more
+        if late := self._late():
+            return late
+        if budget.calls is not None and total.calls > budget.calls:
+            return f"the next call would be number {total.calls} of {budget.calls}{self._part('calls')}"
+        if budget.tokens is not None and total.tokens > budget.tokens:
+            return (
+                f"the next call could bring tokens to {total.tokens} of {budget.tokens}{self._part('tokens')}"
+            )
+        if budget.cost is not None and total.cost > budget.cost + 1e-12:
+            return (
+                f"the next call could bring the cost to ${total.cost:.4f} of ${budget.cost:.4f}"
+                f"{self._part('cost')}"
+            )
+        return ""
+
+    def snapshot(self) -> MeterState:
+        """Return the state a checkpoint stores."""
+        return MeterState(
+            usage=self.usage,
+            system_runs=self.system_runs,
+            runs=self.runs,
+            seconds=self.seconds,
+            incidents=dict(+self.incidents),
+        )
+
+    def restore(self, state: MeterState) -> None:
+        """Continue from a `snapshot`."""
+        self.usage = state.usage
+        self.system_runs = state.system_runs
+        self.runs = state.runs
+        self._earlier_seconds = state.seconds
+        self.incidents = Counter(state.incidents)
+        if self._started is not None:
+            self._started = self._clock()
+
+
+def bounded(usage: Usage, worst: Usage) -> tuple[Usage, str]:
+    """Return usage between nothing and the worst case, and what was wrong with it.
+
+    Numbers that are not whole, where they must be, count with the worst case.
+
+    >>> bounded(Usage(1, -5, 20), Usage(1, 100, 50))
+    (Usage(calls=1, prompt_tokens=100, completion_tokens=20, cost=0.0, unpriced=0), 'prompt_tokens -5')
+    """
+    found, wrong = [], []
+    for name in ("calls", "prompt_tokens", "completion_tokens", "cost"):
+        value, most = getattr(usage, name), getattr(worst, name)
+        fits = isinstance(value, float | int) if name == "cost" else type(value) is int
+        slack = 1e-12 + 1e-9 * most if name == "cost" else 0
+        if fits and math.isfinite(value) and 0 <= value <= most + slack:
+            found.append(value)
+        else:
+            found.append(most)
+            wrong.append(f"{name} {str(value)[:40]}")
+    calls, prompt, completion, cost = found
+    return Usage(calls, prompt, completion, cost, worst.unpriced if calls else 0), ", ".join(wrong)
+
+
+def _minus(a: Usage, b: Usage) -> Usage:
+    rest = Usage(
+        a.calls - b.calls,
+        a.prompt_tokens - b.prompt_tokens,
+        a.completion_tokens - b.completion_tokens,
+        a.cost - b.cost,
+        a.unpriced - b.unpriced,
+    )
+    return NO_USAGE if rest.calls == 0 and rest.tokens == 0 else rest

@@ -1,0 +1,387 @@
+"""Making one call: cache, single flight, retries, timeouts, type checks.
+
+A failure of the component is data (`Failure`); a mistake of the user (a missing library or model, a wrong
+file) and an exhausted budget are errors and end the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TypedDict, TypeVar, cast
+
+import numpy as np
+
+from compound.engine import (
+    NO_USAGE,
+    CallValues,
+    Completion,
+    Engine,
+    Request,
+    TokenRecord,
+    Usage,
+    UsageDocument,
+)
+from compound.errors import CallError, CompoundError, OutputTypeError, TransientError
+from compound.execution.budget import Meter
+from compound.execution.cache import Cache
+from compound.execution.exchange import Exchange, exchanged
+from compound.execution.outcomes import Outcome, OutcomeRow, from_row, read_outputs, to_row
+from compound.execution.sender import Engines, Notify, Sender
+from compound.execution.throttle import FIRST_WAIT, LONGEST_WAIT
+from compound.execution.trace import Call, Failure
+from compound.extras import raise_missing_extra
+from compound.graph.component import Component, Operation
+from compound.graph.configuration import digest
+from compound.graph.types import accepts, spell
+from compound.registry.policies import score
+from compound.security.sanitize import storable
+from compound.storage.artifacts import Reference, addressed
+
+ASK_RETRIES, ASK_SECONDS = 3, 120.0  # of requests that are no node's calls
+
+
+Copied = TypeVar("Copied")
+
+
+class AnswerRow(TypedDict):
+    """An answer to a request that is no node's call, as the cache keeps it."""
+
+    text: str
+    usage: UsageDocument
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What is to be called."""
+
+    component: Operation
+    address: str
+    inputs: Mapping[str, object]
+    values: Mapping[str, object]
+    seed: int
+    bypass: bool
+    exchanges: list[Exchange] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Context:
+    """What a running component may use; see `compound.graph.component.CallContext`."""
+
+    address: str
+    seed: int
+    caller: Caller
+    usage: Usage = NO_USAGE
+    tokens: list[TokenRecord] = field(default_factory=list)
+    exchanges: list[Exchange] = field(default_factory=list)
+    timer: asyncio.Timeout | None = None
+    _rng: np.random.Generator | None = None
+    _queued: int = 0
+    _seconds_left: float = 0.0
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """The call's own random stream."""
+        if self._rng is None:
+            self._rng = np.random.Generator(np.random.Philox(self.seed))
+        return self._rng
+
+    async def generate(self, lm: str, request: Request) -> Completion:
+        """Ask the engine ``lm``, within the budget and the engine's concurrency."""
+        completion = await self.caller.generate(lm, request, self)
+        if completion.tokens is not None:
+            self.tokens.append(completion.tokens)
+        self.exchanges += exchanged(lm, request, completion)
+        return completion
+
+    async def scores(self, reward: Reference, component: str, calls: Sequence[CallValues]) -> Sequence[float]:
+        """Score (inputs, outputs) of a component by a stored reward."""
+        return await score(reward, self.caller.folder, component, calls)
+
+    def wait(self) -> None:
+        """Stop the clock of the time limit: a request waits for its turn."""
+        if self.timer is not None:
+            if not self._queued:
+                self._seconds_left = (self.timer.when() or 0.0) - asyncio.get_running_loop().time()
+                self.timer.reschedule(None)
+            self._queued += 1
+
+    def go(self) -> None:
+        """Start the clock again: it is the request's turn."""
+        if self.timer is not None:
+            self._queued -= 1
+            if not self._queued:
+                self.timer.reschedule(asyncio.get_running_loop().time() + self._seconds_left)
+
+
+@dataclass
+class _Batch:
+    """How many batches are open, and what failed in them; all callers of one budget tree share it."""
+
+    open: int = 0
+    failed: dict[str, Outcome] = field(default_factory=dict)
+
+
+class Caller:
+    """Makes calls for an executor."""
+
+    def __init__(
+        self,
+        engines: Engines | None,
+        cache: Cache | None,
+        meter: Meter,
+        sleep: Callable[[float], Awaitable[None]],
+        folder: Path | None = None,
+        notify: Notify | None = None,
+    ) -> None:
+        self.folder = folder
+        self._cache = cache
+        self._meter = meter
+        self._sleep = sleep
+        self._sender = Sender(engines, sleep, notify)
+        self._in_flight: dict[str, asyncio.Future[Outcome]] = {}
+        self._unsettled: Counter[str] = Counter()  # executions that no trace has been counted for
+        self._batch = _Batch()
+
+    def charging(self, meter: Meter) -> Caller:
+        """Return a caller that shares everything but the budget."""
+        other = copy.copy(self)
+        other._meter = meter
+        return other
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Let equal calls share failures, too, until the block ends.
+
+        A failed call is not kept, since it may succeed another time. But how often it is made in one batch
+        must not depend on whether equal calls happen to be in flight together.
+        """
+        self._batch.open += 1
+        try:
+            yield
+        finally:
+            self._batch.open -= 1
+            if not self._batch.open:
+                self._batch.failed.clear()
+
+    def engine(self, lm: str) -> Engine:
+        """Return the engine of a model, opening it once."""
+        return self._sender.engine(lm)
+
+    async def generate(self, lm: str, request: Request, context: Context | None = None) -> Completion:
+        """Ask an engine, at the rate it admits and within the budget; ``context`` is charged for it."""
+        if request.adapter is not None and self.folder is not None:
+            located = str(self.folder.absolute() / request.adapter.path)
+            request = replace(request, adapter=replace(request.adapter, path=located))
+        return await self._sender.send(lm, request, self._meter, context or Context("", 0, self))
+
+    async def ask(self, lm: str, request: Request) -> Completion:
+        """Ask an engine for something that is no node's call; the answer is kept like a call's."""
+        key = digest(["ask", self.engine(lm).name, asdict(request)])
+        row = cast("AnswerRow | None", self._cache.get(key)) if self._cache is not None else None
+        if row is not None:
+            usage = Usage.from_json(row["usage"])
+            if self._cache is not None and self._cache.take_pending(key):
+                await self._meter.count(usage)
+            return Completion(row["text"], usage)
+        completion = await self._asked(lm, request)
+        if self._cache is not None:
+            kept: AnswerRow = {"text": completion.text, "usage": completion.usage.to_json()}
+            self._cache.put(key, kept)
+        return completion
+
+    async def _asked(self, lm: str, request: Request) -> Completion:
+        """Ask until it works, or the retries are used up; the usage is that of all tries."""
+        usage, tries = NO_USAGE, 0
+        async with self._meter.deadline():
+            while True:
+                tries += 1
+                context = Context("", 0, self)
+                try:
+                    async with asyncio.timeout(ASK_SECONDS) as context.timer:
+                        completion = await self.generate(lm, request, context)
+                    return replace(completion, usage=usage + context.usage)
+                except (TransientError, TimeoutError) as error:
+                    usage += context.usage
+                    if tries > ASK_RETRIES:
+                        raise TransientError(f"{lm} gave no answer in {tries} tries: {error}") from error
+                    passing = error if isinstance(error, TransientError) else TransientError(str(error))
+                    await self._sleep(_wait(passing, tries, request.seed))
+
+    async def call(self, attempt: Attempt) -> Outcome:
+        """Make a call, or take its outcome from the cache or from an equal call in flight."""
+        if self._cache is None or attempt.bypass or not attempt.component.cacheable:
+            return await self._recorded(attempt, "")
+        try:
+            key = self._key(attempt)
+        except (TypeError, ValueError):  # inputs that JSON cannot hold have no address
+            return await self._recorded(attempt, "")
+        while (flying := self._in_flight.get(key)) is not None:
+            await asyncio.wait([flying])
+            if not flying.cancelled():
+                return flying.result().again()
+        if key in self._batch.failed:
+            return self._batch.failed[key].again()
+        stored = self._cache.get(key)
+        if stored is not None:
+            return await self._recall(key, attempt.component, stored)
+        return await self._fly(attempt, key)
+
+    async def _fly(self, attempt: Attempt, key: str) -> Outcome:
+        """Execute while equal calls wait for this one; if it is cancelled, they are too."""
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._in_flight[key] = future
+        try:
+            outcome = await self._recorded(attempt, key)
+            self._unsettled[key] += 1
+            if outcome.failure is None or outcome.failure.kind in ("parse", "type"):
+                self._store(key, attempt.component, outcome)
+            elif self._batch.open:
+                self._batch.failed[key] = outcome
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                future.cancel()
+            else:
+                future.set_exception(error)
+                future.exception()  # retrieved here: nobody may be waiting for it
+            raise
+        else:
+            future.set_result(outcome)
+            return outcome
+        finally:
+            del self._in_flight[key]
+
+    def _store(self, key: str, component: Component, outcome: Outcome) -> None:
+        """Keep an outcome, unless JSON would give back something else than what the call returned."""
+        assert self._cache is not None
+        row = to_row(outcome)
+        if row is not None and read_outputs(row, component) == outcome.outputs:
+            self._cache.put(key, row)
+
+    async def _recall(self, key: str, component: Component, row: Mapping[str, object]) -> Outcome:
+        assert self._cache is not None
+        outcome = from_row(cast("OutcomeRow", row), key, component)  # the cache checks its rows
+        if not self._cache.take_pending(key):
+            return outcome.again()
+        self._unsettled[key] += 1
+        await self._meter.count(outcome.usage)
+        return outcome
+
+    def settle(self, calls: Sequence[Call]) -> None:
+        """Say which of equal calls were executed: the first in order, whichever were first in time."""
+        for call in calls:
+            if call.key:
+                call.reused = not self._unsettled[call.key]
+                self._unsettled[call.key] -= not call.reused
+                if not self._unsettled[call.key]:
+                    del self._unsettled[call.key]
+
+    def _key(self, attempt: Attempt) -> str:
+        component, values = attempt.component, attempt.values
+        lm = values.get("lm")
+        return digest(
+            [
+                component.version,
+                {name: addressed(value) for name, value in values.items()},
+                list(attempt.inputs.items()),  # their order is the order in a prompt
+                self.engine(lm).name if isinstance(lm, str) else None,
+                None if component.deterministic(values) else attempt.seed,
+            ]
+        )
+
+    async def _recorded(self, attempt: Attempt, key: str) -> Outcome:
+        """Make a call, and keep what was sent to models and what they answered."""
+        outcome = await self._execute(attempt, key)
+        return replace(outcome, exchanges=tuple(attempt.exchanges))
+
+    async def _execute(self, attempt: Attempt, key: str) -> Outcome:
+        """Make a call; it ends with the minutes of the run."""
+        async with self._meter.deadline():
+            return await self._try(attempt, key)
+
+    async def _try(self, attempt: Attempt, key: str) -> Outcome:
+        """Try until it works, fails for good, or the retries are used up."""
+        component = attempt.component
+        usage, tries = NO_USAGE, 0
+        while True:
+            tries += 1
+            context = Context(attempt.address, attempt.seed, self, exchanges=attempt.exchanges)
+            try:
+                outputs = await self._once(attempt, context)
+            except TransientError as error:
+                usage += context.usage
+                if tries <= component.retries:
+                    await self._sleep(_wait(error, tries, attempt.seed))
+                    continue
+                return Outcome({}, Failure(error.kind, str(error)), usage, (), tries, key=key)
+            except CallError as error:
+                failure = Failure(error.kind, str(error))
+                usage += context.usage
+                return Outcome(error.outputs, failure, usage, tuple(context.tokens), tries, key=key)
+            except CompoundError:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever a component raises is its failed call
+                raise_missing_extra(error, attempt.address)
+                failure = Failure("error", f"{type(error).__name__}: {error}")
+                return Outcome({}, failure, usage + context.usage, tuple(context.tokens), tries, key=key)
+            return Outcome(outputs, None, usage + context.usage, tuple(context.tokens), tries, key=key)
+
+    @staticmethod
+    async def _once(attempt: Attempt, context: Context) -> Mapping[str, object]:
+        """Try once.
+
+        Raises:
+            TransientError: it took too long, or what it needs, such as a search server, did not answer.
+        """
+        component = attempt.component
+        try:
+            if component.timeout is None:
+                outputs = await component.run(_own(attempt.inputs), _own(attempt.values), context)
+            else:
+                async with asyncio.timeout(component.timeout) as context.timer:
+                    outputs = await component.run(_own(attempt.inputs), _own(attempt.values), context)
+        except (ConnectionError, TimeoutError) as error:
+            if context.timer is not None and context.timer.expired():
+                raise TransientError(f"{attempt.address} took longer than {component.timeout:g} s") from None
+            raise TransientError(f"{type(error).__name__}: {error}") from error
+        _check_outputs(component, attempt.address, outputs)
+        return storable(outputs)
+
+    async def aclose(self) -> None:
+        """Close every engine opened here."""
+        await self._sender.aclose()
+
+
+def _wait(error: TransientError, tries: int, seed: int) -> float:
+    """Return seconds to wait: the server's wish, or exponential backoff with seeded jitter."""
+    if error.retry_after is not None:
+        return min(error.retry_after, LONGEST_WAIT)
+    jitter = 0.5 + (seed + tries) % 1000 / 1000
+    return min(FIRST_WAIT * 2.0 ** (tries - 1) * jitter, LONGEST_WAIT)
+
+
+def _check_outputs(component: Component, address: str, outputs: object) -> None:
+    ports = component.outputs
+    if not isinstance(outputs, Mapping) or outputs.keys() != ports.keys():
+        got = sorted(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
+        raise OutputTypeError(f"{address} must return the fields {sorted(ports)}, but returned {got}")
+    for name, port in ports.items():
+        if not accepts(port.type, outputs[name]):
+            kept = {n: v for n, v in outputs.items() if n in ports and accepts(ports[n].type, v)}
+            raise OutputTypeError(
+                f"{address}.{name} must be {spell(port.type)}, but is {outputs[name]!r:.200}", outputs=kept
+            )
+
+
+def _own(value: Copied) -> Copied:
+    """Copy mappings and lists, so that a component may change what it gets and nobody else sees it."""
+    if isinstance(value, dict) and type(value) is dict:
+        return cast("Copied", {key: _own(item) for key, item in value.items()})
+    if isinstance(value, list) and type(value) is list:
+        return cast("Copied", [_own(item) for item in value])
+    return value

@@ -1,0 +1,85 @@
+"""What a call sent to a model and what came back, word for word, for traces and caches.
+
+Long texts are cut, so that a trace stays readable. ``COMPOUND_RECORD_MESSAGES=0`` records nothing of this:
+prompts and answers then leave no copy beside the inputs and outputs of components.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TypedDict
+
+from compound.engine import Completion, Message, Request, Role
+
+LONGEST = 20_000  # characters of one text
+SWITCH = "COMPOUND_RECORD_MESSAGES"
+
+
+class MessageDocument(TypedDict):
+    """A message as JSON types."""
+
+    role: Role
+    content: str
+
+
+class ExchangeDocument(TypedDict):
+    """An `Exchange` as JSON types."""
+
+    model: str
+    messages: list[MessageDocument]
+    completion: str
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One request to a model, and its answer.
+
+    Attributes:
+        model: the model's name in the configuration.
+        messages: what was sent; the beginning of the answer, where one is asked for, ends the last message.
+        completion: the answer as it came, before it is read.
+        finish_reason: ``stop``, or ``length`` where it was cut at ``max_tokens``.
+    """
+
+    model: str
+    messages: tuple[Message, ...]
+    completion: str
+    finish_reason: str
+
+    def to_json(self) -> ExchangeDocument:
+        """Return the exchange as JSON types."""
+        return {
+            "model": self.model,
+            "messages": [{"role": m.role, "content": m.content} for m in self.messages],
+            "completion": self.completion,
+            "finish_reason": self.finish_reason,
+        }
+
+    @staticmethod
+    def from_json(data: ExchangeDocument) -> Exchange:
+        """Read what `to_json` wrote."""
+        messages = tuple(Message(m["role"], m["content"]) for m in data["messages"])
+        return Exchange(data["model"], messages, data["completion"], data["finish_reason"])
+
+    def __str__(self) -> str:
+        sent = "\n".join(f"[{message.role}]\n{message.content}" for message in self.messages)
+        return f"{sent}\n[{self.model}: {self.finish_reason}]\n{self.completion}"
+
+
+def exchanged(model: str, request: Request, completion: Completion) -> tuple[Exchange, ...]:
+    """Return the exchange to record, or nothing where recording is switched off."""
+    if os.environ.get(SWITCH, "1") == "0":
+        return ()
+    messages = tuple(Message(message.role, _kept(message.content)) for message in request.cued)
+    return (Exchange(model, messages, _kept(completion.text), completion.finish_reason),)
+
+
+def _kept(text: str) -> str:
+    """Return a text that any file can hold, without its middle where it is too long."""
+    whole = text.encode(errors="replace").decode()
+    if len(whole) <= LONGEST:
+        return whole
+    half = LONGEST // 2
+    return f"{whole[:half]}\n… {len(whole) - 2 * half} characters left out …\n{whole[-half:]}"

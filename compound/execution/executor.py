@@ -1,0 +1,467 @@
+"""Execution: one async core that runs a system on an example, or forks a trace.
+
+Ready nodes run together. A value carries the addresses of the calls it came from, so the calls of a run
+form a DAG, and a fork re-executes exactly the calls that descend from the one it changes; loops, maps
+and conditions need no special case. Results do not depend on timing: random streams are named, and
+calls are ordered by their place in the graph.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from compound.engine import Completion, Engine, Request, Values
+from compound.errors import CallError, DeclarationError, first_of, nearest
+from compound.execution.budget import Meter
+from compound.execution.cache import Cache
+from compound.execution.caller import Attempt, Caller
+from compound.execution.dataflow import ABSENT, FAILED, finish, gather, read, skipped_output
+from compound.execution.forks import Fork, make_fork
+from compound.execution.outcomes import Outcome
+from compound.execution.plan import ExecutionPlan, Step, misfit, prepare, values_of
+from compound.execution.rng import stream
+from compound.execution.trace import Call, Failure, Trace
+from compound.graph.component import Composite, Node, Operation, Value, joined
+from compound.graph.system import System
+from compound.graph.types import accepts, spell
+
+Place = tuple[int, ...]
+Settings = Mapping[str, Values]  # by component: what its calls run with, instead of its own
+
+
+@dataclass(slots=True)
+class _Run:
+    """The state of one run."""
+
+    system: System
+    example: str
+    sample: int
+    seed: int
+    bypass: bool
+    settings: Settings
+    fork: Fork | None = None
+    samples: Mapping[str, int] = field(default_factory=dict)
+    calls: list[tuple[Place, Call]] = field(default_factory=list)
+
+
+class Executor:
+    """Runs systems.
+
+    Args:
+        engines: model name -> `Engine`, or a function that finds one.
+        cache: where outcomes of cacheable calls are kept; ``None`` keeps nothing.
+        meter: the budget that engine calls are reserved from.
+        seed: names the random streams of everything run here.
+        on_call: called with each finished call, for live progress.
+        folder: where relative paths of stored folders start; the working directory by default.
+        on_notice: receives what a user should know while it happens, such as a wait for a rate limit, as one
+            line of text; logged as a warning by default.
+
+    Example:
+        >>> from compound import Input, System
+        >>> from compound.components.function import Function
+        >>> def double(x: int) -> int:
+        ...     return 2 * x
+        >>> system = System("demo", outputs={"y": Function("double", double)(x=Input("x", int))})
+        >>> asyncio.run(Executor().run(system, {"x": 4})).outputs
+        {'y': 8}
+    """
+
+    def __init__(
+        self,
+        engines: Mapping[str, Engine] | Callable[[str], Engine] | None = None,
+        *,
+        cache: Cache | None = None,
+        meter: Meter | None = None,
+        seed: int = 0,
+        on_call: Callable[[Call], None] | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        folder: Path | None = None,
+        on_notice: Callable[[str], object] | None = None,
+    ) -> None:
+        self.seed = seed
+        self.meter = meter or Meter()
+        self._caller = Caller(engines, cache, self.meter, sleep, folder, on_notice)
+        self._on_call = on_call
+        self._plans: weakref.WeakKeyDictionary[System, dict[int, ExecutionPlan]] = weakref.WeakKeyDictionary()
+
+    def charging(self, meter: Meter) -> Executor:
+        """Return an executor that shares cache and engines but draws on another budget."""
+        other = object.__new__(Executor)
+        other.__dict__.update(self.__dict__)
+        other.meter = meter
+        other._caller = self._caller.charging(meter)
+        return other
+
+    async def run(
+        self,
+        system: System,
+        inputs: Mapping[str, object],
+        *,
+        example: str = "",
+        sample: int = 0,
+        cache: bool = True,
+        settings: Settings | None = None,
+        samples: Mapping[str, int] | None = None,
+    ) -> Trace:
+        """Run a system once.
+
+        Args:
+            system: what to run, with the configuration it is bound to.
+            inputs: a value for each input of the system.
+            example: the example's id; a part of every random stream.
+            sample: which sample of the stochastic parts to draw.
+            cache: ``False`` bypasses the cache for this run.
+            settings: by component, settings that its calls run with instead of its own, such as the
+                temperature of a rollout. They are no part of the configuration.
+            samples: by component, the sample indices of those that draw another sample than ``sample``.
+
+        Returns:
+            The trace. A failed call is in it; it does not raise.
+
+        Raises:
+            DeclarationError: an input is missing, unknown or of another type.
+            BudgetExhausted: the next engine call does not fit into the budget.
+        """
+        _check_inputs(system, inputs)
+        run = _Run(system, example, sample, self.seed, not cache, settings or {}, samples=samples or {})
+        return await self._traced(run, inputs)
+
+    async def fork(
+        self,
+        system: System,
+        trace: Trace,
+        address: str,
+        *,
+        outputs: Mapping[str, object] | None = None,
+        resample: int | None = None,
+        settings: Mapping[str, object] | None = None,
+        sample: int | None = None,
+        others: Settings | None = None,
+    ) -> Trace:
+        """Run again only what depends on one call of a trace, with that call changed.
+
+        Either put in ``outputs``, or draw the call again with sample index ``resample``, perhaps with other
+        ``settings``. Everything that does not descend from the call is taken from the trace.
+
+        Args:
+            system: the system the trace came from, bound to the same configuration.
+            trace: the trace to fork.
+            address: the call to change.
+            outputs: the outputs to put in its place.
+            resample: the sample index to draw it with.
+            settings: settings of the component that this one call runs with, instead of its own.
+            sample: the sample index of the calls after it; the trace's own by default, so that two
+                forks of one call share their downstream randomness (common random numbers).
+            others: by component, settings that all calls made by the fork run with, as in `run`.
+        """
+        fork = make_fork(system, trace, address, outputs, resample, settings)
+        index = trace.sample if sample is None else sample
+        run = _Run(system, trace.example, index, trace.seed, False, others or {}, fork)
+        return await self._traced(run, trace.inputs)
+
+    async def again(
+        self,
+        system: System,
+        trace: Trace,
+        address: str,
+        *,
+        settings: Mapping[str, object] | None = None,
+        sample: int = 0,
+    ) -> Call:
+        """Make one call of a trace again, alone: nothing that depends on it runs.
+
+        Args:
+            system: the system the trace came from, bound to the same configuration.
+            trace: holds the call.
+            address: the call; its inputs are kept.
+            settings: settings of the component that it runs with, instead of its own.
+            sample: the sample index to draw it with.
+        """
+        make_fork(system, trace, address, None, sample, settings)
+        call = trace.call(address)
+        component = system.components[call.component]
+        assert isinstance(component, Operation)  # `make_fork` refuses a composite
+        wired = {name: value for name, value in call.inputs.items() if name in component.settings}
+        values = {**values_of(component, system), **wired, **(settings or {})}
+        seed = stream(trace.seed, "call", trace.example, address, sample)
+        outcome = await self._caller.call(Attempt(component, address, call.inputs, values, seed, False))
+        return replace(
+            call,
+            outputs=outcome.outputs, failure=outcome.failure, usage=outcome.usage, sample=sample,
+            reused=outcome.reused, attempts=outcome.attempts, tokens=outcome.tokens, key=outcome.key,
+            exchanges=outcome.exchanges,
+        )  # fmt: skip
+
+    def settle_call(self, call: Call, trace: Trace) -> Call:
+        """Count a call made `again` as its share of the trace's run; call it in order, like `settle`."""
+        self._caller.settle([call])
+        share = trace.share(call)
+        self.meter.charge_runs(0.0 if call.reused else share, held=share)
+        return call
+
+    def batch(self) -> AbstractContextManager[None]:
+        """Return a block in which equal calls share their failures, as they share what the cache keeps."""
+        return self._caller.batch()
+
+    def engine(self, lm: str) -> Engine:
+        """Return the engine of a model."""
+        return self._caller.engine(lm)
+
+    async def ask(self, lm: str, request: Request) -> Completion:
+        """Ask a model for something that is no node's call; cached, and within the budget."""
+        return await self._caller.ask(lm, request)
+
+    def settle(self, trace: Trace) -> Trace:
+        """Count a trace against the budget; call it in input order, so that counts ignore timing.
+
+        Of equal calls made by several traces at once, the first in this order counts as executed.
+        """
+        self._caller.settle(trace.calls)
+        self.meter.charge_runs(trace.equivalents)
+        return trace
+
+    async def aclose(self) -> None:
+        """Close the engines opened here."""
+        await self._caller.aclose()
+
+    async def _traced(self, run: _Run, inputs: Mapping[str, object]) -> Trace:
+        values = {name: Value(inputs[name]) for name in run.system.inputs}
+        results = await self._graph(run, run.system, "", (), values)
+        calls = _in_order(run.calls)
+        outputs, failure = finish(run.system, results, calls)
+        return Trace(
+            example=run.example,
+            system=run.system.identity,
+            configuration=run.system.configuration.digest,
+            seed=run.seed,
+            sample=run.sample,
+            inputs={name: inputs[name] for name in run.system.inputs},
+            calls=calls,
+            outputs=outputs,
+            failure=failure,
+            ends=joined(*(value.sources for value in results.values())),
+        )
+
+    async def _graph(
+        self, run: _Run, system: System, prefix: str, place: Place, inputs: Mapping[str, Value]
+    ) -> dict[str, Value]:
+        """Run every node of one graph; returns the values of its outputs."""
+        plan = self._plan(system, run.system)
+        results: dict[str, Mapping[str, Value]] = {}
+        waiting = plan.waiting.copy()
+
+        async def work(name: str | None, group: asyncio.TaskGroup | None) -> None:
+            while name is not None:
+                results[name] = await self._node(run, plan.steps[name], prefix, place, inputs, results)
+                ready = []
+                for successor in plan.successors[name]:
+                    waiting[successor] -= 1
+                    if not waiting[successor]:
+                        ready.append(successor)
+                for other in ready[1:]:
+                    assert group is not None  # a plan with a branch point is not sequential
+                    group.create_task(work(other, group))
+                name = ready[0] if ready else None
+
+        if plan.sequential:
+            await work(plan.roots[0], None)
+        else:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for root in plan.roots:
+                        group.create_task(work(root, group))
+            except BaseExceptionGroup as errors:
+                raise first_of(errors) from None
+        return {key: read(source, inputs, results) for key, source in system.outputs.items()}
+
+    async def _node(
+        self,
+        run: _Run,
+        step: Step,
+        prefix: str,
+        place: Place,
+        inputs: Mapping[str, Value],
+        results: Mapping[str, Mapping[str, Value]],
+    ) -> Mapping[str, Value]:
+        """Run one node: decide whether it runs at all, then call it or drive its body."""
+        node = step.node
+        arguments, parents, mark = gather(step, inputs, results)
+        outputs = node.component.outputs
+        if mark is not None:
+            return {name: Value(mark, parents) for name in outputs}
+        own = run.settings.get(node.component.name)
+        wired = {name: arguments[name].data for name in step.wired_settings}
+        values: Mapping[str, object] = (
+            {**step.values, **wired, **(own or {})} if own or wired else step.values
+        )
+        address = prefix + node.name
+        here = (*place, step.place)
+        wrong = misfit(step, values) if step.wired_settings else ""
+        if wrong:
+            given = {port: value.data for port, value in arguments.items()}
+            call = Call(address, node.name, node.component.name, parents, given, {}, Failure("type", wrong),
+                        sample=run.sample)  # fmt: skip
+        elif isinstance(node.component, Composite):
+            driven = await self._drive(run, node.component, address, here, arguments, values)
+            if not isinstance(driven, Failure):
+                return driven or {name: Value(FAILED, parents) for name in outputs}
+            given = {port: value.data for port, value in arguments.items()}
+            name = node.component.name
+            call = Call(address, node.name, name, parents, given, {}, driven, sample=run.sample)
+        else:
+            call = await self._call(run, step, address, parents, arguments, values)
+        run.calls.append((here, call))
+        if self._on_call is not None:
+            self._on_call(call)
+        if call.failure is not None:
+            return {name: Value(FAILED, (address,)) for name in outputs}
+        return {name: Value(call.outputs[name], (address,)) for name in outputs}
+
+    async def _drive(
+        self,
+        run: _Run,
+        component: Composite,
+        address: str,
+        place: Place,
+        arguments: Mapping[str, Value],
+        values: Mapping[str, object],
+    ) -> Mapping[str, Value] | Failure | None:
+        """Run a composite; ``None`` when a call inside it failed, a failure when it is its own."""
+        skipped: dict[int, str] = {}
+        failed = False
+
+        async def body(index: int, inputs: Mapping[str, Value]) -> Mapping[str, Value] | None:
+            nonlocal failed
+            outputs = await self._graph(run, component.body, f"{address}[{index}]/", (*place, index), inputs)
+            if any(value.data is FAILED for value in outputs.values()):
+                failed = True
+                return None
+            for name, value in outputs.items():
+                if value.data is ABSENT:
+                    skipped[index] = f"{skipped_output(component.body, name)} of {address}[{index}]"
+                    return None
+            return outputs
+
+        try:
+            driven = await component.drive(arguments, values, body)
+        except BaseExceptionGroup as errors:
+            raise first_of(errors) from None
+        except CallError as error:
+            return Failure(error.kind, f"{address}: {error}")
+        if driven is None and skipped and not failed:
+            return Failure("skipped", f"{skipped[min(skipped)]} was skipped by a condition")
+        return driven
+
+    async def _call(
+        self,
+        run: _Run,
+        step: Step,
+        address: str,
+        parents: tuple[str, ...],
+        arguments: Mapping[str, Value],
+        values: Mapping[str, object],
+    ) -> Call:
+        """Return the node's call: kept from the forked trace, put in by the fork, or really made."""
+        sample = run.samples.get(step.node.component.name, run.sample)
+        fork = run.fork
+        inputs = {port: value.data for port, value in arguments.items()}
+        node = step.node
+        counted = node.component.cacheable
+        if fork is not None:
+            if address == fork.address:
+                fork.dirty.add(address)
+                if fork.outputs is not None:
+                    return Call(
+                        address,
+                        node.name,
+                        node.component.name,
+                        parents,
+                        inputs,
+                        dict(fork.outputs),
+                        sample=sample,
+                        reused=True,
+                        counted=counted,
+                    )
+                sample = fork.resample
+                values = {**values, **fork.settings}
+            elif address in fork.kept and fork.dirty.isdisjoint(parents):
+                return replace(fork.kept[address], reused=True)
+            else:
+                fork.dirty.add(address)
+        seed = stream(run.seed, "call", run.example, address, sample)
+        assert isinstance(node.component, Operation)  # `connect` takes nothing else that is no composite
+        attempt = Attempt(node.component, address, inputs, values, seed, run.bypass)
+        started = time.perf_counter()
+        outcome = await self._caller.call(attempt)
+        return _made(node, address, parents, inputs, outcome, time.perf_counter() - started, sample)
+
+    def _plan(self, system: System, bound: System) -> ExecutionPlan:
+        """Return the prepared graph; values come from the outermost system's configuration."""
+        plans = self._plans.setdefault(bound, {})
+        plan = plans.get(id(system))
+        if plan is None:
+            plan = plans[id(system)] = prepare(system, bound)
+        return plan
+
+
+def _made(
+    node: Node,
+    address: str,
+    parents: tuple[str, ...],
+    inputs: Mapping[str, object],
+    outcome: Outcome,
+    seconds: float,
+    sample: int,
+) -> Call:
+    return Call(
+        address=address,
+        node=node.name,
+        component=node.component.name,
+        parents=parents,
+        inputs=inputs,
+        outputs=outcome.outputs,
+        failure=outcome.failure,
+        usage=outcome.usage,
+        seconds=seconds,
+        sample=sample,
+        reused=outcome.reused,
+        counted=node.component.cacheable,
+        attempts=outcome.attempts,
+        tokens=outcome.tokens,
+        key=outcome.key,
+        exchanges=outcome.exchanges,
+    )
+
+
+def _in_order(calls: Sequence[tuple[Place, Call]]) -> tuple[Call, ...]:
+    """Order calls by their place in the graph and number each component's invocations."""
+    ordered = [call for _, call in sorted(calls, key=lambda item: item[0])]
+    counts: Counter[str] = Counter()
+    for call in ordered:
+        call.invocation = counts[call.component]
+        counts[call.component] += 1
+    return tuple(ordered)
+
+
+def _check_inputs(system: System, inputs: Mapping[str, object]) -> None:
+    unknown = [name for name in inputs if name not in system.inputs]
+    if unknown:
+        raise DeclarationError(
+            f"system {system.name!r} has no input {unknown[0]!r}", hint=nearest(unknown[0], system.inputs)
+        )
+    for name, kind in system.inputs.items():
+        if name not in inputs:
+            raise DeclarationError(
+                f"system {system.name!r} needs input {name!r}: {spell(kind)}",
+                hint=f"got {', '.join(map(repr, sorted(inputs))) or 'no inputs'}",
+            )
+        if not accepts(kind, inputs[name]):
+            raise DeclarationError(f"input {name!r} must be {spell(kind)}, but got {inputs[name]!r:.200}")

@@ -1,0 +1,85 @@
+"""What a fork changes in a trace, and what it may keep; checked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from compound.errors import DeclarationError, nearest
+from compound.execution.trace import Call, Trace
+from compound.graph.component import Component, Composite
+from compound.graph.system import System
+from compound.graph.types import accepts, spell
+
+
+@dataclass(slots=True)
+class Fork:
+    """A fork under way: the calls of the trace, the one to change, and those that are changed by now.
+
+    Either ``outputs`` are put in, or the call is drawn again with sample index ``resample`` and ``settings``.
+    """
+
+    kept: Mapping[str, Call]
+    address: str
+    outputs: Mapping[str, object] | None
+    resample: int
+    settings: Mapping[str, object]
+    dirty: set[str] = field(default_factory=set)
+
+
+def make_fork(
+    system: System,
+    trace: Trace,
+    address: str,
+    outputs: Mapping[str, object] | None,
+    resample: int | None,
+    settings: Mapping[str, object] | None,
+) -> Fork:
+    """Return the fork that `Executor.fork` asks for.
+
+    Raises:
+        DeclarationError: the trace is another system's, or the call cannot be changed like that.
+    """
+    if (outputs is None) == (resample is None):
+        raise DeclarationError("fork takes either outputs or resample")
+    if outputs is not None and settings:
+        raise DeclarationError("a call whose outputs are put in does not run: it takes no settings")
+    if system.identity != trace.system:
+        raise DeclarationError(
+            "the trace was made by another system", hint="fork with the system that made it"
+        )
+    if system.configuration.digest != trace.configuration:
+        raise DeclarationError(
+            "the trace was made with another configuration", hint="bind the system to it before forking"
+        )
+    kept = {call.address: call for call in trace.calls}
+    if address not in kept:
+        raise DeclarationError(f"the trace has no call at {address!r}", hint=nearest(address, kept))
+    component = system.components.get(kept[address].component)
+    if component is None or isinstance(component, Composite):
+        raise DeclarationError(
+            f"cannot fork at {address!r}: it is no call of a component of system {system.name!r}",
+            hint="fork at one of the calls inside it",
+        )
+    _check_outputs(component, address, outputs)
+    unknown = sorted(set(settings or ()) - set(component.settings))
+    if unknown:
+        raise DeclarationError(
+            f"{address} has no setting {unknown[0]!r}", hint=nearest(unknown[0], component.settings)
+        )
+    return Fork(kept, address, outputs, resample or 0, dict(settings or {}))
+
+
+def _check_outputs(component: Component, address: str, outputs: Mapping[str, object] | None) -> None:
+    ports = component.outputs
+    if outputs is None:
+        return
+    if set(outputs) != set(ports):
+        raise DeclarationError(
+            f"fork at {address!r} must give the outputs {sorted(ports)}, but got {sorted(outputs)}"
+        )
+    for name, value in outputs.items():
+        if not accepts(ports[name].type, value):
+            raise DeclarationError(
+                f"fork at {address!r}: {name} must be {spell(ports[name].type)}, but got {value!r:.200}"
+            )

@@ -1,0 +1,101 @@
+"""What came of a call, and how a cache keeps it: as a row of JSON types."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NotRequired, TypedDict
+
+from pydantic import BaseModel
+
+from compound.engine import NO_USAGE, TokenRecord, TokenRow, Usage, UsageDocument, UsageRow
+from compound.execution.exchange import Exchange, ExchangeDocument
+from compound.execution.trace import Failure, FailureRow
+from compound.graph.component import Component
+from compound.graph.types import convert
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a call."""
+
+    outputs: Mapping[str, object]
+    failure: Failure | None = None
+    usage: Usage = NO_USAGE
+    tokens: tuple[TokenRecord, ...] = ()
+    attempts: int = 1
+    reused: bool = False
+    key: str = ""
+    exchanges: tuple[Exchange, ...] = ()
+
+    def again(self) -> Outcome:
+        """Return the outcome as an equal call has it: reused, and not made."""
+        return replace(self, reused=True)
+
+
+class OutcomeRow(TypedDict):
+    """An `Outcome` as JSON types.
+
+    Attributes:
+        outputs: the outputs.
+        typed: whether they hold models and the like, and are to be read through the ports.
+        failure: kind and message.
+    """
+
+    outputs: dict[str, object]
+    typed: NotRequired[bool]
+    failure: FailureRow | None
+    usage: UsageDocument | UsageRow
+    tokens: list[TokenRow]
+    attempts: int
+    exchanges: NotRequired[list[ExchangeDocument]]
+
+
+def _json(model: object) -> object:
+    if not isinstance(model, BaseModel):
+        raise TypeError(f"{type(model).__name__} has no JSON form")
+    return model.model_dump(mode="json")
+
+
+def to_row(outcome: Outcome) -> OutcomeRow | None:
+    """Return an outcome as JSON types, or ``None`` when its outputs have no JSON form."""
+    usage, failure = outcome.usage, outcome.failure
+    try:
+        text = json.dumps(outcome.outputs, ensure_ascii=False, default=_json)
+        outputs = json.loads(text.encode())
+    except (TypeError, ValueError, AttributeError):
+        return None
+    return {
+        "outputs": outputs,
+        "typed": outputs != outcome.outputs,
+        "failure": failure.row if failure else None,
+        "usage": usage.to_json(),
+        "tokens": [record.row for record in outcome.tokens],
+        "attempts": outcome.attempts,
+        "exchanges": [exchange.to_json() for exchange in outcome.exchanges],
+    }
+
+
+def read_outputs(row: OutcomeRow, component: Component) -> Mapping[str, object]:
+    """Return the outputs of a row, of the types that the component declares."""
+    outputs = row["outputs"]
+    if not row.get("typed"):
+        return outputs
+    try:
+        return {name: convert(component.outputs[name].type, value) for name, value in outputs.items()}
+    except (KeyError, ValueError):
+        return {}
+
+
+def from_row(row: OutcomeRow, key: str, component: Component) -> Outcome:
+    """Return the outcome that a row holds."""
+    return Outcome(
+        outputs=read_outputs(row, component),
+        failure=Failure(*row["failure"]) if row["failure"] else None,
+        usage=Usage.from_json(row["usage"]),
+        tokens=tuple(map(TokenRecord.of_row, row["tokens"])),
+        attempts=row["attempts"],
+        key=key,
+        exchanges=tuple(map(Exchange.from_json, row.get("exchanges", ()))),
+    )

@@ -1,0 +1,316 @@
+"""What a run did: calls, which form a DAG of their own, and the trace that holds them.
+
+An address names a call: the node's path with loop and map indices, ``agent[1]/reader``. A failed call
+keeps its error and whatever it produced before failing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NotRequired, TypedDict
+
+from compound.engine import NO_USAGE, TokenRecord, TokenRow, Usage, UsageDocument, UsageRow
+from compound.errors import RunFailed
+from compound.execution.exchange import Exchange, ExchangeDocument
+from compound.formatting import listed, short, shown
+from compound.graph.configuration import readable, readable_values
+from compound.security.sanitize import safe
+
+FailureRow = Sequence[str]  # kind and message
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a call failed: a kind and a message, which is harmless to record and to print.
+
+    Kinds are ``parse`` and ``type`` (of an answer), ``empty`` and ``refusal`` (instead of one),
+    ``transient``, ``rate_limit``, ``skipped`` and ``error``.
+    """
+
+    kind: str
+    message: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", safe(self.message))
+
+    @property
+    def row(self) -> FailureRow:
+        """The kind and the message, as JSON types."""
+        return [self.kind, self.message]
+
+
+@dataclass(slots=True, repr=False)
+class Call:
+    """One execution of one node. Treat it as immutable; it is not frozen because it is made in hot code.
+
+    Attributes:
+        address: path of the node, with indices.
+        node: the node's name inside its own graph.
+        component: the component's name.
+        invocation: how many calls of this component came before it in the trace.
+        parents: addresses of the calls whose outputs it read or whose condition it obeyed.
+        sample: the sample index its random stream was drawn with.
+        reused: the outputs came from the cache or from the forked trace; nothing was executed.
+        counted: whether the call counts towards the cost of a run (engines and indexes do).
+        attempts: how many times it was tried.
+        key: what identifies the outcome in the cache; ``""`` when it was never looked up.
+        exchanges: what models were sent and what they answered, word for word.
+    """
+
+    address: str
+    node: str
+    component: str
+    parents: tuple[str, ...]
+    inputs: Mapping[str, object]
+    outputs: Mapping[str, object]
+    failure: Failure | None = None
+    usage: Usage = NO_USAGE
+    seconds: float = 0.0
+    sample: int = 0
+    invocation: int = 0
+    reused: bool = False
+    counted: bool = False
+    attempts: int = 1
+    tokens: tuple[TokenRecord, ...] = ()
+    key: str = ""
+    exchanges: tuple[Exchange, ...] = ()
+
+    def __repr__(self) -> str:
+        return shown("Call", repr(self.address), **_outcome(self.failure, self.outputs))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Trace:
+    """Everything one run of a system did, calls in an order that does not depend on timing.
+
+    ``outputs`` is empty when the run failed; ``equivalents`` is the fraction of the run that was really
+    executed (a fork or a cached run costs less than one system run). ``system`` and ``configuration`` are
+    digests of what ran. ``ends`` are the addresses of the calls that the outputs came from; ``None`` where
+    that is not known, as in traces stored before it was recorded.
+    """
+
+    example: str
+    configuration: str
+    seed: int
+    sample: int
+    inputs: Mapping[str, object]
+    calls: tuple[Call, ...]
+    outputs: Mapping[str, object] = field(default_factory=dict)
+    failure: Failure | None = None
+    score: float | None = None
+    feedback: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    system: str = ""
+    ends: tuple[str, ...] | None = None
+
+    @property
+    def usage(self) -> Usage:
+        """What the calls of this run really cost; reused calls cost nothing."""
+        total = NO_USAGE
+        for call in self.calls:
+            if not call.reused:
+                total += call.usage
+        return total
+
+    @property
+    def equivalents(self) -> float:
+        """Executed share of the run, over the calls that a cache could have answered."""
+        counted = [call for call in self.calls if call.counted] or self.calls
+        if not counted:
+            return 1.0
+        return sum(not call.reused for call in counted) / len(counted)
+
+    def share(self, call: Call) -> float:
+        """Return what part of a run one call is, if it is executed."""
+        counted = sum(other.counted for other in self.calls)
+        return call.counted / counted if counted else 1 / max(1, len(self.calls))
+
+    def call(self, address: str) -> Call:
+        """Return the call at an address.
+
+        Raises:
+            KeyError: there is none; the message lists the addresses.
+        """
+        for call in self.calls:
+            if call.address == address:
+                return call
+        raise KeyError(f"no call at {address!r}; calls: {', '.join(c.address for c in self.calls)}")
+
+    def calls_of(self, component: str) -> tuple[Call, ...]:
+        """Return the calls of one component, by invocation."""
+        return tuple(call for call in self.calls if call.component == component)
+
+    def check(self) -> Trace:
+        """Return this trace, or raise where its run failed.
+
+        Raises:
+            RunFailed: the run failed; the message says in which call, and why.
+        """
+        if self.failure is None:
+            return self
+        where = next((f" in {call.address!r}" for call in self.calls if call.failure is not None), "")
+        raise RunFailed(
+            f"the run failed{where}: {self.failure.kind}: {self.failure.message}",
+            trace=self,
+            hint="the error's `trace` holds every call; pass check=False to get it instead of the error",
+        )
+
+    def scored(self, value: float, feedback: str = "", parts: Mapping[str, float] | None = None) -> Trace:
+        """Return this trace with its score."""
+        return replace(self, score=value, feedback=feedback, parts=parts or {})
+
+    def __repr__(self) -> str:
+        return shown(
+            "Trace",
+            example=repr(self.example) if self.example else "",
+            **_outcome(self.failure, self.outputs),
+            score="" if self.score is None else f"{self.score:g}",
+            calls=listed(call.address for call in self.calls),
+        )
+
+
+def _outcome(failure: Failure | None, outputs: Mapping[str, object]) -> dict[str, str]:
+    if failure is None:
+        return {"outputs": short(outputs)}
+    return {"failure": short(f"{failure.kind}: {failure.message}")}
+
+
+def as_text(trace: Trace) -> str:
+    """Return a trace for people: each call with its inputs, messages, outputs and usage."""
+    return "\n\n".join(map(_call_as_text, trace.calls))
+
+
+def _call_as_text(call: Call) -> str:
+    usage = call.usage
+    facts = [f"{call.seconds:.2f} s", *([f"{usage.tokens} tokens"] if usage.tokens else [])]
+    lines = [f"== {call.address} ({', '.join([*facts, *['from the cache'] * call.reused])})"]
+    lines += [f"{name} <- {readable(value)}" for name, value in call.inputs.items()]
+    lines += [str(exchange) for exchange in call.exchanges]
+    lines += [f"{name} -> {readable(value)}" for name, value in call.outputs.items()]
+    if call.failure is not None:
+        lines.append(f"failed: {call.failure.kind}: {call.failure.message}")
+    return "\n".join(lines)
+
+
+class CallDocument(TypedDict):
+    """A `Call` as JSON types."""
+
+    address: str
+    node: str
+    component: str
+    invocation: int
+    parents: list[str]
+    inputs: dict[str, object]
+    outputs: dict[str, object]
+    failure: FailureRow | None
+    usage: UsageDocument | UsageRow
+    seconds: float
+    sample: int
+    reused: bool
+    counted: bool
+    attempts: int
+    tokens: list[TokenRow]
+    exchanges: NotRequired[list[ExchangeDocument]]
+
+
+class TraceDocument(TypedDict):
+    """A `Trace` as JSON types."""
+
+    example: str
+    system: str
+    configuration: str
+    seed: int
+    sample: int
+    inputs: dict[str, object]
+    outputs: dict[str, object]
+    failure: FailureRow | None
+    score: float | None
+    feedback: str
+    parts: dict[str, float]
+    ends: NotRequired[list[str] | None]
+    calls: list[CallDocument]
+
+
+def to_json(trace: Trace) -> TraceDocument:
+    """Return a trace as JSON types; what JSON cannot hold is written as text."""
+    return {
+        "example": trace.example,
+        "system": trace.system,
+        "configuration": trace.configuration,
+        "seed": trace.seed,
+        "sample": trace.sample,
+        "inputs": readable_values(trace.inputs),
+        "outputs": readable_values(trace.outputs),
+        "failure": trace.failure.row if trace.failure else None,
+        "score": trace.score,
+        "feedback": trace.feedback,
+        "parts": dict(trace.parts),
+        "ends": list(trace.ends) if trace.ends is not None else None,
+        "calls": [call_to_json(call) for call in trace.calls],
+    }
+
+
+def call_to_json(call: Call) -> CallDocument:
+    """Return a call as JSON types."""
+    usage = call.usage
+    return {
+        "address": call.address,
+        "node": call.node,
+        "component": call.component,
+        "invocation": call.invocation,
+        "parents": list(call.parents),
+        "inputs": readable_values(call.inputs),
+        "outputs": readable_values(call.outputs),
+        "failure": call.failure.row if call.failure else None,
+        "usage": usage.to_json(),
+        "seconds": round(call.seconds, 6),
+        "sample": call.sample,
+        "reused": call.reused,
+        "counted": call.counted,
+        "attempts": call.attempts,
+        "tokens": [record.row for record in call.tokens],
+        "exchanges": [exchange.to_json() for exchange in call.exchanges],
+    }
+
+
+def from_json(data: TraceDocument) -> Trace:
+    """Read what `to_json` wrote."""
+    ends = data.get("ends")
+    return Trace(
+        example=data["example"],
+        system=data["system"],
+        configuration=data["configuration"],
+        seed=data["seed"],
+        sample=data["sample"],
+        inputs=data["inputs"],
+        outputs=data["outputs"],
+        failure=Failure(*data["failure"]) if data["failure"] else None,
+        score=data["score"],
+        feedback=data["feedback"],
+        parts=data["parts"],
+        ends=tuple(ends) if ends is not None else None,
+        calls=tuple(call_from_json(call) for call in data["calls"]),
+    )
+
+
+def call_from_json(data: CallDocument) -> Call:
+    """Read what `call_to_json` wrote."""
+    return Call(
+        address=data["address"],
+        node=data["node"],
+        component=data["component"],
+        invocation=data["invocation"],
+        parents=tuple(data["parents"]),
+        inputs=data["inputs"],
+        outputs=data["outputs"],
+        failure=Failure(*data["failure"]) if data["failure"] else None,
+        usage=Usage.from_json(data["usage"]),
+        seconds=data["seconds"],
+        sample=data["sample"],
+        reused=data["reused"],
+        counted=data["counted"],
+        attempts=data["attempts"],
+        tokens=tuple(map(TokenRecord.of_row, data["tokens"])),
+        exchanges=tuple(map(Exchange.from_json, data.get("exchanges", ()))),
+    )

@@ -1,0 +1,442 @@
+"""Components and their uses in a graph.
+
+A component is a typed step (x_k; v_k) -> y_k: ports for x and y, settings for v. Calling one inside a
+declaration makes a `Node`, a use of the component whose inputs are wired to other outputs. Components
+are immutable; what is tuned lives in a `Configuration`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy as np
+
+from compound.engine import CallValues, Completion, Request
+from compound.errors import DeclarationError, WiringError, nearest
+from compound.formatting import MOST_NAMES, listed, short, shown
+from compound.graph.bounds import Extent, Limits, Reach, of_type
+from compound.graph.space import Space
+from compound.graph.types import Port, fits, listing, spell, union
+from compound.storage.artifacts import Reference
+
+if TYPE_CHECKING:
+    from compound.graph.system import System
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+def check_name(kind: str, name: object) -> None:
+    """Raise `DeclarationError` unless ``name`` can stand in addresses and configuration keys."""
+    if not isinstance(name, str) or not NAME.match(name):
+        raise DeclarationError(
+            f"{kind} name must be letters, digits and underscores, no digit first, but got {name!r}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Input:
+    """A value the system reads from each example.
+
+    >>> Input("question", str).label
+    '$question'
+    """
+
+    name: str
+    type: object = str
+
+    def __post_init__(self) -> None:
+        check_name("Input", self.name)
+
+    @property
+    def label(self) -> str:
+        """How messages and YAML name it."""
+        return f"${self.name}"
+
+    def equals(self, value: object) -> Condition:
+        """Return the condition that this input equals ``value``."""
+        return Condition(self, value)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Output:
+    """One output field of a node; hand it to another component to make an edge."""
+
+    node: Node
+    field: str
+
+    @property
+    def type(self) -> object:
+        """The port type."""
+        return self.node.component.outputs[self.field].type
+
+    @property
+    def label(self) -> str:
+        """How messages and YAML name it: ``$node``, or ``$node.field`` when there are several."""
+        single = len(self.node.component.outputs) == 1
+        return f"${self.node.name}" if single else f"${self.node.name}.{self.field}"
+
+    def __repr__(self) -> str:
+        return f"Output({self.label}: {spell(self.type)})"
+
+    def equals(self, value: object) -> Condition:
+        """Return the condition that this output equals ``value``."""
+        return Condition(self, value)
+
+
+Source = Input | Output
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Condition:
+    """When a node runs: its source must equal ``value``. This is how E(x) depends on the input."""
+
+    source: Source
+    value: object = True
+
+    def __repr__(self) -> str:
+        return f"Condition({self.source.label} == {short(self.value)})"
+
+
+class Outputs:
+    """The outputs of a node with several: ``node.answer`` or ``node["answer"]``."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def __getitem__(self, name: str) -> Output:
+        ports = self._node.component.outputs
+        if name not in ports:
+            raise WiringError(f"{self._node.name} has no output {name!r}", hint=nearest(name, ports))
+        return Output(self._node, name)
+
+    def __getattr__(self, name: str) -> Output:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self[name]
+
+    def __iter__(self) -> Iterator[Output]:
+        return (Output(self._node, name) for name in self._node.component.outputs)
+
+    def __repr__(self) -> str:
+        return f"Outputs({self._node.name}: {', '.join(self._node.component.outputs)})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Node:
+    """One use of a component. ``wires`` says which source feeds each input port or setting."""
+
+    name: str
+    component: Component
+    wires: Mapping[str, Source]
+    when: Condition | None = None
+    inputs: Mapping[str, Port] = field(default_factory=dict)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Everything this node waits for: its wires, then its condition's source."""
+        guard = (self.when.source,) if self.when else ()
+        return (*self.wires.values(), *guard)
+
+    def __repr__(self) -> str:
+        wires = {port: source.label for port, source in [*self.wires.items()][:MOST_NAMES]}
+        more = {"more": str(len(self.wires) - MOST_NAMES)} if len(self.wires) > MOST_NAMES else {}
+        guard = {"when": repr(self.when)} if self.when else {}
+        kind = f"{type(self.component).__name__} {self.component.name!r}"
+        return shown("Node", repr(self.name), kind, **wires, **more, **guard)
+
+
+class CallContext(Protocol):
+    """What a running component may use besides its inputs and values."""
+
+    address: str
+    seed: int
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """The call's own random stream."""
+        ...
+
+    async def generate(self, lm: str, request: Request) -> Completion:
+        """Ask the engine ``lm``, within the budget and the engine's concurrency; usage is recorded."""
+        ...
+
+    async def scores(self, reward: Reference, component: str, calls: Sequence[CallValues]) -> Sequence[float]:
+        """Score (inputs, outputs) of a component by a stored reward; higher is better."""
+        ...
+
+
+class Component(ABC):
+    """A typed step of a system: an `Operation`, which runs as one call, or a `Composite`, which has a body.
+
+    Attributes:
+        name: unique in a system; a part of configuration keys.
+        inputs: the ports, or ``None`` when any name and type may be connected.
+        outputs: the ports.
+        settings: each a plain value, or a `Space` when it may be tuned. Any of them may be wired.
+        cacheable: whether calls are worth storing and counting (engines and indexes are).
+        timeout: seconds for one attempt, or ``None``.
+        retries: how often a `TransientError` is tried again.
+    """
+
+    kind: ClassVar[str] = "component"
+    cacheable: ClassVar[bool] = False
+    name: str
+    timeout: float | None = None
+    retries: int = 0
+
+    @property
+    @abstractmethod
+    def inputs(self) -> Mapping[str, Port] | None:
+        """The input ports, or ``None`` for any."""
+
+    @property
+    @abstractmethod
+    def outputs(self) -> Mapping[str, Port]:
+        """The output ports."""
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """What `run` receives as ``values``: plain values and spaces by name."""
+        return {}
+
+    @property
+    def parameters(self) -> Mapping[str, Space]:
+        """The settings that may be tuned."""
+        return {name: s for name, s in self.settings.items() if isinstance(s, Space)}
+
+    @property
+    @abstractmethod
+    def version(self) -> str:
+        """Whatever changes the behaviour besides inputs and values; part of cache keys."""
+
+    def deterministic(self, values: Mapping[str, object]) -> bool:
+        """Return whether equal inputs and ``values`` give equal outputs, whatever the seed."""
+        return True
+
+    def __repr__(self) -> str:
+        parameters = listed(self.parameters) if self.parameters else ""
+        outputs = listed(self.outputs)
+        return shown(type(self).__name__, repr(self.name), outputs=outputs, parameters=parameters)
+
+    def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:
+        """Return the most that one call can return and ask of models, for `compound.api.estimate`.
+
+        By default outputs are as long as their types allow, and requests are not declared, so that an
+        estimate calls them not bounded. Return ``Reach(outputs, ())`` when a component asks no model.
+
+        Args:
+            given: the longest value on each wire.
+            limits: the longest values of settings.
+        """
+        return Reach(self.longest_outputs())
+
+    def longest_outputs(self) -> dict[str, Extent]:
+        """Return the longest outputs that the types allow."""
+        why = f"{self.kind} {self.name!r} can return a value of any length"
+        return {name: of_type(port.type, why) for name, port in self.outputs.items()}
+
+    def __call__(
+        self,
+        *sources: Source,
+        name: str | None = None,
+        when: Source | Condition | None = None,
+        **wires: Source,
+    ) -> Any:  # noqa: ANN401 - an `Output` or an `Outputs`: only the component's ports say which
+        """Use the component in a graph: make a node whose inputs are ``wires``.
+
+        A source without a port's name feeds the only port; where any port may be connected, an `Input` feeds
+        the port of its own name.
+
+        Returns the node's `Output`, or an `Outputs` when it has several.
+        """
+        named = {**_by_position(self, name or self.name, sources, wires), **wires} if sources else wires
+        node = connect(self, name or self.name, named, when)
+        if len(self.outputs) == 1:
+            return Output(node, next(iter(self.outputs)))
+        return Outputs(node)
+
+
+class Operation(Component):
+    """A component that runs as one call; subclass it and implement `run` to add a kind."""
+
+    @abstractmethod
+    async def run(
+        self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext
+    ) -> Mapping[str, object]:
+        """Compute the outputs. Depends on the arguments only; raises `CallError` for a failed call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value on its way through a run: the data and the addresses of the calls it came from."""
+
+    data: object
+    sources: tuple[str, ...] = ()
+
+
+def joined(*sources: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the addresses of several values together, each once, in order.
+
+    >>> joined(("a", "b"), ("b", "c"))
+    ('a', 'b', 'c')
+    """
+    return tuple(dict.fromkeys(address for group in sources for address in group))
+
+
+RunBody = Callable[[int, Mapping[str, Value]], Awaitable[Mapping[str, Value] | None]]
+
+
+class Composite(Component):
+    """A component made of a body that runs several times; its calls carry an index in their address."""
+
+    body: System
+
+    def most_turns(self, given: Mapping[str, Extent]) -> float:
+        """Return how often the body runs at most; infinite when that is not known."""
+        return math.inf
+
+    def first_inputs(self, given: Mapping[str, Extent]) -> dict[str, Extent]:
+        """Return the longest inputs of the body in the first turn."""
+        return {name: given[name] for name in self.body.inputs}
+
+    def next_inputs(self, inputs: Mapping[str, Extent], outputs: Mapping[str, Extent]) -> dict[str, Extent]:
+        """Return the longest inputs of the body in this turn and the next one."""
+        return dict(inputs)
+
+    def all_outputs(self, outputs: Mapping[str, Extent], turns: float) -> dict[str, Extent]:
+        """Return the longest outputs, from those of one turn."""
+        return {name: replace(extent.times(turns), items=turns) for name, extent in outputs.items()}
+
+    @abstractmethod
+    async def drive(
+        self, inputs: Mapping[str, Value], values: Mapping[str, object], body: RunBody
+    ) -> Mapping[str, Value] | None:
+        """Run the body as often as needed; ``None`` when one of its runs failed."""
+
+
+def connect(
+    component: Component, name: str, wires: Mapping[str, Source], when: Source | Condition | None = None
+) -> Node:
+    """Make a node, checking every edge as it is made."""
+    check_name("Node", name)
+    if not isinstance(component, Operation | Composite):
+        raise DeclarationError(
+            f"component {component.name!r} is neither an Operation nor a Composite",
+            hint="subclass Operation and implement run",
+        )
+    check_name("Component", component.name)
+    for produced in component.outputs:
+        check_name("Output", produced)
+    for port, source in wires.items():
+        if not isinstance(source, Input | Output):
+            raise WiringError(
+                f"{name}.{port} must be connected to an input or an output, but got {source!r}",
+                hint="put constants into the component's settings, or use a function",
+            )
+    ports = _ports(component, name, wires)
+    for port, source in wires.items():
+        _check_edge(component, name, port, ports[port], source)
+    missing = [port for port, p in ports.items() if not p.optional and port not in wires]
+    if missing:
+        raise WiringError(f"{name}.{missing[0]} is not connected", hint=f"{name} takes {listing(ports)}")
+    condition = Condition(when) if isinstance(when, Input | Output) else when
+    _check_condition(name, condition)
+    ordered = {port: wires[port] for port in ports if port in wires}
+    return Node(name, component, ordered, condition, ports)
+
+
+def _by_position(
+    component: Component, name: str, sources: Sequence[Source], wires: Mapping[str, Source]
+) -> dict[str, Source]:
+    """Return the sources that were given without a port, by the port they must mean."""
+    declared = component.inputs
+    if declared is not None:
+        free = [port for port in declared if port not in wires]
+        if len(sources) == len(free) == 1:
+            return {free[0]: sources[0]}
+        ports = listing(declared)
+        raise WiringError(f"{name} must be told which input is which", hint=f"{name} takes {ports}")
+    found: dict[str, Source] = {}
+    for source in sources:
+        if not isinstance(source, Input):
+            label = getattr(source, "label", repr(source))
+            raise WiringError(
+                f"{name} takes inputs of any name, so {label} needs one", hint=f"{name}(some_name=…)"
+            )
+        if source.name in found or source.name in wires:
+            raise WiringError(f"{name}.{source.name} is connected twice")
+        found[source.name] = source
+    return found
+
+
+def _ports(component: Component, name: str, wires: Mapping[str, Source]) -> dict[str, Port]:
+    """Return the node's ports: the declared ones, or one for each wire, plus the wired settings."""
+    declared = component.inputs
+    settings = component.settings
+    if declared is None:
+        ports = {port: Port(source.type) for port, source in wires.items() if port not in settings}
+    else:
+        ports = dict(declared)
+        unknown = [port for port in wires if port not in ports and port not in settings]
+        if unknown:
+            raise WiringError(
+                f"{name} has no input {unknown[0]!r}",
+                hint=f"{nearest(unknown[0], [*ports, *settings])} ({name} takes {listing(ports)})",
+            )
+    for port in wires:
+        if port in settings:
+            setting = settings[port]
+            ports[port] = Port(setting.type if isinstance(setting, Space) else _setting_type(setting))
+    return ports
+
+
+def _setting_type(setting: object) -> object:
+    return Any if setting is None else type(setting)
+
+
+def _check_edge(component: Component, name: str, port: str, expected: Port, source: Source) -> None:
+    if port in component.settings and not isinstance(source.type, type):
+        return  # Literal or Any into a setting: checked when it arrives
+    if fits(source.type, expected.type) or (
+        expected.optional and fits(source.type, union(expected.type, None))
+    ):
+        return
+    possible = [label for label, kind in _offers(source) if fits(kind, expected.type)]
+    hint = f"connect {' or '.join(possible)}" if possible else "change one of the two declarations"
+    raise WiringError(
+        f"{name}.{port} expects {spell(expected.type)}, but {source.label} is {spell(source.type)}",
+        hint=f"{hint} ({name} takes {listing(_ports_for_message(component))})",
+    )
+
+
+def _ports_for_message(component: Component) -> Mapping[str, Port]:
+    return component.inputs or {}
+
+
+def _offers(source: Source) -> list[tuple[str, object]]:
+    if isinstance(source, Input):
+        return []
+    return [(Output(source.node, f).label, p.type) for f, p in source.node.component.outputs.items()]
+
+
+def _check_condition(name: str, condition: Condition | None) -> None:
+    if condition is None:
+        return
+    source = condition.source
+    if not fits(type(condition.value), source.type) and not _literal_holds(source.type, condition.value):
+        raise WiringError(
+            f"{name}: when expects {source.label} to equal {condition.value!r}, "
+            f"but it is {spell(source.type)}",
+            hint="use when=output.equals(value) with a value the output can have",
+        )
+
+
+def _literal_holds(kind: object, value: object) -> bool:
+    from compound.graph.types import accepts
+
+    return accepts(kind, value)

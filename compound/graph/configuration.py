@@ -1,0 +1,248 @@
+"""A configuration: an immutable mapping ``component.parameter -> value``, with a digest.
+
+It is the only thing optimization changes, and the file it writes is all another process needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from compound.errors import ConfigurationError
+from compound.formatting import MOST_NAMES, short
+from compound.security.sanitize import storable
+from compound.security.untrusted import UntrustedFolder
+from compound.storage.artifacts import addressed, is_reference, kept, located, refuse_outside, verified
+from compound.storage.records import Damaged, parse, written
+
+FORMAT = 1
+
+
+def component_of(key: str) -> str:
+    """Return the component that a key belongs to.
+
+    >>> component_of("answerer.prompt")
+    'answerer'
+    """
+    return key.split(".", maxsplit=1)[0]
+
+
+def components_of(keys: Iterable[str]) -> list[str]:
+    """Return the components that keys belong to, each once, in the order of the keys."""
+    return list(dict.fromkeys(map(component_of, keys)))
+
+
+def canonical(value: object) -> str:
+    """Return JSON that is equal for equal values: sorted keys, no spaces, no NaN.
+
+    >>> canonical({"b": 1, "a": (2,)})
+    '{"a":[2],"b":1}'
+    """
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain
+    )
+
+
+def plain(value: object) -> object:
+    """Return ``value`` as JSON types, its mappings in their own order; no NaN."""
+    return json.loads(json.dumps(value, allow_nan=False, default=_plain))
+
+
+def plain_values(values: Mapping[str, object]) -> dict[str, object]:
+    """Return values by name as JSON types; no NaN."""
+    return {name: plain(value) for name, value in values.items()}
+
+
+def readable(value: object) -> object:
+    """Return ``value`` as JSON types; what JSON cannot hold is written as text, without its address.
+
+    >>> readable({"f": object(), "x": float("inf")})
+    {'f': '<object object>', 'x': 'inf'}
+    """
+    try:
+        return storable(plain(value))
+    except (TypeError, ValueError):
+        if isinstance(value, Mapping):
+            return {str(key): readable(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [readable(item) for item in value]
+        return re.sub(r" at 0x[0-9a-f]+", "", storable(repr(value)))  # addresses change by process
+
+
+def readable_values(values: Mapping[str, object]) -> dict[str, object]:
+    """Return values by name as JSON types; what JSON cannot hold is written as text."""
+    return {name: readable(value) for name, value in values.items()}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, tuple | set | frozenset):
+        return sorted(value) if isinstance(value, set | frozenset) else list(value)
+    dump = getattr(value, "model_dump", None)
+    if dump is not None:
+        return dump(mode="json")
+    raise TypeError(f"{type(value).__name__} {value!r} cannot be written as JSON")
+
+
+def digest(value: object) -> str:
+    """Return the SHA-256 of the canonical JSON, in hex."""
+    return hashlib.sha256(canonical(value).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def frozen(value: object) -> object:
+    """Return ``value`` with lists as tuples and mappings copied, so that nobody can change it later."""
+    if isinstance(value, Mapping):
+        return _FrozenDict({key: frozen(item) for key, item in value.items()})
+    if isinstance(value, list | tuple):
+        return tuple(frozen(item) for item in value)
+    return value
+
+
+class _FrozenDict(dict[str, object]):
+    """A dict that refuses changes (so that it still is a dict for JSON and for equality)."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("configuration values cannot be changed; bind another configuration")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _FrozenDict, (dict(self),)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference between two configurations."""
+
+    key: str
+    before: object
+    after: object
+
+
+class Configuration(Mapping[str, object]):
+    """Values by ``component.parameter``.
+
+    >>> one = Configuration({"answerer.prompt": "Answer.", "searcher.k": 5})
+    >>> two = one.replace({"searcher.k": 10})
+    >>> [(c.key, c.before, c.after) for c in one.diff(two)], one["searcher.k"]
+    ([('searcher.k', 5, 10)], 5)
+    >>> one.digest == Configuration(dict(reversed(list(one.items())))).digest
+    True
+    """
+
+    __slots__ = ("_digest", "_values")
+
+    def __init__(self, values: Mapping[str, object]) -> None:
+        self._values: dict[str, object] = {key: frozen(values[key]) for key in sorted(values)}
+        self._digest = ""
+
+    def __getitem__(self, key: str) -> object:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Configuration) and self.digest == other.digest
+
+    def __repr__(self) -> str:
+        items = [*self._values.items()][:MOST_NAMES]
+        more = len(self._values) - len(items)
+        shown = [f"{key!r}: {short(value)}" for key, value in items] + [f"… {more} more"] * bool(more)
+        return f"Configuration({{{', '.join(shown)}}})"
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the values, in hex; equal for equal configurations in any process.
+
+        A folder counts by what it holds, not by where it lies.
+        """
+        if not self._digest:
+            self._digest = digest({key: addressed(value) for key, value in self._values.items()})
+        return self._digest
+
+    def replace(self, values: Mapping[str, object]) -> Configuration:
+        """Return a configuration with some values changed."""
+        return Configuration({**self._values, **values})
+
+    def diff(self, other: Configuration) -> list[Change]:
+        """Return what differs, by key; a missing value is ``None``."""
+        changes = [Change(key, self.get(key), other.get(key)) for key in sorted({*self, *other})]
+        return [c for c in changes if canonical(addressed(c.before)) != canonical(addressed(c.after))]
+
+    def located(self, folder: str | Path) -> Configuration:
+        """Return the configuration with the paths of its folders made absolute, from ``folder`` on."""
+        return Configuration({key: located(value, Path(folder)) for key, value in self._values.items()})
+
+    def to_json(self) -> dict[str, object]:
+        """Return the values as plain JSON types."""
+        values: dict[str, object] = json.loads(canonical(self._values))
+        return values
+
+    def save(self, path: str | Path, **provenance: object) -> None:
+        """Write a file that `load` reads: the values, their digest, and where they come from.
+
+        Folders that values refer to are copied beside it, unless they are there: all of it moves together.
+        The file's own folder is made where it is missing.
+
+        Raises:
+            ConfigurationError: such a folder is missing, or was changed; or the file cannot be written.
+        """
+        target = Path(path)
+        folder = UntrustedFolder(target.parent, error=ConfigurationError).make()
+        values = {key: kept(value, target.parent) for key, value in self.to_json().items()}
+        document = {"format": FORMAT, "digest": self.digest, "values": values, **provenance}
+        folder.write(target.name, written(document, indent=2) + "\n")
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def load(path: str | Path) -> Configuration:
+    """Read a configuration file written by `Configuration.save` (``best.json``).
+
+    Raises:
+        ConfigurationError: the file is missing, is not such a file, or was changed by hand since; or a folder
+            that it refers to is missing, was changed, or is not below the file's own folder.
+    """
+    target = Path(path)
+    folder = UntrustedFolder(target.parent, error=ConfigurationError)
+    if not target.name or folder.kind(target.name) is None:
+        raise ConfigurationError(f"{path} does not exist", hint="`compound optimize` writes best.json")
+    try:
+        document = parse(folder.read(target.name), parse_constant=_no_constant)
+    except Damaged as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from None
+    if not isinstance(document, dict) or not isinstance(document.get("values"), dict):
+        raise ConfigurationError(
+            f"{path} is not a configuration file", hint="it must hold `format` and `values`"
+        )
+    if document.get("format") != FORMAT:
+        raise ConfigurationError(
+            f"{path} has format {document.get('format')!r}, but this version reads format {FORMAT}"
+        )
+    configuration = Configuration(document["values"])
+    if document.get("digest") not in (None, configuration.digest):
+        raise ConfigurationError(
+            f"{path} was changed: its values do not match its digest",
+            hint="remove the digest line to accept the values as they are",
+        )
+    for key, value in configuration.items():
+        if is_reference(value):
+            refuse_outside(f"{key} in {path}", value["path"])
+            verified(value, target.parent)
+    return configuration.located(target.parent)

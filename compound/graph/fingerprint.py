@@ -1,0 +1,70 @@
+"""What user code does, as a digest: for cache keys, and to notice that a run's code has changed.
+
+Byte code and constants count, file and line do not. Code that it calls is not looked into.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping
+from types import CellType, CodeType
+
+from compound.graph.configuration import readable
+
+PLAIN = (str, int, float, bool, bytes, type(None))
+
+
+def code_digest(function: Callable[..., object]) -> str:
+    """Return a digest of a function: its code, its defaults, and the texts and numbers it closes over.
+
+    >>> code_digest(lambda x: x + 1) == code_digest(lambda x: x + 1) != code_digest(lambda x: x + 2)
+    True
+    """
+    target = function if hasattr(function, "__code__") else type(function).__call__
+    code = getattr(target, "__code__", None)
+    if code is None:  # built in: it has a name and nothing else to tell
+        return hashlib.sha256(repr(readable(function)).encode()).hexdigest()[:16]
+    held = [
+        getattr(target, "__defaults__", None),
+        getattr(target, "__kwdefaults__", None),
+        [_held(cell) for cell in getattr(target, "__closure__", None) or ()],
+    ]
+    return hashlib.sha256(f"{_walk(code)}{described(held)}".encode()).hexdigest()[:16]
+
+
+def described(value: object) -> object:
+    """Return what identifies an object, in every process the same: JSON types, functions by their code.
+
+    >>> described({"f": len, "s": {2, 1}})
+    {'f': '<built-in function len>', 's': [1, 2]}
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [f"{f.name}={described(getattr(value, f.name))!r}" for f in dataclasses.fields(value)]
+        return f"{type(value).__qualname__}({', '.join(fields)})"
+    if inspect.isroutine(value) and hasattr(value, "__code__"):
+        return f"{value.__qualname__}:{code_digest(value)}"
+    if isinstance(value, Mapping):
+        return {str(key): described(item) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted((described(item) for item in value), key=str)
+    if isinstance(value, list | tuple):
+        return [described(item) for item in value]
+    return readable(value)
+
+
+def _held(cell: CellType) -> object:
+    try:
+        value = cell.cell_contents
+    except ValueError:  # not filled yet
+        return None
+    return value if isinstance(value, PLAIN) else type(value).__name__  # an object may change meanwhile
+
+
+def _walk(code: CodeType) -> str:
+    constants = [
+        _walk(c) if isinstance(c, CodeType) else repr(sorted(map(repr, c)) if isinstance(c, frozenset) else c)
+        for c in code.co_consts
+    ]
+    return f"{code.co_code.hex()}|{code.co_names}|{code.co_varnames}|{constants}"

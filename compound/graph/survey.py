@@ -1,0 +1,152 @@
+"""The longest values in a run of a system, and the calls that it makes: worked out without running it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from compound.engine import Example
+from compound.graph.bounds import CallBound, Extent, Reach, Use, of_values
+from compound.graph.component import Component, Composite, Input, Source
+from compound.graph.space import Text
+from compound.graph.system import System
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Implements `compound.graph.bounds.Limits` for a run.
+
+    Attributes:
+        examples: all that the run may read.
+        lms: the system's own model.
+        start: the configuration to start from.
+        growth: bytes that a search may add to a text.
+        written: tokens of the longest text that a model writes.
+        read_corpora: whether to read corpora for their longest passages.
+    """
+
+    examples: Sequence[Example]
+    lms: tuple[str, ...] = ()
+    start: Mapping[str, object] = field(default_factory=dict)
+    growth: float = 0
+    written: int = 0
+    read_corpora: bool = False
+
+    def text(self, key: str, space: Text) -> Extent:
+        """Return the longest text of a parameter."""
+        start = max(len(space.value.encode()), len(str(self.start.get(key, "")).encode()))
+        return Extent(start + self.growth, self.written).cut(max(space.max_length, start))
+
+    def value(self, key: str, default: object) -> object:
+        """Return the value that a parameter starts from."""
+        return self.start.get(key, default)
+
+    @cached_property
+    def gold(self) -> Extent:
+        """The longest value that examples hold."""
+        return of_values(value for example in self.examples for value in example.gold.values())
+
+
+@dataclass
+class Survey:
+    """What one run of a system can hold at most.
+
+    Attributes:
+        uses: by component.
+        counted: the most calls of a run that count as parts of a system run.
+        outputs: of the system.
+    """
+
+    uses: dict[str, Use] = field(default_factory=dict)
+    counted: float = 0
+    outputs: dict[str, Extent] = field(default_factory=dict)
+
+    def add(self, component: Component, inputs: Mapping[str, Extent], reach: Reach, times: float) -> None:
+        """Take up the calls at one node."""
+        self.counted += times * component.cacheable
+        known = self.uses.get(component.name)
+        if known is None:
+            self.uses[component.name] = Use(times, dict(inputs), reach.outputs, reach.requests)
+            return
+        self.uses[component.name] = Use(
+            known.calls + times,
+            _joined(known.inputs, inputs),
+            _joined(known.outputs, reach.outputs),
+            _either(known.requests, reach.requests),
+        )
+
+
+def _either(
+    some: Sequence[CallBound] | None, others: Sequence[CallBound] | None
+) -> Sequence[CallBound] | None:
+    """Return requests that bound both those of one call and those of another."""
+    if some is None or others is None:
+        return None
+    if len(some) != len(others):
+        return [*some, *others]
+    return [
+        replace(
+            a,
+            calls=max(a.calls, b.calls),
+            prompt=a.prompt.joined(b.prompt),
+            max_tokens=max(a.max_tokens, b.max_tokens),
+            lms=tuple(dict.fromkeys((*a.lms, *b.lms))),
+            messages=max(a.messages, b.messages),
+        )
+        for a, b in zip(some, others, strict=True)
+    ]
+
+
+def _joined(some: Mapping[str, Extent], others: Mapping[str, Extent]) -> dict[str, Extent]:
+    both = {name: some[name].joined(others[name]) for name in some if name in others}
+    return {**some, **others, **both}
+
+
+def survey(system: System, limits: Limits) -> Survey:
+    """Return the most that one run of a system can hold."""
+    found = Survey()
+    inputs = {name: of_values(e.inputs[name] for e in limits.examples) for name in system.inputs}
+    found.outputs = _walk(system, inputs, limits, found, 1.0)
+    return found
+
+
+def _walk(
+    system: System, inputs: Mapping[str, Extent], limits: Limits, found: Survey | None, times: float
+) -> dict[str, Extent]:
+    """Return the extents of a graph's outputs; adds its calls to ``found``, each ``times``."""
+    known: dict[str, Mapping[str, Extent]] = {}
+
+    def read(source: Source) -> Extent:
+        return inputs[source.name] if isinstance(source, Input) else known[source.node.name][source.field]
+
+    for name, node in system.nodes.items():
+        given = {port: read(source) for port, source in node.wires.items()}
+        if isinstance(node.component, Composite):
+            known[name] = _repeat(node.component, given, limits, found, times)
+            continue
+        reach = node.component.reach(given, limits)
+        known[name] = reach.outputs
+        if found is not None:
+            found.add(node.component, given, reach, times)
+    return {name: read(source) for name, source in system.outputs.items()}
+
+
+def _repeat(
+    composite: Composite, given: Mapping[str, Extent], limits: Limits, found: Survey | None, times: float
+) -> Mapping[str, Extent]:
+    """Return the extents of a composite's outputs: what one turn writes, the next may read."""
+    turns = composite.most_turns(given)
+    state = composite.first_inputs(given)
+    for _ in range(len(composite.body.nodes) + 1):
+        outputs = _walk(composite.body, state, limits, None, 0)
+        wider = composite.next_inputs(state, outputs)
+        if wider == state:
+            break
+        state = wider
+    else:
+        why = f"every turn of {composite.name!r} may lengthen what the next one reads"
+        state = dict.fromkeys(state, Extent(math.inf, why=why))
+    outputs = _walk(composite.body, state, limits, found, times * turns)
+    return composite.all_outputs(outputs, turns)

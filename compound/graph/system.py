@@ -1,0 +1,415 @@
+"""A system: a directed acyclic graph of nodes with named inputs and outputs, bound to a configuration.
+
+The graph is a ``networkx.DiGraph``; order, cycles and drawings come from networkx. A system is
+immutable: `bind` returns another one, so two threads can run two configurations at once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import networkx as nx
+
+from compound.engine import Engine
+from compound.errors import ConfigurationError, WiringError, nearest
+from compound.formatting import listed, shown
+from compound.graph.component import (
+    Component,
+    Composite,
+    Condition,
+    Input,
+    Node,
+    Output,
+    Outputs,
+    Source,
+    check_name,
+)
+from compound.graph.configuration import Configuration, canonical, digest, readable
+from compound.graph.space import Space
+from compound.graph.types import Port, names, spell
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class System:
+    """A compound AI system.
+
+    Args:
+        name: for run directories and reports.
+        outputs: what the system returns, by name; the nodes are found from here.
+        inputs: the declared inputs; each must be used. Left out, they are found as well.
+        nodes: the declared nodes; each must lead to an output. Left out, they are found as well.
+        lm: the model of every LLM component that names none.
+
+    Attributes:
+        engines: finds the engine of a model by its name, where the system came from a file that has
+            ``engines:``. It is no part of the system's identity.
+
+    Example:
+        >>> from compound.components.function import Function
+        >>> question = Input("question", str)
+        >>> def shout(text: str) -> str:
+        ...     return text.upper()
+        >>> system = System("demo", outputs={"answer": Function("shout", shout)(text=question)})
+        >>> list(system.nodes), list(system.inputs)
+        (['shout'], ['question'])
+    """
+
+    name: str
+    inputs: Mapping[str, object]
+    outputs: Mapping[str, Source]
+    nodes: Mapping[str, Node]
+    configuration: Configuration
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    engines: Callable[[str], Engine] | None = None
+
+    def __init__(
+        self,
+        name: str,
+        outputs: Mapping[str, Source],
+        *,
+        inputs: Sequence[Input] | None = None,
+        nodes: Sequence[Node | Output | Outputs] | None = None,
+        lm: str | None = None,
+    ) -> None:
+        check_name("System", name)
+        found_inputs, found_nodes = _collect(name, outputs)
+        if inputs is not None:
+            _all_used(name, inputs, found_inputs)
+        if nodes is not None:
+            _all_reach_an_output(name, nodes, found_nodes)
+        set_ = functools.partial(object.__setattr__, self)
+        set_("name", name)
+        set_("inputs", {i: found_inputs[i].type for i in sorted(found_inputs)})
+        set_("outputs", dict(outputs))
+        set_("nodes", _ordered(name, found_nodes))
+        set_("defaults", {"lm": lm} if lm else {})
+        set_("engines", None)
+        start = {key: space.value for key, space in self.parameters.items()}
+        for node in self.all_nodes():
+            if isinstance(node.component, Composite):  # a body that was bound keeps its values
+                bound = node.component.body.configuration
+                start |= {key: value for key, value in bound.items() if key in start}
+        set_("configuration", Configuration(start))
+
+    @functools.cached_property
+    def graph(self) -> nx.DiGraph:
+        """The graph: inputs as ``$name``, nodes by name; edges carry the ``ports`` they feed."""
+        return _graph(self.inputs, self.nodes)
+
+    @functools.cached_property
+    def components(self) -> Mapping[str, Component]:
+        """Every component by name, those inside loops and maps included."""
+        found: dict[str, Component] = {}
+        for component in (node.component for node in self.all_nodes()):
+            other = found.setdefault(component.name, component)
+            if other is not component:
+                raise WiringError(
+                    f"two components are named {component.name!r} in system {self.name!r}",
+                    hint="rename one, or use one component at several nodes with name=…",
+                )
+        return found
+
+    @functools.cached_property
+    def parameters(self) -> Mapping[str, Space]:
+        """Every tunable parameter, by ``component.parameter``; not those that a wire feeds at every node."""
+        wires: dict[str, set[str]] = {}
+        for node in self.all_nodes():
+            wires.setdefault(node.component.name, set(node.wires)).intersection_update(node.wires)
+        return {
+            f"{name}.{parameter}": space
+            for name, component in sorted(self.components.items())
+            for parameter, space in component.parameters.items()
+            if parameter not in wires[name]
+        }
+
+    @functools.cached_property
+    def signature(self) -> str:
+        """A digest of the structure: components, their versions, wires and outputs, not the values."""
+        return digest(_structure(self))
+
+    @property
+    def lm(self) -> str | None:
+        """The model of components that name none, if there is one."""
+        found = self.defaults.get("lm")
+        return found if isinstance(found, str) else None
+
+    @functools.cached_property
+    def settings(self) -> Mapping[str, object]:
+        """Every setting that is not tunable, by ``component.setting``, as JSON types."""
+        return {
+            f"{name}.{setting}": readable(value)
+            for name, component in sorted(self.components.items())
+            for setting, value in component.settings.items()
+            if not isinstance(value, Space)
+        }
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """A digest of all that a run depends on besides the configuration, the inputs and chance."""
+        return digest([self.signature, self.settings, self.defaults])
+
+    @functools.cached_property
+    def successors(self) -> Mapping[str, tuple[str, ...]]:
+        """For each node, the nodes waiting for it, in execution order."""
+        position = {name: i for i, name in enumerate(self.nodes)}
+        return {
+            name: tuple(sorted(self.graph.successors(name), key=position.__getitem__)) for name in self.nodes
+        }
+
+    def all_nodes(self) -> Iterator[Node]:
+        """Yield the nodes, and those of the bodies inside them."""
+        return _all_nodes(self.nodes.values())
+
+    def descendants(self, node: str) -> frozenset[str]:
+        """Return the nodes that depend on ``node``, by name."""
+        return frozenset(nx.descendants(self.graph, node))
+
+    def nodes_of(self, component: str) -> tuple[str, ...]:
+        """Return the names of the nodes that use a component, in order."""
+        return tuple(n for n, node in self.nodes.items() if node.component.name == component)
+
+    def bind(self, values: Mapping[str, object]) -> System:
+        """Return this system with some parameters set.
+
+        Raises:
+            ConfigurationError: a key names no parameter, or a value lies outside its space.
+        """
+        for key, value in values.items():
+            if key not in self.parameters:
+                raise ConfigurationError(
+                    f"system {self.name!r} has no parameter {key!r}", hint=nearest(key, self.parameters)
+                )
+            problem = self.parameters[key].problem(value)
+            if problem:
+                raise ConfigurationError(f"{key} {problem}")
+        return replace_configuration(self, self.configuration.replace(values))
+
+    def with_lm(self, lm: str) -> System:
+        """Return this system with another default model."""
+        other = _copy(self, defaults={**self.defaults, "lm": lm})
+        other.__dict__.pop("identity", None)
+        return other
+
+    def with_engines(self, engines: Callable[[str], Engine] | None) -> System:
+        """Return this system with what finds the engines of its models; `run` and the like use it."""
+        return _copy(self, engines=engines)
+
+    def __repr__(self) -> str:
+        return shown(
+            "System",
+            repr(self.name),
+            inputs=listed(self.inputs),
+            nodes=listed(self.nodes),
+            outputs=listed(self.outputs),
+            parameters=listed(self.parameters) if self.parameters else "",
+            lm=repr(self.defaults["lm"]) if "lm" in self.defaults else "",
+        )
+
+    def __copy__(self) -> System:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> System:
+        """Return the system itself: nothing in it changes."""
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle the nodes as a list: pickling the graph itself would recurse as deep as the graph is."""
+        nodes = [
+            (
+                node.name,
+                node.component,
+                {port: _reference(source) for port, source in node.wires.items()},
+                (_reference(node.when.source), node.when.value) if node.when else None,
+                dict(node.inputs),
+            )
+            for node in self.nodes.values()
+        ]
+        outputs = {key: _reference(source) for key, source in self.outputs.items()}
+        rest = (self.configuration, self.defaults, self.engines)
+        return _restored, (self.name, self.inputs, nodes, outputs, *rest)
+
+
+_Reference = Input | tuple[str, str]
+_FlatNode = tuple[
+    str, Component, Mapping[str, _Reference], tuple[_Reference, object] | None, Mapping[str, Port]
+]
+
+
+def _reference(source: Source) -> _Reference:
+    return source if isinstance(source, Input) else (source.node.name, source.field)
+
+
+def _restored(
+    name: str,
+    inputs: Mapping[str, object],
+    flat: Sequence[_FlatNode],
+    outputs: Mapping[str, _Reference],
+    configuration: Configuration,
+    defaults: Mapping[str, object],
+    engines: Callable[[str], Engine] | None,
+) -> System:
+    """Return a pickled system: its nodes come in an order in which each follows what it reads."""
+    nodes: dict[str, Node] = {}
+
+    def source(reference: _Reference) -> Source:
+        return reference if isinstance(reference, Input) else Output(nodes[reference[0]], reference[1])
+
+    for own, component, wires, when, ports in flat:
+        condition = Condition(source(when[0]), when[1]) if when else None
+        read = {port: source(reference) for port, reference in wires.items()}
+        nodes[own] = Node(own, component, read, condition, ports)
+    system = object.__new__(System)
+    system.__dict__.update(
+        name=name,
+        inputs=inputs,
+        outputs={key: source(reference) for key, reference in outputs.items()},
+        nodes=nodes,
+        configuration=configuration,
+        defaults=defaults,
+        engines=engines,
+    )
+    return system
+
+
+def replace_configuration(system: System, configuration: Configuration) -> System:
+    """Return a copy bound to ``configuration`` as it is (already checked)."""
+    return _copy(system, configuration=configuration)
+
+
+def _copy(system: System, **changes: object) -> System:
+    clone = object.__new__(System)
+    clone.__dict__.update(system.__dict__)
+    clone.__dict__.update(changes)
+    return clone
+
+
+def _collect(name: str, outputs: Mapping[str, Source]) -> tuple[dict[str, Input], dict[str, Node]]:
+    """Walk back from the outputs; every name must mean one thing."""
+    if not outputs:
+        raise WiringError(f"system {name!r} has no outputs", hint="outputs={'answer': some_output}")
+    inputs: dict[str, Input] = {}
+    nodes: dict[str, Node] = {}
+    stack: list[Source] = []
+    for key, source in outputs.items():
+        check_name("Output", key)
+        if not isinstance(source, Input | Output):
+            raise WiringError(
+                f"output {key!r} of system {name!r} is not produced by any node: got {source!r}",
+                hint="name one field of a node" if isinstance(source, Outputs) else "give a node's output",
+            )
+        stack.append(source)
+    while stack:
+        source = stack.pop()
+        if isinstance(source, Input):
+            _same_type(inputs.setdefault(source.name, source), source)
+        elif nodes.get(source.node.name) is not source.node:
+            if source.node.name in nodes:
+                raise WiringError(
+                    f"two nodes are named {source.node.name!r} in system {name!r}",
+                    hint="give the second use its own name: component(..., name='other')",
+                )
+            nodes[source.node.name] = source.node
+            stack.extend(source.node.sources)
+    return inputs, nodes
+
+
+def _all_used(system: str, inputs: Sequence[Input], used: Mapping[str, Input]) -> None:
+    declared = [item.name for item in inputs]
+    unused = [name for name in declared if name not in used]
+    if unused:
+        raise WiringError(
+            f"system {system!r} declares inputs that nothing reads: {names(unused)}",
+            hint="connect them or remove them",
+        )
+    undeclared = sorted(set(used) - set(declared))
+    if undeclared:
+        raise WiringError(
+            f"system {system!r} reads inputs it does not declare: {names(undeclared)}",
+            hint=f"declared: {names(declared)}",
+        )
+    for item in inputs:
+        _same_type(used[item.name], item)
+
+
+def _same_type(known: Input, other: Input) -> None:
+    if known.type != other.type:
+        raise WiringError(
+            f"input {known.name!r} is declared as {spell(known.type)} and as {spell(other.type)}"
+        )
+
+
+def _all_reach_an_output(
+    system: str, declared: Sequence[Node | Output | Outputs], reached: Mapping[str, Node]
+) -> None:
+    nodes = [_node(item) for item in declared]
+    lost = [node.name for node in nodes if reached.get(node.name) is not node]
+    if lost:
+        raise WiringError(
+            f"system {system!r} has nodes that no output depends on: {names(lost)}",
+            hint="use their outputs or remove them",
+        )
+
+
+def _node(item: Node | Output | Outputs) -> Node:
+    if isinstance(item, Node):
+        return item
+    return item.node if isinstance(item, Output) else item._node
+
+
+def _graph(inputs: Mapping[str, object], nodes: Mapping[str, Node]) -> nx.DiGraph:
+    graph = nx.DiGraph()
+    for name, kind in inputs.items():
+        graph.add_node(f"${name}", kind="input", type=spell(kind))
+    for name, node in nodes.items():
+        graph.add_node(name, kind=node.component.kind, component=node.component.name)
+    for name, node in nodes.items():
+        for port, source in [*node.wires.items(), *([("when", node.when.source)] if node.when else [])]:
+            origin = f"${source.name}" if isinstance(source, Input) else source.node.name
+            if graph.has_edge(origin, name):
+                graph.edges[origin, name]["ports"] += (port,)
+            else:
+                graph.add_edge(origin, name, ports=(port,))
+    return graph
+
+
+def _ordered(system: str, nodes: Mapping[str, Node]) -> dict[str, Node]:
+    """Return the nodes in topological order, ties by name: independent of declaration and hashing."""
+    graph = nx.DiGraph()
+    graph.add_nodes_from(nodes)
+    for name, node in nodes.items():
+        graph.add_edges_from((s.node.name, name) for s in node.sources if isinstance(s, Output))
+    try:
+        return {name: nodes[name] for name in nx.lexicographical_topological_sort(graph)}
+    except nx.NetworkXUnfeasible:
+        cycle = " -> ".join([edge[0] for edge in nx.find_cycle(graph)])
+        raise WiringError(
+            f"system {system!r} has a cycle: {cycle} -> {cycle.split(' ', 1)[0]}",
+            hint="use a loop component for repetition",
+        ) from None
+
+
+def _all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Yield nodes and those of the bodies inside them."""
+    for node in nodes:
+        yield node
+        if isinstance(node.component, Composite):
+            yield from _all_nodes(node.component.body.nodes.values())
+
+
+def _structure(system: System) -> dict[str, object]:
+    return {
+        "inputs": {name: spell(kind) for name, kind in system.inputs.items()},
+        "outputs": {name: source.label for name, source in system.outputs.items()},
+        "nodes": {
+            name: {
+                "component": node.component.name,
+                "version": node.component.version,
+                "wires": {port: source.label for port, source in node.wires.items()},
+                "when": [node.when.source.label, canonical(node.when.value)] if node.when else None,
+            }
+            for name, node in system.nodes.items()
+        },
+        "parameters": {key: space.to_json() for key, space in system.parameters.items()},
+    }

@@ -1,0 +1,139 @@
+"""The system runs of a run: how they are divided between decisions and jobs, and how many are left."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+from compound.engine import Engine
+from compound.execution.budget import Meter
+from compound.graph.bounds import Amount
+from compound.optimization.allowance import Allowance, allowance, caps, dearest, runs_left
+from compound.optimization.budget_plan import BudgetPlan, fewest_of, make_plan, usable
+from compound.optimization.method import Job
+from compound.optimization.problem import Problem
+from compound.optimization.proposals import Proposals
+from compound.runs.state import SearchState
+
+__all__ = ["RunBudget"]
+
+
+class RunBudget:
+    """The budget of a search, in system runs.
+
+    Args:
+        problem: what is optimized, by which method.
+        meter: of the search.
+        proposals: the ledger of requests for proposals, which compete with system runs for calls, tokens and
+            cost.
+        engine: models by name.
+        plan: the plan of an interrupted run.
+        free_runs: system runs that were left for jobs when it was made; ``None`` without a limit.
+
+    Attributes:
+        plan: how the budget is divided.
+        free_runs: see above.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        meter: Meter,
+        proposals: Proposals,
+        engine: Callable[[str], Engine],
+        plan: BudgetPlan,
+        free_runs: float | None,
+    ) -> None:
+        self._problem = problem
+        self._meter = meter
+        self._proposals = proposals
+        self._engine = engine
+        self.plan = plan
+        self.free_runs = free_runs
+
+    @classmethod
+    def divide(
+        cls, problem: Problem, meter: Meter, proposals: Proposals, engine: Callable[[str], Engine]
+    ) -> RunBudget:
+        """Plan a new search: decisions, jobs, and the requests for proposals that jobs make."""
+        method = problem.method
+        jobs = len(method.jobs) if method.jobs_each is None else method.jobs_each
+        left = meter.remaining_runs()
+        for _ in range(2):  # the number of requests depends on the runs, and the other way round
+            plan = make_plan(problem, left, jobs)
+            free = max(0.0, left - plan.decisions * plan.cost)
+            found = cls(problem, meter, proposals, engine, plan, free if math.isfinite(free) else None)
+            proposals.left = found.allowance.calls
+            left = found.runs_left()
+        return found
+
+    @functools.cached_property
+    def allowance(self) -> Allowance:
+        """The requests for proposals that the planned jobs may make."""
+        free = math.inf if self.free_runs is None else self.free_runs
+        return allowance(self._problem, free, self.plan.decisions, lms=self._own_lm)
+
+    @functools.cached_property
+    def _largest_request(self) -> Amount:
+        """The most that one request for a proposal takes; only limits on calls, tokens or cost need it."""
+        if not caps(self._meter.budget, self._meter.usage, self._proposals.usage):
+            return Amount(calls=1)
+        requests = [request for allowed in self.allowance.jobs for request in allowed.requests]
+        return dearest(requests, self._engine, self._own_lm)
+
+    @property
+    def _own_lm(self) -> tuple[str, ...]:
+        lm = self._problem.system.lm
+        return (lm,) if lm else ()
+
+    def runs_left(self) -> float:
+        """Return the system runs that the budget still holds besides the requests for proposals to come."""
+        return runs_left(self._meter, self._proposals, self._largest_request)
+
+    def free(self, search: SearchState) -> float:
+        """Return the system runs left for jobs, without those reserved for decisions to come."""
+        decisions = self.plan.decisions - search.decisions
+        return max(0.0, self.runs_left() - decisions * self.plan.cost)
+
+    def smallest_job(self, search: SearchState) -> float:
+        """Return the system runs below which no job can do anything."""
+        minibatch, compared = self._problem.settings.minibatch, has_compared(search)
+        return min(fewest_of(job, minibatch, tried=compared) for job in self._jobs().values())
+
+    def runs_of(self, job: Job, opening: Job | None, search: SearchState) -> float:
+        """Return the system runs that a job gets; 0 where they would be too few.
+
+        Args:
+            job: the chosen job.
+            opening: the method's opening job, if it is this one.
+            search: the state of the search.
+        """
+        declared = self._jobs()[job.optimizer, job.keys]
+        needed = declared.least(self._problem.settings.minibatch)
+        if opening is not None or declared.step is not None:
+            share = self._share(job, search) if opening is None else self.free(search) * opening.weight
+            return share if share >= needed else 0.0
+        return usable(self._share(job, search), self.free(search), needed, tried=has_compared(search))
+
+    def _jobs(self) -> dict[tuple[str, tuple[str, ...]], Job]:
+        """Return the method's jobs by optimizer and keys."""
+        method = self._problem.method
+        jobs = [*([method.opening] if method.opening else []), *method.jobs]
+        return {(job.optimizer, job.keys): job for job in jobs}
+
+    def _share(self, job: Job, search: SearchState) -> float:
+        """Return the job's share, by weight, of what is left for jobs."""
+        weights = {(j.optimizer, j.keys): j.weight for j in self._problem.method.jobs}
+        part = self.plan.jobs / len(weights)  # of all jobs, that precedes each decision
+        finished = search.history[len(search.history) - search.jobs_in_round :]
+        worked = sum(weights[record.optimizer, record.keys] for record in finished)
+        total = sum(weights.values()) * part
+        later_decisions = self.plan.decisions - search.decisions - 1
+        ahead = max(total - worked, job.weight) + later_decisions * total
+        return self.free(search) * job.weight / ahead
+
+
+def has_compared(search: SearchState) -> bool:
+    """Return whether any job has compared candidates yet."""
+    return any(record.runs for record in search.history)

@@ -1,0 +1,195 @@
+"""The jobs of a search: choose the next one, give it a share of the budget, and let its optimizer propose."""
+
+from __future__ import annotations
+
+from compound.errors import BudgetExhausted
+from compound.execution.rng import stream
+from compound.loop.context import RunContext
+from compound.optimization.allowance import caps, requests_of, within
+from compound.optimization.budget_plan import job_minibatch
+from compound.optimization.method import Bench, Job, JobRecord, Progress, Proposal, Task
+from compound.optimization.proposals import described, since
+from compound.optimization.role_checks import Proposing, choose_job
+from compound.optimization.scorer import JobScorer
+from compound.runs.state import JobState
+
+__all__ = ["Jobs"]
+
+
+class Jobs:
+    """Runs the jobs that precede a decision."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+
+    async def run_round(self) -> None:
+        """Run the jobs of one round; each may change the working configuration.
+
+        Before the last decision jobs continue while the budget holds another one and the last round changed
+        something: nothing else could use what is left.
+        """
+        context, search = self._context, self._context.search
+        plan = context.budget.plan
+        while not search.stopped:
+            if search.jobs_in_round == plan.jobs:
+                if not (more := self._further_jobs()):
+                    return
+                search.jobs_in_round = plan.jobs - more
+            smallest = context.budget.smallest_job(search)
+            if search.job is None and context.budget.free(search) < smallest:
+                search.stopped = self._too_small(smallest)
+                return
+            await self._run(self._job())
+
+    def _too_small(self, smallest: float) -> str:
+        """Return why the search ends where the budget holds no further job."""
+        reason = "the rest of the budget is too small for another job"
+        context, search = self._context, self._context.search
+        if search.history:
+            return reason
+        return (
+            f"{reason}: the first needs {smallest:g} system runs, {context.budget.free(search):g} are free, "
+            f"and {context.budget.plan.cost:g} are set aside for its decision; raise {self._limit()}"
+        )
+
+    def _limit(self) -> str:
+        """Return the setting that limits system runs, where there is only one."""
+        limits = self._context.problem.settings.budget.limits()
+        return f"optimize.budget.{next(iter(limits))}" if len(limits) == 1 else "optimize.budget"
+
+    def _further_jobs(self) -> int:
+        """Return how many jobs continue before the last decision; there are `iterations` rounds at most."""
+        context, search = self._context, self._context.search
+        plan, settings, method = context.budget.plan, context.problem.settings, context.problem.method
+        last = search.history[-plan.jobs :]
+        useful = any(record.values for record in last) and any(record.runs for record in last)
+        finished = len(search.history) >= plan.jobs * settings.iterations
+        is_last = plan.decisions - search.decisions == 1
+        if method.jobs_each is not None or not useful or not is_last or finished:
+            return 0
+        least, free = method.least * settings.minibatch, context.budget.free(search)
+        return plan.jobs if free >= plan.jobs * least else int(free // least)
+
+    def _job(self) -> JobState:
+        """Return the job under way, or choose the next one and its share of the budget."""
+        context, search = self._context, self._context.search
+        if search.job is None:
+            method = context.problem.method
+            opening = method.opening if not search.history else None
+            seed = stream(context.problem.settings.seed, "scheduler")
+            job = opening or choose_job(method, search.history, seed)
+            search.job = JobState(
+                optimizer=job.optimizer,
+                keys=job.keys,
+                reason=dict(job.reason),
+                share=context.budget.runs_of(job, opening, search),
+                spent_before=context.meter.system_runs,
+                proposal_limits=caps(context.meter.budget, context.meter.usage, context.proposals.usage),
+                ledger_before=context.proposals.snapshot(),
+            )
+        return search.job
+
+    async def _run(self, job: JobState) -> None:
+        """Let the optimizer propose, storing its progress at every checkpoint."""
+        context, search = self._context, self._context.search
+        number = len(search.history)
+        self._limit_requests(job)
+        scorer = JobScorer(
+            context.problem,
+            context.executor,
+            context.working(),
+            job.share,
+            job.spent_before,
+            context.proposals,
+            context.budget.runs_left,
+        )
+        scorer.restore(job.scored)
+        if not job.share:
+            note = "its share of the budget is too small to compare anything"
+            self._finish(job, Proposal({}, note=note), scorer)
+            return
+        proposal: Proposal | None = None
+        proposing = Proposing(job.optimizer, context.problem.method.optimizers[job.optimizer])
+        try:
+            async for event in proposing.events(self._task(job, number, scorer)):
+                if isinstance(event, Progress):
+                    with proposing.storing(event):
+                        self._checkpoint(job, number, event, scorer)
+                else:
+                    proposal = event
+        except BudgetExhausted as error:
+            search.stopped = error.message
+            proposal = proposal or Proposal({}, note="the budget ended before a proposal")
+        proposal = proposing.checked(proposal, context.working())
+        self._finish(job, proposal, scorer)
+
+    def _limit_requests(self, job: JobState) -> None:
+        """Limit the job's requests for proposals to their number and to their part of the budget."""
+        context = self._context
+        if job.progress is None:
+            chosen = Job(job.optimizer, job.keys, job.reason)
+            outlook = context.budget.allowance.outlook
+            context.proposals.begin_job(requests_of(context.problem, chosen, job.share, outlook))
+        context.proposals.limit(lambda usage: within(usage, job.proposal_limits))
+
+    def _task(self, job: JobState, number: int, scorer: JobScorer) -> Task:
+        """Return the optimizer's assignment."""
+        context, problem = self._context, self._context.problem
+        settings = problem.settings
+        return Task(
+            system=context.working(),
+            keys=job.keys,
+            train=problem.train,
+            scorer=scorer,
+            seed=stream(settings.seed, "job", number),
+            pool_seed=stream(settings.seed, "pool"),
+            minibatch=job_minibatch(settings.minibatch, job.share),
+            candidates=settings.candidates,
+            bench=Bench(
+                context.executor, problem.metric, problem.rules, context.recorder.memory, problem.folder
+            ),
+            tried=[known for known in context.search.tried if set(known.values) == set(job.keys)],
+            resume=job.progress,
+        )
+
+    def _checkpoint(self, job: JobState, number: int, event: Progress, scorer: JobScorer) -> None:
+        """Store the optimizer's progress."""
+        context = self._context
+        job.progress = dict(event.state)
+        job.scored = scorer.snapshot()
+        context.search.ledger = context.proposals.snapshot()
+        steps = {} if event.step is None else {"step": event.step, "of": event.of}
+        context.recorder.event("progress", job=number, note=event.note, **steps, **event.facts)
+        context.record_news(number)
+
+    def _finish(self, job: JobState, proposal: Proposal, scorer: JobScorer) -> None:
+        """Change the working configuration and record the job."""
+        context, search = self._context, self._context.search
+        number = len(search.history)
+        requests = since(context.proposals.snapshot(), job.ledger_before)
+        notes = [proposal.note] if proposal.note else []
+        if any(tally["failed"] or tally["unusable"] for tally in requests.values()):
+            notes.append(f"proposals: {described(requests)}")
+        record = JobRecord(
+            job=number,
+            optimizer=job.optimizer,
+            keys=job.keys,
+            reason=job.reason,
+            values=dict(proposal.values),
+            train_before=proposal.before,
+            train_after=proposal.after,
+            tried=proposal.tried,
+            runs=context.meter.system_runs - job.spent_before,
+            note="; ".join(notes),
+            facts=dict(proposal.facts),
+            proposals=requests,
+        )
+        is_opening = context.problem.method.opening is not None and not search.history
+        search.working = {**search.working, **proposal.values}
+        search.tried = [*search.tried, *scorer.tried(job.keys)]
+        search.history = [*search.history, record]
+        search.jobs_in_round += not is_opening
+        search.job = None
+        search.ledger = context.proposals.snapshot()
+        context.recorder.event("job", **record.model_dump(mode="json"))
+        context.record_news(number)

@@ -1,0 +1,92 @@
+"""The optimization loop: measure, let jobs propose, decide, test; every step is an event and a checkpoint.
+
+A round is one or more jobs in a row, each improving the working configuration on train examples. A decision
+then compares it with the best one on validation examples and accepts it at a level that sums to ``alpha``
+over all planned decisions. The test split is read once, at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from compound.graph.configuration import Configuration
+from compound.loop.context import RunContext
+from compound.loop.decisions import decide
+from compound.loop.final_evaluation import read_test_split
+from compound.loop.jobs import Jobs
+from compound.optimization.problem import Problem
+from compound.runs.recorder import Recorder
+from compound.runs.state import RunState, SearchState
+
+__all__ = ["OptimizationLoop", "final_configuration"]
+
+
+class OptimizationLoop:
+    """One optimization run.
+
+    Attributes:
+        context: what its parts share.
+    """
+
+    def __init__(self, problem: Problem, recorder: Recorder) -> None:
+        self.context = RunContext.open(problem, recorder)
+        self._jobs = Jobs(self.context)
+
+    async def run(self) -> None:
+        """Run from wherever the recorder's state says to the end."""
+        context, state = self.context, self.context.state
+        try:
+            if state.search is None:
+                await self._measure_start()
+            search = context.search
+            if context.proposals.news:  # of the job that was interrupted, or has just ended
+                under_way = search.job is not None and search.job.progress is not None
+                context.record_news(len(search.history) - (not under_way))
+            # a job that changed the working configuration must be followed by a decision
+            while not search.stopped or search.jobs_in_round or search.working:
+                await self._jobs.run_round()
+                await decide(context)
+            context.meter.pause()
+            if state.test_after is None:
+                context.test_meter.proceed()
+                await read_test_split(context)
+            context.test_meter.pause()
+        finally:
+            await context.executor.aclose()
+
+    async def _measure_start(self) -> None:
+        """Measure the starting configuration on the validation split, and divide the rest of the budget."""
+        self._announce()
+        context = self.context
+        start = context.problem.system
+        evaluation = await context.validate(start, context.samples(0))
+        context.state.before = evaluation
+        budget = context.budget
+        context.state.search = SearchState(
+            plan=budget.plan,
+            free_runs=budget.free_runs,
+            best=start.configuration.to_json(),
+            incumbent=evaluation,
+            ledger=context.proposals.snapshot(),
+        )
+        context.recorder.event("start", split="valid", plan=asdict(budget.plan), **evaluation.summary())
+
+    def _announce(self) -> None:
+        """Record what is known before anything is run: each note once, in however many attempts."""
+        problem, state = self.context.problem, self.context.state
+        notes: list[tuple[str, Mapping[str, Any]]] = [("note", {"note": n}) for n in problem.method.notes]
+        notes += [("outlook", problem.outlook)] if problem.outlook else []
+        for number in range(state.announced, len(notes)):
+            state.announced = number + 1
+            event, facts = notes[number]
+            self.context.recorder.event(event, **facts)
+
+
+def final_configuration(state: RunState, folder: Path) -> Configuration:
+    """Return the best configuration of a run; ``folder`` is the run's memory."""
+    if state.search is None:
+        raise ValueError("the run has no best configuration before its start is measured")
+    return Configuration(state.search.best).located(folder)

@@ -1,0 +1,119 @@
+"""Run the failed rows of a finished run's test evaluation again.
+
+Only measurements that failed are repeated, with the examples and random streams they had: a lost connection
+or a crashed component says nothing about the configuration. What a model did answer stays as it is, also
+where the answer could not be parsed or has a wrong type: repeating that until it succeeds would bias the
+score. Both configurations of the comparison are treated alike. Acceptance decisions and validation scores are
+never touched, since the search went on from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from compound.engine import Example
+from compound.errors import BudgetExhausted
+from compound.evaluation.evaluate import Evaluation, Row, evaluate
+from compound.execution.executor import Executor
+from compound.graph.system import System
+from compound.loop.context import RunContext
+from compound.optimization.problem import Problem
+from compound.runs.recorder import Recorder
+from compound.runs.state import FinalEvaluation
+
+EVENT = "retry"
+ANSWERED = ("parse", "type")  # failures of an answer that was received
+
+
+def failed_rows(evaluation: Evaluation) -> list[Row]:
+    """Return the rows that may be run again.
+
+    >>> from compound.execution.trace import Failure
+    >>> rows = (Row("a", 0, 0.0, Failure("transient", "gone")), Row("b", 0, 0.0, Failure("parse", "?")))
+    >>> [row.example for row in failed_rows(Evaluation("digest", rows))]
+    ['a']
+    """
+    return [row for row in evaluation.rows if row.failure and row.failure.kind not in ANSWERED]
+
+
+async def retry_failed(problem: Problem, recorder: Recorder) -> None:
+    """Run the failed test rows of one finished run again, and record what came of it.
+
+    They count towards the budget's share of the test split. Each evaluation is one event and one checkpoint.
+
+    Args:
+        problem: the problem of the run.
+        recorder: of the finished run.
+    """
+    context = RunContext.open(problem, recorder)
+    context.meter.pause()
+    context.test_meter.proceed()
+    executor = context.executor.charging(context.test_meter)
+    state = recorder.state
+    best = problem.bind(context.search.best)
+    unchanged = best.configuration == problem.system.configuration
+    try:
+        await _retry("test_before", problem.system, executor, problem, recorder)
+        if unchanged:
+            state.test_after = state.test_before
+        else:
+            await _retry("test_after", best, executor, problem, recorder)
+        context.test_meter.pause()
+        recorder.save()
+    finally:
+        await context.executor.aclose()
+
+
+async def _retry(
+    name: Literal["test_before", "test_after"],
+    system: System,
+    executor: Executor,
+    problem: Problem,
+    recorder: Recorder,
+) -> None:
+    """Run the failed rows of one evaluation again, and put their results in their places."""
+    stored: FinalEvaluation | None = getattr(recorder.state, name)
+    if stored is None or stored.evaluation is None or not (rows := failed_rows(stored.evaluation)):
+        return
+    evaluation = stored.evaluation
+    rules = replace(problem.rules, max_failed=1.0)
+    again: list[Evaluation] = []
+    facts: dict[str, Any] = {}
+    record = recorder.trace("test", again=True)
+    try:
+        for sample, examples in _by_sample(rows, problem.test).items():
+            part = await evaluate(
+                executor, system, examples, problem.metric, samples=[sample], rules=rules, on_trace=record
+            )
+            again.append(part)
+    except BudgetExhausted as error:
+        facts["note"] = error.message
+    merged = _merged(evaluation, again)
+    retried = sum(len(part.rows) for part in again)
+    recovered = evaluation.failed - merged.failed
+    setattr(recorder.state, name, stored.model_copy(update={"evaluation": merged}))
+    recorder.event(
+        EVENT, evaluation=name, failed=len(rows), retried=retried, recovered=recovered,
+        before=evaluation.summary(), after=merged.summary(), **facts,
+    )  # fmt: skip
+
+
+def _by_sample(rows: Sequence[Row], examples: Sequence[Example]) -> Mapping[int, list[Example]]:
+    """Return the examples to run again, by sample index."""
+    known = {example.id: example for example in examples}
+    found: dict[int, list[Example]] = {}
+    for row in rows:
+        found.setdefault(row.sample, []).append(known[row.example])
+    return found
+
+
+def _merged(evaluation: Evaluation, again: Sequence[Evaluation]) -> Evaluation:
+    """Return an evaluation with new rows in the places of the old, and with what both cost."""
+    new = {(row.example, row.sample): row for part in again for row in part.rows}
+    rows = tuple(new.get((row.example, row.sample), row) for row in evaluation.rows)
+    usage, runs = evaluation.usage, evaluation.system_runs
+    for part in again:
+        usage, runs = usage + part.usage, runs + part.system_runs
+    return replace(evaluation, rows=rows, usage=usage, system_runs=runs)

@@ -1,0 +1,191 @@
+"""How many requests for proposals the jobs of a run may make, and what they leave for system runs.
+
+The dry run and the loop work it out in the same way, before the first candidate is seen; the loop then
+holds jobs to it. So what the dry run says is a bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from compound.engine import Engine, Usage
+from compound.execution.budget import MARGIN, Budget, Meter
+from compound.graph.bounds import Amount, Bounded, CallBound, JobBound, Outlook, amount_of
+from compound.graph.space import Text
+from compound.graph.survey import Limits, Survey, survey
+from compound.optimization.method import Job
+from compound.optimization.proposals import Proposals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from compound.optimization.problem import Problem
+
+PART = 0.5  # of what a limit of calls, tokens or cost leaves to a job, at most for its proposals
+LIMITED = ("calls", "tokens", "cost")
+
+
+@dataclass(frozen=True)
+class JobAllowance:
+    """What all jobs of one kind may ask for.
+
+    Attributes:
+        job: its optimizer and keys.
+        times: how many such jobs the plan holds.
+        bound: of one of them; ``None`` when its optimizer declares none.
+    """
+
+    job: Job
+    times: int
+    bound: JobBound | None
+
+    @property
+    def requests(self) -> Sequence[CallBound]:
+        """The requests of all of them."""
+        found = self.bound.requests if self.bound else ()
+        return [replace(request, calls=request.calls * self.times) for request in found]
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What the jobs of a run may ask for, and the longest values of the system they work on."""
+
+    jobs: Sequence[JobAllowance]
+    survey: Survey
+    outlook: Outlook
+
+    @property
+    def undeclared(self) -> list[str]:
+        """Optimizers that declare no bound."""
+        return sorted({allowed.job.optimizer for allowed in self.jobs if allowed.bound is None})
+
+    @property
+    def calls(self) -> int | None:
+        """Requests of the whole run; ``None`` when an optimizer declares no bound."""
+        if self.undeclared:
+            return None
+        return math.ceil(sum(request.calls for allowed in self.jobs for request in allowed.requests))
+
+
+def allowance(
+    problem: Problem, free: float, decisions: int, *, read_corpora: bool = False, lms: tuple[str, ...] = ()
+) -> Allowance:
+    """Return what the jobs of a run may ask for.
+
+    Args:
+        problem: what is to be optimized, by which method.
+        free: system runs that are left for jobs.
+        decisions: planned.
+        read_corpora: whether to read corpora for their longest passages.
+        lms: the system's own model.
+    """
+    examples = [*problem.train, *problem.valid, *problem.test]
+    limits = Limits(examples, lms, problem.system.configuration, read_corpora=read_corpora)
+    planned = _planned(problem, free, decisions)
+    first = [_bound(problem, job, share, _outlook(problem, limits)) for job, _, share in planned]
+    growth = max((bound.growth for bound in first if bound), default=0)
+    written = max((bound.written for bound in first if bound), default=0)
+    if any(bound is None for bound in first):
+        growth = math.inf
+    limits = replace(limits, growth=growth, written=written)
+    outlook = _outlook(problem, limits)
+    found = [JobAllowance(job, times, _bound(problem, job, share, outlook)) for job, times, share in planned]
+    return Allowance(found, survey(problem.system, limits), outlook)
+
+
+def _planned(problem: Problem, free: float, decisions: int) -> list[tuple[Job, int, float]]:
+    """Return each kind of job, how often it is done, and the system runs each of them has."""
+    method = problem.method
+    jobs, weights = method.jobs, sum(job.weight for job in method.jobs)
+    times = problem.settings.iterations
+    if method.jobs_each is not None:
+        times = math.ceil(decisions * method.jobs_each / max(1, len(jobs)))
+    opening = [] if method.opening is None else [(method.opening, 1, free * method.opening.weight)]
+    return [*opening, *((job, times, free * job.weight / weights / times) for job in jobs)]
+
+
+def _outlook(problem: Problem, limits: Limits) -> Outlook:
+    found = survey(problem.system, limits)
+    texts = {
+        key: limits.text(key, space)
+        for key, space in problem.system.parameters.items()
+        if isinstance(space, Text)
+    }
+    settings = problem.settings
+    return Outlook(
+        problem.system, (), problem.train, settings.minibatch, settings.candidates, math.inf,
+        found.uses, found.outputs, texts,
+    )  # fmt: skip
+
+
+def _bound(problem: Problem, job: Job, runs: float, outlook: Outlook) -> JobBound | None:
+    optimizer = problem.method.optimizers[job.optimizer]
+    if not isinstance(optimizer, Bounded):
+        return None
+    return optimizer.bound(replace(outlook, keys=job.keys, runs=runs))
+
+
+def requests_of(problem: Problem, job: Job, runs: float, outlook: Outlook) -> int | None:
+    """Return how many requests one job with so many system runs may make; ``None`` without a bound."""
+    bound = _bound(problem, job, runs, outlook)
+    return None if bound is None else math.ceil(bound.calls)
+
+
+def dearest(requests: Sequence[CallBound], find: Callable[[str], Engine], own: tuple[str, ...]) -> Amount:
+    """Return the most that any one of some requests takes, of everything."""
+    found = Amount()
+    for request in requests:
+        for lm in request.lms or own:
+            found = found.joined(amount_of(find(lm), request))
+    return found
+
+
+def runs_left(meter: Meter, proposals: Proposals, each: Amount) -> float:
+    """Return how many system runs a budget still holds besides the requests for proposals to come.
+
+    What the runs so far took of a limit says how many more fit; `MARGIN` of that is kept back. Of calls,
+    tokens and cost, requests to come are set aside first: `PART` of the rest at most.
+
+    Args:
+        meter: of the search.
+        proposals: made so far, and how many may still be made.
+        each: the most that a request takes, for as long as none was made.
+    """
+    budget, done = meter.budget, meter.system_runs
+    lefts = [math.inf if budget.system_runs is None else budget.system_runs - done]
+    asked = sum(tally.asked for tally in proposals.tallies.values())
+    for name in LIMITED:
+        limit = getattr(budget, name)
+        if limit is None:
+            continue
+        used, theirs = getattr(meter.usage, name), getattr(proposals.usage, name)
+        mean = theirs / asked if asked else (getattr(each, name) or 0)
+        to_come = _product(mean, math.inf if proposals.left is None else proposals.left)
+        if done and used > theirs:
+            free = limit - used - min(PART * (limit - used), to_come)
+            lefts.append(free / ((used - theirs) / done) * (1 - MARGIN))
+    if budget.minutes is not None and done and meter.seconds:
+        lefts.append((budget.minutes * 60 - meter.seconds) / (meter.seconds / done) * (1 - MARGIN))
+    return max(0.0, min(lefts))
+
+
+def _product(a: float, n: float) -> float:
+    return a * n if a and n else 0
+
+
+def caps(budget: Budget, used: Usage, proposals: Usage) -> dict[str, float]:
+    """Return how much of each limit requests for proposals may have taken by the end of a job."""
+    found = {}
+    for name in LIMITED:
+        limit = getattr(budget, name)
+        if limit is not None:
+            found[name] = getattr(proposals, name) + PART * max(0.0, limit - getattr(used, name))
+    return found
+
+
+def within(usage: Usage, most: Mapping[str, float]) -> bool:
+    """Return whether a usage keeps to `caps`."""
+    return all(getattr(usage, name) <= limit + 1e-12 for name, limit in most.items())

@@ -1,0 +1,161 @@
+"""How a budget is divided between decisions and jobs, and what is too little for either."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from compound.errors import DeclarationError
+from compound.evaluation.power import least_p
+from compound.execution.plan import values_of
+from compound.graph.component import Component
+from compound.graph.space import Choice, Float, Int
+from compound.graph.system import System
+from compound.optimization.method import Job
+from compound.optimization.scorer import free_repeats
+
+if TYPE_CHECKING:
+    from compound.optimization.problem import Problem
+
+FEWEST = 2  # examples on which candidates are compared where a budget holds no more
+PARTS = (
+    4  # minibatches that a job's runs should hold: demonstrations, the incumbent, a candidate, and some more
+)
+FEWEST_RUNS = FEWEST * PARTS  # of a job that can try anything
+
+
+@dataclass(frozen=True)
+class BudgetPlan:
+    """The division of a budget, worked out once before the first candidate is seen.
+
+    Attributes:
+        decisions: comparisons on the validation split.
+        jobs: how many jobs precede each decision.
+        cost: system runs one decision needs.
+        level: the significance level of each decision; they sum to ``alpha``.
+    """
+
+    decisions: int
+    jobs: int
+    cost: float
+    level: float
+
+
+def make_plan(problem: Problem, left: float, jobs: int) -> BudgetPlan:
+    """Divide ``left`` system runs: a round of all jobs before each decision, at most half for decisions.
+
+    A deterministic incumbent whose runs are in the cache need not be run again: a decision then costs half
+    as much.
+    """
+    settings = problem.settings
+    repeats = settings.repeats if stochastic(problem.system) else 1
+    fresh = stochastic(problem.system) or not free_repeats(problem.system)
+    cost = len(problem.valid) * repeats * (2 if fresh else 1)
+    least = 2 * cost + jobs * problem.method.least * settings.minibatch
+    affordable = settings.iterations if left == float("inf") else int(left // least)
+    decidable = int(settings.alpha / least_p(len(problem.valid)))
+    most = settings.iterations if problem.method.decisions is None else problem.method.decisions
+    decisions = max(1, min(most, affordable, decidable))
+    return BudgetPlan(decisions, jobs, cost, settings.alpha / decisions)
+
+
+def stochastic(system: System) -> bool:
+    """Return whether two samples of one example can differ, under this configuration or another."""
+    return any(
+        not component.deterministic({**values, **change})
+        for component in system.components.values()
+        for values in [values_of(component, system)]
+        for change in [{}, *_extremes(component), *_wired(component, system)]
+    )
+
+
+def _extremes(component: Component) -> Iterator[dict[str, Any]]:
+    """Yield each parameter's extreme values: a temperature that starts at 0 need not stay there."""
+    for name, space in component.parameters.items():
+        if isinstance(space, Choice):
+            yield from ({name: option} for option in space.options)
+        elif isinstance(space, Int | Float):
+            yield from ({name: space.low}, {name: space.high})
+
+
+def _wired(component: Component, system: System) -> Iterator[dict[str, Any]]:
+    """Yield what a wire may bring to a setting: nobody knows, so that anything but 0 is tried."""
+    for node in system.all_nodes():
+        if node.component is component:
+            yield from ({name: 1} for name in node.wires if name in component.settings)
+
+
+def usable(share: float, free: float, needed: float, *, tried: bool) -> float:
+    """Return the system runs that a job gets: its share, unless that is too small to compare anything.
+
+    Runs that no job can use would stay unspent. So a job may take what it needs of the runs that are free
+    for all jobs; with fewer it works on smaller minibatches, down to half of what it needs, or to
+    `FEWEST_RUNS` where nothing was tried yet.
+
+    Args:
+        share: of the job.
+        free: system runs that are left for all jobs.
+        needed: `Job.least`.
+        tried: whether any job of the run has compared anything yet.
+
+    >>> [usable(5, free, needed=16, tried=True) for free in (40, 12, 5)]
+    [16, 12, 0.0]
+    """
+    if share >= needed:
+        return share
+    if free >= needed:
+        return needed
+    return free if free >= fewest(needed, tried=tried) else 0.0
+
+
+def fewest(needed: float, *, tried: bool) -> float:
+    """Return the system runs below which a job does nothing."""
+    return max(needed / 2, FEWEST_RUNS) if tried else min(needed, FEWEST_RUNS)
+
+
+def job_minibatch(minibatch: int, runs: float) -> int:
+    """Return the minibatch of a job with so many system runs.
+
+    >>> job_minibatch(8, 100), job_minibatch(8, 13)
+    (8, 3)
+    """
+    return minibatch if runs >= PARTS * minibatch else max(min(FEWEST, minibatch), int(runs // PARTS))
+
+
+def runs_needed(problem: Problem) -> float:
+    """Return the fewest system runs with which anything can be tried and decided about."""
+    plan = make_plan(problem, 0.0, 1)
+    minibatch = problem.settings.minibatch
+    least = min(fewest_of(job, minibatch, tried=False) for job in problem.method.jobs)
+    return baseline_runs(problem) + plan.cost + least
+
+
+def fewest_of(job: Job, minibatch: int, *, tried: bool) -> float:
+    """Return the fewest system runs of a job; one that goes by steps cannot make smaller ones."""
+    return job.step if job.step is not None else fewest(job.least(minibatch), tried=tried)
+
+
+def baseline_runs(problem: Problem) -> int:
+    """Return the system runs of measuring the starting configuration."""
+    return len(problem.valid) * (problem.settings.repeats if stochastic(problem.system) else 1)
+
+
+def refuse_too_small(problem: Problem) -> None:
+    """Raise where the budget of system runs holds nothing whatsoever to try.
+
+    Raises:
+        DeclarationError: with what would be enough.
+    """
+    limit, needed = problem.settings.budget.system_runs, runs_needed(problem)
+    if limit is None or limit >= needed:
+        return
+    baseline, cost = baseline_runs(problem), make_plan(problem, 0.0, 1).cost
+    fits = int((limit - (needed - baseline - cost)) / ((baseline + cost) / len(problem.valid)))
+    smaller = f", or lower optimize.valid_size to {fits}" if least_p(fits) <= problem.settings.alpha else ""
+    raise DeclarationError(
+        f"optimize.budget.system_runs={limit:g} is too small to try anything: with {len(problem.valid)} "
+        f"validation examples, measuring the start takes {baseline} system runs, one decision {cost:g}, and "
+        f"the smallest job {needed - baseline - cost:g}",
+        hint=f"give at least {needed:g}{smaller}",
+    )

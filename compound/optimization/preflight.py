@@ -1,0 +1,97 @@
+"""What can be known of a run's models before the first call: their names, their prices, their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from compound.engine import Engine
+from compound.errors import CompoundError, MissingExtra
+from compound.execution.plan import values_of
+from compound.execution.sender import Sender, unpriced
+from compound.graph.bounds import CallBound
+from compound.graph.space import Choice
+from compound.optimization.allowance import allowance
+from compound.optimization.problem import Problem
+from compound.optimization.prospects import planned
+from compound.security.sanitize import safe
+from compound.settings.references import references
+
+
+def models(problem: Problem) -> list[str]:
+    """Return the models that a run may ask, by the names that the system and the settings give them.
+
+    What a component asks without declaring it (`compound.graph.component.Component.reach`) is not known.
+    """
+    default = problem.system.lm
+    own = (default,) if default else ()
+    plan, free = planned(problem)
+    allowed = allowance(problem, free, plan.decisions, lms=own)
+    requests: list[CallBound] = []
+    found: list[str] = []
+    for name, use in allowed.survey.uses.items():
+        if use.requests is None:
+            found += _settings(problem, name)
+        requests += use.requests or ()
+    requests += [request for job in allowed.jobs for request in job.requests]
+    found += [lm for request in requests if request.calls for lm in request.lms or own]
+    if allowed.undeclared:
+        named = [found for section in problem.method.sections.values() for found in references(section)]
+        found += [each.name for each in named if each.kind == "model" and each.name]
+    return sorted(set(found))
+
+
+def _settings(problem: Problem, component: str) -> Iterator[str]:
+    """Yield the models that the setting ``lm`` of a component may name."""
+    declared = problem.system.components[component]
+    setting = declared.settings.get("lm")
+    own = values_of(declared, problem.system).get("lm")
+    values = setting.options if isinstance(setting, Choice) else [own]
+    yield from (value for value in values if isinstance(value, str))
+
+
+def engines(problem: Problem) -> dict[str, Engine]:
+    """Return the engines of a run by name, without those that cannot be opened: the run will say why.
+
+    No model is loaded.
+    """
+    sender, found = Sender(problem.engines), {}
+    for lm in models(problem):
+        with suppress(CompoundError):
+            found[lm] = sender.engine(lm)
+    return found
+
+
+def engine_names(problem: Problem) -> dict[str, str]:
+    """Return what stands behind the names of models: `Engine.name`, without keys that are known."""
+    found = {}
+    for lm, engine in engines(problem).items():
+        with suppress(CompoundError):  # a library is missing that the name depends on
+            found[lm] = safe(engine.name)
+    return found
+
+
+def refuse_unpriced(problem: Problem) -> None:
+    """Refuse a limit of cost where a model has no known price, as the first call would.
+
+    Raises:
+        DeclarationError: the message names the model.
+    """
+    if problem.settings.budget.cost is None:
+        return
+    for lm, engine in engines(problem).items():
+        if not engine.priced:
+            raise unpriced(lm)
+
+
+def missing_keys(problem: Problem) -> list[str]:
+    """Return a line for each model whose key is not set; the first call to it would be refused."""
+    found: dict[str, None] = {}
+    for engine in engines(problem).values():
+        try:
+            getattr(engine, "require_key", bool)()
+        except MissingExtra:  # says nothing about the key
+            continue
+        except CompoundError as error:
+            found[str(error)] = None
+    return list(found)

@@ -1,0 +1,44 @@
+"""What is to be optimized: a system, examples, a metric, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from compound.engine import Example, Metric
+from compound.evaluation.evaluate import Rules
+from compound.execution.sender import Engines
+from compound.graph.system import System
+from compound.optimization.method import Method
+from compound.settings.base import OptimizeSettings
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be optimized, on what, measured how; names in its settings are looked up from a folder.
+
+    ``outlook`` is what `compound.optimization.prospects.outlook` found, and the duplicates in examples: for
+    the record.
+    """
+
+    system: System
+    train: Sequence[Example]
+    valid: Sequence[Example]
+    test: Sequence[Example]
+    metric: Metric
+    settings: OptimizeSettings
+    method: Method
+    engines: Engines
+    folder: Path = Path()
+    outlook: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def rules(self) -> Rules:
+        """How evaluations treat concurrency and failures."""
+        s = self.settings
+        return Rules(s.concurrency, s.failure_score, s.max_failed)
+
+    def bind(self, values: Mapping[str, object]) -> System:
+        """Return the system with a configuration."""
+        return self.system.bind(values)

@@ -1,0 +1,275 @@
+"""Requests to models that propose something: a new prompt, criticism, a verdict.
+
+They are no part of the system, so a budget of system runs does not count them. A ledger does: by model and
+outcome, with what they cost. It holds each job to the number of requests that its optimizer declared
+(`compound.graph.bounds`), and stops asking a model whose calls keep failing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import Field
+
+from compound.engine import NO_USAGE, Usage
+from compound.errors import CallError
+from compound.execution.budget import Meter
+from compound.storage.state import State
+
+Outcome = Literal["proposed", "unusable", "duplicate", "failed"]
+OUTCOMES: Sequence[Outcome] = ("proposed", "unusable", "duplicate", "failed")
+UNUSABLE_FACTOR = 4  # unusable replies in a row that count as much as one failed call
+REASONS = 3  # different messages of failures that are kept for each model
+
+
+class NotAsked(CallError):
+    """A request that was not sent: the model keeps failing, or the job has made all its requests."""
+
+    kind = "not asked"
+
+
+@dataclass
+class Tally:
+    """Requests to one model by outcome.
+
+    Attributes:
+        asked: requests made.
+        answered: those that were answered.
+        counts: how many had each outcome; a reply that no optimizer judged has none.
+        failed_in_a_row: failed calls since the last answer.
+        unusable_in_a_row: unusable replies since the last usable one.
+        reasons: messages of failed calls with their counts.
+        stopped: why the model is not asked any more in this job, or ``""``.
+    """
+
+    asked: int = 0
+    answered: int = 0
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
+    failed_in_a_row: int = 0
+    unusable_in_a_row: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    stopped: str = ""
+
+    def add(self, outcome: Outcome) -> None:
+        """Count an outcome."""
+        self.counts[outcome] += 1
+        if outcome == "unusable":
+            self.unusable_in_a_row += 1
+        elif outcome != "failed":
+            self.unusable_in_a_row = 0
+
+    def fail(self, error: CallError) -> None:
+        """Count a failed call with its reason."""
+        self.add("failed")
+        self.failed_in_a_row += 1
+        reason = f"{error.message}; {error.hint}" if error.hint else error.message
+        if reason in self.reasons or len(self.reasons) < REASONS:
+            self.reasons[reason] = self.reasons.get(reason, 0) + 1
+
+
+class LedgerState(State):
+    """Requests for proposals, as a checkpoint stores them.
+
+    Attributes:
+        models: requests by model.
+        usage: what all requests took.
+        left: requests that the whole run may still make; ``None`` without a limit.
+        job_left: requests that the job may still make.
+        news: notes that are not recorded yet.
+    """
+
+    models: dict[str, Tally] = Field(default_factory=dict)
+    usage: Usage = NO_USAGE
+    left: int | None = None
+    job_left: int | None = None
+    news: list[str] = Field(default_factory=list)
+
+
+class Proposals:
+    """The ledger of a run.
+
+    Args:
+        meter: counts what requests cost.
+        give_up: failed calls in a row after which a model is not asked again in a job.
+        left: requests that the whole run may still make; ``None`` without a limit.
+
+    >>> ledger = Proposals(Meter(), give_up=5)
+    >>> ledger.begin_job(requests=2)
+    >>> ledger.may_ask("lm")
+    True
+    """
+
+    def __init__(self, meter: Meter, *, give_up: int = 5, left: int | None = None) -> None:
+        self._meter = meter
+        self._give_up = give_up
+        self._in_flight = 0
+        self._usage_before = NO_USAGE
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._fits: Callable[[Usage], bool] = lambda usage: True
+        self.tallies: dict[str, Tally] = {}
+        self.usage = NO_USAGE
+        self.left = left
+        self.job_left: int | None = None
+        self.news: list[str] = []
+
+    def begin_job(self, requests: int | None) -> None:
+        """Begin a job, which may make so many requests.
+
+        A model that was not asked any more is asked again, unless it never gave a usable answer.
+        """
+        self.job_left = requests
+        for tally in self.tallies.values():
+            if tally.answered > tally.counts["unusable"]:
+                tally.stopped, tally.failed_in_a_row, tally.unusable_in_a_row = "", 0, 0
+
+    def limit(self, fits: Callable[[Usage], bool]) -> None:
+        """Refuse requests with which the usage of all requests so far would not fit."""
+        self._fits = fits
+
+    def may_ask(self, lm: str) -> bool:
+        """Return whether the job may send another request to a model."""
+        tally = self.tallies.get(lm)
+        return not (tally and tally.stopped) and self._requests_left() > 0
+
+    def _requests_left(self) -> float:
+        return min(float("inf") if n is None else n for n in (self.left, self.job_left))
+
+    @asynccontextmanager
+    async def request(self, lm: str, worst: Usage) -> AsyncIterator[None]:
+        """Count one request around the block that sends it.
+
+        Until a model has answered once, requests to it are sent one at a time: a model that refuses all of
+        them is found out by the first few.
+
+        Args:
+            lm: the model.
+            worst: what the request costs at most.
+
+        Raises:
+            NotAsked: it may not be sent.
+        """
+        tally = self.tallies.setdefault(lm, Tally())
+        if tally.answered:
+            async with self._counted(tally, lm, worst):
+                yield
+            return
+        async with self._locks.setdefault(lm, asyncio.Lock()), self._counted(tally, lm, worst):
+            yield
+
+    @asynccontextmanager
+    async def _counted(self, tally: Tally, lm: str, worst: Usage) -> AsyncIterator[None]:
+        self._refuse(tally, lm, worst)
+        tally.asked += 1
+        self.left = None if self.left is None else self.left - 1
+        self.job_left = None if self.job_left is None else self.job_left - 1
+        if not self._in_flight:
+            self._usage_before = self._meter.usage
+        self._in_flight += 1
+        try:
+            yield
+            tally.answered += 1
+            tally.failed_in_a_row = 0
+        except CallError as error:
+            tally.fail(error)
+            if tally.failed_in_a_row >= self._give_up:
+                self._stop(tally, lm, f"{tally.failed_in_a_row} calls in a row failed: {error}")
+            raise
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:  # the system does not run while a job waits for proposals
+                self.usage += difference(self._meter.usage, self._usage_before)
+
+    def _refuse(self, tally: Tally, lm: str, worst: Usage) -> None:
+        if tally.stopped:
+            raise NotAsked(f"{lm!r} is not asked again in this job: {tally.stopped}")
+        if self._requests_left() < 1:
+            raise NotAsked("the job has made all the requests for proposals that were planned")
+        if not self._fits(self.usage + worst):
+            raise NotAsked("another request would take the part of the budget that system runs need")
+
+    def judge(self, lm: str, outcome: Outcome) -> None:
+        """Count what an answer was worth.
+
+        Args:
+            lm: the model that gave it.
+            outcome: ``proposed``, ``unusable`` or ``duplicate``.
+        """
+        tally = self.tallies.setdefault(lm, Tally())
+        tally.add(outcome)
+        if tally.unusable_in_a_row >= UNUSABLE_FACTOR * self._give_up:
+            self._stop(tally, lm, f"{tally.unusable_in_a_row} replies in a row could not be used")
+
+    def _stop(self, tally: Tally, lm: str, why: str) -> None:
+        if not tally.stopped:
+            tally.stopped = why
+            self.news.append(f"stopped asking {lm!r} for proposals in this job: {why}")
+
+    def snapshot(self) -> LedgerState:
+        """Return the state a checkpoint stores."""
+        return LedgerState(
+            models=copy.deepcopy(self.tallies),
+            usage=self.usage,
+            left=self.left,
+            job_left=self.job_left,
+            news=list(self.news),
+        )
+
+    def restore(self, state: LedgerState) -> None:
+        """Continue from a `snapshot`."""
+        self.tallies = copy.deepcopy(state.models)
+        self.usage = state.usage
+        self.left, self.job_left = state.left, state.job_left
+        self.news = list(state.news)
+
+
+def difference(after: Usage, before: Usage) -> Usage:
+    """Return what was used between two readings of a meter."""
+    return Usage(
+        after.calls - before.calls,
+        after.prompt_tokens - before.prompt_tokens,
+        after.completion_tokens - before.completion_tokens,
+        after.cost - before.cost,
+        after.unpriced - before.unpriced,
+    )
+
+
+def since(state: LedgerState, earlier: LedgerState | None = None) -> dict[str, dict[str, Any]]:
+    """Return the requests that one ledger holds beyond an earlier one, by model, as JSON types.
+
+    >>> since(LedgerState(models={"lm": Tally(2, counts={"failed": 2}, reasons={"401": 2})}))
+    {'lm': {'asked': 2, 'failed': 2, 'reasons': {'401': 2}}}
+    """
+    known = earlier.models if earlier else {}
+    found = {}
+    for lm, tally in state.models.items():
+        old = known.get(lm, Tally())
+        counts = {name: n - old.counts.get(name, 0) for name, n in tally.counts.items()}
+        reasons = {text: n - old.reasons.get(text, 0) for text, n in tally.reasons.items()}
+        if asked := tally.asked - old.asked:
+            found[lm] = {"asked": asked, **counts, "reasons": {text: n for text, n in reasons.items() if n}}
+    return found
+
+
+def described(models: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return requests in words: all outcomes of each model, and why calls failed.
+
+    >>> described({"lm": {"asked": 5, "failed": 5, "proposed": 0, "reasons": {"401 wrong key": 5}}})
+    "5 of 5 calls to 'lm' failed (401 wrong key)"
+    >>> described({"lm": {"asked": 5, "failed": 0, "proposed": 3, "unusable": 2}})
+    "5 calls to 'lm': 3 proposed, 2 unusable"
+    """
+    parts = []
+    for lm, tally in models.items():
+        asked, reason = tally["asked"], next(iter(tally.get("reasons", {})), "")
+        if tally.get("failed") == asked:
+            parts.append(f"{asked} of {asked} calls to {lm!r} failed ({reason})")
+            continue
+        counts = [f"{tally[name]} {name}" for name in OUTCOMES if tally.get(name)]
+        counts = counts or ["not judged"]
+        parts.append(f"{asked} calls to {lm!r}: {', '.join(counts)}" + (f" ({reason})" if reason else ""))
+    return "; ".join(parts)

@@ -1,0 +1,134 @@
+"""How a method is registered: what makes it, and the model of its settings."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+from compound.errors import DeclarationError, nearest
+from compound.formatting import short
+from compound.graph.system import System
+from compound.optimization.method import Method
+from compound.registry.user_code import UserCodeError, definition, refuse_signature, reported
+from compound.settings.base import NoSettings, OptimizeSettings, S, Settings
+
+
+class MethodFactory:
+    """Makes a method for a system, from the common settings and its own.
+
+    Args:
+        make: a function of the system, the common settings, and the settings of the method.
+        settings: the model of the settings of the method.
+
+    Attributes:
+        settings: that model; the section of ``optimize:`` with the name of the method is read by it.
+    """
+
+    def __init__(self, make: Callable[[System, OptimizeSettings, S], Method], settings: type[S]) -> None:
+        self.settings: type[Settings] = settings
+        self.__doc__ = make.__doc__
+
+        def made(system: System, optimize: OptimizeSettings, name: str) -> tuple[Method, Settings]:
+            own = optimize.section(name, settings)
+            with reported(f"method {name!r}", make):
+                found = make(system, optimize, own)
+            _check(found, name, definition(make), system)
+            return found, own
+
+        self._made = made
+
+    def __call__(self, system: System, optimize: OptimizeSettings, name: str) -> Method:
+        """Return the method for a system.
+
+        Args:
+            system: what is to be optimized.
+            optimize: how; with the section of the method, if there is one.
+            name: the name of the method.
+        """
+        method, own = self._made(system, optimize, name)
+        if isinstance(own, NoSettings):
+            return method
+        return replace(method, sections={section_of(name, optimize): own, **method.sections})
+
+
+def section_of(name: str, optimize: OptimizeSettings) -> str:
+    """Return the section of a method: its name, or the function alone for ``module:function``.
+
+    >>> section_of("mine:anneal", OptimizeSettings()), section_of("mipro", OptimizeSettings())
+    ('anneal', 'mipro')
+    """
+    short = name.rpartition(":")[2]
+    reserved = short in type(optimize).model_fields
+    return name if name in optimize.sections or reserved else short
+
+
+def method(
+    *, settings: type[S]
+) -> Callable[[Callable[[System, OptimizeSettings, S], Method]], MethodFactory]:
+    """Register the settings of a method of your own.
+
+    The decorated function takes the system, the common settings, and its own settings. It is chosen by
+    ``method: module:function``; its settings stand in the section ``function:``.
+
+    Args:
+        settings: a subclass of `Settings`.
+
+    Example:
+        >>> from compound.optimizers.baselines.random import RandomSearch
+        >>> from compound.optimizers.scheduling.scheduler import Uniform
+        >>> class AnnealingSettings(Settings):
+        ...     temperature: float = 1.0
+        >>> @method(settings=AnnealingSettings)
+        ... def anneal(system, optimize, settings):
+        ...     return Method("anneal", {"random": RandomSearch()}, [], Uniform())
+        >>> anneal.settings.__name__
+        'AnnealingSettings'
+    """
+
+    def register(make: Callable[[System, OptimizeSettings, S], Method]) -> MethodFactory:
+        refuse_signature(make, "a method", "system", "optimize", "settings")
+        return MethodFactory(make, settings)
+
+    return register
+
+
+def as_factory(found: object, name: str) -> MethodFactory:
+    """Return what ``module:function`` names as a factory; a plain function has no settings.
+
+    Raises:
+        DeclarationError: it is no function.
+    """
+    if isinstance(found, MethodFactory):
+        return found
+    if not callable(found):
+        raise DeclarationError(f"{name} is not a function")
+    refuse_signature(found, f"method {name!r}", "system", "optimize")
+    make: Callable[[System, OptimizeSettings], Method] = found
+
+    @functools.wraps(make)
+    def without_settings(system: System, optimize: OptimizeSettings, _: NoSettings) -> Method:
+        return make(system, optimize)
+
+    return MethodFactory(without_settings, NoSettings)
+
+
+def _check(found: object, name: str, place: str, system: System) -> None:
+    """Refuse what a function of a method must not return."""
+    role = f"method {name!r} at {place}"
+    if not isinstance(found, Method):
+        raise UserCodeError(
+            f"{role} returned {short(found)}", hint="it must return a compound.optimization.method.Method"
+        )
+    for job in (*([found.opening] if found.opening else []), *found.jobs):
+        if job.optimizer not in found.optimizers:
+            raise UserCodeError(
+                f"{role}: a job names the optimizer {job.optimizer!r}, which is not one of its optimizers",
+                hint=nearest(job.optimizer, found.optimizers),
+            )
+        for key in job.keys:
+            if key not in system.parameters:
+                raise UserCodeError(
+                    f"{role}: a job names {key!r}, which is no parameter of system {system.name!r}",
+                    hint=nearest(key, system.parameters),
+                )

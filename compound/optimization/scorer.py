@@ -1,0 +1,165 @@
+"""Scores an optimizer's candidates by the global reward, on train examples, within a job's share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from compound.engine import Completion, Example, Request
+from compound.errors import DeclarationError
+from compound.evaluation.evaluate import Evaluation, OnTrace, evaluate_all, refuse_broken
+from compound.evaluation.statistics import binomial_tail
+from compound.execution.executor import Executor
+from compound.execution.trace import Trace
+from compound.graph.configuration import canonical
+from compound.graph.system import System
+from compound.optimization.method import Tried
+from compound.optimization.proposals import Outcome, Proposals
+from compound.settings.references import references
+
+if TYPE_CHECKING:
+    from compound.optimization.problem import Problem
+
+
+TRAIN_SAMPLE = -1  # one sample index for all of the search: equal runs come from the cache
+CHANCE = 0.01  # what is less likely is no accident
+
+
+def free_repeats(system: System) -> bool:
+    """Return whether the same run a second time costs nothing: what counts then comes from the cache."""
+    return any(component.cacheable for component in system.components.values())
+
+
+def _where_to_name(problem: Problem) -> str:
+    """Return where the settings of a method name the model that writes."""
+    for section, settings in problem.method.sections.items():
+        for found in references(settings, (section,)):
+            if found.kind == "model":
+                return f"set optimize.{'.'.join(map(str, found.path))}, or the lm of the system"
+    return "set the lm of the system"
+
+
+class JobScorer:
+    """Implements `compound.optimization.method.Scorer` for one job.
+
+    Args:
+        problem: system, metric and rules.
+        executor: runs candidates, with the run's cache and budget.
+        incumbent: what candidates change.
+        share: system runs the job may spend.
+        spent: the meter's system runs when the job began.
+        proposals: counts and limits requests for proposals; a ledger without limits by default.
+        runs_left: system runs that the budget still holds; the meter's own expectation by default.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        executor: Executor,
+        incumbent: System,
+        share: float,
+        spent: float,
+        proposals: Proposals | None = None,
+        runs_left: Callable[[], float] | None = None,
+    ) -> None:
+        self._problem = problem
+        self._executor = executor
+        self._incumbent = incumbent
+        self._share = share
+        self._spent = spent
+        self._scores: dict[str, Tried] = {}
+        give_up = problem.settings.budget.max_proposal_failures
+        self._proposals = proposals or Proposals(executor.meter, give_up=give_up)
+        self._runs_left = runs_left or executor.meter.remaining_runs
+
+    @property
+    def left(self) -> float:
+        """System runs this job may still spend."""
+        used = self._executor.meter.system_runs - self._spent
+        return max(0.0, min(self._share - used, self._runs_left()))
+
+    @property
+    def free_repeats(self) -> bool:
+        """Whether scoring a candidate again on the same examples costs no system runs."""
+        return free_repeats(self._incumbent)
+
+    async def score(
+        self, candidates: Sequence[Mapping[str, Any]], examples: Sequence[Example]
+    ) -> list[Evaluation]:
+        """Run and score each candidate on the same examples, all in flight together."""
+        evaluations = await self._evaluate(candidates, examples, None)
+        for values, evaluation in zip(candidates, evaluations, strict=True):
+            full = {**self._incumbent.configuration.to_json(), **values}
+            self._scores[canonical(full)] = Tried(full, evaluation.mean, len(examples))
+        return evaluations
+
+    async def traces(self, values: Mapping[str, Any], examples: Sequence[Example]) -> list[Trace]:
+        """Return the scored traces of one candidate, in order."""
+        traces: list[Trace] = []
+        await self._evaluate([values], examples, lambda _, trace: traces.append(trace))
+        return traces
+
+    async def _evaluate(
+        self,
+        candidates: Sequence[Mapping[str, object]],
+        examples: Sequence[Example],
+        on_trace: OnTrace | None,
+    ) -> list[Evaluation]:
+        """Evaluate candidates; one that fails much only loses, but when all do, something is broken.
+
+        Unless that may be chance, on so few examples: then a system which fails less than ``max_failed`` of
+        the time would do so, too.
+        """
+        systems = [self._incumbent.bind(values) for values in candidates]
+        rules = self._problem.rules
+        evaluations = await evaluate_all(
+            self._executor, systems, examples, self._problem.metric, samples=[TRAIN_SAMPLE],
+            rules=replace(rules, max_failed=1.0), on_trace=on_trace,
+        )  # fmt: skip
+        fewest = min(evaluation.failed for evaluation in evaluations)
+        if binomial_tail(fewest, len(examples), rules.max_failed) < CHANCE:
+            refuse_broken(evaluations[0].failures(), len(examples), rules)
+        return evaluations
+
+    async def generate(self, request: Request, lm: str | None = None) -> Completion:
+        """Ask a model for something that is not part of the system.
+
+        Raises:
+            NotAsked: the model keeps failing, or the job has made all its requests.
+        """
+        chosen = self._writer(lm)
+        worst = self._executor.engine(chosen).worst_case(request)
+        async with self._proposals.request(chosen, worst):
+            return await self._executor.ask(chosen, request)
+
+    def may_ask(self, lm: str | None = None) -> bool:
+        """Return whether `generate` would send another request to a model."""
+        return self._proposals.may_ask(self._writer(lm))
+
+    def judge(self, outcome: Outcome, lm: str | None = None) -> None:
+        """Count what the last answer of a model was worth."""
+        self._proposals.judge(self._writer(lm), outcome)
+
+    def _writer(self, lm: str | None) -> str:
+        chosen = lm or self._incumbent.defaults.get("lm")
+        if not chosen:
+            raise DeclarationError("no model to write prompts with", hint=_where_to_name(self._problem))
+        return str(chosen)
+
+    def snapshot(self) -> list[Tried]:
+        """Return the candidates scored so far, for a checkpoint."""
+        return list(self._scores.values())
+
+    def restore(self, scored: Sequence[Tried]) -> None:
+        """Continue from a `snapshot` of the same job, made before an interruption."""
+        self._scores = {canonical(candidate.values): candidate for candidate in scored}
+
+    def tried(self, keys: Sequence[str]) -> list[Tried]:
+        """Return what was scored with some keys changed and no others, for the memory of later jobs."""
+        start = self._incumbent.configuration.to_json()
+        return [
+            Tried({k: t.values[k] for k in keys}, t.score, t.n)
+            for t in self._scores.values()
+            if all(k in keys or value == start.get(k) for k, value in t.values.items())
+        ]

@@ -1,0 +1,178 @@
+"""One run's files, read for the report: what was configured, what happened, and the scores it left."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar, cast, overload
+
+from compound.engine import Usage
+from compound.evaluation.evaluate import Evaluation, Summary, gain_interval
+from compound.evaluation.statistics import paired_test
+from compound.execution.rng import generator
+from compound.graph.configuration import Configuration
+from compound.report.facts.documents import GainFacts, RunConfig, UsageTotals
+from compound.runs.directory import as_folder, baselines, load_checkpoint, read_json
+from compound.runs.events import (
+    DecisionEvent,
+    Event,
+    JobEvent,
+    OutlookEvent,
+    RetryEvent,
+    Spent,
+    StartEvent,
+    read_events,
+)
+from compound.runs.state import RunState
+from compound.security.untrusted import UntrustedFolder
+
+Facts = TypeVar("Facts")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run directory as it is now, finished or not.
+
+    Attributes:
+        folder: the way to its files.
+        config: what was asked for.
+        state: that of the last checkpoint.
+        events: everything recorded so far.
+    """
+
+    folder: UntrustedFolder
+    config: RunConfig
+    state: RunState
+    events: Sequence[Event]
+
+    @classmethod
+    def read(cls, place: str | Path | UntrustedFolder) -> Record:
+        """Read a run directory.
+
+        Raises:
+            RunDirectoryError: it is no run directory, or one of its files is broken.
+        """
+        folder = as_folder(place)
+        config = cast("RunConfig", read_json(folder, "config.json"))  # it is sealed as the run wrote it
+        stored = load_checkpoint(folder)
+        return cls(folder, config, stored.state if stored else RunState(), read_events(folder))
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.folder.path
+
+    @property
+    def method(self) -> str:
+        """The name of the method that ran."""
+        return str(self.config["optimize"]["method"])
+
+    @overload
+    def all(self, event: Literal["start"]) -> list[StartEvent]: ...
+    @overload
+    def all(self, event: Literal["decision"]) -> list[DecisionEvent]: ...
+    @overload
+    def all(self, event: Literal["job"]) -> list[JobEvent]: ...
+    @overload
+    def all(self, event: Literal["outlook"]) -> list[OutlookEvent]: ...
+    @overload
+    def all(self, event: Literal["retry"]) -> list[RetryEvent]: ...
+    def all(self, event: str) -> Sequence[Event]:
+        """Return the events of one kind, in order."""
+        return [e for e in self.events if e["event"] == event]
+
+    @property
+    def spent(self) -> Spent:
+        """What this method spent; the baselines that ran after it are not in it."""
+        own = [e["spent"] for e in self.events if e["event"] != "done"]
+        return own[-1] if own else {}
+
+    @property
+    def incidents(self) -> dict[str, int]:
+        """How often something went wrong at a server, such as a rate limit, by kind.
+
+        See `compound.execution.budget.Meter`.
+        """
+        counts = [Counter(meter.incidents) for meter in self.state.meters]
+        return dict(sum(counts, Counter()))
+
+    @property
+    def start(self) -> Configuration:
+        """The configuration the search started from."""
+        return Configuration(self.config["start"])
+
+    @property
+    def best(self) -> Configuration:
+        """The best configuration so far."""
+        return Configuration(self.config["start"] if self.state.best is None else self.state.best)
+
+    def evaluation(self, name: str) -> Evaluation | None:
+        """Return an evaluation of the state: ``before``, ``incumbent``, ``test_before`` or ``test_after``."""
+        state = self.state
+        match name:
+            case "before":
+                return state.before
+            case "incumbent":
+                return state.search.incumbent if state.search else None
+            case _:
+                final = state.test_before if name == "test_before" else state.test_after
+                return final.evaluation if final else None
+
+    def baselines(self) -> list[Record]:
+        """Return the methods that ran beside this one."""
+        return [Record.read(folder) for folder in baselines(self.folder)]
+
+    @property
+    def missing(self) -> str:
+        """What an unfinished run still has to do; ``""`` when it is finished."""
+        if self.state.done:
+            return ""
+        if self.state.search is None:
+            return "nothing is measured yet"
+        if not self.state.search.stopped:
+            return "the search has not ended"
+        return "the baselines are not done" if self.state.test_after else "the test split is not read yet"
+
+
+def summary(evaluation: Evaluation | None) -> Summary | None:
+    """Return ``mean, low, high, n, failed``."""
+    return evaluation.summary() if evaluation else None
+
+
+def compared(before: Evaluation | None, after: Evaluation | None, *, seed: int = 0) -> GainFacts | None:
+    """Compare two evaluations example by example: the gain's mean, interval, n, and one-sided p."""
+    if before is None or after is None:
+        return None
+    old, new = before.by_example(), after.by_example()
+    both = [example for example in old if example in new]
+    if not both:
+        return None
+    p = paired_test([old[e] for e in both], [new[e] for e in both], rng=generator(seed, "report"))
+    return {**gain_interval(before, after).to_json(), "p": p}
+
+
+def totals(usage: Usage) -> UsageTotals:
+    """Return usage as JSON types."""
+    return {
+        "calls": usage.calls,
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "cost": usage.cost,
+        "unpriced": usage.unpriced,
+    }
+
+
+def plain(facts: Facts) -> Facts:
+    """Return facts as strict JSON: limits that say nothing (one example has no spread) become ``None``."""
+    return cast("Facts", _plain(facts))  # such limits are declared as ones that may be None
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,131 @@
+"""Where a graph's nodes and edges go: layers from left to right, long edges led between the nodes.
+
+A node's layer is the longest path to it; one that reads nothing stands right before its first reader,
+outputs stand last. An edge over several layers passes through waypoints, which take part in the order of
+each layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import networkx as nx
+
+from compound.report.facts.documents import Graph
+
+SWEEPS = 4
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Box:
+    """A node to draw: its name, its kind, its layer and its height in rows (0 is the middle)."""
+
+    name: str
+    kind: str
+    layer: int
+    row: float
+
+
+@dataclass(frozen=True)
+class Route:
+    """An edge to draw: the ports it feeds, and (layer, row) of the waypoints in between."""
+
+    source: str
+    target: str
+    label: str
+    through: Sequence[Point]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A graph in layers; ``rows`` counts the fullest one."""
+
+    boxes: Sequence[Box]
+    routes: Sequence[Route]
+    layers: int
+    rows: int
+
+
+def layout(drawing: Graph) -> Layout:
+    """Lay out a graph as ``config.json`` holds it: nodes with kinds, edges with ports, outputs."""
+    kinds = {str(name): str(kind) for name, kind in drawing["nodes"]}
+    edges = {(a, b): ", ".join(ports) for a, b, ports in drawing["edges"] if a in kinds and b in kinds}
+    for name, label in drawing["outputs"].items():
+        kinds[f"={name}"] = "output"
+        edges[_origin(label, kinds), f"={name}"] = _field(label)
+    layer = _layers(kinds, edges)
+    chains = {edge: _chain(edge, layer) for edge in edges}
+    order = _ordered(layer, chains)
+    rows = max((len(names) for names in order.values()), default=1)
+    places = _places(order, rows)
+    boxes = [Box(name, kind, *places[name]) for name, kind in kinds.items()]
+    routes = [Route(*edge, edges[edge], [places[n] for n in chain[1:-1]]) for edge, chain in chains.items()]
+    return Layout(boxes, routes, len(order), rows)
+
+
+def _origin(label: str, kinds: Mapping[str, str]) -> str:
+    """Return the node an output reads: ``$node``, ``$node.field`` or an input ``$name``."""
+    name = label.removeprefix("$").split(".")[0]
+    return name if name in kinds else f"${name}"
+
+
+def _field(label: str) -> str:
+    return label.split(".", 1)[1] if "." in label else ""
+
+
+def _layers(kinds: Mapping[str, str], edges: Mapping[tuple[str, str], str]) -> dict[str, int]:
+    graph = nx.DiGraph(list(edges))
+    graph.add_nodes_from(kinds)
+    layer = {name: i for i, names in enumerate(nx.topological_generations(graph)) for name in names}
+    last = max(layer.values(), default=0)
+    for name, kind in kinds.items():
+        readers = [layer[reader] for reader in graph.successors(name)]
+        if readers and not graph.in_degree(name):
+            layer[name] = min(readers) - 1
+        elif kind == "output":
+            layer[name] = last
+    return layer
+
+
+def _chain(edge: tuple[str, str], layer: Mapping[str, int]) -> list[str]:
+    """Return the edge's ends with a waypoint for each layer in between."""
+    source, target = edge
+    between = range(layer[source] + 1, layer[target])
+    return [source, *(f"{source}>{target}@{i}" for i in between), target]
+
+
+def _ordered(layer: Mapping[str, int], chains: Mapping[tuple[str, str], list[str]]) -> dict[int, list[str]]:
+    """Order each layer so that few edges cross: by the mean place of the neighbours, back and forth."""
+    order: dict[int, list[str]] = {i: [] for i in range(max(layer.values(), default=0) + 1)}
+    neighbours: dict[str, list[str]] = {}
+    for name, i in layer.items():
+        order[i].append(name)
+    for (source, _), chain in chains.items():
+        for step, name in enumerate(chain[1:-1], layer[source] + 1):
+            order[step].append(name)
+        for a, b in pairwise(chain):
+            neighbours.setdefault(a, []).append(b)
+            neighbours.setdefault(b, []).append(a)
+    for sweep in range(2 * SWEEPS):
+        forth = sweep % 2 == 0
+        for i in sorted(order, reverse=not forth):
+            beside = order.get(i - 1 if forth else i + 1, [])
+            place = {name: index - (len(beside) - 1) / 2 for index, name in enumerate(beside)}
+            order[i].sort(key=lambda name: _mean([place[n] for n in neighbours.get(name, []) if n in place]))
+    return order
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _places(order: Mapping[int, Sequence[str]], rows: int) -> dict[str, tuple[int, float]]:
+    """Return layer and row of each name, from networkx's multipartite layout undone to whole steps."""
+    graph = nx.DiGraph()
+    graph.add_nodes_from(name for names in order.values() for name in names)
+    unit = max((len(order) - 1) / 2, (rows - 1) / 2)
+    spots = nx.multipartite_layout(graph, subset_key=order) if graph else {}
+    return {name: (i, -float(spots[name][1]) * unit) for i, names in order.items() for name in names}

@@ -1,0 +1,1 @@
+"""Render reports as HTML and Markdown."""

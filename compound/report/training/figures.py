@@ -1,0 +1,296 @@
+"""The curves of training, as the papers draw them: small multiples over steps, a line for each component."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from compound.report.facts.documents import Step, TrainedJob
+from compound.report.figures.curve import frame, whole_numbers
+from compound.report.figures.graph import PALETTE, clip_name, drawn
+from compound.report.training.steps import measured, parts
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+WIDE = 10.4  # inches
+ROW = 2.25  # of a row of panels
+SMALL = 8.5
+SMOOTH = 0.1  # of a job's steps that a moving mean is over
+COLORS = ("accent", "other1", "other3", "other2", "good")
+Dashes = str | tuple[float, tuple[float, ...]]  # as matplotlib takes them
+DASHES: tuple[Dashes, ...] = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))  # tell apart components of one colour
+THRESHOLD: tuple[str, Dashes] = (PALETTE["good"], (0, (3, 1.5)))
+TURN = 4.0  # line widths that each of several coinciding lines is seen for
+FEW = 4  # lines of a panel, up to which every step is drawn too
+LETTER = 0.08  # inches of a legend's letter
+
+Points = list[tuple[float, float]]
+Jobs = Sequence[TrainedJob]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One small plot.
+
+    Attributes:
+        title: what it shows, with the unit.
+        facts: names of what is drawn; the second one is dashed.
+        by_component: whether each component has lines of its own.
+        low, high: limits of the axis; ``None`` follows the data.
+        moving: whether zero everywhere says only that the method has no such thing.
+    """
+
+    title: str
+    facts: tuple[str, ...]
+    by_component: bool = True
+    low: float | None = 0.0
+    high: float | None = None
+    moving: bool = False
+
+
+REWARD = Panel("Mean reward of rollouts", ("reward", "threshold"), by_component=False, low=None)
+CLIPPED = Panel("Clipped tokens (share)", ("high", "low"), moving=True)
+PANELS = (
+    REWARD,
+    Panel("Reward by component", ("reward",), low=None),
+    Panel("Entropy (nats per token)", ("entropy",)),
+    Panel("Answer length (tokens)", ("length",)),
+    Panel("Similarity of answers", ("similarity",), high=1.0),
+    Panel("KL to the old policy", ("kl",), moving=True),
+    Panel("KL to the base model", ("base_kl",), moving=True),
+    CLIPPED,
+    Panel("Skipped groups (share)", ("skipped",), by_component=False, high=1.0),
+    Panel("Kept attempts (share)", ("kept",), by_component=False, high=1.0),
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a panel: a fact of one job, of one component or of all."""
+
+    points: Points
+    steps: int
+    color: str
+    dashes: Dashes
+    second: bool
+
+
+def training_svg(jobs: Jobs, name: str = "training") -> str:
+    """Return the curves of a method's jobs, one after the other.
+
+    Args:
+        jobs: as `compound.report.training.steps.method_training` returns them.
+        name: begins the ids in the SVG, which no other figure of a page may have.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+    panels, names, looks = shown(jobs), _components(jobs), _looks(jobs)
+    across = columns(len(panels))
+    down = -(-len(panels) // across)
+    head, foot = (0.2 if len(jobs) > 1 else 0.0), 0.2 * _legend_rows(looks) + 0.15
+    tall = ROW * down + head + foot
+    with drawn(WIDE, tall, name) as (figure, svg):
+        grid = figure.subplots(down, across, squeeze=False)
+        for place, axes in enumerate(grid.flat):
+            if place >= len(panels):
+                axes.axis("off")
+                continue
+            _draw(axes, panels[place], jobs, names)
+            _finish(axes, panels[place], jobs, high=place < across and len(jobs) > 1)
+            if place + across >= len(panels):
+                axes.set_xlabel("training step", size=SMALL, color=PALETTE["ink"])
+        figure.tight_layout(rect=(0, foot / tall, 1, 1), w_pad=1.6, h_pad=1.2)
+        for place, axes in enumerate(grid.flat[: len(panels)]):
+            _separate(axes, jobs, WIDE / across, named=place < across)
+        _legend(figure, looks)
+    return svg[0]
+
+
+def shown(jobs: Jobs) -> list[Panel]:
+    """Return the panels that have something to show."""
+    return [panel for panel in PANELS if _has(jobs, panel)]
+
+
+def _has(jobs: Jobs, panel: Panel) -> bool:
+    found = [y for job in jobs for fact in panel.facts for _, y in _every(job, panel, fact)]
+    return any(found) if panel.moving else bool(found)
+
+
+def _every(job: TrainedJob, panel: Panel, fact: str) -> Points:
+    """Return a fact's values in a job, of all components."""
+    names = job["components"] if panel.by_component else [None]
+    return [point for name in names for point in curve(job["steps"], fact, name)]
+
+
+def curve(steps: Sequence[Step], fact: str, component: str | None = None) -> Points:
+    """Return a fact by step, of a component or of the whole; steps that do not have it are left out.
+
+    >>> curve([{"reward": 0.5}, {"reward": None}, {"reward": 1.0}], "reward")
+    [(0, 0.5), (2, 1.0)]
+    """
+    own = [parts(step).get(component, {}) if component is not None else step for step in steps]
+    return [(at, value) for at, step in enumerate(own) if (value := measured(step, fact)) is not None]
+
+
+def moving_mean(points: Points, half: int) -> Points:
+    """Return at each point the mean over it and as many as ``half`` points on either side.
+
+    >>> moving_mean([(0, 1.0), (1, 2.0), (2, 6.0)], 1)
+    [(0, 1.5), (1, 3.0), (2, 4.0)]
+    """
+    values = [y for _, y in points]
+    return [(x, fmean(values[max(0, i - half) : i + half + 1])) for i, (x, _) in enumerate(points)]
+
+
+def columns(panels: int) -> int:
+    """Return how many panels stand side by side.
+
+    >>> [columns(n) for n in (1, 3, 4, 6, 7, 8, 9)]
+    [1, 3, 4, 3, 4, 4, 3]
+    """
+    return 4 if panels in (4, 7, 8) or panels > 9 else min(panels, 3)
+
+
+def _components(jobs: Jobs) -> list[str]:
+    return list(dict.fromkeys(name for job in jobs for name in job["components"]))
+
+
+def _starts(jobs: Jobs) -> list[int]:
+    """Return at which step of the figure each job begins, and where the last one ends."""
+    starts = [1]
+    for job in jobs:
+        starts.append(starts[-1] + len(job["steps"]))
+    return starts
+
+
+def _lines(panel: Panel, jobs: Jobs, names: Sequence[str]) -> Iterator[Line]:
+    for start, job in zip(_starts(jobs), jobs, strict=False):
+        for component in names if panel.by_component else [None]:
+            color, dashes = _look(names, component)
+            for place, fact in enumerate(panel.facts):
+                found = [(start + at, y) for at, y in curve(job["steps"], fact, component)]
+                if found:
+                    yield Line(
+                        found, len(job["steps"]), color, DASHES[1] if place else dashes, second=place > 0
+                    )
+
+
+def _look(names: Sequence[str], component: str | None) -> tuple[str, Dashes]:
+    if component is None:
+        return PALETTE["ink"], "-"
+    place = names.index(component)
+    return PALETTE[COLORS[place % len(COLORS)]], DASHES[place // len(COLORS) % len(DASHES)]
+
+
+def _draw(axes: Axes, panel: Panel, jobs: Jobs, names: Sequence[str]) -> None:
+    """Draw moving means over the steps, which are thin where few lines cross; thresholds as they were."""
+    lines = in_turn(list(_lines(panel, jobs, names)))
+    some = len({(line.color, line.dashes) for line in lines}) <= FEW
+    for line in lines:
+        if panel is REWARD and line.second:
+            _threshold(axes, line)
+            continue
+        half = round(SMOOTH * line.steps) // 2
+        if half and some:
+            axes.plot(*zip(*line.points, strict=True), color=line.color, linewidth=0.7, alpha=0.3)
+        alone = "o" if len(line.points) == 1 else None
+        axes.plot(*zip(*moving_mean(line.points, half), strict=True), color=line.color,
+                  linestyle=line.dashes, linewidth=1.7, marker=alone, markersize=3.5)  # fmt: skip
+
+
+def in_turn(lines: Sequence[Line]) -> list[Line]:
+    """Return lines of which no one hides another: those that coincide are dashed in turn."""
+    groups: dict[tuple[tuple[float, float], ...], list[Line]] = {}
+    for line in lines:
+        groups.setdefault(tuple(line.points), []).append(line)
+    return [
+        line if len(group) == 1 else replace(line, dashes=(place * TURN, (TURN, TURN * (len(group) - 1))))
+        for group in groups.values()
+        for place, line in enumerate(group)
+    ]
+
+
+def _threshold(axes: Axes, line: Line) -> None:
+    """Draw the reward from which attempts were kept."""
+    color, dashes = THRESHOLD
+    axes.plot(*zip(*line.points, strict=True), color=color, linestyle=dashes, linewidth=1.3,
+              drawstyle="steps-mid")  # fmt: skip
+
+
+def _finish(axes: Axes, panel: Panel, jobs: Jobs, *, high: bool) -> None:
+    """Set title and limits; a high title leaves room for the jobs' numbers."""
+    frame(axes)
+    axes.set_title(panel.title, size=9.5, color=PALETTE["ink"], loc="left", pad=18 if high else 6)
+    end = _starts(jobs)[-1] - 1
+    axes.set_xlim(1 - max(0.5, 0.02 * end), end + max(0.5, 0.02 * end))
+    whole_numbers(axes.xaxis)
+    if panel.low is not None:
+        axes.set_ylim(panel.low - 0.03 * (panel.high or 0), (panel.high or 1.08 * _top(axes)) * 1.03)
+
+
+def _top(axes: Axes) -> float:
+    """Return the highest value drawn, or 1 where all are 0."""
+    return max((float(np.max(line.get_ydata())) for line in axes.get_lines()), default=0.0) or 1.0
+
+
+def _separate(axes: Axes, jobs: Jobs, wide: float, *, named: bool) -> None:
+    """Draw a rule where another job begins, and write the jobs' numbers above where there is room."""
+    if len(jobs) < 2:
+        return
+    starts = _starts(jobs)
+    for start in starts[1:-1]:
+        axes.axvline(start - 0.5, color=PALETTE["muted"], linewidth=0.8, alpha=0.7)
+    for start, end, job in zip(starts, starts[1:], jobs, strict=False):
+        room = 0.85 * wide * (end - start) / (starts[-1] - 1)
+        text = f"job {job['number']}" if room > 0.42 else str(job["number"]) if room > 0.16 else ""
+        if named and text:
+            axes.text((start + end - 1) / 2, 1.02, text, transform=axes.get_xaxis_transform(), size=7.5,
+                      ha="center", va="bottom", color=PALETTE["muted"])  # fmt: skip
+
+
+def _looks(jobs: Jobs) -> dict[str, tuple[str, Dashes]]:
+    """Return what the legend explains."""
+    names = _components(jobs)
+    looks = {clip_name(name): _look(names, name) for name in names}
+    return {**looks, "threshold": THRESHOLD} if _has_threshold(jobs) else looks
+
+
+def _legend_rows(looks: Mapping[str, tuple[str, Dashes]]) -> int:
+    return max(1, math.ceil(sum(LETTER * len(name) + 0.6 for name in looks) / WIDE))
+
+
+def _legend(figure: Figure, looks: Mapping[str, tuple[str, Dashes]]) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], color=c, linestyle=dashes, linewidth=1.7) for c, dashes in looks.values()]
+    figure.legend(handles, list(looks), ncols=math.ceil(len(looks) / _legend_rows(looks)) or 1,
+                  loc="lower center", frameon=False, fontsize=SMALL, labelcolor=PALETTE["ink"],
+                  handlelength=2.4, columnspacing=1.8)  # fmt: skip
+
+
+def _has_threshold(jobs: Jobs) -> bool:
+    return any(curve(job["steps"], "threshold") for job in jobs)
+
+
+def caption(jobs: Jobs) -> str:
+    """Return what the figure shows, in words."""
+    parts = ["Training by step: moving means over a tenth of a job's steps; few lines show each step too."]
+    if _has_threshold(jobs):
+        parts.append("Attempts are kept from the threshold on.")
+    if len(jobs) > 1:
+        parts.append("Rules part the jobs.")
+    if CLIPPED in shown(jobs):
+        parts.append("Clipped tokens: solid where a good answer got too likely, dashed where a bad one got "
+                     "too unlikely.")  # fmt: skip
+    elif any(_every(job, CLIPPED, "high") for job in jobs):
+        parts.append("No token was clipped.")
+    return " ".join(parts)

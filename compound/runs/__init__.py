@@ -1,0 +1,1 @@
+"""Run directories: state, checkpoints, events, and earlier formats."""

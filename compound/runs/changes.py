@@ -1,0 +1,175 @@
+"""By what a configuration differs from the one that a run was begun with, in the terms of the file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from compound.errors import FRESH, RunDirectoryError
+from compound.graph.component import Component
+from compound.graph.configuration import canonical
+from compound.graph.system import System
+from compound.graph.types import Port, spell
+from compound.runs.directory import read_json
+
+FORMAT = 3  # of config.json; until 2, settings of all methods stood in `prompts`, `rewards` and `weights`
+LONGEST = 80  # characters of a value that are shown
+OWN = ("format", "stop", "system")  # what a component of a model declares besides its outputs
+_ABSENT = object()
+_WHOLE = re.compile(r"(structure\.(?:parameters\.[^.]+\.[^.]+|(?:components|wires)\.[^.]+))\.")
+
+
+def structure(system: System) -> dict[str, Any]:
+    """Return what the signature of a system stands for, in words that can be shown."""
+    return {
+        "inputs": {name: spell(kind) for name, kind in system.inputs.items()},
+        "outputs": {name: source.label for name, source in system.outputs.items()},
+        "components": {name: _declared(component) for name, component in system.components.items()},
+        "wires": {
+            node.name: {
+                "in": {port: source.label for port, source in node.wires.items()},
+                "when": [node.when.source.label, canonical(node.when.value)] if node.when else None,
+            }
+            for node in system.all_nodes()
+        },
+        "parameters": {key: space.to_json() for key, space in system.parameters.items()},
+    }
+
+
+def _declared(component: Component) -> dict[str, Any]:
+    own = {name: value for name in OWN if isinstance(value := getattr(component, name, None), str | tuple)}
+    return {"kind": component.kind, "out": _spelled(component.outputs), "version": component.version, **own}
+
+
+def _spelled(outputs: Mapping[str, Port]) -> str:
+    """Return outputs as a file declares them."""
+    if list(outputs) == ["output"]:
+        return spell(outputs["output"].type)
+    return "{" + ", ".join(f"{name}: {spell(port.type)}" for name, port in outputs.items()) + "}"
+
+
+def changed(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...]) -> list[str]:
+    """Return the changes by which a configuration differs from that of a run directory.
+
+    Args:
+        path: the run directory.
+        config: the resolved configuration, by `compound.api.optimize.describe`.
+        ignoring: beginnings of the keys that may differ; ``*`` stands for anything.
+
+    Raises:
+        RunDirectoryError: it is no run directory, or another version wrote it.
+    """
+    stored = read_json(path, "config.json")
+    _refuse_another_format(path, stored)
+    before, after = _flat(stored), _flat(config)
+    keys = [
+        key
+        for key in sorted({*before, *after}, key=lambda key: (not key.startswith("structure."), key))
+        if before.get(key, _ABSENT) != after.get(key, _ABSENT)
+        and not any(fnmatchcase(key, f"{start}*") for start in ignoring)
+        and not _is_place(key, after)
+        and not (key.startswith("engines") and not (key in before and key in after))
+    ]
+    if any(key.startswith("structure.") for key in keys):  # which says what these two digest and draw
+        keys = [key for key in keys if key != "signature" and not key.startswith("graph.")]
+    told: dict[str, str] = {}
+    for key in keys:
+        name, line = _told(key, keys, before, after)
+        if not any(name.startswith(f"{other}.") for other, said in told.items() if said == other):
+            told.setdefault(name, line)
+    return sorted(told.values())
+
+
+def _refuse_another_format(path: Path, stored: Mapping[str, Any]) -> None:
+    found = stored.get("format", 1)
+    if isinstance(found, int) and found < FORMAT and "optimize" in stored:  # else it is no run of ours
+        raise RunDirectoryError(
+            f"{path} was written by an earlier version of compound: its config.json has format {found}, this "
+            f"version writes {FORMAT}. It can be read, but not continued",
+            hint=f"continue it with the version that began it, or {FRESH}",
+        )
+    if isinstance(found, int) and found > FORMAT:
+        raise RunDirectoryError(
+            f"{path}/config.json has format {found}, but this version reads formats up to {FORMAT}",
+            hint="continue the run with the version of compound that began it",
+        )
+
+
+def _told(key: str, keys: list[str], before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the name of what changed, and a line about it."""
+    section, _, rest = key.partition(".")
+    if section == "data":
+        role = rest.partition(".")[0]
+        sizes = [side.get(f"data.{role}.n", 0) for side in (before, after)]
+        many = f" ({sizes[0]} → {sizes[1]})" if sizes[0] != sizes[1] else ""
+        return f"data.{role}", f"data.{role}: other examples{many}"
+    if section in ("signature", "graph"):
+        return "signature", "signature (components, their outputs and code, or how they are connected)"
+    name = _name(key)
+    if section == "structure":
+        whole = _WHOLE.match(key)
+        if whole and (state := _appeared(whole[1], before, after)):
+            name = _name(whole[1])
+            return name, f"{name}: {state}"
+        if key.endswith(".version"):  # a digest, which says nothing by itself
+            start = key.removesuffix("version")
+            wider = [other for other in keys if other.startswith(start) and other != key]
+            if wider:
+                return _name(wider[0]), _pair(wider[0], before, after)
+            name = name.removesuffix(".version")
+            return name, f"{name}: its code or settings"
+    return name, _pair(key, before, after)
+
+
+def _appeared(prefix: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Return whether everything below a key is new or gone."""
+    was, is_ = (any(key.startswith(f"{prefix}.") for key in side) for side in (before, after))
+    tuned = ".parameters." in prefix
+    if was == is_:
+        return ""
+    return ("now tuned" if tuned else "new") if is_ else ("no longer tuned" if tuned else "removed")
+
+
+def _pair(key: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    return f"{_name(key)}: {_shown(before.get(key, _ABSENT))} → {_shown(after.get(key, _ABSENT))}"
+
+
+def _name(key: str) -> str:
+    """Return a key in the terms of the file.
+
+    >>> _name("structure.components.judge.out"), _name("start.judge.prompt"), _name("defaults.lm")
+    ('components.judge.out', 'judge.prompt', 'lm')
+    """
+    name = re.sub(r"^structure\.(parameters\.)?", "", key)
+    name = re.sub(r"^wires\.", "components.", name) if name != key else name
+    return re.sub(r"^(start|settings|defaults)\.", "", name)
+
+
+def _shown(value: object) -> str:
+    if value is _ABSENT or value is None:
+        return "nothing"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _is_place(key: str, config: Mapping[str, Any]) -> bool:
+    """Return whether a key says where a stored folder is: what it holds is what counts."""
+    holder, _, last = key.rpartition(".")
+    return last == "path" and f"{holder}.sha256" in config
+
+
+def _flat(value: object) -> dict[str, object]:
+    return dict(_items(value, ""))
+
+
+def _items(value: object, prefix: str) -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _items(item, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,390 @@
+"""The run directory: append-only events and traces, atomic checkpoints, one writer at a time.
+
+A checkpoint remembers how long the append-only files were. Resuming cuts them back to that length, so
+whatever was written after it is written again, the same, and a resumed run ends with the same history as
+one that was never interrupted. Nothing here is pickled, everything has a checksum
+(`compound.storage.records`), and nothing in a run directory leads outside it
+(`compound.security.untrusted`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from compound.errors import FRESH, CompoundError, RunDirectoryError
+from compound.runs.checkpoint import FORMAT, Checkpoint, read_checkpoint
+from compound.runs.state import RunState
+from compound.security.untrusted import FULL, UntrustedFolder, named
+from compound.storage.locking import FILE as LOCK
+from compound.storage.locking import Lock
+from compound.storage.records import Damaged, opened_document, read_lines, sealed_document, sealed_line
+
+SAID_FULL = ("No space left", "disk is full")  # by safetensors, and by SQLite
+APPENDED = ("events.jsonl", "traces.jsonl", "memory.jsonl")
+CONFIG, CHECKPOINT = "config.json", "checkpoint.json"
+_BEGUN = re.compile(r"lock|system\.yaml|\.(system\.yaml|config\.json)(\..+)?\.tmp")
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError, RecursionError)
+
+
+class RunDirectory:
+    """One run's files.
+
+    ``system.yaml`` as given, ``config.json`` resolved, ``events.jsonl``, ``traces.jsonl``, ``memory.jsonl``
+    (what a method keeps from job to job), ``checkpoint.json``, ``cache.sqlite``, ``best.json``,
+    ``report.md``, ``report.html``.
+
+    Attributes:
+        path: where it is.
+        folder: the only way to its files.
+        step: the number of the last checkpoint.
+        cached: how many calls the last checkpoint knows of.
+
+    Raises:
+        RunDirectoryError: another process writes to it, it cannot be written, or it holds a link or the like.
+
+    Example:
+        >>> import tempfile
+        >>> run = RunDirectory.create(tempfile.mkdtemp() + "/run", "system: demo", {"seed": 0})
+        >>> run.append("events.jsonl", {"event": "start"})
+        >>> run.checkpoint(RunState(announced=1))
+        >>> run.restore().announced, list(run.read("events.jsonl"))
+        (1, [{'event': 'start'}])
+        >>> run.close()
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._files: dict[str, BinaryIO] = {}
+        self._checksums = dict.fromkeys(APPENDED, "")
+        self._lock = Lock(UntrustedFolder(path))
+        self.folder = self._lock.folder
+        self.step = 0
+        self.cached = 0
+        try:
+            self.folder.check()
+            self.folder.remove_temporaries()
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def create(cls, path: str | Path, text: str, config: Mapping[str, Any]) -> RunDirectory:
+        """Make a new run directory.
+
+        Raises:
+            RunDirectoryError: the folder exists and holds something, or cannot be written.
+        """
+        folder = UntrustedFolder(path)
+        _refuse_used(folder)
+        run = cls(folder.make().path)
+        try:
+            _refuse_used(folder)  # another process may have been faster
+            if text:  # a system declared in Python has none
+                run.write("system.yaml", text)
+            run.write_json(CONFIG, config)
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunDirectory:
+        """Open an existing run directory for writing.
+
+        Raises:
+            RunDirectoryError: it is no run directory, is broken, or another process writes to it.
+        """
+        read_json(path, CONFIG)
+        return cls(Path(path))
+
+    def write(self, name: str, text: str) -> None:
+        """Replace a file atomically."""
+        self._lock.check()
+        self.folder.write(name, text)
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Replace a JSON file atomically, with a checksum."""
+        self.write(name, sealed_document(value))
+
+    def append(self, name: str, record: Mapping[str, Any]) -> None:
+        """Append one JSON line with its checksum, and hand it to the operating system."""
+        self._lock.check()
+        file = self._files.get(name)
+        if file is None:
+            file = self._files[name] = self.folder.appender(name)
+        line, checksum = sealed_line(record, self._checksums[name])
+        with named(self.path / name):
+            file.write(line)
+            file.flush()
+        self._checksums[name] = checksum
+
+    def read(self, name: str) -> Iterator[dict[str, Any]]:
+        """Yield the records of an append-only file; a torn last line is left out."""
+        return read_records(self.folder, name)
+
+    @staticmethod
+    def read_only(path: str | Path | UntrustedFolder, name: str) -> Iterator[dict[str, Any]]:
+        """Yield the records of a run that another process may be writing."""
+        return read_records(path, name)
+
+    def checkpoint(self, state: RunState, cached: int = 0) -> None:
+        """Store the state and the lengths of the append-only files, durably and all at once.
+
+        Args:
+            state: what `restore` gives back.
+            cached: how many calls are recorded in the cache.
+        """
+        for name, file in self._files.items():
+            with named(self.path / name):
+                os.fsync(file.fileno())
+        self.step += 1
+        self.cached = cached
+        lengths = {name: self.folder.size(name) for name in APPENDED}
+        stored = {
+            "format": FORMAT, "step": self.step, "lengths": lengths, "checksums": self._checksums,
+            "cached": cached, "state": state.to_json(),
+        }  # fmt: skip
+        self.write_json(CHECKPOINT, stored)
+
+    def restore(self) -> RunState | None:
+        """Go back to the last checkpoint and return its state; ``None`` when there is none.
+
+        Raises:
+            RunDirectoryError: a file is shorter than the checkpoint says, damaged, or unreadable, or the run
+                is of an earlier version.
+        """
+        stored = load_checkpoint(self.folder)
+        if stored is not None and stored.format < FORMAT:
+            raise RunDirectoryError(
+                f"{self.path} was written by an earlier version of compound: its result can be read, but the "
+                "run cannot be continued",
+                hint=FRESH,
+            )
+        sizes = stored.lengths if stored else dict.fromkeys(APPENDED, 0)
+        checksums = {name: last_checksum(self.folder, name, sizes[name]) for name in APPENDED}
+        for name, checksum in checksums.items():
+            if stored and stored.checksums.get(name, checksum) != checksum:
+                raise _damaged(self.folder, name, "its last record is not the one of the checkpoint")
+        for name in APPENDED:
+            self._cut(name, sizes[name])
+        self._checksums = checksums
+        if stored is None:
+            return None
+        self.step, self.cached = stored.step, stored.cached
+        return stored.state
+
+    def _cut(self, name: str, size: int) -> None:
+        if self.folder.size(name) > size:
+            self.folder.truncate(name, size)
+
+    def discard(self) -> None:
+        """Delete the run and close it; folders in it stay, and so does what surrounds it."""
+        for name in self.folder.names():
+            if name != LOCK and self.folder.kind(name) == "file":
+                self.folder.remove(name)
+        if self.folder.names() == [LOCK]:
+            with suppress(OSError):
+                self.folder.remove(LOCK)
+                self.path.rmdir()
+        self.close()
+
+    def close(self) -> None:
+        """Close the files and let others write."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+        self._lock.release()
+
+
+def _refuse_used(folder: UntrustedFolder) -> None:
+    """Refuse a place where a run cannot begin: it holds more than a crash before the config leaves."""
+    path = folder.path
+    with named(path):
+        used = path.exists() and (not path.is_dir() or not all(map(_BEGUN.fullmatch, folder.names())))
+    if used:
+        raise RunDirectoryError(
+            f"{path} already exists and is not an unfinished run: it has no {CONFIG}",
+            hint=FRESH,
+        )
+
+
+def _refuse_history(folder: UntrustedFolder) -> None:
+    """Refuse to begin anew where a run was recorded; before the first checkpoint there is one event at most.
+
+    Raises:
+        RunDirectoryError: the checkpoint is gone.
+    """
+    events = read_records(folder, "events.jsonl")
+    if sum(1 for _ in zip(events, range(2), strict=False)) > 1:
+        raise RunDirectoryError(
+            f"{folder}/{CHECKPOINT} is missing, but {folder}/events.jsonl says that the run had one",
+            hint="restore it from a copy; or delete events.jsonl to run again with the recorded calls",
+        )
+
+
+@contextmanager
+def room(folder: Path) -> Iterator[None]:
+    """Say so when there is no room left on the disk, whoever was writing.
+
+    Raises:
+        RunDirectoryError: the disk is full; what was stored before is as it was.
+    """
+    try:
+        yield
+    except CompoundError:
+        raise
+    except Exception as error:
+        if getattr(error, "errno", None) in FULL or any(said in str(error) for said in SAID_FULL):
+            raise RunDirectoryError(
+                f"there is no room left on the disk of {folder}: {error}",
+                hint="free some, then give the same command again: the run goes on from its last checkpoint",
+            ) from error
+        raise
+
+
+@contextmanager
+def understood(path: object) -> Iterator[None]:
+    """Name the run directory where its files, each readable on its own, do not fit together.
+
+    Files of earlier versions have no checksums, and what a file of another person holds is not known.
+
+    Raises:
+        RunDirectoryError: the block failed on a missing key, a wrong type or the like.
+    """
+    try:
+        yield
+    except CompoundError:
+        raise
+    except UNREADABLE as error:
+        raise RunDirectoryError(
+            f"the files in {path} are damaged or do not fit together: {type(error).__name__}: {error}",
+            hint="`compound runs --verify` says which file is damaged; --debug shows where it was noticed",
+        ) from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that readers, and a crash, see the old one or the new one.
+
+    Raises:
+        RunDirectoryError: something other than a file is in its place, or it cannot be written.
+    """
+    UntrustedFolder(path.parent).write(path.name, text)
+
+
+def as_folder(place: str | Path | UntrustedFolder) -> UntrustedFolder:
+    """Return the folder at a path."""
+    return place if isinstance(place, UntrustedFolder) else UntrustedFolder(place)
+
+
+def read_json(place: str | Path | UntrustedFolder, name: str) -> dict[str, Any]:
+    """Read a JSON object of a run directory.
+
+    Raises:
+        RunDirectoryError: the folder is no run directory, or the file is broken.
+    """
+    folder = as_folder(place)
+    if folder.kind(name) is None:
+        raise RunDirectoryError(
+            f"{folder} is not a run directory: it has no {name}", hint="`compound runs` lists run directories"
+        )
+    try:
+        return opened_document(folder.read(name))
+    except Damaged as error:
+        raise RunDirectoryError(f"{folder}/{name} cannot be read: {error}") from None
+
+
+def load_checkpoint(place: str | Path | UntrustedFolder) -> Checkpoint | None:
+    """Read the last checkpoint of a run, ``None`` where there is none yet.
+
+    Raises:
+        RunDirectoryError: it is damaged or was deleted, or a file is shorter than it says.
+    """
+    folder = as_folder(place)
+    if folder.kind(CHECKPOINT) is None:
+        _refuse_history(folder)
+        return None
+    try:
+        found = read_checkpoint(read_json(folder, CHECKPOINT), APPENDED)
+    except Damaged as error:
+        raise RunDirectoryError(f"{folder}/{CHECKPOINT} cannot be read: {error}") from None
+    if found.format == FORMAT:
+        for name in APPENDED:
+            _refuse_shorter(folder, name, found.lengths[name])
+    return found
+
+
+def _refuse_shorter(folder: UntrustedFolder, name: str, size: int) -> None:
+    if size > folder.size(name):
+        raise RunDirectoryError(f"{folder}/{name} is shorter than its checkpoint says; it was changed")
+
+
+def read_records(place: str | Path | UntrustedFolder, name: str = "") -> Iterator[dict[str, Any]]:
+    """Yield the records of a file of lines; a torn last line is left out.
+
+    Args:
+        place: the folder, or the file where no name is given.
+        name: the file's name.
+
+    Raises:
+        RunDirectoryError: another line is broken.
+    """
+    if not name:
+        path = Path(str(place))
+        place, name = path.parent, path.name
+    folder = as_folder(place)
+    if folder.kind(name) is None:
+        return
+    with folder.reader(name) as file:
+        try:
+            for line in read_lines(file):
+                yield line.value
+        except Damaged as error:
+            raise RunDirectoryError(f"{folder}/{name}:{error}") from None
+        except OSError as error:
+            raise RunDirectoryError(f"{folder}/{name} cannot be read: {error.strerror}") from error
+
+
+def baselines(folder: UntrustedFolder) -> list[UntrustedFolder]:
+    """Return the run directories of the methods that ran beside a run.
+
+    Raises:
+        RunDirectoryError: one of them has lost its configuration.
+    """
+    inside = folder.below("baselines")
+    places = [inside.below(name) for name in inside.names() if inside.kind(name) == "folder"]
+    for place in places:
+        if place.kind(CONFIG) is None and not all(map(_BEGUN.fullmatch, place.names())):
+            raise RunDirectoryError(f"{place}/{CONFIG} is missing", hint="restore it from a copy")
+    return [place for place in places if place.kind(CONFIG) is not None]
+
+
+def last_checksum(folder: UntrustedFolder, name: str, size: int) -> str:
+    """Return the checksum of the last record within a length, after checking every record before.
+
+    Raises:
+        RunDirectoryError: a record is damaged, or none ends at that length.
+    """
+    _refuse_shorter(folder, name, size)
+    end, checksum = 0, ""
+    if size:
+        with folder.reader(name) as file:
+            try:
+                for line in read_lines(file):
+                    if line.end > size:
+                        break
+                    end, checksum = line.end, line.checksum
+            except Damaged as error:
+                if end != size:
+                    raise RunDirectoryError(f"{folder}/{name}:{error}") from None
+    if end != size:
+        raise _damaged(folder, name, f"no record ends at byte {size:,}, where the checkpoint expects one")
+    return checksum
+
+
+def _damaged(folder: UntrustedFolder, name: str, why: str) -> RunDirectoryError:
+    return RunDirectoryError(f"{folder}/{name} was changed: {why}")

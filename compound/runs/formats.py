@@ -1,0 +1,104 @@
+"""Run directories of earlier versions: their results are read, but the runs cannot be continued."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compound.engine import Usage, UsageDocument, UsageRow
+from compound.optimization.method import JobRecord
+from compound.runs.state import RunState
+from compound.settings.renamed import REWARDS
+
+__all__ = ["read_state", "renamed", "reward_section"]
+
+EVENTS = {"baseline": "start", "sweep": "round"}  # names of events until checkpoint format 2
+
+
+def renamed(event: dict[str, Any]) -> dict[str, Any]:
+    """Return an event under its present name.
+
+    >>> renamed({"event": "baseline", "n": 40})
+    {'event': 'start', 'n': 40}
+    """
+    return {**event, "event": EVENTS.get(event["event"], event["event"])}
+
+
+def reward_section(rewards: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    """Return the settings ``optimize.rewards`` of earlier configurations in the parts that hold them now.
+
+    >>> reward_section({"inputs": 20, "train": False, "rank": 16, "sure": 0.9})
+    {'pairs': {'inputs': 20}, 'reward': {'check_below': 0.9}}
+    """
+    found: dict[str, dict[str, object]] = {}
+    lora: dict[str, object] = {}
+    for name, value in rewards.items():
+        match REWARDS.get(name, "").split("."):
+            case ["reward", "lora", leaf]:
+                lora[leaf] = value
+            case [part, leaf] if name != "train":
+                found.setdefault(part, {})[leaf] = value
+    if rewards.get("train"):
+        found.setdefault("reward", {})["lora"] = lora
+    return found
+
+
+def read_state(stored: Mapping[str, Any]) -> RunState:
+    """Return the state of a checkpoint of format 1 or 2, which was one dictionary.
+
+    Raises:
+        StateError: a field is missing, or of another type.
+    """
+    return RunState.from_json(
+        {
+            "format": RunState.FORMAT,
+            "before": _evaluation(stored.get("before")),
+            "search": _search(stored) if "plan" in stored and "incumbent" in stored else None,
+            "test_before": _final(stored, "test_before"),
+            "test_after": _final(stored, "test_after"),
+            "meters": [_meter(meter) for meter in stored.get("meters", [])],
+            "memory": stored.get("memory", {}),
+            "done": stored.get("done", False),
+            "reported": stored.get("reported", False),
+        }
+    )
+
+
+def _search(stored: Mapping[str, Any]) -> dict[str, object]:
+    records = [
+        {name: record[name] for name in JobRecord.model_fields if name in record}
+        for record in stored.get("history", [])
+    ]
+    return {
+        "plan": stored["plan"],
+        "free_runs": stored.get("free"),
+        "best": stored["best"],
+        "incumbent": _evaluation(stored["incumbent"]),
+        "ledger": _ledger(stored.get("proposals") or {}),
+        "working": stored.get("working", {}),
+        "decisions": stored.get("decision", 0),
+        "history": records,
+        "stopped": stored.get("stopped", ""),
+    }
+
+
+def _final(stored: Mapping[str, Any], name: str) -> dict[str, object] | None:
+    return {"evaluation": _evaluation(stored[name])} if name in stored else None
+
+
+def _evaluation(evaluation: Mapping[str, Any] | None) -> dict[str, object] | None:
+    return {**evaluation, "usage": _usage(evaluation["usage"])} if evaluation else None
+
+
+def _ledger(ledger: Mapping[str, Any]) -> dict[str, object]:
+    usage = ledger.get("usage")
+    return {"models": ledger.get("models", {}), **({"usage": _usage(usage)} if usage else {})}
+
+
+def _meter(meter: Mapping[str, Any]) -> dict[str, object]:
+    return {**meter, "usage": _usage(meter["usage"])}
+
+
+def _usage(usage: UsageDocument | UsageRow) -> UsageDocument:
+    """Return usage by name; format 1 stored a bare list."""
+    return Usage.from_json(usage).to_json()

@@ -1,0 +1,224 @@
+"""What a run leaves behind: events, traces, checkpoints, and live news for whoever watches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from compound.engine import Example
+from compound.errors import CompoundError
+from compound.evaluation.evaluate import OnTrace
+from compound.execution.budget import Meter
+from compound.execution.cache import Cache, DiskCache
+from compound.execution.trace import Call, Trace, to_json
+from compound.runs.directory import RunDirectory
+from compound.runs.state import RunState
+
+Listener = Callable[[Mapping[str, Any]], None]
+MEMORY, MEMORY_FOLDER, CACHE, STOP = "memory.jsonl", "memory", "cache.sqlite", "STOP"
+
+
+class Interrupted(CompoundError):
+    """The user asked the run to stop; everything so far is saved."""
+
+
+class Recorder:
+    """Writes a run's record and keeps its state.
+
+    Every event appends a line and checkpoints the state, so a run can be killed at any instant. Where a
+    file named ``STOP`` appears in the run directory, or `stop` is called, the run ends after the next
+    checkpoint.
+
+    Args:
+        run: where to write; closed again when it cannot be restored.
+        parent: the run this one belongs to: its cache is read but paid for, and stopping either stops both.
+        listener: receives each event, and call counts in between.
+
+    Attributes:
+        resumed: whether the state comes from a checkpoint.
+    """
+
+    def __init__(
+        self, run: RunDirectory, *, parent: Recorder | None = None, listener: Listener | None = None
+    ) -> None:
+        self.run = run
+        try:
+            stored = run.restore()
+            own = DiskCache(run.path / CACHE, step=run.step, recorded=run.cached)
+        except BaseException:
+            run.close()
+            raise
+        self.state = stored or RunState()
+        self.cache: Cache = own if parent is None else _Layered(own, parent.cache)
+        self._parent = parent
+        self._disk = own
+        self._listener = listener
+        self._stop = False
+        self._reported_problems = 0
+        self.resumed = stored is not None
+        self._meters: tuple[Meter, ...] = ()
+        self._calls = 0
+
+    def watch(self, search: Meter, test: Meter) -> None:
+        """Restore the budget's meters from the state, and store them from now on."""
+        self._meters = (search, test)
+        for meter, stored in zip(self._meters, self.state.meters, strict=False):
+            meter.restore(stored)
+
+    def stop(self) -> None:
+        """Ask the run, and the one it belongs to, to end after the next checkpoint."""
+        self._stop = True
+        if self._parent is not None:
+            self._parent.stop()
+
+    def event(self, event: str, **facts: object) -> None:
+        """Record what happened, and checkpoint; what was found damaged in the cache is noted before."""
+        spent = self._spent()
+        for problem in self._disk.problems[self._reported_problems :]:
+            self.run.append(
+                "events.jsonl", {"event": "note", "note": problem, "spent": spent, "at": time.time()}
+            )
+        self._reported_problems = len(self._disk.problems)
+        self.run.append("events.jsonl", {"event": event, **facts, "spent": spent, "at": time.time()})
+        self.save()
+        if self._listener is not None:
+            self._listener({"event": event, **facts, "spent": spent})
+        self._end_if_asked()
+
+    def save(self) -> None:
+        """Checkpoint the state as it is."""
+        self.state.meters = [meter.snapshot() for meter in self._meters]
+        self.run.checkpoint(self.state, self._disk.count)
+        self._disk.step = self.run.step
+
+    def _end_if_asked(self) -> None:
+        """Stop here, unless there is nothing left to stop."""
+        if self._asked() and not self.state.done:
+            self._forget_stop_files()
+            raise Interrupted(
+                f"stopped; everything so far is saved in {self.run.path}",
+                hint="run the same command to go on",
+            )
+
+    def _asked(self) -> bool:
+        above = self._parent is not None and self._parent._asked()
+        return self._stop or self.run.folder.kind(STOP) is not None or above
+
+    def _forget_stop_files(self) -> None:
+        self.run.folder.remove(STOP)
+        if self._parent is not None:
+            self._parent._forget_stop_files()
+
+    @property
+    def memory(self) -> RunMemory:
+        """What the method keeps from job to job."""
+        return RunMemory(self)
+
+    def trace(self, split: str, *, again: bool = False) -> OnTrace:
+        """Return a function that records traces of one split; ``again`` marks those of repeated runs."""
+        kind = {"split": split, "again": True} if again else {"split": split}
+
+        def record(example: Example, trace: Trace) -> None:
+            self.run.append("traces.jsonl", {**kind, "gold": _gold(example), **to_json(trace)})
+
+        return record
+
+    def called(self, call: Call) -> None:
+        """Tell the listener that a call has finished."""
+        self._calls += 1
+        if self._listener is not None:
+            self._listener({"event": "call", "component": call.component, "spent": self._spent()})
+
+    def noticed(self, note: str) -> None:
+        """Tell the listener something that is no part of the record, such as a wait for a rate limit."""
+        if self._listener is not None:
+            self._listener({"event": "notice", "note": note, "spent": self._spent()})
+
+    def _spent(self) -> dict[str, Any]:
+        if not self._meters:
+            return {}
+        usage = self._meters[0].usage + self._meters[1].usage
+        return {
+            "system_runs": round(self._meters[0].system_runs, 6),
+            "test_runs": round(self._meters[1].system_runs, 6),
+            "calls": usage.calls,
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "unpriced": usage.unpriced,
+            "cost": round(usage.cost, 9),  # a sum in order of completion: its last digits mean nothing
+            "seconds": round(sum(meter.seconds for meter in self._meters), 3),
+        }
+
+    @property
+    def untouched(self) -> bool:
+        """Whether no call was answered yet."""
+        return not any(meter.runs for meter in self._meters) and not self._disk.count
+
+    def discard(self) -> None:
+        """Delete the run, which is closed then."""
+        self._disk.close()
+        self.run.discard()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._disk.close()
+        self.run.close()
+
+
+class RunMemory:
+    """A method's memory in the run directory; implements `compound.optimization.method.Memory`."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """JSON, stored with every checkpoint."""
+        return self._recorder.state.memory
+
+    @property
+    def folder(self) -> Path:
+        """Where files may be written."""
+        return self._recorder.run.folder.below(MEMORY_FOLDER).make().path
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add a record; it is kept from the next checkpoint on."""
+        self._recorder.run.append(MEMORY, record)
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the records so far."""
+        return self._recorder.run.read(MEMORY)
+
+
+class _Layered:
+    """A cache over another one: what the other holds is copied, and charged as if it were called."""
+
+    def __init__(self, own: DiskCache, parent: Cache) -> None:
+        self._own = own
+        self._parent = parent
+        self._borrowed: set[str] = set()
+
+    def get(self, key: str) -> Mapping[str, Any] | None:
+        found = self._own.get(key)
+        if found is None:
+            found = self._parent.get(key)
+            if found is not None:
+                self._own.put(key, found)
+                self._borrowed.add(key)
+        return found
+
+    def put(self, key: str, outcome: Mapping[str, Any]) -> None:
+        self._own.put(key, outcome)
+
+    def take_pending(self, key: str) -> bool:
+        if key in self._borrowed:
+            self._borrowed.discard(key)
+            return True
+        return self._own.take_pending(key)
+
+
+def _gold(example: Example) -> dict[str, Any]:
+    """Return the gold fields that are short enough to show."""
+    return {k: v for k, v in example.gold.items() if isinstance(v, str | int | float) and len(str(v)) <= 300}

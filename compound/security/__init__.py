@@ -1,0 +1,1 @@
+"""Protect users from the files, texts and servers of others."""

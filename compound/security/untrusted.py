@@ -1,0 +1,410 @@
+"""Files in a folder that somebody else may have prepared.
+
+Run directories, adapters, stored rewards, caches and reports can come from another person. All of them are
+read and written through `UntrustedFolder`, so that nothing in such a folder can lead outside it: files are
+opened relative to a directory descriptor, symbolic links are refused rather than followed, only regular files
+are opened (a FIFO would block forever), and no more than a limit is read. Libraries that only accept a path
+get one from `UntrustedFolder.place`, which checks it first.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, BinaryIO, Literal, Self
+
+from compound.errors import CompoundError, RunDirectoryError
+from compound.security.limits import ARTIFACT, FILE, Limit
+
+Kind = Literal["file", "folder"]
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
+SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+CHUNK = 2**20
+TEMPORARY = ".tmp"
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+_HINTS = {
+    errno.EACCES: "change its permissions, or choose another place",
+    errno.EPERM: "change its permissions, or choose another place",
+    errno.EROFS: "the disk is read-only: choose another place",
+    errno.ENOENT: "it was moved or deleted, or the path is misspelled",
+    errno.ENOTDIR: "a part of the path is a file, not a folder",
+    errno.EISDIR: "a folder is where a file should be",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EMFILE: "close other programs, or raise the limit of open files (ulimit -n)",
+    errno.EIO: "the disk reports an error: check it",
+    errno.ESTALE: "the network folder was changed on its server: try again",
+}
+
+
+def advice(error: OSError) -> str:
+    """Return what to do about an error of the operating system; ``""`` where nothing general can be said."""
+    if error.errno in FULL:
+        return "free some space, then run the same command again: a run continues from its last checkpoint"
+    return _HINTS.get(error.errno or 0, "")
+
+
+def reason(error: OSError, place: object) -> str:
+    """Return one sentence that names the place and the cause."""
+    if error.errno in FULL:
+        return f"there is no room left on the disk of {place}: {error.strerror}"
+    return f"{place} cannot be used: {error.strerror or error}"
+
+
+@contextmanager
+def named(place: object, error: type[CompoundError] = RunDirectoryError) -> Iterator[None]:
+    """Turn an `OSError` into one that names the place and says what to do.
+
+    Raises:
+        CompoundError: of the class ``error``.
+    """
+    try:
+        yield
+    except OSError as failure:
+        raise error(reason(failure, place), hint=advice(failure)) from failure
+
+
+class UntrustedFolder:
+    """A folder, and the only way to what is in it.
+
+    Names are relative and may have several parts (``rewards/card.json``). The folder's own path is the user's
+    choice and may lead through links; below it there is none.
+
+    Args:
+        root: the folder, as the user named it.
+        inside: a folder below it.
+        error: the class of the errors raised.
+        descriptor: an open descriptor of ``root``; by default the folder is opened by its path each time.
+
+    Example:
+        >>> import tempfile
+        >>> folder = UntrustedFolder(tempfile.mkdtemp())
+        >>> folder.write("notes.txt", "text")
+        >>> folder.read("notes.txt"), folder.kind("other.txt")
+        (b'text', None)
+        >>> folder.read("../secrets")
+        Traceback (most recent call last):
+        compound.errors.RunDirectoryError: '../secrets' is no name of a file in a folder
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        inside: tuple[str, ...] = (),
+        *,
+        error: type[CompoundError] = RunDirectoryError,
+        descriptor: int | None = None,
+    ) -> None:
+        self._root = Path(root)
+        self._inside = inside
+        self._error = error
+        self._descriptor = descriptor
+
+    @property
+    def path(self) -> Path:
+        """Where the folder is, for messages."""
+        return self._root.joinpath(*self._inside)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def below(self, name: str) -> Self:
+        """Return a folder inside this one; it need not exist."""
+        inside = (*self._inside, *self._parts(name))
+        return type(self)(self._root, inside, error=self._error, descriptor=self._descriptor)
+
+    # --- looking ---------------------------------------------------------------------------------------
+
+    def kind(self, name: str) -> Kind | None:
+        """Return whether a name is a file or a folder, or ``None`` where there is nothing of that name.
+
+        Raises:
+            CompoundError: it is anything else, such as a link, or cannot be looked at.
+        """
+        found = self._status(name)
+        if found is None:
+            return None
+        return "folder" if stat.S_ISDIR(found.st_mode) else "file"
+
+    def size(self, name: str) -> int:
+        """Return the length of a file in bytes, 0 where there is none."""
+        found = self._status(name)
+        return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else 0
+
+    def is_same(self, name: str, file: IO[bytes]) -> bool:
+        """Return whether a name still stands for an open file."""
+        found = self._status(name)
+        return found is not None and os.path.samestat(found, os.fstat(file.fileno()))
+
+    def names(self) -> list[str]:
+        """Return the names in the folder, sorted; none where it does not exist."""
+        with self._reported():
+            try:
+                with self._opened() as folder:
+                    return sorted(os.listdir(folder))
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def files(self) -> Iterator[tuple[str, ...]]:
+        """Yield the parts of the path of every file in the folder and below, in no particular order.
+
+        Raises:
+            CompoundError: something there is neither a file nor a folder.
+        """
+        for name in self.names():
+            if self.kind(name) == "folder":
+                yield from ((name, *rest) for rest in self.below(name).files())
+            else:
+                yield (name,)
+
+    def check(self) -> None:
+        """Make sure that there are only files and folders in the folder.
+
+        Raises:
+            CompoundError: there is a link, a FIFO, a socket or a device, or it cannot be read.
+        """
+        for _ in self.files():
+            pass
+
+    def place(self, name: str) -> Path:
+        """Return the path of a file for a library that opens files by path; the file need not exist.
+
+        Raises:
+            CompoundError: it is no regular file, or is also known by another name (a hard link).
+        """
+        found = self._status(name)
+        if found is not None:
+            self._refuse_shared(found, name)
+        return self.path.joinpath(*self._parts(name))
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the names and contents of all files in the folder.
+
+        Raises:
+            CompoundError: something there is no file, or the files are larger than the limit.
+        """
+        hashed, total = hashlib.sha256(), 0
+        for parts in sorted(self.files()):
+            name = "/".join(parts)
+            content = hashlib.sha256()
+            with self.reader(name) as file:
+                while chunk := self._chunk(name, file):
+                    total += len(chunk)
+                    if total > ARTIFACT.bytes:
+                        raise self._error(f"{self} holds more than {ARTIFACT}", hint=ARTIFACT.hint)
+                    content.update(chunk)
+            hashed.update(hashlib.sha256(name.encode()).digest() + content.digest())
+        return hashed.hexdigest()
+
+    # --- reading ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def reader(self, name: str) -> Iterator[BinaryIO]:
+        """Open a file for reading while the block runs.
+
+        Raises:
+            CompoundError: it is missing, no regular file, or cannot be read.
+        """
+        with self._reported(name):
+            descriptor = self._open(name, os.O_RDONLY)
+        with os.fdopen(descriptor, "rb") as file:
+            yield file
+
+    def read(self, name: str, limit: Limit = FILE) -> bytes:
+        """Return the content of a file.
+
+        Raises:
+            CompoundError: it is missing, no regular file, larger than the limit, or cannot be read.
+        """
+        most = limit.bytes
+        with self.reader(name) as file, self._reported(name):
+            found = file.read(most + 1)
+        if len(found) > most:
+            raise self._error(f"{self._shown(name)} is larger than {limit}", hint=limit.hint)
+        return found
+
+    def _chunk(self, name: str, file: IO[bytes]) -> bytes:
+        with self._reported(name):
+            return file.read(CHUNK)
+
+    # --- writing ---------------------------------------------------------------------------------------
+
+    def make(self) -> Self:
+        """Create the folder, and those above it up to the root, where they do not exist."""
+        with named(self._root, self._error):
+            self._root.mkdir(parents=True, exist_ok=True)
+        for depth in range(len(self._inside)):
+            above = type(self)(
+                self._root, self._inside[:depth], error=self._error, descriptor=self._descriptor
+            )
+            name = self._inside[depth]
+            if above.kind(name) is None:
+                with self._reported(), above._opened() as folder, suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=folder)
+            elif above.kind(name) != "folder":
+                raise self._error(f"{above._shown(name)} is a file, but a folder is needed there")
+        return self
+
+    def write(self, name: str, content: str | bytes) -> None:
+        """Replace a file; a reader, and a crash, see the old content or the new one.
+
+        Raises:
+            CompoundError: something other than a file has that name, or it cannot be written.
+        """
+        raw = content.encode(errors="backslashreplace") if isinstance(content, str) else content
+        *above, last = self._parts(name)
+        if (found := self._status(name)) is not None:
+            self._refuse_special(found, self._shown(name), stat.S_IFDIR)
+        temporary = f".{last}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY}"
+        with self._reported(name), self._opened(*above) as folder:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE
+            descriptor = os.open(temporary, flags, 0o666, dir_fd=folder)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(raw)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, last, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(temporary, dir_fd=folder)
+                raise
+
+    def appender(self, name: str) -> BinaryIO:
+        """Open a file to append to, creating it where it does not exist; the caller closes it.
+
+        Raises:
+            CompoundError: it is no regular file of its own, or cannot be written.
+        """
+        with self._reported(name):
+            return os.fdopen(self._open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
+
+    def truncate(self, name: str, size: int) -> None:
+        """Cut a file to a length.
+
+        Raises:
+            CompoundError: it is missing, no regular file of its own, or cannot be written.
+        """
+        with self._reported(name):
+            descriptor = self._open(name, os.O_WRONLY)
+            try:
+                os.ftruncate(descriptor, size)
+            finally:
+                os.close(descriptor)
+
+    def remove(self, name: str) -> None:
+        """Delete a file, if there is one; of a link, the link itself."""
+        *above, last = self._parts(name)
+        with self._reported(name), self._opened(*above) as folder, suppress(FileNotFoundError):
+            os.unlink(last, dir_fd=folder)
+
+    def remove_temporaries(self) -> None:
+        """Delete what a crash left of files that were being written; only where there is one writer."""
+        for name in self.names():
+            if name.startswith(".") and name.endswith(TEMPORARY) and self.kind(name) == "file":
+                self.remove(name)
+
+    # --- below -----------------------------------------------------------------------------------------
+
+    def _parts(self, name: str) -> tuple[str, ...]:
+        parts = tuple(name.split("/"))
+        if any(part in ("", ".", "..") or "\0" in part for part in parts):
+            raise self._error(f"{name!r} is no name of a file in a folder")
+        return parts
+
+    def _shown(self, name: str) -> str:
+        return str(self.path / name) if name else str(self)
+
+    @contextmanager
+    def _opened(self, *more: str) -> Iterator[int]:
+        """Open the folder, or one below it, following no link on the way from the root.
+
+        Raises:
+            OSError: it does not exist, or cannot be opened.
+            CompoundError: a link or the like is on the way.
+        """
+        descriptor = os.open(self._root, FOLDER) if self._descriptor is None else os.dup(self._descriptor)
+        try:
+            for part in (*self._inside, *more):
+                try:
+                    deeper = os.open(part, FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
+                except OSError:
+                    self._status_in(descriptor, part, f"{part} in {self._root}")
+                    raise
+                os.close(descriptor)
+                descriptor = deeper
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _open(self, name: str, flags: int) -> int:
+        """Open a regular file. One that is written in place must have no other name."""
+        *above, last = self._parts(name)
+        with self._opened(*above) as folder:
+            self._status_in(folder, last, self._shown(name))
+            descriptor = os.open(last, flags | SAFE, 0o666, dir_fd=folder)
+        try:
+            opened = os.fstat(descriptor)
+            self._refuse_special(opened, self._shown(name), stat.S_IFDIR)
+            if flags & os.O_WRONLY:
+                self._refuse_shared(opened, name)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _status(self, name: str) -> os.stat_result | None:
+        """Return what a name is, following no link; ``None`` where there is nothing."""
+        *above, last = self._parts(name)
+        with self._reported(name):
+            try:
+                with self._opened(*above) as folder:
+                    return self._status_in(folder, last, self._shown(name))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def _status_in(self, folder: int, name: str, shown: str) -> os.stat_result | None:
+        try:
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        self._refuse_special(found, shown)
+        return found
+
+    def _refuse_special(self, found: os.stat_result, shown: str, other: int = 0) -> None:
+        """Refuse what is neither a file nor a folder, or is of another kind that is not wanted here."""
+        kind = stat.S_IFMT(found.st_mode)
+        if kind == other:
+            raise self._error(f"{shown} is {_KINDS[kind]}, but a file is needed there")
+        if kind not in (stat.S_IFREG, stat.S_IFDIR):
+            raise self._error(
+                f"{shown} is {_KINDS.get(kind, 'of an unknown kind')}, not a file or a folder of its own",
+                hint="it could lead outside the folder: replace it with a copy of what it stands for, if you "
+                "trust it",
+            )
+
+    def _refuse_shared(self, found: os.stat_result, name: str) -> None:
+        """Refuse a file that is written in place and has another name: that one would change, too."""
+        if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+            raise self._error(
+                f"{self._shown(name)} is a hard link: writing it would change another file",
+                hint="copy the folder with its content (cp -r), and use the copy",
+            )
+
+    @contextmanager
+    def _reported(self, name: str = "") -> Iterator[None]:
+        with named(self._shown(name), self._error):
+            yield

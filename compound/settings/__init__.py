@@ -1,0 +1,1 @@
+"""Settings of an optimization, and the references they contain."""

@@ -1,0 +1,241 @@
+"""Sections of ``optimize:``: which method each belongs to, and what is wrong with what stands in them.
+
+The methods are imported when they are first asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic_core import ErrorDetails
+
+from compound.errors import DeclarationError, nearest
+from compound.optimization.registration import MethodFactory, as_factory
+from compound.settings.base import CommonSettings, NoSettings, Settings
+from compound.settings.renamed import OLD_SECTIONS, new_spellings, renamed_leaf
+
+Own = tuple[tuple[str, type[Settings] | None], ...]  # sections of a user's methods, None where not importable
+METHODS = "compound.optimizers.methods"
+
+
+def registered() -> Mapping[str, MethodFactory]:
+    """Return the methods that are built in, by name."""
+    found: Mapping[str, MethodFactory] = import_module(METHODS).METHODS
+    return found
+
+
+class _Made(CommonSettings):
+    """A model of fields that carry their descriptions: there is no source to look for them in."""
+
+    model_config = ConfigDict(use_attribute_docstrings=False)
+
+
+@functools.cache
+def optimize_model(own: Own = ()) -> type[CommonSettings]:
+    """Return the model of ``optimize:`` with a field for each section.
+
+    Args:
+        own: sections of methods that are not built in; one without a model may hold any mapping.
+    """
+    fields: dict[str, Any] = {
+        name: (factory.settings, Field(default=None, description=f"Settings of method `{name}`."))
+        for name, factory in registered().items()
+        if factory.settings is not NoSettings
+    }
+    for name, model in own:
+        fields[name] = (model or dict[str, object], Field(default=None))
+    return create_model("OptimizeSettings", __base__=_Made, __doc__=CommonSettings.__doc__, **fields)
+
+
+def settings_models() -> dict[type[BaseModel], list[str]]:
+    """Return the models of all sections and their parts, each with the places of ``optimize:`` that have it.
+
+    >>> settings_models()[registered()["mygo"].settings]
+    ['mygo']
+    """
+    found: dict[type[BaseModel], list[str]] = {}
+    for name, factory in registered().items():
+        if factory.settings is not NoSettings:
+            _collect(factory.settings, name, found)
+    return found
+
+
+def _collect(model: type[BaseModel], place: str, found: dict[type[BaseModel], list[str]]) -> None:
+    found.setdefault(model, []).append(place)
+    for name, field in model.model_fields.items():
+        if (part := _model_in(field.annotation)) is not None:
+            _collect(part, f"{place}.{name}", found)
+
+
+def defaults() -> dict[str, dict[str, object]]:
+    """Return the default settings of each section of a built-in method, as JSON."""
+    return {name: factory.settings().model_dump(mode="json") for name, factory in registered().items()}
+
+
+def own_sections(
+    values: Mapping[str, object], folder: Path = Path(), *, imports: bool = True
+) -> dict[str, type[Settings] | None]:
+    """Return the models of sections that belong to methods of the form ``module:function``.
+
+    Args:
+        values: what stands under ``optimize:``.
+        folder: where code is looked for first.
+        imports: whether code may be imported; otherwise there is no model.
+    """
+    found: dict[str, type[Settings] | None] = {}
+    for name in _own_methods(values):
+        short = name.rpartition(":")[2]
+        known = short in registered() or short in CommonSettings.model_fields
+        raw = [each for each in (name, short) if each in values and not isinstance(values[each], Settings)]
+        for section in raw:
+            if not (section == short and known):
+                found[section] = _model_of(name, folder) if imports else None
+    return found
+
+
+def _own_methods(values: Mapping[str, object]) -> Iterator[str]:
+    """Yield the names of the user's methods: those that are chosen, and those that sections are named by."""
+    together = values.get("better_together")
+    stages = together.get("stages") if isinstance(together, Mapping) else getattr(together, "stages", ())
+    for names in ([values.get("method")], values.get("baselines"), stages, list(values)):
+        if isinstance(names, Sequence) and not isinstance(names, str):
+            yield from (name for name in names if isinstance(name, str) and ":" in name)
+
+
+def _model_of(name: str, folder: Path) -> type[Settings] | None:
+    """Return the model of a method's settings; ``None`` where importing fails: the method is refused then."""
+    from compound.registry.code import find_code
+
+    try:
+        return as_factory(find_code(name, folder), name).settings
+    except DeclarationError:
+        return None
+
+
+def checked(values: Mapping[str, object]) -> dict[str, object]:
+    """Return what was given under ``optimize:``, valid, with sections as settings.
+
+    Raises:
+        ValidationError: something in it is wrong.
+        DeclarationError: it is spelled as in an earlier version.
+    """
+    if lines := [f"optimize.{old} {now}" for old, now in _outdated(values)]:
+        raise DeclarationError("\n".join(lines))
+    made = {name: type(value) for name, value in values.items() if isinstance(value, Settings)}
+    known = {*CommonSettings.model_fields, *registered()}
+    own = {**own_sections(values), **{name: kind for name, kind in made.items() if name not in known}}
+    if unknown := [name for name, model in own.items() if model is None]:
+        raise DeclarationError(
+            f"optimize.{unknown[0]}: the method that it belongs to cannot be imported",
+            hint="give its settings as a model",
+        )
+    whole = optimize_model(tuple(own.items())).model_validate(dict(values))
+    names = [*CommonSettings.model_fields, *values]
+    return {name: getattr(whole, name) for name in names if name in whole.model_fields_set}
+
+
+def _outdated(values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    for section in OLD_SECTIONS:
+        if section in values:
+            for leaf, now in outdated(section, values):
+                yield f"{section}.{leaf}" if leaf else section, now
+
+
+def outdated(section: str, values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Yield each setting of a section of earlier versions with what it is called now.
+
+    Args:
+        section: a name from `compound.settings.renamed.OLD_SECTIONS`.
+        values: what stands under ``optimize:``.
+    """
+    root = optimize_model()
+    weights = values.get("weights")
+    method = values.get("method", "search")
+    stages = weights.get("stages") if isinstance(weights, Mapping) else None
+    if not isinstance(stages, list | tuple):
+        usual = registered()["better_together"].settings().model_dump()["stages"]
+        stages = usual if method == "better_together" else ()
+    chosen = [str(name) for name in (method, *stages)]
+    yield from new_spellings(section, values, chosen, list(registered()), lambda path: _has(root, path))
+
+
+def problems(error: ValidationError, values: Mapping[str, object]) -> list[str]:
+    """Return a line for each mistake in what was given under ``optimize:``."""
+    root = optimize_model(tuple(own_sections(values).items()))
+    return [_problem(detail, root) for detail in error.errors()]
+
+
+def _problem(error: ErrorDetails, root: type[BaseModel]) -> str:
+    loc = tuple(part for part in error["loc"] if not str(part).startswith("~"))
+    where = ".".join(map(str, loc))
+    if error["type"] != "extra_forbidden":
+        message = error["msg"].removeprefix("Value error, ")
+        return f"{where}: {message}" if where else message
+    return f"there is no setting {where}; {hint(loc, root)}"
+
+
+def hint(loc: Sequence[str | int], root: type[BaseModel]) -> str:
+    """Return what an unknown key below ``optimize:`` may stand for.
+
+    Args:
+        loc: its place, from ``optimize``.
+        root: the model of ``optimize:``, see `optimize_model`.
+    """
+    *parents, name = map(str, loc)
+    model = model_at(root, parents)
+    if not parents:
+        has_none = name in registered()  # those with settings are fields
+        return f"method {name!r} has no settings" if has_none else nearest(name, model.model_fields)
+    section, *path = parents
+    if (now := renamed_leaf(section, name, lambda place: _has(root, place))) is not None:
+        return f"it is optimize.{now}"
+    others = [other for other in registered() if other != section and _has(root, (other, *path, name))]
+    if others:
+        return f"it is a setting of {', '.join(others)}"
+    inner = {leaf: path for path, leaf in _inner(model) if leaf not in model.model_fields}
+    near = get_close_matches(name, [*model.model_fields, *inner], 1)
+    if near and near[0] in inner:
+        return f"did you mean {'.'.join((*path, *inner[near[0]]))}?"
+    return nearest(name, model.model_fields)
+
+
+def _inner(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the settings of a model and of its parts, each with its path."""
+    for name, field in model.model_fields.items():
+        yield (*path, name), name
+        if (part := _model_in(field.annotation)) is not None:
+            yield from _inner(part, (*path, name))
+
+
+def model_at(root: type[BaseModel], path: Iterable[str]) -> type[BaseModel]:
+    """Return the model that a path of keys leads to, or the last one on the way."""
+    model = root
+    for part in path:
+        field = model.model_fields.get(part)
+        found = _model_in(field.annotation) if field is not None else None
+        model = found or model
+    return model
+
+
+def _has(root: type[BaseModel], path: Sequence[str]) -> bool:
+    """Return whether there is a setting at a path."""
+    model: type[BaseModel] | None = root
+    for part in path:
+        if model is None or part not in model.model_fields:
+            return False
+        model = _model_in(model.model_fields[part].annotation)
+    return True
+
+
+def _model_in(annotation: object) -> type[BaseModel] | None:
+    """Return the model in an annotation, if there is exactly one."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = [model for argument in get_args(annotation) if (model := _model_in(argument))]
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,1 @@
+"""The pydantic models of the YAML file."""

@@ -1,0 +1,1 @@
+"""Read and write YAML with the position of every value."""

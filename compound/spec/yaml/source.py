@@ -1,0 +1,240 @@
+"""A YAML file as plain data that remembers where every value stands.
+
+PyYAML only scans: its events are turned into values here, by the rules of YAML 1.2 (``1e-6`` is a number,
+``on`` and ``yes`` are texts). What YAML lets slip is refused by name: duplicate keys, tags, anchors and
+aliases, several documents, numbers that are not finite, and files too deep or too large.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import NoReturn, cast
+
+import yaml
+from yaml.reader import Reader
+
+from compound.errors import SpecError
+from compound.spec.yaml.document import Address, Document
+from compound.spec.yaml.scalars import INT, scalar
+
+MAX_BYTES, MAX_DEPTH, MAX_VALUES, MAX_DIGITS = 1_000_000, 40, 50_000, 100
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_STANDARD_TAG = "tag:yaml.org,2002:"
+
+
+def read(raw: bytes | str, name: str) -> Document:
+    """Return the content of a YAML text; mistakes that leave the rest readable are noted in it.
+
+    Raises:
+        SpecError: the text is not YAML at all, or not one mapping.
+
+    >>> document = read("system: demo\\nlimit: 1e-6\\nanswer: no\\n", "demo.yaml")
+    >>> document.tree
+    {'system': 'demo', 'limit': 1e-06, 'answer': 'no'}
+    >>> document.label(("limit",))
+    'demo.yaml:2:8'
+    """
+    document = Document(name, _decoded(raw, name))
+    tree = _Reading(document).tree()
+    if not isinstance(tree, dict):
+        document.report((), f"a file must be a mapping such as `system: NAME`, but this is {_shape(tree)}")
+        document.check()
+    document.tree = tree
+    return document
+
+
+def read_value(text: str, label: str) -> object:
+    """Return one value of the command line, such as ``150`` or ``[1, 2]``; ``label`` opens its errors.
+
+    >>> read_value("[1, 1e-6, on]", "--set a.b=[1, 1e-6, on]")
+    [1, 1e-06, 'on']
+    """
+    character = Reader.NON_PRINTABLE.search(text)
+    if character:
+        raise SpecError([f"{label!a}: holds the control character U+{ord(character.group()):04X}; remove it"])
+    document = Document("", text, label)
+    value = _Reading(document).tree() if text.strip() else ""
+    document.check()
+    return value
+
+
+def _shape(tree: object) -> str:
+    return "empty" if tree is None else "a list" if isinstance(tree, list) else "a single value"
+
+
+def _decoded(raw: bytes | str, name: str) -> str:
+    """Return the text of a file, or raise with the place of the first byte that is no text."""
+    size = len(raw)
+    if size > MAX_BYTES:
+        raise SpecError([f"{name}:1:1: the file has {size} bytes; at most {MAX_BYTES} are read"])
+    text, wrong = raw, ""
+    if isinstance(raw, bytes):
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            text = raw[: error.start].decode("utf-8")
+            wrong = f"is not UTF-8 (byte 0x{raw[error.start]:02x}); save the file as UTF-8"
+    assert isinstance(text, str)
+    text = text.removeprefix("\ufeff")
+    character = Reader.NON_PRINTABLE.search(text)
+    if character:
+        wrong = f"holds the control character U+{ord(character.group()):04X}; remove it"
+    if wrong:
+        document = Document(name, text)
+        document.mark((), character.start() if character else len(text))
+        document.report((), wrong)
+        document.check()
+    return text
+
+
+class _Reading:
+    """One pass over the events of a text."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._loader = yaml.SafeLoader(document.text)
+        self._values = 0
+
+    def tree(self) -> object:
+        """Return the first document's data."""
+        tree, documents = None, 0
+        event = self._next()
+        while not isinstance(event, yaml.StreamEndEvent):
+            if isinstance(event, yaml.DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    self._stop(event, "a second document starts here; a file holds one")
+                self._document.mark((), _start(event))
+                tree = self._value(self._next(), ())
+            event = self._next()
+        return tree
+
+    def _next(self) -> yaml.Event:
+        try:
+            return cast("yaml.Event", self._loader.get_event())  # type: ignore[no-untyped-call]
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            self._fail(mark.index if mark else 0, *_explained(error))
+        except yaml.YAMLError as error:
+            self._fail(self._loader.index, f"is not YAML: {error}")
+        except (ValueError, OverflowError):  # PyYAML lets these escape from `chr` and `int`
+            self._fail(self._loader.index, "is not YAML: a number in an escape or directive is out of range")
+
+    def _stop(self, event: yaml.Event, what: str) -> NoReturn:
+        self._fail(_start(event), what)
+
+    def _fail(self, index: int, what: str, hint: str = "") -> NoReturn:
+        self._document.mark((), index)
+        self._document.report((), what, hint)
+        self._document.check()
+        raise AssertionError("check raises")
+
+    def _value(self, event: yaml.Event, address: Address) -> object:
+        self._values += 1
+        if len(address) > MAX_DEPTH:
+            self._stop(event, f"the file is deeper than {MAX_DEPTH} levels")
+        if self._values > MAX_VALUES:
+            self._stop(event, f"the file has more than {MAX_VALUES} values")
+        self._document.mark(address, _start(event))
+        self._refuse_extras(event, address)
+        if isinstance(event, yaml.ScalarEvent):
+            return self._scalar(event, address)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return [
+                self._value(item, (*address, i)) for i, item in enumerate(self._until(yaml.SequenceEndEvent))
+            ]
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(address)
+        return None
+
+    def _until(self, end: type[yaml.Event]) -> Iterator[yaml.Event]:
+        while not isinstance(event := self._next(), end):
+            yield event
+
+    def _refuse_extras(self, event: yaml.Event, address: Address) -> None:
+        anchor, tag = getattr(event, "anchor", None), getattr(event, "tag", None)
+        if isinstance(event, yaml.AliasEvent):
+            self._document.report(address, f"the alias *{anchor} is refused", "repeat the value")
+            self._document.spoil(address)
+        elif anchor is not None:
+            hint = "write the value wherever it is needed"
+            self._document.report(address, f"the anchor &{anchor} is refused", hint)
+        elif tag is not None:
+            self._document.report(
+                address, f"the tag {tag.replace(_STANDARD_TAG, '!!')!r} is refused", "remove it"
+            )
+            self._document.spoil(address)
+
+    def _mapping(self, address: Address) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for event in self._until(yaml.MappingEndEvent):
+            if not isinstance(event, yaml.ScalarEvent):
+                self._stop(event, "a key must be a text; quote texts that begin with [ { or *")
+            inside = (*address, event.value)
+            if event.value in found:
+                line, column = self._document.label(inside, key=True).split(":")[-2:]
+                twice = f"is given twice; first on line {line}, column {column}"
+                self._document.note(_start(event), inside, twice)
+                self._skip()
+                continue
+            self._document.mark(inside, _start(event), key=True)
+            if self._is_half(event.value, inside):
+                self._skip()
+                continue
+            self._refuse_extras(event, inside)
+            found[event.value] = self._value(self._next(), inside)
+        return found
+
+    def _skip(self) -> None:
+        """Read over one value."""
+        depth = 0
+        while True:
+            event = self._next()
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth == 0:
+                return
+
+    def _scalar(self, event: yaml.ScalarEvent, address: Address) -> object:
+        if self._is_half(event.value, address):
+            return None
+        if event.style is not None:
+            return event.value
+        if INT.fullmatch(event.value) and len(event.value) > MAX_DIGITS:
+            self._refuse(address, f"a number must have at most {MAX_DIGITS} digits")
+            return None
+        value = scalar(event.value)
+        if isinstance(value, float) and not math.isfinite(value):
+            self._refuse(address, f"a number must be finite, but is {event.value:.20}")
+            return None
+        return value
+
+    def _refuse(self, address: Address, what: str) -> None:
+        self._document.report(address, what, "quote it if it is a text")
+        self._document.spoil(address)
+
+    def _is_half(self, text: str, address: Address) -> bool:
+        """Note escapes such as ``\\ud800`` that no UTF-8 file could hold."""
+        half = _SURROGATE.search(text) is not None
+        if half:
+            self._document.report(address, "holds half a character (a lone surrogate)", "write the whole one")
+            self._document.spoil(address)
+        return half
+
+
+def _explained(error: yaml.MarkedYAMLError) -> tuple[str, str]:
+    """Return what PyYAML says of a text that is no YAML, and how to go on."""
+    problem, context = str(error.problem), error.context or ""
+    start = f" from line {error.context_mark.line + 1}" if error.context_mark and context else ""
+    hint = ""
+    if "'\\t'" in problem:
+        hint = "indent with spaces"
+    elif "flow" in context or "mapping values" in problem:
+        hint = "quote texts that hold any of [ ] { } , # or `: `"
+    return f"is not YAML: {problem}" + (f" ({context}{start})" if context else ""), hint
+
+
+def _start(event: yaml.Event) -> int:
+    return event.start_mark.index if event.start_mark else 0

@@ -1,0 +1,1 @@
+"""Store data in files: checksummed records, locks, artifacts, typed state."""

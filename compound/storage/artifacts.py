@@ -1,0 +1,184 @@
+"""Folders that a configuration refers to: trained adapters, and rewards that choose for each input.
+
+A reference says where a folder is and what it holds. Only what it holds counts: references with one digest
+are equal wherever their folders lie. A stored folder is never changed, and is named by its content.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import TypeGuard, overload
+
+from compound.errors import ConfigurationError
+from compound.security.untrusted import UntrustedFolder, named
+
+Reference = Mapping[str, str]
+SHOWN = 16  # digits of a digest that name a folder
+_STORED = re.compile(rf"[^/\\]+-[0-9a-f]{{{SHOWN}}}")
+
+
+def is_reference(value: object) -> TypeGuard[Reference]:
+    """Return whether a value is ``{"path": folder, "sha256": digest}``.
+
+    >>> is_reference({"path": "adapter", "sha256": "9f"}), is_reference({"path": "adapter"})
+    (True, False)
+    """
+    return (
+        isinstance(value, Mapping)
+        and set(value) == {"path", "sha256"}
+        and all(isinstance(part, str) for part in value.values())
+    )
+
+
+def addressed(value: object) -> object:
+    """Return a reference by its content alone; any other value as it is.
+
+    >>> addressed({"path": "adapter", "sha256": "9f"}), addressed("adapter")
+    ({'sha256': '9f'}, 'adapter')
+    """
+    return {"sha256": value["sha256"]} if is_reference(value) else value
+
+
+@overload
+def located(value: Reference, folder: Path) -> Reference: ...
+@overload
+def located(value: object, folder: Path) -> object: ...
+def located(value: object, folder: Path) -> object:
+    """Return a reference with its path made absolute, from ``folder`` on; any other value as it is."""
+    return {**value, "path": str(folder.absolute() / value["path"])} if is_reference(value) else value
+
+
+def leads_outside(path: str) -> bool:
+    """Return whether a path is absolute, or may lead above the folder it starts from.
+
+    >>> leads_outside("adapters/one"), leads_outside("../one"), leads_outside("/one")
+    (False, True, True)
+    """
+    pure = PurePosixPath(path)
+    return pure.is_absolute() or ".." in pure.parts or "\0" in path or not pure.parts
+
+
+def folder_digest(folder: Path) -> str:
+    """Return the SHA-256 of the names and contents of all files in a folder.
+
+    Raises:
+        ConfigurationError: something in it is not a regular file, such as a link, or cannot be read.
+    """
+    return UntrustedFolder(folder, error=ConfigurationError).digest()
+
+
+def verified(reference: Reference, folder: Path | None = None) -> Path:
+    """Return the folder of a reference, whose path is relative to ``folder``, after reading all of it.
+
+    Raises:
+        ConfigurationError: it is not there, holds something else, or lies above ``folder``.
+    """
+    given = reference["path"]
+    path = (folder or Path()) / given
+    if folder is None or PurePosixPath(given).is_absolute():
+        found = UntrustedFolder(path.parent, error=ConfigurationError)
+        name = path.name
+    else:
+        refuse_outside("a reference", given)
+        found = UntrustedFolder(folder, error=ConfigurationError)
+        name = PurePosixPath(given).as_posix()
+    if found.kind(name) != "folder":
+        raise ConfigurationError(
+            f"the configuration needs the folder {path}, which does not exist",
+            hint="it belongs to the configuration's file: keep the two together, or restore it from its run",
+        )
+    digest = found.below(name).digest()
+    if digest != reference["sha256"]:
+        raise ConfigurationError(
+            f"{path} was changed: its files have the digest {digest[:SHOWN]}…, but the configuration says "
+            f"{reference['sha256'][:SHOWN]}…",
+            hint="restore the folder from its run",
+        )
+    return path
+
+
+def refuse_outside(entry: str, path: str) -> None:
+    """Refuse a path in somebody's file that leads outside of the file's folder.
+
+    Raises:
+        ConfigurationError: it does; the message names the entry.
+    """
+    if leads_outside(path):
+        raise ConfigurationError(
+            f"{entry} refers to the folder {path!r}, which is outside of the file's own folder",
+            hint="only folders beside the file are read: copy it there, and give its relative path",
+        )
+
+
+def put(write: Callable[[Path], object], folder: Path, name: str) -> dict[str, str]:
+    """Store what ``write`` puts into an empty folder; return its reference, relative to ``folder``.
+
+    The same content is stored once. A crash leaves the whole of it or nothing.
+
+    Raises:
+        RunDirectoryError: the folder cannot be written.
+    """
+    with (
+        named(folder),
+        tempfile.TemporaryDirectory(prefix=".artifact-", dir=folder) as temporary,
+    ):
+        made = Path(temporary) / "made"
+        made.mkdir()
+        write(made)
+        _open_to_others(made)
+        digest = folder_digest(made)
+        target = folder / f"{name}-{digest[:SHOWN]}"
+        if UntrustedFolder(folder, error=ConfigurationError).kind(target.name) is None:
+            os.replace(made, target)
+    return {"path": target.name, "sha256": digest}
+
+
+def _open_to_others(folder: Path) -> None:
+    """Give files the usual permissions: a server may be somebody else, and libraries write for one alone."""
+    for path in (folder, *folder.rglob("*")):
+        os.chmod(path, (0o777 if path.is_dir() else 0o666) & ~UMASK)
+
+
+def _umask() -> int:
+    """Return the process's mask, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+UMASK = _umask()
+
+
+def discard(name: str, folder: Path) -> None:
+    """Delete what `put` stored in a folder; anything else is left alone, whatever it is called.
+
+    A name may come from a file that somebody else wrote.
+    """
+    if _STORED.fullmatch(name) and not (folder / name).is_symlink():
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+@overload
+def kept(value: Reference, folder: Path) -> dict[str, str]: ...
+@overload
+def kept(value: object, folder: Path) -> object: ...
+def kept(value: object, folder: Path) -> object:
+    """Return a reference relative to ``folder``, copying what it refers to where it lies outside.
+
+    Any other value is returned as it is.
+
+    Raises:
+        ConfigurationError: what it refers to is not there, or is something else.
+    """
+    if not is_reference(value):
+        return value
+    source, here = verified(value).resolve(), folder.resolve()
+    if source.is_relative_to(here):
+        return {**value, "path": source.relative_to(here).as_posix()}
+    name = source.name.removesuffix(f"-{value['sha256'][:SHOWN]}")
+    return put(lambda made: shutil.copytree(source, made, dirs_exist_ok=True), folder, name)

@@ -1,0 +1,1 @@
+"""Baselines: random search, MIPRO, GEPA, TextGrad, LLMSelector."""

@@ -1,0 +1,76 @@
+"""The two requests of textual feedback: what is wrong with a prompt, and the prompt without that.
+
+Yuksekgonul et al. 2024, "TextGrad: Automatic 'Differentiation' via Text".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compound.engine import Message, Request
+from compound.execution.trace import Trace
+from compound.graph.bounds import CallBound, Extent, Outlook
+from compound.graph.component import Component
+from compound.graph.configuration import component_of
+from compound.optimizers.search.opro import purpose
+from compound.optimizers.search.transcripts import (
+    calls,
+    fields,
+    longest_calls,
+    longest_of,
+    longest_run,
+    result,
+    verdict,
+)
+
+WRITTEN = 400  # tokens of a criticism, and of a prompt
+
+
+def criticise(component: Component, prompt: str, traces: Sequence[Trace], seed: int) -> Request:
+    """Return the request for what a prompt did wrong in a few runs."""
+    runs = "\n\n".join(
+        f"Run {number}: the system read {fields(trace.inputs)}\n{calls(trace, component)}\n"
+        f"The result: {result(trace)}\nIts score: {verdict(trace)}"
+        for number, trace in enumerate(traces, start=1)
+    )
+    text = (
+        f"A language model performs one step of a larger system. The step: {purpose(component)}\n\n"
+        f"Its instruction:\n<prompt>{prompt}</prompt>\n\n{runs}\n\n"
+        "What is wrong with the instruction, such that these runs did not score higher? Give criticism that "
+        "holds beyond these runs, in a few sentences. Do not write a new instruction."
+    )
+    return Request((Message("user", text),), max_tokens=WRITTEN, temperature=1.0, seed=seed)
+
+
+def bounds(outlook: Outlook, steps: int, batch: int, lm: str | None) -> list[CallBound]:
+    """Return the bounds of requests for criticism and of those for rewriting, each ``steps`` times."""
+    keys = [key for key in outlook.keys if key in outlook.texts]
+    criticised, rewritten = Extent(), Extent()
+    inputs = longest_of(example.inputs for example in outlook.train)
+    for key in keys:
+        component = outlook.system.components[component_of(key)]
+        run = inputs + longest_calls(outlook.uses[component.name]) + longest_run(outlook) + Extent(200)
+        template = criticise(component, "", [], 0).messages[0].content
+        asked = Extent(len(template.encode())) + outlook.texts[key] + run.times(batch)
+        criticised = criticised.joined(asked)
+        template = rewrite(component, "", "", 0).messages[0].content
+        rewritten = rewritten.joined(
+            Extent(len(template.encode())) + outlook.texts[key] + Extent(tokens=WRITTEN)
+        )
+    lms = (lm,) if lm else ()
+    return [
+        CallBound("criticism", steps, criticised, WRITTEN, lms),
+        CallBound("rewriting", steps, rewritten, WRITTEN, lms),
+    ]
+
+
+def rewrite(component: Component, prompt: str, criticism: str, seed: int) -> Request:
+    """Return the request for a prompt that meets a criticism."""
+    text = (
+        f"A language model performs one step of a larger system. The step: {purpose(component)}\n\n"
+        f"Its instruction:\n<prompt>{prompt}</prompt>\n\n"
+        f"Criticism of the instruction:\n{criticism}\n\n"
+        "Rewrite the instruction so that it meets the criticism. "
+        "Write it between <prompt> and </prompt>, and nothing else."
+    )
+    return Request((Message("user", text),), max_tokens=WRITTEN, temperature=1.0, seed=seed)

@@ -1,0 +1,65 @@
+"""Baselines: methods to beat, under the same loop, budget and acceptance as everything else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from compound.execution.rng import generator
+from compound.graph.bounds import JobBound, Outlook
+from compound.graph.configuration import canonical
+from compound.graph.space import Choice, Demos, Float, Int, Text
+from compound.narrowing import entry
+from compound.optimization.method import Progress, Proposal, Task
+from compound.optimizers.search.demos import draw
+from compound.optimizers.search.edits import GROWTH, bounded_edit
+from compound.optimizers.search.prompts import CandidateRace, Pools, bootstrapped, contest, raced, split
+
+EDITS = 2  # the most edits of a text
+
+
+@dataclass(frozen=True)
+class RandomSearch:
+    """Draws whole configurations: every parameter changes with probability one half."""
+
+    def bound(self, outlook: Outlook) -> JobBound:
+        """Declare that no model is asked."""
+        return JobBound(growth=GROWTH, candidates=raced(outlook))
+
+    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        """Draw, race, propose the winner."""
+        pool_examples, examples = split(task)
+        if task.resume is not None:
+            state = CandidateRace.from_json(task.resume)
+        else:
+            pools = await bootstrapped(task, pool_examples)
+            state = CandidateRace(candidates=self._candidates(task, pools))
+            yield Progress(state.to_json(), f"{len(state.candidates)} random configurations")
+        async for event in contest(task, state.candidates, examples, state):
+            yield event
+
+    def _candidates(self, task: Task, pools: Pools) -> list[dict[str, object]]:
+        seen: set[str] = set()
+        found: list[dict[str, object]] = []
+        for attempt in range(6 * task.candidates):
+            if len(found) == task.candidates:
+                break
+            rng = generator(task.seed, "random", attempt)
+            changed = [key for key in task.keys if rng.random() < 0.5]
+            values = {key: v for key in changed if (v := _drawn(task, key, pools, rng)) is not None}
+            if values and canonical(values) not in seen:
+                seen.add(canonical(values))
+                found.append(values)
+        return found
+
+
+def _drawn(task: Task, key: str, pools: Pools, rng: np.random.Generator) -> object:
+    space = task.system.parameters[key]
+    if isinstance(space, Choice | Int | Float):
+        return space.draw(rng)
+    if isinstance(space, Demos):
+        return draw(pools[key], space.max, rng) if pools.get(key) else None
+    assert isinstance(space, Text)  # the method gives no other kind to this optimizer
+    return bounded_edit(entry(task.system.configuration, key, str), rng, space, EDITS)

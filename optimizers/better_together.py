@@ -1,0 +1,70 @@
+"""BetterTogether: methods one after the other, each from the best configuration so far, on one budget.
+
+A stage changes its own kind of parameters and leaves the others as they are: prompts are frozen while
+weights are trained. Every job of a stage is followed by a decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from pydantic import field_validator
+
+from compound.graph.system import System
+from compound.optimization.method import Job, Method, Optimizer
+from compound.optimizers.weights.methods import InOrder
+from compound.settings.base import OptimizeSettings, Settings
+from compound.settings.references import MethodName
+
+Make = Callable[[str, System, OptimizeSettings], Method]
+NAME = "better_together"
+
+
+class BetterTogetherSettings(Settings):
+    """Settings of `better_together`; each stage reads the section of its own method."""
+
+    stages: tuple[MethodName, ...] = ("mipro", "mmgrpo")
+    """The methods, in order."""
+
+    @field_validator("stages")
+    @classmethod
+    def _others(cls, stages: tuple[str, ...]) -> tuple[str, ...]:
+        """Refuse no stages, or the method itself as a stage."""
+        if not stages or NAME in stages:
+            raise ValueError(f"must name other methods, for example [mipro, mmgrpo], but is {list(stages)}")
+        return stages
+
+
+def better_together(
+    system: System, optimize: OptimizeSettings, settings: BetterTogetherSettings, make: Make
+) -> Method:
+    """Return the method that goes through stages.
+
+    Args:
+        system: what is to be optimized.
+        optimize: the common settings, and the sections of the stages.
+        settings: names the stages.
+        make: makes a method by its name.
+
+    Raises:
+        DeclarationError: a stage has nothing it could change.
+    """
+    optimizers: dict[str, Optimizer] = {}
+    jobs: list[Job] = []
+    notes: dict[str, None] = {}
+    sections: dict[str, Settings] = {}
+    least = 0.0
+    for number, stage in enumerate(settings.stages, 1):
+        made = make(stage, system, optimize)
+        label = f"{number} {stage}"
+        optimizers |= {f"{label}/{name}": optimizer for name, optimizer in made.optimizers.items()}
+        opening = [replace(made.opening, weight=made.opening.weight * len(made.jobs))] if made.opening else []
+        jobs += [replace(job, optimizer=f"{label}/{job.optimizer}") for job in (*opening, *made.jobs)]
+        least = max(least, made.least)
+        notes |= dict.fromkeys(made.notes)
+        sections |= made.sections
+    return Method(
+        NAME, optimizers, jobs, InOrder(), least=least, decisions=len(jobs), jobs_each=1, notes=list(notes),
+        sections=sections,
+    )  # fmt: skip

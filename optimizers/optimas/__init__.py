@@ -1,0 +1,1 @@
+"""OPTIMAS: optimize components by local rewards."""

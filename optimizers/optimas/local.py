@@ -1,0 +1,289 @@
+"""Local optimization (OPTIMAS, section 4.3): one component's settings, chosen by its local reward.
+
+A candidate runs the component alone on recorded inputs; its mean local reward there is compared with the
+incumbent's on the same inputs. The best few then meet the global reward on train examples, unless the local
+reward is nearly always right. Where a parameter may be a reward that chooses for each input, the component's
+own joins them. Components whose rewards order too few held-out pairs right go by the global reward, together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from pydantic import Field
+
+from compound.engine import Example
+from compound.execution.rng import generator
+from compound.graph.bounds import JobBound, Outlook
+from compound.graph.configuration import canonical, component_of, components_of
+from compound.graph.space import Choice, Demos, Float, Int, Text
+from compound.optimization.method import Progress, Proposal, Task
+from compound.optimizers.optimas.guides import Guidance, Guide, LearnedRewards
+from compound.optimizers.optimas.local_scoring import (
+    Gain,
+    LocalScorer,
+    LocalSearchSettings,
+    Scoring,
+    finalists,
+)
+from compound.optimizers.optimas.offline import Collecting, affordable, collect_pairs, settings_of
+from compound.optimizers.optimas.per_input import chosen_by_reward
+from compound.optimizers.optimas.rewarding import RunRewards, tunable
+from compound.optimizers.search.prompts import (
+    CandidateRace,
+    Contest,
+    PromptSearch,
+    bootstrapped,
+    contest,
+    demo_keys,
+    split,
+    text_keys,
+)
+from compound.optimizers.search.racing import Race
+from compound.optimizers.search.sampling import enumerated, suggest
+from compound.rewards.heads import LEAST_INPUTS
+from compound.rewards.settings import RewardLearning
+
+ONLINE, LOCAL = 0.2, 0.5  # of a job's share: for fresh pairs, and for local runs; the rest tests the best
+
+Phase = Literal["collecting", "searching", "testing", "decided"]
+
+
+class LocalProgress(Contest):
+    """The progress of `LocalSearch`, whose race is that of the finalists.
+
+    Attributes:
+        phase: what the job does next.
+
+            * ``collecting``: collect pairs of fresh inputs, and fit the local reward to them.
+            * ``searching``: score candidates by the local reward. Where that may not steer, either all
+              candidates are finalists, or texts and demonstrations are searched by the global reward together
+              with those of other components.
+            * ``testing``: race the finalists by the global reward.
+            * ``decided``: propose the first finalist untested, if there is one.
+        pairs: the collection of pairs.
+        scoring: the search by the local reward.
+        together: the search by the global reward, together with other components; ``None`` before it began.
+        finalists: the values to test, the best by the local reward first; empty while searching.
+        local_gain: by how much the first finalist's local reward exceeds the incumbent's; ``None`` where no
+            candidate beat the incumbent.
+    """
+
+    phase: Phase = "collecting"
+    pairs: Collecting
+    scoring: Scoring
+    together: CandidateRace | None = None
+    finalists: list[dict[str, object]] = Field(default_factory=list)
+    local_gain: float | None = None
+
+
+@dataclass(frozen=True)
+class LocalSearch:
+    """Improves one component by its local reward.
+
+    Attributes:
+        learning: how pairs are collected and rewards learned.
+        search: how many rounds, and how the best are chosen.
+        prompts: makes candidate prompts and demonstrations.
+        verify: whether the best always meet the global reward too, however good the local one is.
+        guide: what scores calls.
+        fresh: inputs that each job collects pairs from.
+    """
+
+    learning: RewardLearning
+    search: LocalSearchSettings
+    prompts: PromptSearch
+    verify: bool = False
+    guide: Guide = field(default_factory=LearnedRewards)
+    fresh: int = 0
+
+    def bound(self, outlook: Outlook) -> JobBound:
+        """Declare the candidates of each local round, or two rounds where the global reward steers."""
+        texts = [key for key in outlook.texts if key in outlook.system.parameters]
+        together = replace(outlook, keys=tuple(dict.fromkeys((*outlook.keys, *texts))))
+        return self.prompts.rounds_bound(together, max(2, self.search.rounds))
+
+    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        """Adapt the reward on fresh inputs, search locally, and put the best to the test."""
+        (component,) = tunable(task)
+        rewards = RunRewards.open(task, self.learning)
+        if task.resume is not None:
+            state = LocalProgress.from_json(task.resume)
+        else:
+            state = await self._start(task, rewards, component)
+            yield Progress(state.to_json(), f"{len(state.scoring.candidates)} candidates")
+        if state.phase == "collecting":
+            note = await self._collect(task, rewards, component, state.pairs)
+            state.phase = "searching"
+            if note:
+                yield Progress(state.to_json(), note)
+        guidance = await self.guide.guidance(rewards, component)
+        steered = not guidance.distrust
+        facts = {**guidance.facts, "component": component, "steered": steered, "why": guidance.distrust}
+        is_joint = not steered and (text_keys(task) or demo_keys(task))
+        search = self._search_together if is_joint else self._search_alone
+        async for event in search(task, rewards, guidance, state):
+            yield replace(event, facts={**facts, **event.facts}) if isinstance(event, Proposal) else event
+
+    async def _start(self, task: Task, rewards: RunRewards, component: str) -> LocalProgress:
+        """Make the first round of candidates."""
+        share = None if task.scorer.left == float("inf") else task.scorer.left
+        candidates = await self._first(task, rewards, split(task)[0])
+        proposals = {component: settings_of(candidates)}
+        return LocalProgress(
+            pairs=Collecting(iteration=rewards.iteration + 1, proposals=proposals),
+            scoring=Scoring(share=share, candidates=candidates),
+        )
+
+    async def _collect(
+        self, task: Task, rewards: RunRewards, component: str, pairs: Collecting
+    ) -> str | None:
+        """Collect pairs of fresh inputs: more where the offline phase could not afford enough.
+
+        Returns:
+            A note on what was found; ``None`` where no pairs were collected.
+        """
+        if not self.guide.adapts or rewards.is_constant(component):
+            return None
+        enough = len({pair.example for pair, _ in rewards.buffer.pairs(component)}) >= LEAST_INPUTS
+        wanted = self.fresh if enough else self.learning.pairs.inputs
+        count = affordable(task, rewards, [component], wanted, ONLINE)
+        if not count or (not enough and count < LEAST_INPUTS):
+            return None
+        return await collect_pairs(rewards, [component], pairs, rewards.fresh(split(task)[1], count))
+
+    async def _search_together(
+        self, task: Task, rewards: RunRewards, guidance: Guidance, state: LocalProgress
+    ) -> AsyncIterator[Progress | Proposal]:
+        """Search texts and demonstrations of all components that no reward may steer by the global one.
+
+        Together, since demonstrations of several components come from the same traces (ADR 0007).
+        """
+        keys = tuple(
+            key
+            for key, space in task.system.parameters.items()
+            if isinstance(space, Text | Demos) and component_of(key) in guidance.distrusted
+        )
+        components = components_of(keys)
+        tried = [known for known in task.tried if set(keys) <= set(known.values)]  # what says all of them
+        resume = None if state.together is None else state.together.to_json()
+        async for event in self.prompts.propose(replace(task, keys=keys, tried=tried, resume=resume)):
+            if isinstance(event, Progress):
+                state.together = CandidateRace.from_json(event.state)
+                yield Progress(state.to_json(), f"by the global reward: {event.note}")
+                continue
+            if len(components) == 1 and state.together:
+                await self._remember(task, rewards, state, state.together.candidates, state.together.race)
+            yield replace(event, facts={"together": components})
+
+    async def _search_alone(
+        self, task: Task, rewards: RunRewards, guidance: Guidance, state: LocalProgress
+    ) -> AsyncIterator[Progress | Proposal]:
+        """Search one component by its local reward, if that may steer, and put the best to the test."""
+        if state.phase == "searching":
+            if guidance.distrust:
+                state.finalists, state.phase = state.scoring.candidates, "testing"
+                note = f"by the global reward: {guidance.distrust}"
+            else:
+                async for round_note in self._score(task, rewards, guidance, state.scoring):
+                    yield Progress(state.to_json(), round_note)
+                self._choose(task, rewards, guidance, state)
+                note = f"{len(state.finalists)} to test"
+            yield Progress(state.to_json(), note)
+        tried = state.scoring.tried
+        facts = {} if guidance.distrust else {"local_gain": state.local_gain, "locally_tried": tried}
+        if state.phase == "decided":
+            best = state.finalists[0] if state.finalists else {}
+            note = (
+                "by the local reward alone" if best else "no candidate beat the incumbent by the local reward"
+            )
+            yield Proposal(best, tried=tried, note=note, facts=facts)
+            return
+        async for event in contest(task, state.finalists, split(task)[1], state):
+            if isinstance(event, Progress):
+                yield event
+                continue
+            await self._remember(task, rewards, state, state.finalists, state.race)
+            yield replace(event, facts=facts)
+
+    async def _score(
+        self, task: Task, rewards: RunRewards, guidance: Guidance, state: Scoring
+    ) -> AsyncIterator[str]:
+        """Score rounds of candidates by the local reward; yield a note after each round."""
+        (component,) = tunable(task)
+        scorer = LocalScorer(task, component, guidance.scores, self.search.rounds, LOCAL + ONLINE)
+        recorded = await self.guide.recorded(rewards, component, state.recorded)
+        state.recorded = sorted({trace.example for trace, _ in recorded.calls})
+        async for note in scorer.rounds(state, recorded, self._next):
+            yield note
+
+    def _choose(self, task: Task, rewards: RunRewards, guidance: Guidance, state: LocalProgress) -> None:
+        """Choose the finalists among what was scored locally, and decide whether to test them.
+
+        A reward that chooses for each input is always tested.
+        """
+        (component,) = tunable(task)
+        chosen = finalists(task, state.scoring.scored, self.search.temperature)
+        state.finalists = [candidate.values for candidate in chosen]
+        state.local_gain = chosen[0].gain if chosen else None
+        rewards.note_tried(task, [candidate.values for candidate in state.scoring.scored])
+        is_tested = self._is_worth_testing(task, guidance)
+        if for_each := chosen_by_reward(task, rewards, component, guidance.scores):
+            state.finalists, is_tested = [*state.finalists[:1], *for_each], True
+        state.phase = "testing" if state.finalists and is_tested else "decided"
+
+    def _is_worth_testing(self, task: Task, guidance: Guidance) -> bool:
+        """Return whether finalists are raced: there are runs for it, and the local reward may be wrong."""
+        is_sure = guidance.accuracy is not None and guidance.accuracy >= self.learning.reward.check_below
+        return task.scorer.left >= 2 * task.minibatch and (self.verify or not is_sure)
+
+    async def _remember(
+        self,
+        task: Task,
+        rewards: RunRewards,
+        state: LocalProgress,
+        candidates: Sequence[Mapping[str, object]],
+        race: Race | None,
+    ) -> None:
+        """Keep the pairs that a race of one component's settings gives."""
+        if self.guide.adapts and race:
+            (component,) = tunable(task)
+            examples = split(task)[1]
+            await rewards.remember_race(component, candidates, race, examples, state.pairs.iteration)
+
+    async def _first(
+        self, task: Task, rewards: RunRewards, pool: Sequence[Example]
+    ) -> list[dict[str, object]]:
+        """Return the first round of candidates, others than an earlier job had in this place."""
+        if demo_keys(task) or text_keys(task):
+            pools = await bootstrapped(task, pool) if "demos" in self.prompts.proposers else {}
+            return rewards.untried(task, await self.prompts.candidates(task, pools))
+        grid = enumerated(task)
+        if len(grid) <= task.candidates:
+            return rewards.untried(task, grid)
+        drawn = {canonical(values): values for i in range(8 * task.candidates) if (values := _drawn(task, i))}
+        return rewards.untried(task, list(drawn.values()))[: task.candidates]
+
+    async def _next(self, task: Task, scored: Sequence[Gain]) -> list[dict[str, object]]:
+        """Return another round: edits of the best prompt so far, or what TPE suggests."""
+        best = max(scored, key=lambda candidate: candidate.gain).values
+        if text_keys(task):
+            nearby = replace(task, system=task.system.bind({**task.system.configuration, **best}))
+            made = await self.prompts.candidates(nearby, {})
+            return [{**best, **values} for values in made]
+        if demo_keys(task) or len(enumerated(task)) <= task.candidates:
+            return []
+        trials = [({key: c.values[key] for key in task.keys}, c.gain) for c in scored if c.values]
+        round_: list[dict[str, object]] = []
+        for _ in range(task.candidates):
+            round_.append(suggest(task, trials, round_))
+        return round_
+
+
+def _drawn(task: Task, number: int) -> dict[str, object]:
+    """Return random values of choices and numbers."""
+    rng = generator(task.seed, "draw", number)
+    spaces = {key: task.system.parameters[key] for key in task.keys}
+    return {key: s.draw(rng) for key, s in spaces.items() if isinstance(s, Choice | Int | Float)}

@@ -1,1 +1,0 @@
-"""Training the weights of components: samples from runs of the graph, credit, one trainer."""

@@ -1,0 +1,1 @@
+"""Choose which parameters to optimize next."""

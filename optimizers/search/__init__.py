@@ -1,0 +1,1 @@
+"""Search prompts, demonstrations, choices and numbers."""

@@ -1,0 +1,113 @@
+"""Traces as text, for a model that reads what a run did: each step's inputs and outputs, shortened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from compound.execution.trace import Trace
+from compound.graph.bounds import Extent, Outlook, Use
+from compound.graph.component import Component
+from compound.graph.configuration import canonical, readable
+from compound.graph.system import System
+
+LONGEST = 600  # characters of one value
+FAILURE = 300  # bytes of the message of a failed call
+FEEDBACK = 2_000  # bytes of what a metric says
+DEPTH = 4  # nested loops and maps in an address, at most
+MARKS = 24  # bytes of the words around a value or a call, at most
+
+
+def fields(values: Mapping[str, object]) -> str:
+    """Return values on one line, each shortened.
+
+    >>> fields({"question": "Which river?", "k": 3})
+    'question: Which river?; k: 3'
+    """
+    return "; ".join(f"{name}: {_shortened(value)}" for name, value in values.items()) or "nothing"
+
+
+def steps(trace: Trace) -> str:
+    """Return one line for each call of a trace: its address and what it wrote, or why it failed."""
+    return "\n".join(
+        f"{call.address} wrote {fields(call.outputs)}"
+        + (f" (failed: {_cut_bytes(call.failure.message, FAILURE)})" if call.failure else "")
+        for call in trace.calls
+    )
+
+
+def calls(trace: Trace, component: Component) -> str:
+    """Return what a component read and wrote in a trace, two lines for each call."""
+    made = trace.calls_of(component.name)
+    return "\n".join(
+        f"It read {fields({n: v for n, v in call.inputs.items() if n not in component.settings})}\n"
+        f"It wrote {fields(call.outputs)}"
+        + (f" (failed: {_cut_bytes(call.failure.message, FAILURE)})" if call.failure else "")
+        for call in made
+    )
+
+
+def result(trace: Trace) -> str:
+    """Return the outputs of a run, or why there are none."""
+    if trace.failure:
+        return f"the run failed: {_cut_bytes(trace.failure.message, FAILURE)}"
+    return fields(trace.outputs)
+
+
+def verdict(trace: Trace) -> str:
+    """Return what the metric said of a run: its score, and its words where it has some."""
+    return f"{trace.score or 0.0:.3f}" + (
+        f" ({_cut_bytes(trace.feedback, FEEDBACK)})" if trace.feedback else ""
+    )
+
+
+def diagram(system: System) -> str:
+    """Return a system in words: which node reads what, and what it writes, those inside others included."""
+    return "\n".join(
+        f"{node.name}{'' if node.name == node.component.name else f' (a use of {node.component.name})'}"
+        f" reads {', '.join(source.label for source in node.wires.values()) or 'nothing'}"
+        f" and writes {', '.join(node.component.outputs)}"
+        for node in system.all_nodes()
+    )
+
+
+def _shortened(value: object) -> str:
+    return _cut(value if isinstance(value, str) else canonical(readable(value)), LONGEST)
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[:longest]} …"
+
+
+def _cut_bytes(text: str, longest: int) -> str:
+    encoded = text.encode(errors="replace")
+    return text if len(encoded) <= longest else f"{encoded[:longest].decode(errors='ignore')} …"
+
+
+def longest_fields(values: Mapping[str, Extent]) -> Extent:
+    """Return the longest that `fields` can be for values of these extents."""
+    named = Extent(MARKS + sum(len(name.encode()) + MARKS for name in values))
+    return sum((extent.cut(LONGEST) for extent in values.values()), named)
+
+
+def longest_of(examples: Iterable[Mapping[str, object]]) -> Extent:
+    """Return the longest that `fields` is for any of these values."""
+    return Extent(max((len(fields(values).encode(errors="replace")) for values in examples), default=0))
+
+
+def longest_calls(use: Use) -> Extent:
+    """Return the longest that `calls` can be for one run."""
+    one = longest_fields(use.inputs) + longest_fields(use.outputs) + Extent(2 * MARKS + FAILURE)
+    return one.times(use.calls)
+
+
+def longest_steps(outlook: Outlook) -> Extent:
+    """Return the longest that `steps` can be for one run."""
+    names = [len(node.name.encode()) + MARKS for node in outlook.system.all_nodes()]
+    mark = Extent(DEPTH * max(names, default=0) + FAILURE)
+    parts = [(longest_fields(use.outputs) + mark).times(use.calls) for use in outlook.uses.values()]
+    return sum(parts, Extent())
+
+
+def longest_run(outlook: Outlook) -> Extent:
+    """Return the longest that `result` and `verdict` can be together."""
+    return longest_fields(outlook.outputs) + Extent(FAILURE + FEEDBACK + 2 * MARKS)

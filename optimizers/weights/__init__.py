@@ -1,0 +1,1 @@
+"""Train weights: recipes, credit, losses and the learner."""

@@ -1,0 +1,1 @@
+"""Train LoRA adapters: samples, forward passes, updates."""

@@ -1,0 +1,69 @@
+"""What the trainer is fed with: calls as they were sampled, token by token, and what they earned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from compound.engine import TokenRecord
+
+Group = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One call of a trained component.
+
+    Attributes:
+        component: who said it.
+        example: the example that was run.
+        address: the call's address in its run.
+        invocation: how many calls of the component came before it in its run.
+        tokens: prompt and answer as sampled, never tokenized again.
+        reward: what the call earned.
+        group: samples with equal groups are compared with each other; `()` belongs to none.
+        rollout: which of the example's runs it is from.
+        on_policy: whether the log-probabilities are those of a sampler of the same weights.
+        advantages: one number for each sampled token, once there is credit.
+        values: what the value head said before each token when there was credit (PPO).
+        returns: what it should have said.
+        weight: how much it counts in the loss, against other samples of 1.
+        unit: samples of equal units count as one in losses that average over samples, such as the turns of a
+            conversation; `()` is a unit of its own.
+    """
+
+    component: str
+    example: str
+    address: str
+    invocation: int
+    tokens: TokenRecord
+    reward: float
+    group: Group = ()
+    rollout: int = 0
+    on_policy: bool = True
+    advantages: tuple[float, ...] = ()
+    values: tuple[float, ...] = ()
+    returns: tuple[float, ...] = ()
+    weight: float = 1.0
+    unit: Group = ()
+
+    def with_advantage(self, advantage: float) -> Sample:
+        """Return the sample with one advantage for all of its tokens."""
+        return replace(self, advantages=(advantage,) * len(self.tokens.sampled))
+
+    @property
+    def length(self) -> int:
+        """Sampled tokens."""
+        return len(self.tokens.sampled)
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether it was cut at the largest length an answer may have."""
+        return self.tokens.finish_reason == "length"
+
+
+def probe(tokens: Sequence[int], *, prompt: int = 1, answer: int | None = None) -> Sample:
+    """Return a text as a sample: its first tokens are the prompt, and those that follow are sampled."""
+    end = None if answer is None else prompt + answer
+    record = TokenRecord(tuple(tokens[:prompt]), tuple(tokens[prompt:end]), (), "stop")
+    return Sample("", "", "", 0, record, 0.0)

@@ -1,0 +1,1 @@
+"""Losses of weight training, and corrections for differences between sampler and trainer."""

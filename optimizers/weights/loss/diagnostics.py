@@ -1,0 +1,82 @@
+"""What a training step did to the policy: shares of tokens that were cut, and how far the policy moved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from compound.optimizers.weights.loss.losses import Level, LossSettings, at_level, variant_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """Sums over the tokens of a micro-batch; those of a batch are their sum (``+``).
+
+    Attributes:
+        tokens: how many.
+        low: tokens of bad answers whose ratio is below what the loss bounds it by.
+        high: tokens of good answers whose ratio is above it.
+        kl: of the estimate of KL(old policy, policy), ratio - 1 - log ratio.
+        ratio: of the ratio of each token.
+        entropy: of the entropies, if they were given.
+    """
+
+    tokens: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    kl: float = 0.0
+    ratio: float = 0.0
+    entropy: float = 0.0
+
+    def __add__(self, other: Diagnostics) -> Diagnostics:
+        return Diagnostics(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def means(self) -> dict[str, float]:
+        """Return the means over tokens by name; 0 without tokens."""
+        return {f.name: getattr(self, f.name) / max(self.tokens, 1.0) for f in fields(self)[1:]}
+
+
+def diagnose(
+    variant: str,
+    logps: Tensor,
+    old: Tensor | None,
+    advantages: Tensor | None,
+    mask: Tensor,
+    settings: LossSettings | None = None,
+    *,
+    level: Level | None = None,
+    entropy: Tensor | None = None,
+) -> Diagnostics:
+    """Return what became of the tokens; the arguments are those of `losses.per_token_loss`.
+
+    Example:
+        >>> import torch
+        >>> logps, old = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.0, -3.0]])
+        >>> found = diagnose("grpo", logps, old, torch.tensor([1.0]), torch.ones(1, 2))
+        >>> {name: round(value, 3) for name, value in found.means().items()}
+        {'low': 0.0, 'high': 0.5, 'kl': 0.359, 'ratio': 1.859, 'entropy': 0.0}
+    """
+    import torch
+
+    chosen, keep = variant_of(variant), mask.bool()
+    low, high = (settings if settings is not None else chosen.settings()).bounds
+    present = logps.detach()
+    log_ratio = (present - (present if old is None else old)).masked_fill(~keep, 0.0)
+    bounded = at_level(log_ratio, keep, level or chosen.level).exp()
+    if advantages is None:
+        advantages = torch.zeros_like(present)
+    elif advantages.dim() == 1:
+        advantages = advantages.unsqueeze(1)
+    ratio = log_ratio.exp()
+    sums = [
+        keep,
+        (bounded < low) & (advantages < 0) & keep,
+        (bounded > high) & (advantages > 0) & keep,
+        ratio - 1 - log_ratio,
+        ratio * keep,
+        torch.zeros_like(ratio) if entropy is None else entropy.detach().masked_fill(~keep, 0.0),
+    ]
+    return Diagnostics(*torch.stack([values.sum().float() for values in sums]).tolist())

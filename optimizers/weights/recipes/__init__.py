@@ -1,0 +1,1 @@
+"""Training recipes: how rollouts are made and credit is assigned."""

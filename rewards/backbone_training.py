@@ -1,0 +1,212 @@
+"""Training the backbone: LoRA by equation 5, on batches that mix the components.
+
+The heads used here are thrown away: those of the reward model are fitted to convergence on the trained
+features (`compound.rewards.heads`). Memory is bounded by the batch: pairs are tokenized as they are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from compound.execution.rng import generator, only_torch
+from compound.rewards.backbone import Backbone
+from compound.rewards.fit import PairTexts
+from compound.rewards.template import Reading
+
+if TYPE_CHECKING:
+    import torch
+
+
+BUCKET = 8  # batches that are sorted by length together
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a backbone is trained. For an 8B decoder the paper uses rank 32, alpha 16, lr 2e-6 and length 2048.
+
+    Attributes:
+        rank, alpha: of the LoRA adapter.
+        lr: of AdamW; the heads' is ten times that.
+        epochs: the most passes over the pairs.
+        batch: pairs of one step.
+        patience: steps without a lower held-out loss before training stops.
+    """
+
+    rank: int = 16
+    alpha: int = 32
+    lr: float = 5e-4
+    epochs: int = 25
+    batch: int = 32
+    patience: int = 512
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What happened: held-out losses by step (the first before any), and the step that was kept."""
+
+    losses: tuple[tuple[int, float], ...]
+    kept: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    head: int
+    inputs: str
+    chosen: str
+    rejected: str
+    weight: float
+
+
+def pairwise_loss(
+    chosen: torch.Tensor, rejected: torch.Tensor, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return ``-log σ(r⁺ - r⁻)``, the mean over pairs (OPTIMAS, equation 5), or the weighted mean.
+
+    >>> import torch
+    >>> round(float(pairwise_loss(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.0]))), 4)
+    0.5032
+    """
+    import torch
+
+    losses = -torch.nn.functional.logsigmoid(chosen.float() - rejected.float())
+    return losses.mean() if weights is None else (losses * weights).sum() / weights.sum()
+
+
+def train(
+    backbone: Backbone,
+    texts: Sequence[PairTexts],
+    training: Training,
+    *,
+    seed: int,
+    note: Callable[[str], None] | None = None,
+) -> Curve:
+    """Train the backbone's adapter (a fresh one when it has none) on pairs of several components.
+
+    The weights with the lowest held-out loss are kept; those before training when no step was better.
+
+    Args:
+        backbone: changed in place.
+        texts: pairs of each component, with some inputs held out.
+        training: sizes and rates.
+        seed: names the order and the initial weights.
+        note: told of each epoch.
+    """
+    import torch
+
+    if not backbone.adapter:
+        backbone.add_adapter(training.rank, training.alpha, seed)
+    seen, apart = _items(texts, held_out=False), _items(texts, held_out=True)
+    with only_torch(seed, "training"):  # the heads' weights, and dropout
+        heads = torch.nn.Linear(backbone.dim, len(texts), bias=False).to(backbone.model.device)
+        return _descend(backbone, heads, (seen, apart), training, seed, note or (lambda _: None))
+
+
+def _descend(
+    backbone: Backbone,
+    heads: torch.nn.Linear,
+    items: tuple[Sequence[_Item], Sequence[_Item]],
+    training: Training,
+    seed: int,
+    note: Callable[[str], None],
+) -> Curve:
+    """Take steps on the first items until the loss of the second no longer falls."""
+    seen, apart = items
+    optimizer = _optimizer(backbone, heads, training)
+    best, kept, step = _state(backbone), 0, 0
+    losses = [(0, _held_out_loss(backbone, heads, apart, training.batch))]
+    for epoch in range(training.epochs):
+        backbone.model.train()
+        for batch in _batches(seen, training.batch, generator(seed, "order", epoch)):
+            _step(optimizer, _loss(backbone, heads, batch))
+            step += 1
+        backbone.model.eval()
+        losses.append((step, _held_out_loss(backbone, heads, apart, training.batch)))
+        if losses[-1][1] < min(loss for _, loss in losses[:-1]):
+            best, kept = _state(backbone), step
+        note(f"epoch {epoch + 1}: held-out loss {losses[-1][1]:.4f}")
+        if step - kept >= training.patience:
+            break
+    _restore(backbone, best)
+    return Curve(tuple(losses), kept)
+
+
+def _optimizer(backbone: Backbone, heads: torch.nn.Linear, training: Training) -> torch.optim.Optimizer:
+    import torch
+
+    groups = [
+        {"params": backbone.parameters(), "lr": training.lr},
+        {"params": heads.parameters(), "lr": 10 * training.lr},
+    ]
+    return torch.optim.AdamW(groups, weight_decay=0.01)
+
+
+def _step(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    import torch
+
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 1.0)
+    optimizer.step()
+
+
+def _items(texts: Sequence[PairTexts], *, held_out: bool) -> list[_Item]:
+    """Return the pairs of all components; labels are read as outputs here."""
+    return [
+        _Item(head, chosen.inputs, _output(chosen), _output(rejected), weight)
+        for head, component in enumerate(texts)
+        for chosen, rejected, weight, apart in zip(
+            component.chosen, component.rejected, component.recency, component.apart, strict=True
+        )
+        if apart == held_out
+    ]
+
+
+def _output(reading: Reading) -> str:
+    return "\n".join(part for part in (reading.output, reading.label) if part)
+
+
+def _batches(items: Sequence[_Item], size: int, rng: np.random.Generator) -> Iterator[list[_Item]]:
+    """Yield shuffled batches whose pairs have similar lengths."""
+    order = [items[i] for i in rng.permutation(len(items))]
+    for start in range(0, len(order), size * BUCKET):
+        bucket = sorted(order[start : start + size * BUCKET], key=lambda item: len(item.inputs))
+        found = [bucket[i : i + size] for i in range(0, len(bucket), size)]
+        for i in rng.permutation(len(found)):
+            yield found[i]
+
+
+def _loss(backbone: Backbone, heads: torch.nn.Linear, batch: Sequence[_Item]) -> torch.Tensor:
+    import torch
+
+    pairs = [(item.inputs, item.chosen) for item in batch] + [(item.inputs, item.rejected) for item in batch]
+    features = backbone.forward(backbone.tokenize(pairs)).float()
+    head = torch.tensor([item.head for item in batch] * 2, device=features.device)
+    rewards = heads(features)[torch.arange(len(pairs)), head]
+    weights = torch.tensor([item.weight for item in batch], device=features.device)
+    return pairwise_loss(rewards[: len(batch)], rewards[len(batch) :], weights)
+
+
+def _held_out_loss(backbone: Backbone, heads: torch.nn.Linear, items: Sequence[_Item], size: int) -> float:
+    import torch
+
+    if not items:
+        return float("inf")
+    ordered = sorted(items, key=lambda item: len(item.inputs))
+    with torch.inference_mode():
+        parts = [(ordered[i : i + size]) for i in range(0, len(ordered), size)]
+        return sum(float(_loss(backbone, heads, part)) * len(part) for part in parts) / len(ordered)
+
+
+def _state(backbone: Backbone) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in backbone.parameters()]
+
+
+def _restore(backbone: Backbone, state: Sequence[torch.Tensor]) -> None:
+    for parameter, value in zip(backbone.parameters(), state, strict=True):
+        parameter.data.copy_(value)
+    backbone.model.eval()
+    backbone.name_adapter()

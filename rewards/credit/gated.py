@@ -1,0 +1,147 @@
+"""The gated reward of Prompt-R1: only a complete form lets the answer count (equations 10-13).
+
+An agent's turn is a thought and then either a prompt for the environment or the final answer:
+``<think>…</think><interaction_prompt>…</interaction_prompt>`` or ``<think>…</think><answer>…</answer>``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from compound.engine import Example, Score
+from compound.errors import DataError, DeclarationError
+from compound.evaluation.metrics import token_f1
+from compound.narrowing import entry
+
+THINK, PROMPT, ANSWER = "think", "interaction_prompt", "answer"
+_TAG = re.compile(rf"</?(?:{THINK}|{PROMPT}|{ANSWER})>")
+_BLOCK = re.compile(rf"<({THINK}|{PROMPT}|{ANSWER})>(.*?)</\1>", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one turn of the agent says.
+
+    Attributes:
+        thought: what is in the first think block.
+        prompt: the first prompt for the environment, or None; only it is carried out.
+        answer: the final answer; None where there is none or where a prompt stands beside it.
+        exact: whether the turn is one thought and then one prompt or answer, each once, and nothing else.
+    """
+
+    thought: str = ""
+    prompt: str | None = None
+    answer: str | None = None
+    exact: bool = False
+
+    @property
+    def asks(self) -> bool:
+        """Whether the turn is a well-formed prompt for the environment."""
+        return self.exact and bool(self.thought) and bool(self.prompt)
+
+    @property
+    def concludes(self) -> bool:
+        """Whether the turn is a well-formed final one: a thought and the answer's block."""
+        return self.exact and bool(self.thought) and self.answer is not None
+
+
+def read_turn(text: str) -> Turn:
+    """Read the blocks of a turn.
+
+    >>> read_turn("<think>Who?</think> <interaction_prompt>Name it.</interaction_prompt>").asks
+    True
+    >>> read_turn("<think>Now I know.</think><answer>Lima</answer>").answer
+    'Lima'
+    >>> read_turn("<answer>Lima</answer>").concludes
+    False
+    """
+    blocks = [(match[1], match[2].strip()) for match in _BLOCK.finditer(text)]
+    first = dict(reversed(blocks))
+    prompt = first.get(PROMPT)
+    names = [name for name, _ in blocks]
+    alone = not _BLOCK.sub("", text).strip() and not any(_TAG.search(inside) for _, inside in blocks)
+    return Turn(
+        thought=first.get(THINK, ""),
+        prompt=prompt,
+        answer=first.get(ANSWER) if prompt is None else None,
+        exact=alone and names in ([THINK, PROMPT], [THINK, ANSWER]),
+    )
+
+
+@dataclass(frozen=True)
+class Gate:
+    """R = -k + min(form, k) + [form >= k and an answer is present] * F1, in [-k, 1] where k = 1.
+
+    Form adds up: ``alpha`` for each well-formed turn that asks, ``beta`` for an answer's block in the last
+    turn, ``gamma`` if it is not empty, ``delta`` if the last turn is exactly a thought and that block.
+
+    The published code lets further turns make up for parts that are missing: three turns without an answer
+    open its gate, and end at 0, above the -0.4 of a right answer given at once. Here turns count for what
+    a complete form leaves them, k - beta - gamma - delta, unless ``surplus`` is set. So a rollout that ends
+    without an answer, by its own fault or because its turns are used up, has at most -beta - gamma - delta.
+
+    >>> ask = read_turn("<think>?</think><interaction_prompt>Name the capital.</interaction_prompt>")
+    >>> end = read_turn("<think>!</think><answer>Lima</answer>")
+    >>> Gate().reward([ask, end], f1=1.0), Gate().reward([ask, end], f1=0.5), Gate().reward([end], f1=1.0)
+    (1.0, 0.5, -0.4)
+    >>> Gate().reward([ask, ask, ask, ask, ask], f1=0.0)
+    -0.6
+    """
+
+    alpha: float = 0.4
+    beta: float = 0.25
+    gamma: float = 0.25
+    delta: float = 0.1
+    k: float = 1.0
+    surplus: bool = False
+
+    def __post_init__(self) -> None:
+        if min(self.alpha, self.beta, self.gamma, self.delta) < 0 or self.k < self._ending:
+            raise DeclarationError(
+                f"a gate's parts must be >= 0, and beta + gamma + delta <= k, but got {self}",
+            )
+
+    @property
+    def _ending(self) -> float:
+        return self.beta + self.gamma + self.delta
+
+    def form(self, turns: Sequence[Turn]) -> float:
+        """Return the points of the form, at most k."""
+        last = turns[-1] if turns else Turn()
+        asked = self.alpha * sum(turn.asks for turn in turns)
+        points = asked if self.surplus else min(asked, self.k - self._ending)
+        points += self.beta * (last.answer is not None) + self.gamma * bool(last.answer)
+        points += self.delta * last.concludes
+        return min(round(points, 9), self.k)  # 0.4 + 0.6 must reach 1 however it is added up
+
+    def reward(self, turns: Sequence[Turn], f1: float) -> float:
+        """Return R; ``f1`` compares the last turn's answer with the right ones, in [0, 1]."""
+        form = self.form(turns)
+        passed = form >= self.k and bool(turns and turns[-1].answer)
+        return round(form - self.k, 9) + (f1 if passed else 0.0)
+
+
+def gated(outputs: Mapping[str, object], example: Example) -> Score:
+    """Score a conversation by `Gate` with the paper's numbers; a metric for ``custom``.
+
+    It reads the output ``turns``, the agent's texts in order, and the gold field ``answers``, or ``answer``.
+
+    >>> turns = ["<think>?</think><interaction_prompt>Capital?</interaction_prompt>",
+    ...          "<think>!</think><answer>Lima</answer>"]
+    >>> score = gated({"turns": turns}, Example("e1", {}, {"answer": "Lima"}))
+    >>> score.value, dict(score.parts)
+    (1.0, {'form': 1.0, 'f1': 1.0, 'turns': 2.0})
+    """
+    if "turns" not in outputs:
+        raise DataError("the gated reward reads the output 'turns'", hint=f"outputs: {', '.join(outputs)}")
+    turns = [read_turn(text) for text in entry(outputs, "turns", (list, tuple))]
+    answer = turns[-1].answer if turns else None
+    gold = "answers" if "answers" in example.gold else "answer"
+    compared: Score = token_f1("answer", gold).score({"answer": answer or ""}, example)
+    f1 = compared.value if answer else 0.0
+    gate = Gate()
+    feedback = compared.feedback if answer else f"no answer after {len(turns)} turns"
+    parts = {"form": gate.form(turns), "f1": f1, "turns": float(len(turns))}
+    return Score(gate.reward(turns, f1), feedback, parts)

@@ -1,0 +1,184 @@
+"""What `compound check` reads, what it leaves unchecked and says so, and which methods it names."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compound as cp
+from compound.errors import DeclarationError
+from compound.optimizers.methods import fitting, method
+from compound.settings.base import OptimizeSettings
+from compound.spec import load
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.yaml"))
+TRAINED = ["ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo"]
+
+
+@pytest.fixture
+def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a system and its data, which is the working directory."""
+    shutil.copytree(Path(__file__).parents[1] / "files" / "game", tmp_path, dirs_exist_ok=True)
+    rows = [{"id": str(i), "x": i % 9, "target": 2.0 * (i % 9)} for i in range(120)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def trained() -> cp.System:
+    answerer = cp.LLM("answerer", prompt="Answer.", weights=cp.LoRA(rank=4))
+    return cp.System("trained", outputs={"y": answerer(question=cp.Input("question"))}, lm="smollm2")
+
+
+# --- the files of benchmarks/ --------------------------------------------------------------------------
+
+
+def test_check_accepts_every_file_of_the_benchmarks_at_once(cli: Any) -> None:
+    assert len(BENCHMARKS) >= 12
+    ran = cli("check", *map(str, BENCHMARKS))
+    assert ran.code == 0, ran.err
+    assert [line.split(": ok")[0] for line in ran.out.splitlines() if ": ok" in line] == [
+        str(path) for path in BENCHMARKS
+    ]
+
+
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
+def test_the_method_of_a_benchmark_file_has_something_to_tune(path: Path) -> None:
+    program = load(path)
+    made = method(program.optimize.method, program.system, program.optimize, program.folder)
+    assert made.jobs
+    assert list(made.notes) == []
+    assert program.optimize.method in fitting(program.system, program.optimize, program.folder)
+
+
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
+def test_the_commands_at_the_head_of_a_benchmark_file_name_its_own_settings(path: Path) -> None:
+    """Every override of a printed command fits the file, whatever data is there."""
+    head = path.read_text("utf-8").split("\nsystem:")[0]
+    text = re.sub(r"^# ?", "", head, flags=re.MULTILINE).replace("\\\n", " ")
+    commands = [line for line in text.splitlines() if re.match(r"\s+(\w+=\S+ )?compound ", line)]
+    assert any(f"compound optimize benchmarks/{path.name}" in line for line in commands)
+    for line in commands:
+        words = shlex.split(line)
+        settings = [words[i + 1].split("=", 1) for i, word in enumerate(words) if word == "--set"]
+        load(path, overrides=[(key, value) for key, value in settings])
+
+
+# --- several files -------------------------------------------------------------------------------------
+
+
+def test_check_tells_of_every_file_and_fails_if_one_is_wrong(game: Path, cli: Any) -> None:
+    text = (game / "game.yaml").read_text()
+    (game / "bad.yaml").write_text(text.replace("seed: 3", "sed: 3"))
+    (game / "worse.yaml").write_text(text.replace("$x}", "$z}"))
+    ran = cli("check", "bad.yaml", "game.yaml", "worse.yaml")
+    assert ran.code == 2
+    assert "game.yaml: ok" in ran.out
+    assert re.search(r"^bad\.yaml:\d+:\d+: ", ran.err, re.MULTILINE)
+    assert re.search(r"^worse\.yaml:\d+:\d+: ", ran.err, re.MULTILINE)
+
+
+def test_check_of_several_files_prints_a_list_as_json(game: Path, cli: Any) -> None:
+    shutil.copy(game / "game.yaml", game / "other.yaml")
+    found = json.loads(cli("check", "game.yaml", "other.yaml", "--json").out)
+    assert [item["file"] for item in found] == ["game.yaml", "other.yaml"]
+    assert found[0]["not_checked"] == []
+
+
+# --- data ----------------------------------------------------------------------------------------------
+
+
+def test_check_says_that_data_which_is_not_there_was_not_checked(game: Path, cli: Any) -> None:
+    (game / "rows.jsonl").unlink()
+    ran = cli("check", "game.yaml")
+    assert ran.code == 0
+    assert "not checked: data: there is no file or folder 'rows.jsonl'" in ran.out
+
+
+def test_check_reads_the_data_that_is_there(game: Path, cli: Any) -> None:
+    with (game / "rows.jsonl").open("a") as file:
+        file.write('\n{"id": "odd", "z": 1, "target": 0}')
+    ran = cli("check", "game.yaml")
+    assert ran.code == 2
+    assert "rows.jsonl:121: no column 'x'" in ran.err
+
+
+def test_check_compares_the_metric_with_every_row(game: Path, cli: Any) -> None:
+    text = (game / "game.yaml").read_text()
+    text = text.replace('{custom: {call: "game:near"}}', "{exact_match: {output: y, gold: traget}}")
+    (game / "game.yaml").write_text(text)
+    ran = cli("check", "game.yaml")
+    assert ran.code == 2
+    assert "no gold field 'traget'" in ran.err
+    assert "did you mean 'target'" in ran.err
+
+
+def test_check_says_that_a_corpus_which_is_not_there_was_not_checked(cli: Any) -> None:
+    ran = cli("check", str(ROOT / "benchmarks" / "hover.yaml"))
+    assert ran.code == 0
+    assert re.search(r"not checked: corpus of 'searcher': there is no file '.*wiki_abstracts", ran.out)
+
+
+def test_check_does_not_look_for_data_on_the_hub(
+    game: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("a check must not load anything from the hub")
+
+    monkeypatch.setattr("compound.evaluation.dataset.hub_rows", refuse)
+    ran = cli("check", "game.yaml", "--set", "data.path=someone/numbers", "--set", "data.split_by=null")
+    assert ran.code == 0
+    assert "not checked: data: there is no file or folder 'someone/numbers'; a data set on the hub" in ran.out
+
+
+# --- methods that fit ----------------------------------------------------------------------------------
+
+
+def test_the_methods_that_fit_a_system_follow_from_its_parameters() -> None:
+    found = fitting(trained(), OptimizeSettings())
+    assert set(found) >= {*TRAINED, "optimas"}
+    assert not set(found) & {"search", "random", "mipro", "opro", "llm_selector"}
+    prompt = cp.LLM("answerer", prompt=cp.Text("Answer."))(question=cp.Input("question"))
+    found = fitting(cp.System("tuned", outputs={"y": prompt}, lm="smollm2"), OptimizeSettings())
+    assert {"search", "mipro", "opro"} <= set(found)
+    assert not set(found) & set(TRAINED)
+
+
+@pytest.mark.parametrize("name", ["search", "mipro", "opro", "llm_selector", "better_together"])
+def test_a_method_with_nothing_to_tune_names_the_methods_that_fit(name: str) -> None:
+    with pytest.raises(DeclarationError, match="methods that fit this system: .*mmgrpo"):
+        method(name, trained(), OptimizeSettings())
+
+
+def test_a_method_that_trains_weights_names_the_methods_that_fit_a_system_without_any() -> None:
+    prompt = cp.LLM("answerer", prompt=cp.Text("Answer."))(question=cp.Input("question"))
+    system = cp.System("tuned", outputs={"y": prompt}, lm="smollm2")
+    with pytest.raises(DeclarationError, match="methods that fit this system: search, "):
+        method("mmgrpo", system, OptimizeSettings())
+
+
+def test_a_system_without_parameters_is_told_how_to_declare_one() -> None:
+    answerer = cp.LLM("answerer", prompt="Answer.")(question=cp.Input("question"))
+    with pytest.raises(DeclarationError, match="declare one"):
+        method("search", cp.System("fixed", outputs={"y": answerer}, lm="smollm2"), OptimizeSettings())
+
+
+def test_check_names_the_methods_that_fit_where_the_file_gives_none(game: Path, cli: Any) -> None:
+    (game / "trained.yaml").write_text(
+        "system: s\nlm: smollm2\ninputs: {q: str}\ncomponents:\n"
+        "  a: {llm: {weights: {lora: {rank: 4}}}, in: {q: $q}}\noutputs: {y: $a}\n"
+    )
+    ran = cli("check", "trained.yaml")
+    assert ran.code == 0
+    assert "the default method 'search' finds nothing to tune" in ran.out
+    assert "mmgrpo" in ran.out
+    given = cli("check", "trained.yaml", "--set", "optimize.method=search")
+    assert given.code == 2
+    assert "methods that fit this system: " in given.err

@@ -1,0 +1,280 @@
+"""Python entry points: which engines they use, what they accept as data, metric and budget, and what they refuse."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compound as cp
+from compound.errors import CompoundError, DeclarationError
+from compound.testing import ScriptedLM
+
+ROWS = [{"id": str(i), "question": f"What is {i}?", "answer": str(i)} for i in range(24)]
+FILE = """
+system: qa
+lm: fast
+inputs: {question: str}
+components: {answerer: {llm: {prompt: {tune: "Answer."}}, in: {question: $question}}}
+outputs: {answer: $answerer}
+engines: {fast: {litellm: {model: openai/gpt-4o-mini, price: [1, 2]}}}
+"""
+
+
+def echo(message: str) -> str:
+    return re.sub(r"(?s).*What is |\?.*", "", message)
+
+
+def system(lm: str = "lm", **settings: Any) -> cp.System:
+    answerer = cp.LLM("answerer", prompt=cp.Text("Answer."), retries=0, **settings)
+    return cp.System("qa", outputs={"answer": answerer(question=cp.Input("question"))}, lm=lm)
+
+
+class Frame:
+    """A data frame as far as it is used: pandas itself is no dependency."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self._rows = rows
+        self.columns = list(rows[0])
+
+    def to_dict(self, orient: str) -> list[dict[str, Any]]:
+        assert orient == "records"
+        return self._rows
+
+
+# --- engines -------------------------------------------------------------------------------------------
+
+
+def test_a_loaded_system_keeps_the_engines_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[tuple[str, dict[str, Any]]] = []
+
+    def open_engine(kind: str, **settings: Any) -> ScriptedLM:
+        opened.append((kind, settings))
+        return ScriptedLM(echo)
+
+    monkeypatch.setattr("compound.spec.program.open_engine", open_engine)
+    (tmp_path / "qa.yaml").write_text(FILE)
+    loaded = cp.load_system(tmp_path / "qa.yaml")
+    for each in (loaded, loaded.bind({"answerer.prompt": "Say it."}), pickle.loads(pickle.dumps(loaded))):
+        assert cp.run(each, {"question": "What is 7?"}).outputs == {"answer": "7"}
+    assert cp.evaluate(loaded, ROWS, "exact_match", cache=False).mean == 1.0
+    settings = {"model": "openai/gpt-4o-mini", "price": (1.0, 2.0)}
+    assert opened == [("litellm", settings)] * 4
+
+
+def test_engines_are_constructed_by_name_and_import_no_library() -> None:
+    code = (
+        "import sys, compound as cp\n"
+        "engine = cp.LiteLLM('openai/gpt-4o-mini', price=(0.15, 0.6))\n"
+        "local, server = cp.Transformers('smollm2', dtype='float32'), cp.VLLM('smollm2')\n"
+        "print(engine.name, local.name, server.name)\n"
+        "print([name for name in ('torch', 'transformers', 'litellm', 'httpx') if name in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "litellm:openai/gpt-4o-mini transformers:smollm2:float32 vllm:smollm2\n[]\n"
+
+
+def test_engines_given_by_name_stand_beside_those_found_by_convention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("compound.registry.engines.open_engine", lambda kind, **_: ScriptedLM(lambda _: kind))
+    question = cp.Input("question")
+    first = cp.LLM("first", lm="fast")(question=question)
+    second = cp.LLM("second", lm="some/model")(question=question)
+    both = cp.System("both", outputs={"x": first, "y": second})
+    assert cp.run(both, {"question": "?"}, engines={"fast": ScriptedLM(["given"])}).outputs == {
+        "x": "given",
+        "y": "litellm",
+    }
+    assert cp.run(system("fast"), {"question": "?"}, engines={"fast": "vllm/name"}).outputs == {
+        "answer": "vllm"
+    }
+
+
+@pytest.mark.parametrize("engines", ["openai/gpt-4o-mini", ScriptedLM([]), 7, {"fast": 7}])
+def test_engines_of_another_kind_are_refused(engines: Any) -> None:
+    with pytest.raises(DeclarationError, match=r"engines.* must .*cp\.LiteLLM"):
+        cp.run(system(), {"question": "?"}, engines=engines)
+
+
+def test_a_misspelled_engine_names_the_nearest() -> None:
+    with pytest.raises(DeclarationError, match="no engine for the model 'fsat'; did you mean 'fast'"):
+        cp.run(system("fsat"), {"question": "?"}, engines={"fast": ScriptedLM([])})
+
+
+# --- failed runs ---------------------------------------------------------------------------------------
+
+
+def test_a_failed_run_raises_and_the_error_holds_the_trace() -> None:
+    engines = {"lm": ScriptedLM(["many"])}
+    with pytest.raises(cp.RunFailed, match=r"the run failed in 'answerer': parse: .*'many'") as caught:
+        cp.run(system(output=int), {"question": "?"}, engines=engines)
+    trace = caught.value.trace
+    assert isinstance(trace, cp.Trace)
+    assert [call.address for call in trace.calls] == ["answerer"]
+
+
+def test_a_failed_run_is_returned_where_that_is_asked_for() -> None:
+    trace = cp.run(system(output=int), {"question": "?"}, engines={"lm": ScriptedLM(["many"])}, check=False)
+    assert trace.failure is not None
+    assert trace.outputs == {}
+    with pytest.raises(cp.RunFailed):
+        trace.check()
+    good = cp.run(system(), {"question": "?"}, engines={"lm": ScriptedLM(["yes"])})
+    assert good.check() is good
+
+
+def test_inputs_that_are_no_dictionary_are_refused() -> None:
+    with pytest.raises(DeclarationError, match="inputs must be a dictionary.*'question'"):
+        cp.run(system(), "What is 7?", engines={"lm": ScriptedLM([])})  # type: ignore[arg-type]
+
+
+# --- data, metric, budget ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        ROWS,
+        tuple(ROWS),
+        (row for row in ROWS),
+        Frame(ROWS),
+        {"valid": ROWS},
+        {"valid": Frame(ROWS)},
+        [cp.Example(row["id"], {"question": row["question"]}, {"answer": row["answer"]}) for row in ROWS],
+    ],
+    ids=["list", "tuple", "generator", "frame", "splits", "frames", "examples"],
+)
+def test_rows_are_data(data: Any) -> None:
+    lm = ScriptedLM(echo)
+    found = cp.evaluate(system(), data, cp.exact_match("answer"), engines={"lm": lm}, cache=False)
+    assert (found.mean, len(found.rows)) == (1.0, 24)
+
+
+def test_missing_values_of_a_data_frame_are_no_gold_answers() -> None:
+    frame: Any = Frame([{"question": "What is 1?", "answer": float("nan")}])
+    with pytest.raises(CompoundError, match="nothing to compare with"):
+        cp.evaluate(system(), frame, "exact_match", engines={"lm": ScriptedLM(echo)}, cache=False)
+
+
+def test_optimize_takes_rows_by_split_a_number_of_runs_and_the_name_of_a_metric(tmp_path: Path) -> None:
+    found = cp.optimize(
+        system(), {"train": ROWS[:8], "valid": ROWS[8:]}, "exact_match", budget=40, method="random",
+        engines={"lm": ScriptedLM(echo)}, run_dir=tmp_path / "run", progress=False,
+    )  # fmt: skip
+    assert found.before.mean == 1.0
+    assert found.spent["system_runs"] <= 40
+
+
+def test_a_metric_that_still_needs_its_output_is_that_of_the_only_output() -> None:
+    lm = ScriptedLM(echo)
+    assert cp.evaluate(system(), ROWS, cp.token_f1, engines={"lm": lm}, cache=False).mean == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"metric": "token_f2"}, "no metric 'token_f2'; did you mean 'token_f1'"),
+        ({"metric": 7}, r"metric must be .*cp\.exact_match"),
+        ({"data": ["What is 1?"]}, "row 1 of the data must be a dictionary, but is str"),
+        ({"data": []}, "data has no rows"),
+        ({"data": 7}, "data must be rows, but is int 7"),
+        ({"data": {"dev": ROWS}}, "data has no split 'dev'"),
+        ({"data": [{"question": "What is 1?"}]}, "no gold field 'answer'"),
+        ({"data": [*ROWS, {"question": "x", "answer": None}]}, "nothing to compare with"),
+        ({"engines": "lm"}, "engines must map"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_called(arguments: dict[str, Any], told: str) -> None:
+    lm = ScriptedLM(echo)
+    given: dict[str, Any] = {"data": ROWS, "metric": "exact_match", "engines": {"lm": lm}, **arguments}
+    with pytest.raises(CompoundError, match=told):
+        cp.evaluate(system(), cache=False, **given)
+    assert lm.requests == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"data": ROWS}, "which rows to learn from.*'train': rows"),
+        ({"budget": "100"}, r"budget must be .*cp\.Budget"),
+        ({"budget": True}, "budget must be"),
+        ({"budget": {"runs": 100}}, "there is no setting budget.runs"),
+        ({"data": {"train": ROWS, "valid": ROWS[:9], "test": [{"question": "?"}]}}, "no gold field 'answer'"),
+    ],
+)
+def test_a_mistake_is_told_before_an_optimization_calls_anything(
+    arguments: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    lm = ScriptedLM(echo)
+    data = {"train": ROWS[:8], "valid": ROWS[8:]}
+    given: dict[str, Any] = {"data": data, "metric": "exact_match", "engines": {"lm": lm}, **arguments}
+    with pytest.raises(CompoundError, match=told):
+        cp.optimize(system(), run_dir=tmp_path / "run", progress=False, **given)
+    assert lm.requests == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_metric_by_name_needs_a_system_with_one_output() -> None:
+    node = cp.LLM("a", output={"x": str, "y": str})(q=cp.Input("q"))
+    two = cp.System("two", outputs={"x": node.x, "y": node.y}, lm="lm")
+    with pytest.raises(DeclarationError, match=r"which output it reads.*cp\.token_f1\('x'\)"):
+        cp.evaluate(two, [{"q": "?", "x": "1"}], "token_f1", engines={"lm": ScriptedLM([])}, cache=False)
+
+
+# --- wiring by position --------------------------------------------------------------------------------
+
+
+def upper(text: str) -> str:
+    return text.upper()
+
+
+def pair(a: str, b: str = "") -> str:
+    return a + b
+
+
+def test_a_source_without_a_name_feeds_the_only_input() -> None:
+    question = cp.Input("question")
+    assert list(cp.Function("shout", upper)(question).node.wires) == ["text"]
+    assert list(cp.LLM("answerer")(question).node.wires) == ["question"]
+    assert list(cp.Function("pair", pair)(question, b=question).node.wires) == ["a", "b"]
+
+
+def test_a_source_without_a_name_is_refused_where_it_could_feed_several_inputs() -> None:
+    question = cp.Input("question")
+    with pytest.raises(
+        DeclarationError, match="pair must be told which input is which; pair takes a: str, b"
+    ):
+        cp.Function("pair", pair)(question)
+    rewritten = cp.LLM("rewriter")(question)
+    with pytest.raises(DeclarationError, match=r"answerer takes inputs of any name, so \$rewriter needs one"):
+        cp.LLM("answerer")(rewritten)
+    with pytest.raises(DeclarationError, match=r"answerer\.question is connected twice"):
+        cp.LLM("answerer")(question, question=question)
+
+
+# --- keys ----------------------------------------------------------------------------------------------
+
+
+def test_a_missing_key_ends_an_evaluation_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("litellm")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    sent: list[Any] = []
+
+    async def acompletion(**arguments: Any) -> Any:
+        sent.append(arguments)
+
+    monkeypatch.setattr("litellm.acompletion", acompletion)
+    told = "the key of 'openai/gpt-4o-mini' is not set; export OPENAI_API_KEY=…"
+    with pytest.raises(CompoundError, match=told):
+        cp.evaluate(system("openai/gpt-4o-mini"), ROWS, "exact_match", cache=False)
+    with pytest.raises(CompoundError, match=told):
+        cp.run(system("openai/gpt-4o-mini"), {"question": "?"})
+    assert sent == []

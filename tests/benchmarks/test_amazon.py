@@ -1,0 +1,154 @@
+"""The amazon benchmark: its file, its functions, and whole runs with a scripted model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compound as cp
+from compound.benchmarks.amazon import cut_all, decide, recent, shorten
+from compound.spec import load
+from compound.spec.program import Program
+from compound.testing import ScriptedLM
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "amazon.yaml"
+ROWS: list[dict[str, Any]] = [
+    {
+        "id": "a",
+        "product_sequence": "Steel travel mug\nGlass travel mug\nSteel travel mug",
+        "choices": ["Wool socks", "Phone case", "Warm mug", "Desk lamp"],
+        "answer": 2,
+    },
+    {
+        "id": "b",
+        "product_sequence": "Red candle\nBlue candle",
+        "choices": ["Candle holder", "Garden hose", "USB cable", "Water bottle"],
+        "answer": 0,
+    },
+]
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return load(FILE)
+
+
+def replies(message: str) -> str:
+    """Answer as a model would: the interest, or the product in other words."""
+    if message.startswith("Say in a few words what the user"):
+        return "a mug for travelling" if "mug" in message else "a candle"
+    assert message.startswith("Describe the product")
+    return "This is a " + message.rsplit("Product: ", 1)[1].split("\n", maxsplit=1)[0].lower()
+
+
+def run(program: Program, row: dict[str, Any], lm: ScriptedLM) -> cp.Trace:
+    inputs = {name: row[name] for name in ("product_sequence", "choices")}
+    return cp.run(program.system, inputs, engines={"smollm2": lm})
+
+
+# --- the file ------------------------------------------------------------------------------------------
+
+
+def test_the_file_tunes_both_models_and_the_decider(program: Program) -> None:
+    assert set(program.system.parameters) == {
+        "viewed.last",
+        "session_analyzer.prompt",
+        "session_analyzer.demos",
+        "profiler.prompt",
+        "profiler.demos",
+        "next_item_decider.title_weight",
+    }
+    assert program.optimize.valid_size == 40
+    assert program.optimize.test_size == 100
+
+
+def test_both_examples_are_decided_right(program: Program) -> None:
+    assert program.metric is not None
+    found = cp.evaluate(
+        program.system,
+        cp.Dataset.of(valid=ROWS),
+        program.metric,
+        engines={"smollm2": ScriptedLM(replies)},
+        cache=False,
+    )
+    assert found.mean == 1.0
+
+
+def test_a_run_asks_once_for_the_session_and_once_for_each_candidate(program: Program) -> None:
+    lm = ScriptedLM(replies)
+    trace = run(program, ROWS[0], lm)
+    asked = [request.cued[-1].content for request in lm.requests]
+    assert len(asked) == 5
+    assert sum("Steel travel mug; Glass travel mug" in message for message in asked) == 1
+    assert dict(trace.outputs) == {"answer": 2}
+
+
+def test_the_answer_follows_from_what_the_models_write(program: Program) -> None:
+    lm = ScriptedLM(lambda message: "lamp" if "lamp" in message or "Viewed" in message else "thing")
+    assert run(program, ROWS[0], lm).outputs["answer"] == 3
+
+
+def test_models_that_say_nothing_are_wrong_but_no_failure(program: Program) -> None:
+    assert run(program, ROWS[0], ScriptedLM(lambda message: "")).outputs["answer"] == 0
+
+
+# --- functions -----------------------------------------------------------------------------------------
+
+
+def test_titles_are_cut_to_words() -> None:
+    assert shorten("  one two  three ", 2) == "one two"
+    assert cut_all(["one two three", "four"], 2) == ["one two", "four"]
+    assert cut_all([], 2) == []
+
+
+@pytest.mark.parametrize(
+    ("session", "last", "wanted"),
+    [
+        ("a\nb\nc", 2, "c; b"),
+        ("a\nb\na", 5, "a; b"),
+        ("a x\n\n  \nb y", 5, "b y; a x"),
+        ("one two three\none two four", 5, "one two"),
+        ("", 3, ""),
+    ],
+)
+def test_the_titles_viewed_last_come_first_and_once(session: str, last: int, wanted: str) -> None:
+    assert recent(session, last, words=2) == wanted
+
+
+@pytest.mark.parametrize(
+    ("interest", "title_weight", "wanted"),
+    [
+        ("a travel mug", 0.0, 1),
+        ("a travel mug", 1.0, 2),
+        ("USB", 0.5, 0),
+        ("", 0.5, 0),
+        ("SOCKS!", 0.0, 2),
+    ],
+)
+def test_the_candidate_with_most_shared_words_is_chosen(
+    interest: str, title_weight: float, wanted: int
+) -> None:
+    profiles = ["a lamp", "a mug", "warm socks"]
+    titles = ["Desk Lamp", "Kitchenware", "Travel"]
+    assert decide(interest, profiles, titles, title_weight) == wanted
+
+
+def test_long_profiles_win_nothing_by_their_length() -> None:
+    profiles = ["a mug that is also a lamp and a chair", "a mug"]
+    assert decide("mug", profiles, ["x", "x"], 0.0) == 1
+
+
+# --- data ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif("COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets")
+def test_every_real_row_runs(program: Program) -> None:
+    data = cp.Dataset(Path(os.environ["COMPOUND_DATA"]) / "amazon_next_item")
+    assert program.metric is not None
+    lm = ScriptedLM(lambda message: message.rsplit(": ", 1)[1])
+    found = cp.evaluate(program.system, data, program.metric, engines={"smollm2": lm}, cache=False)
+    assert found.failed == 0
+    assert found.mean > 0.5  # copying titles decides by their shared words

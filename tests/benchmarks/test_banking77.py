@@ -1,0 +1,103 @@
+"""The Banking77 system: its file, its labels, reading one, and whole runs with a scripted model."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import compound as cp
+from compound.benchmarks.banking77 import labels, read_label
+from compound.errors import DataError
+from compound.spec import load
+from compound.spec.program import Program
+from compound.testing import ScriptedLM
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "banking77.yaml"
+LABELS = ["card_arrival", "card_linking", "card_payment_fee_charged", "Refund_not_showing_up", "lost_card?"]
+ROWS = [
+    {"id": "a", "text": "Where is my card?", "intent": "card_arrival"},
+    {"id": "b", "text": "My refund is missing.", "intent": "Refund_not_showing_up"},
+]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    (tmp_path / "labels.json").write_text(json.dumps(LABELS))
+    return load(FILE, overrides=[("components.labels.function.file", str(tmp_path / "labels.json"))])
+
+
+def replies(message: str) -> str:
+    return "It is about a card. Intent: card_arrival" if "Where is" in message else "refund_not_showing_up"
+
+
+def score(program: Program, lm: ScriptedLM) -> float:
+    assert program.metric is not None
+    found = cp.evaluate(
+        program.system, cp.Dataset.of(valid=ROWS), program.metric, engines={"smollm2": lm}, cache=False
+    )
+    assert found.failed == 0
+    return float(found.mean)
+
+
+def test_one_model_is_trained_and_sees_all_labels(program: Program) -> None:
+    assert set(program.system.parameters) == {"classifier.weights"}
+    lm = ScriptedLM(replies)
+    assert score(program, lm) == 1.0
+    shown = lm.requests[0].messages[-1].content
+    assert "\n".join(f"[{i}] {label}" for i, label in enumerate(LABELS, 1)) in shown
+
+
+@pytest.mark.parametrize(
+    "said", ["", "I cannot help.", "card", "card_arrival or card_linking", "\n".join(LABELS)]
+)
+def test_a_text_without_a_single_label_is_wrong_but_no_failure(program: Program, said: str) -> None:
+    assert score(program, ScriptedLM(lambda message: said)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("card_linking", "card_linking"),
+        ("CARD_LINKING.", "card_linking"),
+        ("Not card_arrival. Intent: card_linking", "card_linking"),
+        ("Intent: card_arrival. Intent: card_linking", "card_linking"),
+        ("Intent: [2] card_linking", "card_linking"),
+        ("Intent: I am not sure, but card_linking", "card_linking"),
+        ("card_arrival fits. Intent: unknown", "card_arrival"),
+        ("Intent: lost_card?", "lost_card?"),
+        ("The discard_arrival", "none"),
+        ("card_arrivals", "none"),
+        ("card arrival", "none"),
+    ],
+)
+def test_the_label_after_the_marker_decides(text: str, wanted: str) -> None:
+    assert read_label(text, LABELS) == wanted
+
+
+def test_labels_are_found_below_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "banking77").mkdir()
+    (tmp_path / "banking77" / "categories.json").write_text('["a", "b"]')
+    monkeypatch.setenv("COMPOUND_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert labels("banking77/categories.json") == ["a", "b"]
+    with pytest.raises(
+        DataError, match=r"no file of labels 'other\.json'.*components\.labels\.function\.file"
+    ):
+        labels("other.json")
+
+
+@pytest.mark.parametrize("text", ["[]", '{"a": 1}', "[1]"])
+def test_files_of_anything_but_labels_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "labels.json").write_text(text)
+    with pytest.raises(DataError, match="must be a list of texts"):
+        labels(str(tmp_path / "labels.json"))
+
+
+@pytest.mark.skipif("COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets")
+def test_real_labels_are_told_apart() -> None:
+    real = labels("banking77/categories.json")
+    assert len(real) == 77
+    assert [read_label(f"Intent: {label}", real) for label in real] == real

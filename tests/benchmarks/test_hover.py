@@ -1,0 +1,188 @@
+"""The HoVer system: its file, its steps, whole runs over a tiny corpus, and the claims a corpus supports."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compound as cp
+from compound.benchmarks.hover import best, main, queries, supported, titles, with_notes
+from compound.engine import Example
+from compound.narrowing import entry
+from compound.spec import load
+from compound.spec.program import Program
+from compound.testing import ScriptedLM
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "hover.yaml"
+CORPUS = "components.search.map.body.components.searcher.retriever.corpus"
+PAGES = {
+    "Miss Potter": "Miss Potter is a film directed by Chris Noonan.",
+    "Chris Noonan": "Chris Noonan also directed Babe.",
+    "Babe": "Babe was nominated for the Academy Award for Best Director.",
+    "Academy Award for Best Director": "It is presented by the Academy of Motion Picture Arts and Sciences.",
+    "Lima": "Lima is the capital of Peru.",
+}
+CLAIM = "The director of Miss Potter was nominated for an award."
+GOLD: Any = ["Miss Potter", "Chris Noonan", "Academy Award for Best Director"]
+ROW = {"id": "a", "claim": CLAIM, "gold_titles": GOLD}
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    file = tmp_path_factory.mktemp("hover") / "corpus.jsonl"
+    rows: Any = [{"id": f"p{i}", "title": t, "text": text} for i, (t, text) in enumerate(PAGES.items())]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    return load(FILE, overrides=[(CORPUS, str(file))])
+
+
+def replies(message: str) -> str:
+    """Follow the chain: each note names the next page."""
+    steps = [("none yet", "Chris Noonan"), ("Chris Noonan", "Babe"), ("Babe", "Academy Motion Picture")]
+    facts = message.split("Facts:")[1].split("Claim:", maxsplit=1)[0].strip()
+    if message.startswith("Write one sentence"):
+        return next(note for known, note in reversed(steps) if known in facts)
+    assert message.startswith("Write up to three")
+    return f"- {facts.splitlines()[-1]}"
+
+
+def run(program: Program, lm: ScriptedLM) -> cp.Trace:
+    return cp.run(program.system, {"claim": CLAIM}, engines={"smollm2": lm}, check=False)
+
+
+# --- the file ----------------------------------------------------------------------------------------------
+
+
+def test_one_writer_and_one_note_taker_serve_all_hops(program: Program) -> None:
+    system = program.system
+    assert system.nodes_of("query_writer") == ("write2", "write3", "write4")
+    assert system.nodes_of("note_taker") == ("notes1", "notes2", "notes3")
+    assert system.nodes_of("search") == ("search1", "search2", "search3", "search4")
+    assert set(system.parameters) == {"query_writer.weights", "note_taker.weights"}
+
+
+def test_every_gold_page_is_found_by_following_the_notes(program: Program) -> None:
+    lm = ScriptedLM(replies)
+    assert program.metric is not None
+    found = cp.evaluate(
+        program.system, cp.Dataset.of(valid=[ROW]), program.metric, engines={"smollm2": lm}, cache=False
+    )
+    assert (found.mean, found.failed, len(lm.requests)) == (1.0, 0, 6)
+
+
+def test_notes_are_handed_from_hop_to_hop(program: Program) -> None:
+    trace = run(program, ScriptedLM(replies))
+    facts = [call.inputs["facts"] for call in trace.calls_of("query_writer")]
+    assert facts == ["Chris Noonan", "Chris Noonan\nBabe", "Chris Noonan\nBabe\nAcademy Motion Picture"]
+    assert [call.address for call in trace.calls_of("note_taker")] == ["notes1", "notes2", "notes3"]
+    assert [call.invocation for call in trace.calls_of("query_writer")] == [0, 1, 2]
+
+
+def test_without_queries_only_the_claim_is_searched(program: Program) -> None:
+    trace = run(program, ScriptedLM(lambda message: ""))
+    assert trace.failure is None
+    assert len(trace.calls_of("searcher")) == 1
+    assert entry(trace.outputs, "titles", list)[0] == "Miss Potter"
+    assert "Chris Noonan" not in entry(trace.outputs, "titles", list)
+
+
+def test_a_failing_note_taker_fails_the_run_and_keeps_its_calls(program: Program) -> None:
+    def broken(message: str) -> Any:
+        return (
+            RuntimeError("lost")
+            if "Facts: Chris" in message and "one sentence" in message
+            else replies(message)
+        )
+
+    trace = run(program, ScriptedLM(broken))
+    assert trace.failure is not None
+    assert [call.address for call in trace.calls_of("note_taker")] == ["notes1", "notes2"]
+    assert trace.call("notes2").failure is not None
+
+
+def test_recall_counts_gold_titles_among_the_first_hundred(program: Program) -> None:
+    example = Example("e", {}, {"gold_titles": GOLD})
+    filler = [f"page {i}" for i in range(98)]
+
+    def recall(found: list[str]) -> float:
+        assert program.metric is not None
+        score: Any = program.metric.score({"titles": found}, example)
+        return float(score.value)
+
+    assert recall([*filler, *GOLD]) == pytest.approx(2 / 3)
+    assert recall([*GOLD, *filler]) == 1.0
+    assert recall([]) == 0.0
+
+
+# --- steps ---------------------------------------------------------------------------------------------------
+
+
+def page(title: str, score: float) -> dict[str, Any]:
+    return {"id": title, "title": title, "text": title, "score": score}
+
+
+def test_a_hop_keeps_the_best_passages_of_all_queries_once() -> None:
+    first, second = [page("a", 5.0), page("b", 1.0)], [page("c", 3.0), page("a", 2.0)]
+    assert [p["title"] for p in best([first, second], each=2, most=9)] == ["a", "c", "b"]
+    assert [p["title"] for p in best([first, second], each=1, most=9)] == ["a", "c"]
+    assert [p["title"] for p in best([first, second], each=2, most=2)] == ["a", "c"]
+    assert best([], each=2, most=2) == []
+
+
+def test_the_last_hop_fills_up_to_the_limit() -> None:
+    hops = [[page(f"{hop}{i}", 1.0) for i in range(10)] for hop in "abc"]
+    last = [page(f"d{i}", 1.0) for i in range(90)]
+    found = titles(hops[0], hops[1], hops[2], last, most=100)
+    assert len(found) == 100
+    assert found[:10] == [f"a{i}" for i in range(10)]
+    assert found[-1] == "d69"
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted"),
+    [([], []), (["", " "], []), (["a", "a", "b"], ["a", "b"]), (list("abcd"), ["a", "b", "c"])],
+)
+def test_at_most_three_queries_are_searched(written: list[str], wanted: list[str]) -> None:
+    assert queries(written) == wanted
+
+
+def test_empty_notes_change_nothing() -> None:
+    assert [with_notes("none yet", " "), with_notes("a", ""), with_notes("a", "b")] == [
+        "none yet",
+        "a",
+        "a\nb",
+    ]
+
+
+# --- claims that a corpus supports ---------------------------------------------------------------------------
+
+
+def test_claims_whose_pages_are_all_in_the_corpus_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, claims = tmp_path / "corpus.jsonl", tmp_path / "claims"
+    claims.mkdir()
+    corpus.write_text('{"title": "A", "text": "a"}\n{"title": "B", "text": "b"}')
+    rows = [{"id": "1", "gold_titles": ["A", "B"]}, {"id": "2", "gold_titles": ["A", "C"]}]
+    for split in ("train", "dev"):
+        (claims / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert supported(claims, corpus, tmp_path / "kept") == {"dev": 1, "train": 1}
+    data = cp.Dataset(tmp_path / "kept")
+    assert [example.id for example in data.examples("valid", [])] == ["1"]
+    main([str(claims), str(corpus), str(tmp_path / "again")])
+    assert capsys.readouterr().out == "{'dev': 1, 'train': 1}\n"
+
+
+@pytest.mark.skipif("COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets")
+def test_real_claims_run() -> None:
+    folder = Path(os.environ["COMPOUND_DATA"])
+    real = load(FILE, overrides=[(CORPUS, str(folder / "wiki_abstracts" / "corpus.jsonl.gz"))])
+    lm = ScriptedLM(lambda message: "the page" if "Queries" in message else "a note")
+    assert real.metric is not None
+    found = cp.evaluate(
+        real.system, cp.Dataset(folder / "hover"), real.metric, limit=5, engines={"smollm2": lm}, cache=False
+    )
+    assert found.failed == 0

@@ -1,0 +1,235 @@
+"""PAPILLON: its file, what counts as a leak, the judge, and whole runs with scripted models."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import compound as cp
+from compound.benchmarks.papillon import Judged, judged, leakage, score
+from compound.engine import Completion, Example, Request
+from compound.errors import DeclarationError, TransientError
+from compound.spec import load
+from compound.spec.program import Program
+from compound.testing import ScriptedLM
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "papillon.yaml"
+ROW: dict[str, Any] = {
+    "id": "a",
+    "user_query": "Write a note to Ann Lee of Acme.",
+    "target_response": "Dear Ann Lee, thank you.",
+    "pii_units": ["Ann Lee", "Acme"],
+}
+EXAMPLE = Example("a", {"user_query": ROW["user_query"]}, ROW)
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return load(FILE)
+
+
+def replies(message: str) -> str:
+    """Craft a clean request, answer it, and put the name back."""
+    if message.startswith("Write a request"):
+        return "Write a short thank-you note."
+    if message.startswith("Answer the user's query"):
+        return "Dear Ann Lee, thank you."
+    assert message.startswith("Request: Write a short")
+    return "Dear friend, thank you."
+
+
+# --- the file ----------------------------------------------------------------------------------------------
+
+
+def test_the_untrusted_model_sees_only_the_request_and_is_not_trained(program: Program) -> None:
+    assert set(program.system.parameters) == {"crafter.weights", "aggregator.weights"}
+    lm = ScriptedLM(replies)
+    trace = cp.run(program.system, EXAMPLE.inputs, engines={"smollm2": lm}, check=False)
+    assert [call.component for call in trace.calls] == ["crafter", "untrusted", "aggregator"]
+    shown = [request.messages[-1].content for request in lm.requests]
+    assert "Ann" not in shown[1]
+    assert "Dear friend" in shown[2]
+    assert "Ann Lee of Acme" in shown[2]
+    assert score(trace.outputs, EXAMPLE).value == 1.0
+
+
+def test_the_untrusted_model_can_be_another_one(program: Program) -> None:
+    other = load(FILE, overrides=[("components.untrusted.llm.lm", "openai/big")])
+    own, big = ScriptedLM(replies), ScriptedLM(replies)
+    cp.run(other.system, EXAMPLE.inputs, engines={"smollm2": own, "openai/big": big}, check=False)
+    assert (len(own.requests), len(big.requests)) == (2, 1)
+
+
+def test_a_failing_untrusted_model_fails_the_run(program: Program) -> None:
+    def broken(message: str) -> Any:
+        return RuntimeError("offline") if message.startswith("Request:") else replies(message)
+
+    trace = cp.run(program.system, EXAMPLE.inputs, engines={"smollm2": ScriptedLM(broken)}, check=False)
+    assert trace.failure is not None
+    assert "offline" in trace.failure.message
+
+
+# --- leaks -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "request_text",
+    [
+        "Write to Ann Lee.",
+        "write to ANN LEE!",
+        "for Ann-Lee",
+        "for Ann\n  Lee",
+        "for Ann_Lee",
+        "Ann Lee's note",
+        "(Ánn Lée)",
+        "to A n n L e e now",
+        "A.n.n. L.e.e.",
+        "AnnLee",
+        "\uff21nn Lee",  # a wide A
+    ],
+)
+def test_a_unit_is_told_however_it_is_dressed(request_text: str) -> None:
+    assert leakage(request_text, ["Ann Lee"]) == 1.0
+
+
+@pytest.mark.parametrize("text", ["", "Ann", "Lee Ann", "Annleeds", "Joann Leeds", "Ann and Lee", "An nLee"])
+def test_other_words_tell_nothing(text: str) -> None:
+    assert leakage(text, ["Ann Lee"]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("units", "wanted"),
+    [
+        ([], 0.0),
+        (["Acme", "Ann Lee"], 0.5),
+        (["Acme", "ACME ", "acme."], 1.0),
+        (["Acme", "", "  ", "!?"], 1.0),
+        (["Ann", "Lee", "Bob", "Acme"], 0.25),
+        ("acme||ann lee||bob||555", 0.25),
+    ],
+)
+def test_leakage_is_the_share_of_different_units(units: Any, wanted: float) -> None:
+    assert leakage("Write to Acme.", units) == wanted
+
+
+def test_letters_in_a_row_that_are_words_of_their_own_still_count() -> None:
+    assert leakage("Plan A B C", ["A B"]) == 1.0
+    assert leakage("the word I P A E P here", ["IPAEP"]) == 1.0
+
+
+@given(st.text(max_size=60), st.lists(st.text(max_size=12), max_size=5))
+def test_leakage_is_a_share_and_telling_everything_leaks_everything(text: str, units: list[str]) -> None:
+    assert 0.0 <= leakage(text, units) <= 1.0
+    everything = leakage(" . ".join(units), units)
+    assert everything in (0.0, 1.0)
+    assert (everything == 0.0) == (leakage("", units) == everything)
+
+
+# --- the score ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("request_text", "response", "value"),
+    [
+        ("Write a note.", "Dear Ann Lee, thank you.", 1.0),
+        ("Write to Ann Lee of Acme.", "Dear Ann Lee, thank you.", 0.5),
+        ("Write to Acme.", "Dear Ann Lee, thank you.", 0.75),
+        ("", "", 0.5),
+        ("Ann Lee, Acme", "no", 0.0),
+    ],
+)
+def test_the_score_is_the_mean_of_quality_and_what_was_kept(
+    request_text: str, response: str, value: float
+) -> None:
+    found = score({"request": request_text, "response": response}, EXAMPLE)
+    assert found.value == pytest.approx(value)
+    assert set(found.parts) == {"quality", "leakage"}
+
+
+# --- the judge ---------------------------------------------------------------------------------------------------
+
+
+def judge(said: Any, request_text: str = "Write a note.") -> tuple[float, ScriptedLM]:
+    lm = ScriptedLM(said)
+    outputs = {"request": request_text, "response": "ours"}
+    return asyncio.run(Judged(lm)(outputs, EXAMPLE)).parts["quality"], lm
+
+
+def test_the_judge_is_asked_in_both_orders() -> None:
+    quality, lm = judge(lambda message: "A" if "Response A: ours" in message else "B")
+    assert quality == 1.0
+    orders = sorted("Response A: ours" in request.messages[-1].content for request in lm.requests)
+    assert orders == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("said", "quality"),
+    [("A", 0.5), ("B", 0.5), ("equal", 1.0), ("Equal.", 1.0), ("", 0.5), ("A and B are fine", 0.5)],
+)
+def test_a_judge_that_always_says_the_same_is_worth_nothing_but_a_tie(said: str, quality: float) -> None:
+    assert judge(lambda message: said)[0] == quality
+
+
+def test_a_worse_response_loses_both_verdicts() -> None:
+    assert judge(lambda message: "B" if "Response A: ours" in message else "A")[0] == 0.0
+
+
+def test_a_judge_that_is_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Busy(ScriptedLM):
+        refused = 0
+
+        async def generate(self, request: Request) -> Completion:
+            if self.refused < 3:
+                self.refused += 1
+                raise TransientError("too many requests", retry_after=0.0)
+            return await super().generate(request)
+
+    lm = Busy(lambda message: "equal")
+    outputs = {"request": "Write a note.", "response": "ours"}
+    assert asyncio.run(Judged(lm)(outputs, EXAMPLE)).parts["quality"] == 1.0
+    assert lm.refused == 3
+
+
+def test_leaks_count_with_a_judge_too() -> None:
+    lm = ScriptedLM(lambda message: "equal")
+    outputs = {"request": "to Acme", "response": "ours"}
+    assert asyncio.run(Judged(lm)(outputs, EXAMPLE)).value == pytest.approx(0.75)
+
+
+def test_the_judge_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COMPOUND_JUDGE", raising=False)
+    with pytest.raises(DeclarationError, match="COMPOUND_JUDGE is not set"):
+        asyncio.run(judged({"request": "", "response": ""}, EXAMPLE))
+    lm = ScriptedLM(lambda message: "equal")
+    monkeypatch.setattr("compound.benchmarks.papillon.find_engine", lambda name: lm)
+    monkeypatch.setenv("COMPOUND_JUDGE", "openai/judge-of-this-test")
+    assert asyncio.run(judged({"request": "", "response": "x"}, EXAMPLE)).value == 1.0
+    program = load(FILE, overrides=[("metric.custom.call", "compound.benchmarks.papillon:judged")])
+    assert program.metric is not None
+    found = cp.evaluate(
+        program.system,
+        cp.Dataset.of(valid=[ROW]),
+        program.metric,
+        engines={"smollm2": ScriptedLM(replies)},
+        cache=False,
+    )
+    assert found.mean == 1.0
+
+
+# --- data ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif("COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets")
+def test_every_real_row_is_scored(program: Program) -> None:
+    data = cp.Dataset(Path(os.environ["COMPOUND_DATA"]) / "pupa")
+    assert program.metric is not None
+    lm = ScriptedLM(lambda message: message.rsplit("Query:", 1)[-1].strip())  # tells everything
+    found = cp.evaluate(program.system, data, program.metric, engines={"smollm2": lm}, cache=False)
+    assert found.failed == 0
+    assert found.mean < 0.4

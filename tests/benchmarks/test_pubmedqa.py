@@ -1,0 +1,216 @@
+"""The pubmedqa benchmark: its file, its functions, and whole runs with a scripted model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compound as cp
+from compound.benchmarks.pubmedqa import How, by_rule, prepare, sentences, verdict
+from compound.engine import Example
+from compound.spec import load
+from compound.spec.program import Program
+from compound.testing import ScriptedLM
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "pubmedqa.yaml"
+ABSTRACT = [
+    "Sleep may matter. We followed 90 nurses.",
+    "Night shifts raised blood pressure (P = 0.02). Age had no effect. Further work is planned.",
+]
+QUESTION = "Do night shifts raise blood pressure?"
+ROWS: list[dict[str, Any]] = [
+    {"id": "a", "question": QUESTION, "context": ABSTRACT, "answer": "yes"},
+    {"id": "b", "question": "Does tea cure colds?", "context": ["Tea did not help."], "answer": "no"},
+]
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return load(FILE)
+
+
+def replies(message: str) -> str:
+    """Answer as a model would, by the instruction that opens the message."""
+    if message.startswith("State the main result"):
+        return "Shifts raised pressure." if "shifts" in message else "Tea did not help."
+    if message.startswith("Answer the question"):
+        return "Yes" if "raised" in message else "No, it"
+    assert message.startswith("Think about the finding")
+    return "The diagnosis is known. The answer is " + ("yes." if "raised" in message else "no.")
+
+
+def outcome(program: Program, row: dict[str, Any], **values: Any) -> tuple[Any, list[str]]:
+    """Return the answer of a run, and the nodes that ran."""
+    system = program.system.bind({name.replace("__", "."): value for name, value in values.items()})
+    lm = ScriptedLM(replies)
+    inputs = {name: row[name] for name in ("question", "context")}
+    trace = cp.run(system, inputs, engines={"smollm2": lm})
+    return trace.outputs["answer"], [request.cued[-1].content.split()[0] for request in lm.requests]
+
+
+# --- the file ------------------------------------------------------------------------------------------
+
+
+def test_the_file_holds_the_four_components_and_what_is_tuned(program: Program) -> None:
+    found = program.system.parameters
+    assert {"context_selector.choice", "analyst.prompt", "analyst.demos"} <= set(found)
+    assert {"solver_selector.choice", "direct.prompt", "reasoned.prompt"} <= set(found)
+    assert program.optimize.valid_size == 40
+    assert program.optimize.test_size == 100
+
+
+@pytest.mark.parametrize(
+    ("solver", "asked"),
+    [("direct", ["State", "Answer"]), ("reasoned", ["State", "Think"]), ("rule", ["State"])],
+)
+def test_the_selector_decides_which_solver_runs(program: Program, solver: str, asked: list[str]) -> None:
+    for row in ROWS:
+        assert outcome(program, row, solver_selector__choice=solver) == (row["answer"], asked)
+
+
+def test_both_examples_are_scored_right(program: Program) -> None:
+    data = cp.Dataset.of(valid=ROWS)
+    assert program.metric is not None
+    found = cp.evaluate(
+        program.system,
+        data,
+        program.metric,
+        engines={"smollm2": ScriptedLM(replies)},
+        cache=False,
+    )
+    assert found.mean == 1.0
+
+
+@pytest.mark.parametrize(
+    ("how", "left_out"),
+    [("whole", ""), ("ending", "Sleep may matter."), ("matching", "Further work is planned.")],
+)
+def test_the_selector_decides_what_the_analyst_reads(program: Program, how: str, left_out: str) -> None:
+    system = program.system.bind({"context_selector.choice": how})
+    lm = ScriptedLM(replies)
+    cp.run(system, {"question": QUESTION, "context": ABSTRACT}, engines={"smollm2": lm})
+    read = lm.requests[0].cued[-1].content
+    missing = [sentence for sentence in sentences(ABSTRACT) if sentence not in read]
+    assert missing == ([left_out] if left_out else [])
+
+
+def test_a_text_without_a_verdict_is_wrong_but_no_failure(program: Program) -> None:
+    lm = ScriptedLM(lambda message: "nothing known")
+    trace = cp.run(program.system, {"question": QUESTION, "context": ABSTRACT}, engines={"smollm2": lm})
+    assert dict(trace.outputs) == {"answer": "unclear"}
+    assert program.metric is not None
+    for gold in ("yes", "no", "maybe"):
+        score: Any = program.metric.score(trace.outputs, Example("e", {}, {"answer": gold}))
+        assert score.value == 0.0
+
+
+# --- functions -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("The diagnosis was confirmed. Answer: yes", "yes"),
+        ("It is not known. Answer: maybe", "maybe"),
+        ("yes", "yes"),
+        (" No.", "no"),
+        ("Maybe, more work is needed", "maybe"),
+        ("Yes the drug", "yes"),
+        ("**Answer:** No", "no"),
+        ('The answer to this question is "No."', "no"),
+        ("The answer is yes, as nothing else was found. No.", "yes"),
+        ("Answer: yes. On reflection, the answer is no", "no"),
+        ("First: no. Then: yes.", "yes"),
+        ("I would say maybe", "maybe"),
+    ],
+)
+def test_the_verdict_is_the_last_one_stated(text: str, wanted: str) -> None:
+    assert verdict(text) == wanted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "nothing was known yesterday",
+        "No difference was found",
+        "The answer is not possible.",
+        "no-one knows",
+        "Answer yes, no or maybe.",
+        "Answer: yes, no, or maybe",
+        "The diagnosis",
+    ],
+)
+def test_parts_of_words_and_options_repeated_are_no_verdict(text: str) -> None:
+    assert verdict(text) == "unclear"
+
+
+def test_sentences_end_before_a_capital() -> None:
+    assert sentences(["A vs. b differed (P = 0.5). So it is.", " One "]) == [
+        "A vs. b differed (P = 0.5).",
+        "So it is.",
+        "One",
+    ]
+    assert sentences([]) == []
+    assert sentences([""]) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "keep", "wanted"),
+    [
+        ("whole", 1, " ".join(ABSTRACT)),
+        ("ending", 2, "Age had no effect. Further work is planned."),
+        ("ending", 99, " ".join(ABSTRACT)),
+        ("matching", 1, "Night shifts raised blood pressure (P = 0.02)."),
+    ],
+)
+def test_an_abstract_is_prepared_in_three_ways(how: How, keep: int, wanted: str) -> None:
+    assert prepare(ABSTRACT, QUESTION, how, keep) == wanted
+
+
+def test_matching_sentences_keep_their_order() -> None:
+    found = prepare(
+        ["Alpha rises. Nothing else. Beta falls and beta and alpha."], "alpha beta", "matching", 2
+    )
+    assert found == "Alpha rises. Beta falls and beta and alpha."
+
+
+def test_an_empty_abstract_stays_empty() -> None:
+    hows: list[How] = ["whole", "ending", "matching"]
+    assert [prepare([], QUESTION, how, 2) for how in hows] == ["", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("finding", "balance", "doubt", "wanted"),
+    [
+        ("The drug did not help.", 1.0, 2, "no"),
+        ("Mortality was lower, not higher.", 1.0, 2, "yes"),
+        ("Mortality was lower, not higher.", 0.4, 2, "no"),
+        ("It may help, although this is unclear.", 1.0, 3, "maybe"),
+        ("It may help, although this is unclear.", 1.0, 4, "yes"),
+        ("A notable knot was known.", 1.0, 1, "yes"),
+        ("", 1.0, 1, "yes"),
+    ],
+)
+def test_the_rule_weighs_denials_claims_and_hedges(
+    finding: str, balance: float, doubt: int, wanted: str
+) -> None:
+    assert by_rule(finding, balance, doubt) == wanted
+
+
+# --- data ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif("COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets")
+def test_every_real_row_runs_with_the_rule(program: Program) -> None:
+    data = cp.Dataset(Path(os.environ["COMPOUND_DATA"]) / "pubmedqa")
+    system = program.system.bind({"solver_selector.choice": "rule", "context_selector.choice": "matching"})
+    lm = ScriptedLM(lambda message: "It was not confirmed.")
+    assert program.metric is not None
+    found = cp.evaluate(system, data, program.metric, engines={"smollm2": lm}, cache=False)
+    labels = [example.gold["answer"] for example in data.examples("valid", list(system.inputs))]
+    assert found.mean == pytest.approx(labels.count("no") / len(labels))
+    assert found.failed == 0

@@ -1,0 +1,79 @@
+"""The benchmark of local rewards on simulated systems: it measures what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from guiding import learning, offline_rewards, optimas
+
+from compound.benchmarks.measure import local_rewards
+from compound.benchmarks.simulated.mislabelled import SHARES, Mislabelled
+from compound.benchmarks.simulated.search import search, world
+from compound.benchmarks.simulated.systems import SHAPES, Simulated
+from compound.optimizers.optimas.rewarding import RunRewards
+from compound.optimizers.search.prompts import PromptSearch
+from compound.settings.base import BudgetSettings, OptimizeSettings
+
+REWARDS = optimas(model="none", min_rollouts=1, max_rollouts=1)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_optimum_by_component_is_that_of_trying_all(shape: str) -> None:
+    """Where interactions do no harm, no combination is better than each component's best option."""
+    made = Simulated(shape, options=3, interaction=0.4, seed=2)
+    hindering = Simulated(shape, options=3, interaction=-1e-9, seed=2)
+    assert made.optimum()[0] == hindering.optimum()[0]
+
+
+def test_a_search_is_measured_against_the_optimum() -> None:
+    made = world("join", 0, noise=0.0, blur=0.0, options=4)
+    budget = BudgetSettings(system_runs=300)
+    found = search(made, OptimizeSettings(method="optimas", budget=budget, alpha=0.3, optimas=REWARDS))
+    start = dict.fromkeys(made.names, 0)
+    assert found.start == pytest.approx(made.value(start) / made.optimum()[1])
+    assert found.reached == pytest.approx(1.0)
+    assert found.single < 1e-12
+    assert found.accepted >= 1
+    assert found.runs <= 300
+    assert found.working[-1][1] == pytest.approx(1.0)
+    assert all(a[0] <= b[0] for a, b in pairwise(found.working))
+
+
+def test_where_nothing_can_be_gained_all_options_are_equal() -> None:
+    made = world("chain", 1, spread=(0.0,) * 3)
+    assert len({made.value({**dict.fromkeys(made.names, 0), "b": k}) for k in range(made.options)}) == 1
+
+
+def test_shuffled_labels_rank_like_chance(job: Any) -> None:
+    made = Simulated("chain", noise=0.0, options=8)
+    assignment = job(made.system(), made, made.examples(30))
+    assignment.run(offline_rewards(REWARDS, PromptSearch()))
+    rewards = RunRewards.open(assignment.task, learning(REWARDS))
+    right, wrong = (
+        asyncio.run(Mislabelled(share=share).guidance(rewards, "b")).accuracy for share in (0.0, 1.0)
+    )
+    assert right is not None
+    assert wrong is not None
+    assert right > 0.95
+    assert wrong < 0.75
+
+
+def test_the_methods_of_the_benchmark_exist() -> None:
+    for i in range(len(SHARES)):
+        given = local_rewards.settings(f"{local_rewards.LABELS}:mislabelled_{i}", 0, 200, iterations=1)
+        assert search(world("join", 0, options=4), given).working
+
+
+def test_the_committed_figures_are_of_the_parts_there_are() -> None:
+    found = json.loads(Path(local_rewards.OUTPUT).read_text(encoding="utf-8"))
+    assert found.keys() == local_rewards.PARTS.keys()
+    for name, part in local_rewards.PARTS.items():
+        assert {shape: len(rows) for shape, rows in found[name]["rows"].items()} == dict.fromkeys(
+            part.shapes, part.seeds
+        )
+        assert local_rewards.rounded(part.summary(found[name]["rows"])) == found[name]["summary"]

@@ -1,0 +1,69 @@
+"""A short form of the fault-injection harness in `chaos`; `make chaos` runs the long one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("peft")
+pytest.importorskip("litellm")
+
+from chaos.corruption import damaged_runs
+from chaos.disk import full_disks
+from chaos.faults import faulty_runs
+from chaos.kills import killed_runs
+from chaos.launcher import Launcher
+from chaos.server import Fault
+from chaos.workloads import Workload, workloads
+
+WORKLOADS = {workload.name: workload for workload in workloads()}
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[Launcher]:
+    with Launcher() as launcher:
+        yield launcher
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from compound.benchmarks.simulated.toy_model import make_toy_model
+
+    return make_toy_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize("name", ["search", "gepa", "optimas", "mmgrpo"])
+def test_a_killed_run_ends_as_one_that_was_not(
+    name: str, launcher: Launcher, model: Path, tmp_path: Path
+) -> None:
+    for record in killed_runs(launcher, [WORKLOADS[name]], 2, tmp_path, model, seed=7):
+        assert not record.problems, record
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Fault.RATE_LIMIT, Fault.UNAVAILABLE, Fault.RESET, Fault.TRUNCATED, Fault.NULL_CONTENT, Fault.SURROGATE,
+        Fault.CONTROL, Fault.INVALID_JSON, Fault.NEGATIVE_USAGE, Fault.KEY_IN_ANSWER, Fault.KEY_IN_ERROR,
+        Fault.QUOTA,
+    ],
+)  # fmt: skip
+def test_a_faulty_server_is_survived(kind: Fault, launcher: Launcher, tmp_path: Path) -> None:
+    small = Workload("random", "random", optimize={"budget": {"system_runs": 50}})
+    for record in faulty_runs(launcher, small, [kind], [0.2], tmp_path):
+        assert record.injected > 0
+        assert not record.problems, record
+
+
+def test_a_damaged_run_directory_is_named_or_makes_no_difference(launcher: Launcher, tmp_path: Path) -> None:
+    records = list(damaged_runs(launcher, WORKLOADS["random"], 10, tmp_path, seed=7))
+    assert len(records) >= 30
+    assert [record for record in records if record.problems] == []
+
+
+def test_a_full_disk_loses_nothing(launcher: Launcher, tmp_path: Path) -> None:
+    for record in full_disks(launcher, WORKLOADS["random"], [1_000, 60_000], tmp_path):
+        assert not record.problems, record

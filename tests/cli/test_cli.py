@@ -1,0 +1,517 @@
+"""The commands as a user meets them: what they print where, their exit codes, and no traceback ever."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compound import cli as module
+from compound.graph.configuration import Configuration, load
+
+ROOT = Path(__file__).parents[2]
+GAME = Path(__file__).parents[1] / "files" / "game"
+
+
+@pytest.fixture
+def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a system and its data, which is the working directory."""
+    shutil.copytree(GAME, tmp_path, dirs_exist_ok=True)
+    rows = [{"id": str(i), "x": i % 9, "target": 2.0 * (i % 9)} for i in range(120)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def command(*arguments: str, **environment: str) -> list[Any]:
+    """Return what `subprocess` needs to run a command for real."""
+    code = "from compound.cli import main; main()"
+    return [[sys.executable, "-c", code, *arguments], {**os.environ, "PYTHONPATH": str(ROOT), **environment}]
+
+
+def test_python_m_compound_is_the_command(game: Path) -> None:
+    made, environment = command("check", "game.yaml")
+    ran = subprocess.run(
+        [sys.executable, "-m", "compound", *made[3:]],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout) == (0, "game.yaml: ok: 1 node, 2 parameters to tune\n")
+
+
+def test_completion_is_installed_for_a_shell_and_completes_commands(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    arguments, environment = command("--install-completion", "bash", **home)
+    ran = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "compound" in "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    asked = {"_COMPOUND_COMPLETE": "complete_bash", "COMP_WORDS": "compound opt", "COMP_CWORD": "1"}
+    arguments, environment = command(**asked)
+    completed = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
+    assert completed.stdout.split() == ["optimize"], completed.stderr
+
+
+# --- check ---------------------------------------------------------------------------------------------
+
+
+def test_check_says_ok_and_names_examples_in_several_splits(game: Path, cli: Any) -> None:
+    ran = cli("check", "game.yaml")
+    assert (ran.code, ran.out) == (0, "game.yaml: ok: 1 node, 2 parameters to tune\n")
+    facts = json.loads(cli("check", "game.yaml", "--json").out)
+    assert len(facts.pop("warnings")) == 6
+    assert facts == {
+        "file": "game.yaml",
+        "system": "game",
+        "nodes": ["guesser"],
+        "parameters": ["guesser.aim", "guesser.mode"],
+        "method": "search",
+        "notes": [],
+        "not_checked": [],
+        "problems": [],
+    }
+
+
+def test_check_tells_every_mistake_with_its_place(game: Path, cli: Any) -> None:
+    text = (game / "game.yaml").read_text()
+    bad = text.replace("float: [0, 4]", "float: [4, 0]").replace("seed: 3", "sed: 3").replace("$x}", "$z}")
+    (game / "bad.yaml").write_text(bad)
+    ran = cli("check", "bad.yaml")
+    assert ran.code == 2
+    places = [re.match(r"bad\.yaml:(\d+):\d+: ", line) for line in ran.err.splitlines()]
+    assert [int(place[1]) for place in places if place] == [5, 6, 11]
+    assert "did you mean 'seed'" in ran.err
+    assert "names no input and no node; possible: $guesser, $x" in ran.err
+
+
+def test_a_file_that_is_not_there_is_bad_input(game: Path, cli: Any) -> None:
+    ran = cli("check", "gmae.yaml")
+    assert ran.code == 2
+    assert "gmae.yaml" in ran.err
+
+
+def test_no_import_refuses_a_file_that_names_code(game: Path, cli: Any) -> None:
+    (game / "game.py").write_text("raise SystemExit('it ran')")
+    ran = cli("check", "game.yaml", "--no-import")
+    assert ran.code == 2
+    assert "it ran" not in ran.out + ran.err
+    assert re.search(r"game\.yaml:5:\d+: .*game:guess", ran.err)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a [x, x, x, x, x, x, x, x, x]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a, *a]\nc: [*b, *b, *b, *b, *b, *b]\n",
+        "system: !!python/object/apply:os.system ['touch harmed']\n",
+        "system: !!python/name:os.system\n",
+    ],
+    ids=["alias bomb", "python call", "python name"],
+)
+def test_hostile_yaml_is_refused_and_does_nothing(game: Path, cli: Any, text: str) -> None:
+    (game / "bad.yaml").write_text(text)
+    ran = cli("check", "bad.yaml")
+    assert ran.code == 2
+    assert re.match(r"bad\.yaml:\d+:\d+: ", ran.err)
+    assert not (game / "harmed").exists()
+
+
+# --- run and evaluate ----------------------------------------------------------------------------------
+
+
+def test_run_prints_the_output_and_json_prints_the_trace(game: Path, cli: Any) -> None:
+    assert cli("run", "game.yaml", "x=4").out == "y: 6.0\n"
+    trace = json.loads(cli("run", "game.yaml", "x=4", "--json").out)
+    assert trace["outputs"] == {"y": 6.0}
+    assert [call["address"] for call in trace["calls"]] == ["guesser"]
+
+
+def test_a_failed_run_exits_1_and_says_where(game: Path, cli: Any) -> None:
+    ran = cli("run", "game.yaml", "x=-1")
+    assert ran.code == 1
+    assert "guesser" in ran.err
+    assert "no negative numbers" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["x"], "'x' must be NAME=VALUE"),
+        (["z=1"], "error: no input 'z'; possible: x\n"),
+        (["xx=1"], "error: no input 'xx'; did you mean 'x'?\n"),
+        (["x=one"], "input 'x' must be int, but got 'one'"),
+        ([], "x"),
+        (["x=1", "--set", "optimize.sed=1"], "did you mean 'seed'"),
+        (["x=1", "--set", "nonsense"], "--set nonsense: must be KEY=VALUE"),
+        (["x=1", "--config", "nowhere.json"], "nowhere.json"),
+        (["x=1", "--frobnicate"], "No such option"),
+    ],
+)
+def test_bad_arguments_of_run_exit_2(game: Path, cli: Any, arguments: list[str], message: str) -> None:
+    ran = cli("run", "game.yaml", *arguments)
+    assert ran.code == 2
+    assert message in ran.err
+
+
+def test_evaluate_reports_mean_interval_and_cost(game: Path, cli: Any) -> None:
+    ran = cli(
+        "evaluate", "game.yaml", "--limit", "10", "--set", 'components.guesser.function.mode.value="close"'
+    )
+    assert ran.code == 0
+    assert re.match(
+        r"valid: 0\.\d{4} \[0\.\d{4}, \d\.\d{4}\] on 10 examples, 0 failed, 0 calls, 0 tokens", ran.out
+    )
+    found = json.loads(
+        cli("evaluate", "game.yaml", "--split", "train", "--limit", "8", "--no-cache", "--json").out
+    )
+    assert {"mean", "low", "high", "n", "failed", "failures", "calls", "tokens", "cost", "rows"} <= set(found)
+    assert found["n"] == len(found["rows"]) == 8
+    assert found["mean"] == pytest.approx(sum(score for _, score in found["rows"]) / 8)
+
+
+def test_a_demand_that_is_not_met_exits_1(game: Path, cli: Any) -> None:
+    assert cli("evaluate", "game.yaml", "--min-score", "0.99").code == 1
+    assert cli("evaluate", "game.yaml", "--min-score", "0.01").code == 0
+
+
+def test_what_evaluate_cannot_do_exits_2(game: Path, cli: Any) -> None:
+    assert (
+        "no such split; possible: dev, test, train, valid"
+        in cli("evaluate", "game.yaml", "--split", "dvalid").err
+    )
+    row = (game / "rows.jsonl").read_text().splitlines()
+    (game / "rows.jsonl").write_text("\n".join([*row[:5], "{broken", *row[5:]]))
+    ran = cli("evaluate", "game.yaml")
+    assert ran.code == 2
+    assert "rows.jsonl:6: not JSON" in ran.err
+    (game / "rows.jsonl").unlink()
+    assert cli("evaluate", "game.yaml").code == 2
+
+
+def test_mostly_failing_runs_exit_1_with_the_reason(game: Path, cli: Any) -> None:
+    rows = [{"id": str(i), "x": -1, "target": 0.0} for i in range(60)]
+    (game / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    ran = cli("evaluate", "game.yaml")
+    assert ran.code == 1
+    assert "no negative numbers" in ran.err
+
+
+# --- optimize ------------------------------------------------------------------------------------------
+
+
+def test_optimize_finds_the_number_and_another_process_can_use_it(game: Path, cli: Any) -> None:
+    ran = cli("optimize", "game.yaml", "--json")
+    assert ran.code == 0, ran.err
+    result = json.loads(ran.out)
+    for name in ("before", "after", "test_before", "test_after"):
+        assert set(result[name]) == {"mean", "low", "high", "n", "failed"}
+    assert {"system_runs", "calls", "tokens", "seconds", "accepted", "configuration"} <= set(result)
+    assert result["accepted"] >= 1
+    assert result["test_after"]["low"] > result["test_before"]["mean"]
+    assert "start " in ran.err
+    best = game / "runs" / "game" / "best.json"
+    assert dict(load(best)) == result["configuration"]
+    arguments, environment = command("run", "game.yaml", "x=4", "--config", str(best))
+    used = subprocess.run(arguments, env=environment, cwd=game, capture_output=True, text=True, check=True)
+    before, after = 6.0, float(used.stdout.removeprefix("y: "))
+    assert abs(after - 8.0) < abs(before - 8.0)
+
+
+def test_a_finished_run_wants_new_and_reports_can_be_written_again(game: Path, cli: Any) -> None:
+    assert "best configuration" in cli("optimize", "game.yaml", "--quiet").out
+    again = cli("optimize", "game.yaml")
+    assert again.code == 2
+    assert "--new" in again.err
+    assert cli("optimize", "game.yaml", "--new", "--quiet").code == 0
+    assert sorted(p.name for p in (game / "runs").iterdir()) == ["game", "game-2"]
+    other = cli("optimize", "game.yaml", "--set", "optimize.seed=4")
+    assert other.code == 2
+    (game / "runs/game/report.html").unlink()
+    assert "report.html" in cli("report", "runs/game").out
+    assert (game / "runs/game/report.html").is_file()
+    assert json.loads(cli("report", "runs/game", "--json").out)["system"] == "game"
+    listed = cli("runs").out
+    assert listed.count("finished") == 2
+    assert [row["run"] for row in json.loads(cli("runs", "--json").out)] == ["runs/game", "runs/game-2"]
+
+
+def test_a_dry_run_estimates_and_leaves_nothing(game: Path, cli: Any) -> None:
+    found = json.loads(cli("optimize", "game.yaml", "--dry-run", "--json").out)
+    assert found["at_most"]["system_runs"] >= 400
+    assert found["plan"]["decisions"] >= 1
+    assert not (game / "runs").exists()
+
+
+def test_a_folder_that_is_no_run_is_refused_and_left_alone(game: Path, cli: Any) -> None:
+    (game / "mine").mkdir()
+    (game / "mine" / "notes.txt").write_text("keep")
+    ran = cli("optimize", "game.yaml", "--run-dir", "mine")
+    assert ran.code == 2
+    assert [p.name for p in (game / "mine").iterdir()] == ["notes.txt"]
+    for name in ("mine", "nowhere"):
+        assert cli("report", name).code == 2
+
+
+def test_optimize_needs_data_and_a_metric(game: Path, cli: Any) -> None:
+    text = (game / "game.yaml").read_text()
+    (game / "bare.yaml").write_text(text[: text.index("data:")])
+    ran = cli("optimize", "bare.yaml")
+    assert ran.code == 2
+    assert "bare.yaml:1:1: optimize needs `data:`" in ran.err
+    assert "needs `metric:`" in ran.err
+
+
+def test_an_unknown_method_is_bad_input(game: Path, cli: Any) -> None:
+    ran = cli("optimize", "game.yaml", "--set", "optimize.method=serch")
+    assert ran.code == 2
+    assert "did you mean 'search'" in ran.err
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(game: Path, cli: Any) -> None:
+    expected = json.loads(cli("optimize", "game.yaml", "--json", "--run", "whole").out)
+    arguments, environment = command("optimize", "game.yaml", GAME_SECONDS="0.02")
+    running = subprocess.Popen(
+        arguments, env=environment, cwd=game, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    events = game / "runs" / "game" / "events.jsonl"
+    until = time.monotonic() + 60
+    while not (events.exists() and events.read_text().count("\n") >= 2) and time.monotonic() < until:
+        time.sleep(0.02)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 130, err
+    assert "stopping after this step" in err
+    assert "Traceback" not in err
+    assert cli("runs").out.count("unfinished") == 1
+    resumed = json.loads(cli("optimize", "game.yaml", "--json").out)
+    for key in ("configuration", "before", "after", "test_after", "accepted", "system_runs"):
+        assert resumed[key] == expected[key]
+
+
+# --- the rest ------------------------------------------------------------------------------------------
+
+
+def test_graph_draws_in_three_ways(game: Path, cli: Any) -> None:
+    assert "guesser: function(x=$x)" in cli("graph", "game.yaml").out
+    assert cli("graph", "game.yaml", "--format", "mermaid").out.startswith("flowchart LR")
+    assert "<svg" in cli("graph", "game.yaml", "--format", "svg").out
+    assert cli("graph", "game.yaml", "--format", "svgg").code == 2
+
+
+def test_schema_is_a_schema_and_models_are_listed(cli: Any) -> None:
+    assert json.loads(cli("schema").out)["type"] == "object"
+    assert "smollm2" in cli("models", "list").out
+    assert cli("models", "get", "smollm3").code == 2
+
+
+def test_the_version_is_told(cli: Any) -> None:
+    assert re.fullmatch(r"compound \d+\.\d+\.\d+.*\n", cli("--version").out)
+
+
+@pytest.mark.parametrize(
+    "name", ["optimize", "sweep", "evaluate", "run", "check", "graph", "report", "runs", "schema"]
+)
+def test_every_command_has_help_with_an_example(name: str, cli: Any) -> None:
+    ran = cli(name, "--help")
+    assert ran.code == 0
+    assert f"compound {name}" in ran.out.split("Example")[1]
+
+
+def test_a_defect_is_told_in_one_line_and_debug_shows_it(
+    game: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr("compound.graph.draw.draw", broken)
+    ran = cli("graph", "game.yaml")
+    assert ran.code == 1
+    assert ran.err.startswith("error: ZeroDivisionError: oops\nhint: this is a defect of compound")
+    monkeypatch.setattr(sys, "argv", ["compound", "--debug", "graph", "game.yaml"])
+    with pytest.raises(ZeroDivisionError):
+        module.main()
+
+
+def test_check_refuses_what_the_method_of_the_file_cannot_do(game: Path, cli: Any) -> None:
+    assert cli("check", "game.yaml").code == 0
+    found = cli("check", "game.yaml", "--set", "optimize.method=mmgrpo")
+    assert found.code != 0
+    assert "trains weights, but no component of system 'game' has any" in found.err
+    assert cli("check", "game.yaml", "--set", "optimize.method=random").code == 0
+
+
+def test_an_optimization_starts_from_a_configuration(game: Path, cli: Any) -> None:
+    Configuration({"guesser.aim": 1.75, "guesser.mode": "far"}).save(game / "start.json")
+    small = ("--set", "optimize.budget.system_runs=70", "--set", "optimize.valid_size=20", "--quiet")
+    assert cli("optimize", "game.yaml", "--config", "start.json", "--run", "warm", *small).code == 0
+    assert json.loads((game / "runs" / "warm" / "config.json").read_text())["start"]["guesser.aim"] == 1.75
+
+
+def test_a_second_interrupt_says_how_to_go_on(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(arguments: list[str], **_: object) -> None:
+        raise SystemExit(130)
+
+    monkeypatch.setattr("compound.cli.app", interrupted)
+    found = cli("optimize", "game.yaml")
+    assert found.code == 130
+    assert "interrupted; run the same command to go on" in found.err
+
+
+# --- places that cannot be used ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make the operating system refuse a path with an error, whoever the user is: root may do everything."""
+
+    def refuse(path: Path, number: int) -> None:
+        opened, made = os.open, os.mkdir
+
+        def open_refused(name: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+            above = "" if dir_fd is None else os.readlink(f"/proc/self/fd/{dir_fd}")
+            if Path(above, os.fsdecode(name)).resolve() == path.resolve():
+                raise OSError(number, os.strerror(number), name)
+            return opened(name, flags, mode, dir_fd=dir_fd)
+
+        def mkdir_refused(name: Any, *options: Any, **more: Any) -> None:
+            if Path(name).resolve() == path.resolve():
+                raise OSError(number, os.strerror(number), str(name))
+            made(name, *options, **more)
+
+        monkeypatch.setattr(os, "open", open_refused)
+        monkeypatch.setattr(os, "mkdir", mkdir_refused)
+
+    return refuse
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE])
+@pytest.mark.parametrize(
+    ("place", "arguments"),
+    [
+        ("runs", ["optimize", "game.yaml", "--quiet"]),
+        ("runs/done/config.json", ["optimize", "game.yaml", "--run", "done"]),
+        ("runs/done/checkpoint.json", ["report", "runs/done"]),
+        ("runs/done", ["optimize", "game.yaml", "--run", "done"]),
+        ("runs/done", ["report", "runs/done"]),
+        ("runs/done/events.jsonl", ["report", "runs/done"]),
+        ("runs/done/best.json", ["run", "game.yaml", "--config", "runs/done/best.json", "x=1"]),
+        ("runs", ["runs"]),
+        ("table", ["sweep", "game.yaml", "--methods", "random", "--run", "table"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_a_place_that_cannot_be_used_is_named_with_what_to_do(
+    game: Path, cli: Any, refusing: Any, place: str, arguments: list[str], number: int
+) -> None:
+    """Regression test: a read-only or unreadable place was called a defect of compound."""
+    done = game / "runs" / "done"
+    if place.startswith("runs/") or arguments == ["runs"]:
+        done.mkdir(parents=True)
+        for name in ("config.json", "checkpoint.json", "events.jsonl", "best.json"):
+            if not (place.endswith("events.jsonl") and name == "checkpoint.json"):
+                (done / name).write_text("{}")
+    refusing(game / place, number)
+    ran = cli(*arguments)
+    assert ran.code == 2, (ran.out, ran.err)
+    assert "defect of compound" not in ran.err
+    assert place in ran.err
+    assert os.strerror(number) in ran.err
+    assert "hint: " in ran.err
+
+
+def test_one_run_that_cannot_be_read_does_not_hide_the_others(game: Path, cli: Any, refusing: Any) -> None:
+    for name in ("first", "second"):
+        (game / "runs" / name).mkdir(parents=True)
+        (game / "runs" / name / "config.json").write_text('{"system": "game"}')
+    refusing(game / "runs" / "first", errno.EACCES)
+    rows = json.loads(cli("runs", "--json").out)
+    assert [(row["run"], row["status"]) for row in rows] == [
+        ("runs/first", "damaged"),
+        ("runs/second", "begun"),
+    ]
+    assert "Permission denied" in rows[0]["result"]
+    checked = cli("runs", "--verify", "--json")
+    assert checked.code == 1
+    assert [bool(problems) for problems in json.loads(checked.out).values()] == [True, False]
+
+
+def test_a_working_directory_that_is_gone_is_named(
+    game: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = game / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    ran = cli("run", str(game / "game.yaml"), "x=1", "--config", "best.json")
+    assert ran.code == 2
+    assert "defect" not in ran.err
+
+
+def test_an_error_of_the_system_that_names_no_file_is_told_as_one(
+    game: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("compound.graph.draw.draw", broken)
+    ran = cli("graph", "game.yaml")
+    assert ran.code == 2
+    assert ran.err.startswith(
+        "error: a file or the output cannot be used: Input/output error\nhint: the disk"
+    )
+
+
+def test_a_style_file_in_the_working_directory_does_not_style_figures(game: Path) -> None:
+    """It could have LaTeX run on the texts of a run."""
+    arguments, environment = command("graph", "game.yaml", "--format", "svg")
+
+    def drawn() -> bytes:
+        return subprocess.run(arguments, env=environment, capture_output=True, check=True).stdout
+
+    plain = drawn()
+    (game / "matplotlibrc").write_text("text.usetex: True\nfont.size: 31\n")
+    assert drawn() == plain
+
+
+def test_runs_are_verified_by_command(game: Path, cli: Any) -> None:
+    small = ("--set", "optimize.budget.system_runs=70", "--quiet")
+    for name in ("first", "second"):
+        assert cli("optimize", "game.yaml", "--run", name, *small).code == 0
+    assert cli("runs", "--verify") == (0, "runs/first: ok\nruns/second: ok\n", "")
+    path = game / "runs" / "second" / "traces.jsonl"
+    path.write_text(path.read_text().replace("1", "2", 1))
+    ran = cli("runs", "--verify")
+    assert ran.code == 1
+    assert (
+        "runs/first: ok\nruns/second: 1 damaged\n  runs/second/traces.jsonl:1: it does not match" in ran.out
+    )
+    assert cli("runs", "runs/first", "--verify").code == 0
+    assert cli("runs", "runs/nowhere", "--verify").code == 1
+    assert "given together with --verify" in cli("runs", "runs/first").err
+
+
+def test_failed_rows_are_run_again_by_command(game: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (game / "game.py").read_text()
+    down = 'if x == 3 and os.environ.get("DOWN"):\n        raise ConnectionError("gone")\n    if x < 0:'
+    (game / "game.py").write_text(text.replace("if x < 0:", down))
+    monkeypatch.setenv("DOWN", "1")
+    small = ("--set", "optimize.budget.system_runs=70", "--json", "--quiet")
+    first = json.loads(cli("optimize", "game.yaml", *small).out)
+    assert first["test_before"]["failed"] > 0
+    monkeypatch.delenv("DOWN")
+    ran = cli("optimize", "game.yaml", "--retry-failed", *small)
+    assert ran.code == 0, ran.err
+    again = json.loads(ran.out)
+    assert (again["test_before"]["failed"], again["before"]) == (0, first["before"])
+    assert again["configuration"] == first["configuration"]
+    assert "--retry-failed" in cli("optimize", "game.yaml", "--run", "other", "--retry-failed").err

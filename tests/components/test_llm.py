@@ -1,0 +1,57 @@
+"""The LLM component: what it tells a model, and what its version depends on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal
+
+import pytest
+
+import compound as cp
+from compound.engine import Request
+from compound.graph.configuration import digest
+from compound.testing import ScriptedLM
+
+
+def asked(reply: str, **settings: Any) -> tuple[Request, cp.Trace]:
+    lm = ScriptedLM([reply])
+    node = cp.LLM("judge", prompt="Is it so?", retries=0, **settings)(claim=cp.Input("claim"))
+    system = cp.System("s", outputs={"y": node}, lm="lm")
+    trace = asyncio.run(cp.Executor({"lm": lm}).run(system, {"claim": "It rains."}))
+    return lm.requests[0], trace
+
+
+def test_the_model_is_told_the_choices_of_its_only_output() -> None:
+    request, trace = asked("Maybe.", output=Literal["yes", "no", "maybe"])
+    assert request.messages[-1].content == (
+        "Is it so?\n\nThe answer must be one of: yes, no, maybe\n\nClaim: It rains."
+    )
+    assert trace.outputs == {"y": "maybe"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "reply", "value"), [(int, "12.", 12), (bool, "NO.", False), (float, "0.5", 0.5)]
+)
+def test_a_typed_answer_may_differ_in_case_and_end_in_a_period(kind: Any, reply: str, value: Any) -> None:
+    assert asked(reply, output=kind)[1].outputs == {"y": value}
+
+
+def test_an_answer_that_is_none_of_the_choices_fails() -> None:
+    _, trace = asked("Perhaps.", output=Literal["yes", "no"])
+    assert trace.failure is not None
+    assert trace.failure.kind == "parse"
+
+
+def test_the_version_and_the_prompt_of_a_text_output_are_those_of_earlier_versions() -> None:
+    """Caches and run directories made before the types of single outputs were told stay valid."""
+    llm = cp.LLM("a", prompt="Is it so?")
+    assert llm.version == "llm:" + digest([2, {"output": "str"}, "text", (), "", False])
+    request, _ = asked("It is.")
+    assert request.messages[-1].content == "Is it so?\n\nClaim: It rains."
+    several = cp.LLM("a", output={"x": str, "n": int})
+    assert several.version == "llm:" + digest([2, {"x": "str", "n": "int"}, "fields", (), "", False])
+
+
+def test_the_version_of_a_typed_output_changes_with_what_the_model_is_told() -> None:
+    assert cp.LLM("a", output=int).version != "llm:" + digest([2, {"output": "int"}, "text", (), "", False])
+    assert cp.LLM("a", output=int).version != cp.LLM("a", output=int | None).version

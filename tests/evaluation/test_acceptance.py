@@ -1,0 +1,138 @@
+"""Acceptance is a claim with evidence: false claims stay within alpha, true gains are found.
+
+Every run here is a whole optimization: baseline, jobs, decisions on fresh samples, checkpoints. Only the
+optimizer is trivial, so that what is true of its proposals is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from compound.components.function import Function
+from compound.engine import Example
+from compound.evaluation.metrics import custom
+from compound.execution.rng import generator
+from compound.graph.component import Input
+from compound.graph.space import Text
+from compound.graph.system import System
+from compound.loop.loop import OptimizationLoop
+from compound.optimization.method import Job, Method, Progress, Proposal, Task
+from compound.optimization.problem import Problem
+from compound.optimizers.scheduling.scheduler import Uniform
+from compound.runs.directory import RunDirectory
+from compound.runs.recorder import Recorder
+from compound.runs.state import SearchState
+from compound.settings.base import OptimizeSettings
+
+ALPHA = 0.05
+DECISIONS = 3
+VALID = 20
+SIGNIFICANT = 1e-3  # how sure these tests are when they fail
+
+
+def answer(x: int, label: str, rng: np.random.Generator) -> float:
+    """Be right with a chance that the label states, drawn anew for each label: ``"0.4 anything"``."""
+    own = generator("answer", label, int(rng.integers(2**62)))
+    return float(own.random() < float(label.split(maxsplit=1)[0]))
+
+
+SYSTEM = System(
+    "labelled",
+    outputs={"answer": Function("step", answer, label=Text("0.4 start"))(x=Input("x", int))},
+)
+RIGHT = custom(lambda outputs, example: outputs["answer"], "right")
+ROWS = [Example(f"e{i}", {"x": i}) for i in range(VALID)]
+
+
+@dataclass(frozen=True)
+class Relabel:
+    """Proposes another label, which is right with the chance given."""
+
+    chance: float
+
+    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        yield Proposal({"step.label": f"{self.chance} number {task.seed}"})
+
+
+@pytest.fixture(autouse=True)
+def _no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of runs: whether they survive a power cut is tested elsewhere."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+def optimized(folder: Path, seed: int, chance: float) -> tuple[SearchState, int]:
+    """Run one optimization; return its final state and the number of accepted decisions."""
+    settings = OptimizeSettings(seed=seed, iterations=DECISIONS, alpha=ALPHA, concurrency=1, minibatch=1)
+    method = Method("relabel", {"relabel": Relabel(chance)}, [Job("relabel", ("step.label",))], Uniform())
+    problem = Problem(SYSTEM, ROWS[:1], ROWS, [], RIGHT, settings, method, {})
+    recorder = Recorder(RunDirectory.create(folder / str(seed), "", {}))
+    try:
+        asyncio.run(OptimizationLoop(problem, recorder).run())
+    finally:
+        recorder.close()
+    events = list(RunDirectory.read_only(folder / str(seed), "events.jsonl"))
+    decisions = [event for event in events if event["event"] == "decision"]
+    assert len(decisions) == DECISIONS
+    assert all(decision["changes"] for decision in decisions)
+    assert recorder.state.search
+    return recorder.state.search, sum(decision["accepted"] for decision in decisions)
+
+
+def runs_that_accept(folder: Path, runs: int, chance: float) -> int:
+    return sum(optimized(folder, seed, chance)[1] > 0 for seed in range(runs))
+
+
+def significantly_above(level: float, successes: int, n: int) -> bool:
+    """Return whether a chance of ``level`` would give so many successes with less than 1 in 1,000."""
+    return bool(stats.binom.sf(successes - 1, n, level) < SIGNIFICANT)
+
+
+class TestNoDifference:
+    """A/A: candidates that are exactly as good as the incumbent, under another name."""
+
+    def test_false_accepts_stay_within_alpha_over_whole_runs(self, tmp_path: Path) -> None:
+        falsely = runs_that_accept(tmp_path, 200, chance=0.4)
+        assert not significantly_above(ALPHA, falsely, 200)
+
+    def test_a_comparison_of_means_would_not(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The control: without the test, nearly every run takes noise for progress."""
+
+        def greater(before: Any, after: Any, **_: Any) -> float:
+            return 0.0 if np.mean(after) > np.mean(before) else 1.0
+
+        monkeypatch.setattr("compound.loop.decisions.paired_test", greater)
+        falsely = runs_that_accept(tmp_path, 25, chance=0.4)
+        assert significantly_above(ALPHA, falsely, 25)
+
+    def test_samples_that_chose_a_configuration_do_not_judge_the_next(self, tmp_path: Path) -> None:
+        """Each decision draws fresh ones, so luck of the incumbent is not carried along."""
+        optimized(tmp_path, 0, chance=0.4)
+        samples = [trace["sample"] for trace in RunDirectory.read_only(tmp_path / "0", "traces.jsonl")]
+        by_evaluation = [samples[i : i + VALID] for i in range(0, len(samples), VALID)]
+        assert all(len(set(some)) == 1 for some in by_evaluation)
+        assert [some[0] for some in by_evaluation] == [0, 1, 1, 2, 2, 3, 3]
+
+
+class TestTrueGain:
+    def test_a_gain_of_45_points_is_accepted_in_four_of_five_runs(self, tmp_path: Path) -> None:
+        """From 0.40 to 0.85 on 20 examples, in one of three decisions."""
+        found = runs_that_accept(tmp_path, 100, chance=0.85)
+        assert found >= 80
+
+    def test_a_loss_of_35_points_is_never_accepted(self, tmp_path: Path) -> None:
+        assert runs_that_accept(tmp_path, 15, chance=0.05) == 0
+
+    def test_what_was_accepted_is_the_best_and_its_scores_are_the_ones_reported(self, tmp_path: Path) -> None:
+        state, accepted = optimized(tmp_path, 0, chance=0.95)
+        assert str(state.best["step.label"]).startswith("0.95")
+        assert state.incumbent.mean > 0.7
+        assert accepted >= 1

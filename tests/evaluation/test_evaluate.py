@@ -1,0 +1,641 @@
+"""Evaluations: input order, failures that count, bounded memory, and budgets that timing cannot move."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import random
+import re
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compound.components.function import Function
+from compound.components.llm import LLM
+from compound.engine import Example, Score
+from compound.errors import BudgetExhausted, CallError, DataError, DeclarationError, TooManyFailures
+from compound.evaluation.evaluate import WINDOW, Evaluation, Row, Rules, evaluate, evaluate_all, gain_interval
+from compound.evaluation.metrics import custom, exact_match
+from compound.execution.budget import Budget, Meter
+from compound.execution.cache import DiskCache, MemoryCache
+from compound.execution.executor import Executor
+from compound.execution.trace import Failure, Trace
+from compound.graph.component import CallContext, Input, Operation
+from compound.graph.space import Choice, Text
+from compound.graph.system import System
+from compound.graph.types import Port
+from compound.narrowing import entry
+from compound.testing import ScriptedLM
+
+T = TypeVar("T")
+HANGS = 60.0  # seconds after which something that should have ended counts as stuck
+
+
+def finished(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end; what waits for something that never comes raises instead."""
+
+    async def guarded() -> T:
+        async with asyncio.timeout(HANGS):
+            return await work
+
+    return asyncio.run(guarded())
+
+
+def any_time(_: np.random.Generator) -> float:
+    """Another latency at every call, whatever is asked: what must not matter."""
+    return random.random() * 0.002
+
+
+def examples(n: int, wanted: Callable[[int], Any] = str) -> list[Example]:
+    return [Example(f"e{i}", {"x": i}, {"answer": wanted(i)}) for i in range(n)]
+
+
+def plain(function: Callable[..., Any]) -> System:
+    return System("plain", outputs={"answer": Function("step", function)(x=Input("x", int))})
+
+
+def asked_for(message: str) -> str:
+    """Return the number in the message's last field."""
+    found: list[str] = re.findall(r"\d+", message)
+    return found[-1]
+
+
+def number(outputs: Mapping[str, Any], example: Example) -> float:
+    return float(outputs["answer"])
+
+
+VALUE = custom(number)
+
+
+class TestOrder:
+    def test_results_come_in_input_order_whatever_finishes_first(self) -> None:
+        async def slow(x: int) -> float:
+            await asyncio.sleep(random.random() * 0.01)
+            return float(x)
+
+        seen: list[str] = []
+        rows = examples(40)
+        result = finished(
+            evaluate(
+                Executor(), plain(slow), rows, VALUE, samples=(3, 1),
+                rules=Rules(concurrency=16), on_trace=lambda example, _: seen.append(example.id),
+            )
+        )  # fmt: skip
+        assert [(row.example, row.sample) for row in result.rows] == [(e.id, s) for e in rows for s in (3, 1)]
+        assert [row.score for row in result.rows] == [float(i) for i in range(40) for _ in range(2)]
+        assert seen == [row.example for row in result.rows]
+
+    def test_d3_scores_stay_with_their_examples_under_random_latency(self) -> None:
+        """The reference handed answers on as they came: most were compared with another row's gold."""
+        lm = ScriptedLM(asked_for, latency=any_time)
+        system = System("s", outputs={"answer": LLM("a", prompt="Say")(x=Input("x", int))}, lm="lm")
+        result = finished(
+            evaluate(Executor({"lm": lm}), system, examples(60), exact_match("answer"), rules=Rules(8))
+        )
+        assert result.mean == 1.0
+
+    def test_nothing_to_run_is_refused(self) -> None:
+        for rows, samples in (([], (0,)), (examples(1), ())):
+            with pytest.raises(DeclarationError, match="at least one example"):
+                finished(evaluate(Executor(), plain(_identity), rows, VALUE, samples=samples))
+
+
+class TestFailures:
+    def test_d10_crashed_runs_stay_in_the_mean(self) -> None:
+        def half(x: int) -> str:
+            if x % 2:
+                raise RuntimeError("down")
+            return str(x)
+
+        result = finished(
+            evaluate(Executor(), plain(half), examples(10), exact_match("answer"), rules=Rules(4))
+        )
+        assert result.mean == 0.5
+        assert result.failed == 5
+        assert result.summary()["n"] == 10
+        assert result.failures() == [("error: RuntimeError: down", 5)]
+
+    @pytest.mark.parametrize("failure_score", [0.0, -1.0, 0.25])
+    def test_a_failed_run_scores_what_the_rule_says(self, failure_score: float) -> None:
+        def first(x: int) -> float:
+            if x:
+                return 1.0
+            raise RuntimeError("down")
+
+        result = finished(
+            evaluate(
+                Executor(), plain(first), examples(4), VALUE, rules=Rules(failure_score=failure_score)
+            )
+        )  # fmt: skip
+        assert result.scores == (failure_score, 1.0, 1.0, 1.0)
+        assert result.mean == pytest.approx((3 + failure_score) / 4)
+
+    @pytest.mark.parametrize(
+        ("value", "reason"),
+        [
+            (float("nan"), "must give a finite real number, got nan"),
+            (float("inf"), "must give a finite real number, got inf"),
+            ("1", "must give a finite real number, got '1'"),
+            (None, "must give a finite real number, got None"),
+            (Score(1.0, parts={"f1": float("nan")}), "part 'f1'"),
+            (ZeroDivisionError("0/0"), "ZeroDivisionError: 0/0"),
+            (CallError("the judge is down"), "the judge is down"),
+        ],
+        ids=repr,
+    )
+    def test_a_metric_that_raises_or_gives_no_number_fails_that_run_only(
+        self, value: Any, reason: str
+    ) -> None:
+        def odd_one(outputs: Mapping[str, Any], example: Example) -> Any:
+            if example.id == "e1":
+                if isinstance(value, Exception):
+                    raise value
+                return value
+            return 1.0
+
+        traces: list[Trace] = []
+        result = finished(
+            evaluate(
+                Executor(), plain(_identity), examples(4), custom(odd_one),
+                on_trace=lambda _, trace: traces.append(trace),
+            )
+        )  # fmt: skip
+        assert result.scores == (1.0, 0.0, 1.0, 1.0)
+        failure = result.rows[1].failure
+        assert failure is not None
+        assert failure.kind == "metric"
+        assert reason in failure.message
+        assert traces[1].outputs == {"answer": 1}
+        assert reason in traces[1].feedback
+
+    def test_a_mistake_in_the_data_is_an_error_and_no_score(self) -> None:
+        """It would be wrong on every row; a mean of zeros would hide it."""
+        with pytest.raises(DataError):
+            finished(
+                evaluate(Executor(), plain(_identity), examples(2), exact_match("answer", gold="missing"))
+            )
+
+    def test_too_many_failures_end_the_evaluation_with_the_most_frequent_reason(self) -> None:
+        def mostly(x: int) -> int:
+            raise (TimeoutError("slow") if x % 3 else PermissionError("no key"))
+
+        with pytest.raises(TooManyFailures) as caught:
+            finished(evaluate(Executor(), plain(mostly), examples(30), VALUE, rules=Rules(concurrency=5)))
+        assert "16 of 30 runs failed" in str(caught.value)
+        assert "max_failed=0.5" in str(caught.value)
+        assert "(10 times): transient: TimeoutError: slow" in str(caught.value)
+
+    def test_exactly_the_stated_share_may_fail(self) -> None:
+        def some(x: int) -> int:
+            if x < 3:
+                raise RuntimeError("down")
+            return x
+
+        rows = examples(10)
+        finished(evaluate(Executor(), plain(some), rows, VALUE, rules=Rules(max_failed=0.3)))
+        with pytest.raises(TooManyFailures, match="3 of 10"):
+            finished(evaluate(Executor(), plain(some), rows, VALUE, rules=Rules(max_failed=0.29)))
+
+    def test_after_too_many_failures_no_task_is_left_and_nothing_more_is_asked(self) -> None:
+        async def check() -> None:
+            lm = ScriptedLM(_broken_for_few, latency=any_time, concurrency=100)
+            executor = Executor({"lm": lm})
+            system = System("s", outputs={"answer": LLM("a", prompt="Say")(x=Input("x", int))}, lm="lm")
+            with pytest.raises(TooManyFailures):
+                await evaluate(
+                    executor, system, examples(200), exact_match("answer"),
+                    rules=Rules(concurrency=10, max_failed=0.01),
+                )  # fmt: skip
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+            assert lm.in_flight == 0
+            asked = len(lm.requests)
+            assert asked < 200
+            await asyncio.sleep(0.01)
+            assert len(lm.requests) == asked
+
+        finished(check())
+
+    def test_where_too_many_failures_stop_does_not_depend_on_timing(self) -> None:
+        messages = set()
+        for concurrency in (1, 3, 50):
+            lm = ScriptedLM(_broken_for_few, latency=any_time)
+            system = System("s", outputs={"answer": LLM("a", prompt="Say")(x=Input("x", int))}, lm="lm")
+            with pytest.raises(TooManyFailures) as caught:
+                finished(
+                    evaluate(
+                        Executor({"lm": lm}), system, examples(60), exact_match("answer"),
+                        rules=Rules(concurrency, max_failed=0.05),
+                    )
+                )  # fmt: skip
+            messages.add(str(caught.value))
+        assert len(messages) == 1
+
+
+def _identity(x: int) -> int:
+    return x
+
+
+def _broken_for_few(message: str) -> Any:
+    said = asked_for(message)
+    return CallError(f"refused {int(said) % 2}") if int(said) % 7 == 0 else said
+
+
+class TestMetrics:
+    def test_a_metric_may_be_async(self) -> None:
+        async def judged(outputs: Mapping[str, Any], example: Example) -> Score:
+            await asyncio.sleep(random.random() * 0.005)
+            return Score(float(outputs["answer"]), f"about {example.id}", {"half": outputs["answer"] / 2})
+
+        traces: list[Trace] = []
+        result = finished(
+            evaluate(
+                Executor(), plain(_identity), examples(12), custom(judged), rules=Rules(4),
+                on_trace=lambda _, trace: traces.append(trace),
+            )
+        )  # fmt: skip
+        assert result.scores == tuple(map(float, range(12)))
+        assert [t.feedback for t in traces] == [f"about e{i}" for i in range(12)]
+        assert traces[3].parts == {"half": 1.5}
+
+    def test_repeats_are_averaged_for_each_example(self) -> None:
+        def noisy(x: int, rng: np.random.Generator) -> float:
+            return float(rng.integers(0, 100))
+
+        result = finished(evaluate(Executor(), plain(noisy), examples(5), VALUE, samples=(0, 1, 2)))
+        assert len(result.rows) == 15
+        expected = [np.mean([r.score for r in result.rows[3 * i : 3 * i + 3]]) for i in range(5)]
+        assert result.scores == pytest.approx(expected)
+        assert result.mean == pytest.approx(np.mean(expected))
+        assert result.interval.n == 5
+        assert len({row.score for row in result.rows}) > 5
+
+    def test_examples_weigh_the_same_when_some_of_their_repeats_fail(self) -> None:
+        rows = (Row("a", 0, 1.0), Row("a", 1, 0.0, Failure("error", "x")), Row("b", 0, 1.0), Row("b", 1, 1.0))
+        result = Evaluation("digest", rows)
+        assert result.scores == (0.5, 1.0)
+        assert result.mean == 0.75
+        assert result.failed == 1
+
+
+class TestTogether:
+    def test_candidates_scored_together_score_what_each_scores_alone(self) -> None:
+        def said(message: str, rng: np.random.Generator) -> str:
+            return asked_for(message) if rng.random() < len(message.split(maxsplit=1)[0]) / 6 else "no"
+
+        def fresh() -> Executor:
+            return Executor({"lm": ScriptedLM(said, latency=any_time)}, seed=5)
+
+        asked = LLM("a", prompt=Text("Say"), temperature=1.0)
+        system = System("s", outputs={"answer": asked(x=Input("x", int))}, lm="lm")
+        bound = [system.bind({"a.prompt": text}) for text in ("Say", "Tell", "Speak", "Say")]
+        rows = examples(20)
+        together = finished(
+            evaluate_all(fresh(), bound, rows, exact_match("answer"), samples=(0, 1), rules=Rules(7))
+        )
+        alone = [
+            finished(evaluate(fresh(), one, rows, exact_match("answer"), samples=(0, 1))) for one in bound
+        ]
+        assert [t.to_json() for t in together] == [a.to_json() for a in alone]
+        assert len({t.mean for t in together}) > 1
+
+    def test_a_result_survives_json(self) -> None:
+        rows = (Row("a", 0, 0.1, Failure("error", "x")), Row("b", 7, 1 / 3))
+        result = Evaluation("digest", rows, system_runs=1.5, bounds=(0.0, 1.0))
+        assert Evaluation.from_json(json.loads(json.dumps(result.to_json()))) == result
+
+    def test_records_without_bounds_and_with_wrong_ones_have_unknown_bounds(self) -> None:
+        stored = Evaluation("digest", (Row("a", 0, 0.1), Row("b", 0, 3.0)), bounds=(0.0, 4.0)).to_json()
+        assert Evaluation.from_json(stored).bounds == (0.0, 4.0)
+        assert Evaluation.from_json({**stored, "bounds": [0.0, 1.0]}).bounds is None
+        del stored["bounds"]
+        assert Evaluation.from_json(stored).bounds is None
+
+
+class TestSharing:
+    """Equal deterministic calls run once; who pays is the first in order, not the first in time."""
+
+    def system(self) -> System:
+        asked = LLM("a", prompt=Text("Say"))(x=Input("x", int))
+        checked = LLM("b", prompt="Check")(text=asked)
+        return System("s", outputs={"answer": checked}, lm="lm")
+
+    def rows(self) -> list[Example]:
+        return [Example(f"e{i}", {"x": i % 7 if i % 3 else i % 2}) for i in range(40)]
+
+    def outcome(self, concurrency: int, cached: bool = True) -> tuple[Any, ...]:
+        lm = ScriptedLM(lambda message: f"{int(asked_for(message)) // 2}", latency=any_time)
+        executor = Executor({"lm": lm}, cache=MemoryCache() if cached else None)
+        traces: list[Trace] = []
+        result = finished(
+            evaluate(
+                executor, self.system(), self.rows(), VALUE, rules=Rules(concurrency),
+                on_trace=lambda _, trace: traces.append(trace),
+            )
+        )  # fmt: skip
+        reused = [tuple(call.reused for call in trace.calls) for trace in traces]
+        spent = (executor.meter.system_runs, executor.meter.usage)
+        return len(lm.requests), result.to_json(), reused, spent
+
+    def test_who_pays_for_a_shared_call_does_not_depend_on_latency(self) -> None:
+        alone = self.outcome(1)
+        for concurrency in (2, 8, 64):
+            assert self.outcome(concurrency) == alone
+
+    def test_each_distinct_call_is_made_and_counted_once(self) -> None:
+        requests, result, _, (runs, usage) = self.outcome(16)
+        assert requests == 7 + 4  # questions 0 to 6, of which come answers 0 to 3
+        assert usage.calls == requests
+        assert runs == pytest.approx(requests / 2)
+        assert result["system_runs"] == runs
+        assert result["usage"]["calls"] == requests
+
+    def test_without_a_cache_everything_runs_and_counts(self) -> None:
+        requests, _, reused, (runs, _) = self.outcome(16, cached=False)
+        assert requests == 80
+        assert runs == 40.0
+        assert not any(any(calls) for calls in reused)
+
+
+class TestMemory:
+    @pytest.mark.parametrize("stuck", [None, 0, 57], ids=["even", "first is slow", "one is slow"])
+    def test_only_as_many_traces_are_alive_as_are_in_flight_and_a_few_more(self, stuck: int | None) -> None:
+        """A slow run must not make all the finished ones behind it wait in memory."""
+        concurrency, total = 4, 400
+        done = 0
+
+        async def step(x: int) -> int:
+            nonlocal done
+            while x == stuck and done < 100 and asyncio.current_task() is not None:
+                await asyncio.sleep(0.0005)
+                waited.append(x)
+                if len(waited) > 200:
+                    break
+            await asyncio.sleep(0)
+            done += 1
+            return x
+
+        waited: list[int] = []
+        most = 0
+
+        def count(example: Example, trace: Trace) -> None:
+            nonlocal most
+            if entry(trace.inputs, "x", int) % 8 == 0:
+                most = max(most, sum(type(thing) is Trace for thing in gc.get_objects()))
+
+        gc.collect()
+        gc.freeze()  # what is there already, millions of things perhaps, is not looked at again
+        try:
+            result = finished(
+                evaluate(
+                    Executor(), plain(step), examples(total), VALUE, rules=Rules(concurrency), on_trace=count
+                )
+            )  # fmt: skip
+        finally:
+            gc.unfreeze()
+        assert len(result.rows) == total
+        assert 0 < most <= (WINDOW + 1) * concurrency
+
+
+class Stamp(Operation):
+    """A counted step whose cost repeats: equal inputs are free the second time."""
+
+    name = "stamp"
+    kind = "stamp"
+    cacheable = True
+    inputs = {"x": Port(int)}  # noqa: RUF012
+    outputs = {"output": Port(int)}  # noqa: RUF012
+    version = "1"
+
+    async def run(
+        self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext
+    ) -> Mapping[str, Any]:
+        for _ in range(random.randrange(4)):
+            await asyncio.sleep(0)
+        return {"output": inputs["x"]}
+
+
+def spend(kinds: Sequence[int], known: Sequence[int], limit: float, concurrency: int) -> tuple[Any, ...]:
+    """Evaluate rows of some kinds, of which a few are in the cache already, within a budget."""
+    system = System("s", outputs={"answer": Stamp()(x=Input("x", int))})
+    cache = MemoryCache()
+    finished(
+        evaluate(Executor(cache=cache), system, [Example(f"k{k}", {"x": k}) for k in known], VALUE)
+    ) if known else None
+    executor = Executor(cache=cache, meter=Meter(Budget(system_runs=limit)))
+    rows = [Example(f"e{i}", {"x": kind}) for i, kind in enumerate(kinds)]
+    recorded: list[str] = []
+    ended = "finished"
+    try:
+        finished(
+            evaluate(
+                executor, system, rows, VALUE, rules=Rules(concurrency),
+                on_trace=lambda example, _: recorded.append(example.id),
+            )
+        )  # fmt: skip
+    except BudgetExhausted as error:
+        ended = str(error)
+    return ended, executor.meter.system_runs, recorded
+
+
+class TestBudget:
+    @settings(max_examples=80)
+    @given(
+        st.lists(st.integers(0, 12), min_size=1, max_size=25),
+        st.lists(st.integers(0, 12), max_size=6),
+        st.integers(0, 12),
+        st.sampled_from([2, 3, 5, 64]),
+    )
+    def test_system_runs_are_never_exceeded_and_where_they_end_does_not_depend_on_timing(
+        self, kinds: list[int], known: list[int], limit: int, concurrency: int
+    ) -> None:
+        alone = spend(kinds, known, limit, 1)
+        together = spend(kinds, known, limit, concurrency)
+        assert together == alone
+        assert alone[1] <= limit
+        if alone[0] == "finished":
+            assert alone[1] == len(set(kinds) - set(known))
+
+    def test_a_run_that_cost_nothing_does_not_let_a_later_one_overtake_until_all_wait(self) -> None:
+        """Run 4 took what run 1 gave back; its own cost is known after run 2, which waited for it."""
+        ended, runs, recorded = spend([1, 1, 2, 3, 4, 5], [], limit=2, concurrency=3)
+        assert ended.startswith("budget: 2.0 of 2 system runs are used")
+        assert runs == 2.0
+        assert recorded == ["e0", "e1", "e2"]
+
+    @pytest.mark.parametrize("concurrency", [1, 3, 20])
+    def test_calls_in_flight_never_exceed_the_limit(self, concurrency: int) -> None:
+        lm = ScriptedLM(asked_for, latency=any_time)
+        system = System("s", outputs={"answer": LLM("a", prompt="Say")(x=Input("x", int))}, lm="lm")
+        executor = Executor({"lm": lm}, meter=Meter(Budget(calls=13)))
+        with pytest.raises(BudgetExhausted, match="number 14 of 13"):
+            finished(
+                evaluate(executor, system, examples(40), exact_match("answer"), rules=Rules(concurrency))
+            )
+        assert len(lm.requests) <= 13
+
+    def test_what_an_aborted_evaluation_held_is_given_back(self) -> None:
+        def broken(x: int) -> int:
+            raise RuntimeError("down")
+
+        executor = Executor(meter=Meter(Budget(system_runs=100)))
+        with pytest.raises(TooManyFailures):
+            finished(evaluate(executor, plain(broken), examples(20), VALUE, rules=Rules(8)))
+        spent = executor.meter.system_runs
+        rows = examples(int(100 - spent))
+        finished(evaluate(executor, plain(_identity), rows, VALUE, rules=Rules(8)))
+        assert executor.meter.system_runs == 100
+
+
+def test_a_killed_evaluation_is_not_paid_for_twice(tmp_path: Path) -> None:
+    """What the cache holds since the last checkpoint is charged once, as if it were called now."""
+    lm = ScriptedLM(asked_for)
+    system = System("s", outputs={"answer": LLM("a", prompt="Say")(x=Input("x", int))}, lm="lm")
+    rows = examples(10)
+
+    async def first_half() -> None:
+        cache = DiskCache(tmp_path / "cache.sqlite", step=0)
+        await evaluate(Executor({"lm": lm}, cache=cache), system, rows[:5], exact_match("answer"))
+        cache.close()
+
+    finished(first_half())
+    cache = DiskCache(tmp_path / "cache.sqlite", step=0)
+    resumed = Executor({"lm": lm}, cache=cache)
+    result = finished(evaluate(resumed, system, rows, exact_match("answer"), rules=Rules(4)))
+    assert len(lm.requests) == 10
+    assert (result.system_runs, resumed.meter.system_runs, resumed.meter.usage.calls) == (10.0, 10.0, 10)
+    again = finished(evaluate(resumed, system, rows, exact_match("answer"), rules=Rules(4)))
+    assert (again.system_runs, again.usage.calls) == (0.0, 0)
+    cache.close()
+
+
+def test_a_choice_can_be_measured_at_each_of_its_values() -> None:
+    def pick(x: int, by: int) -> float:
+        return float(x * by)
+
+    step = Function("pick", pick, by=Choice(1, 2, 3))
+    system = System("s", outputs={"answer": step(x=Input("x", int))})
+    results = finished(
+        evaluate_all(Executor(), [system.bind({"pick.by": b}) for b in (1, 2, 3)], examples(3), VALUE)
+    )
+    assert [r.mean for r in results] == [1.0, 2.0, 3.0]
+    assert len({r.configuration for r in results}) == 3
+
+
+def test_an_output_that_the_metric_cannot_read_fails_one_run_and_not_the_evaluation() -> None:
+    def answer(x: int) -> Any:
+        return None if x == 3 else "yes"
+
+    system = System("s", outputs={"a": Function("answer", answer)(x=Input("x", int))})
+    rows = [Example(str(i), {"x": i}, {"a": "yes"}) for i in range(8)]
+    result = finished(evaluate(Executor(), system, rows, exact_match("a")))
+    assert (result.mean, result.failed) == (7 / 8, 1)
+    assert "the output must be text or a number" in result.failures()[0][0]
+
+
+def spelled(x: int) -> str:
+    return str(x)
+
+
+@pytest.mark.parametrize("right", [0, 1, 6, 7, 8])
+def test_the_interval_of_an_accuracy_stays_within_its_range(right: int) -> None:
+    """Regression test: of 7 right answers of 8, the interval reached from 0.58 to 1.17."""
+    rows = [Example(f"e{i}", {"x": i}, {"answer": str(i) if i < right else "none"}) for i in range(8)]
+    found = finished(evaluate(Executor(), plain(spelled), rows, exact_match("answer"))).summary()
+    assert found["mean"] == right / 8
+    low, high = found["low"], found["high"]
+    assert low is not None
+    assert high is not None
+    assert 0 <= low < high <= 1
+    assert low <= found["mean"] <= high
+
+
+@pytest.mark.parametrize(("right", "gain"), [(0, 1.0), (1, 0.875), (8, 0.0)])
+def test_the_interval_of_a_gain_stays_within_the_range_of_differences(right: int, gain: float) -> None:
+    before, after = (
+        Evaluation("d", tuple(Row(f"e{i}", 0, float(i < n)) for i in range(8)), bounds=(0.0, 1.0))
+        for n in (right, 8)
+    )
+    found = gain_interval(before, after)
+    assert found.mean == gain
+    assert -1 <= found.low < found.high <= 1
+    assert gain_interval(after, before).high == pytest.approx(-found.low)
+
+
+class TestBounds:
+    def score(self, value: float, bounds: Any, **rules: Any) -> Evaluation:
+        metric = custom(lambda outputs, example: value, "own", bounds=bounds)
+        return finished(evaluate(Executor(), plain(spelled), examples(3), metric, rules=Rules(**rules)))
+
+    def test_the_range_holds_the_score_of_a_failed_run(self) -> None:
+        assert self.score(0.5, (0, 1)).bounds == (0.0, 1.0)
+        assert self.score(0.5, (0, 1), failure_score=-1.0).bounds == (-1.0, 1.0)
+        assert self.score(0.5, None).bounds is None
+
+    def test_a_score_outside_the_stated_bounds_is_a_failure_of_the_metric(self) -> None:
+        found = self.score(1.5, (0, 1), max_failed=1.0)
+        ((message, times),) = found.failures()
+        assert message.startswith("metric: metric 'own' gave 1.5, outside its bounds [0, 1]")
+        assert times == 3
+        assert found.mean == 0.0
+
+    def test_rounding_beyond_a_bound_is_no_failure(self) -> None:
+        found = self.score(1 + 1e-12, (0, 1))
+        assert (found.mean, found.failed) == (1.0, 0)
+
+    @pytest.mark.parametrize("bounds", [(1, 0), (0, 0), (0,), (0, float("inf")), "01", (0, "1")])
+    def test_bounds_that_are_none_are_refused_when_they_are_stated(self, bounds: Any) -> None:
+        with pytest.raises(DeclarationError, match="bounds must be the least and the greatest score"):
+            self.score(0.5, bounds)
+
+    def test_bounds_of_a_metric_class_are_read_from_its_attribute(self) -> None:
+        class Judge:
+            name = "judge"
+            bounds = (1, 5)
+
+            def score(self, outputs: Mapping[str, Any], example: Example) -> Score:
+                return Score(4.0)
+
+        found = finished(evaluate(Executor(), plain(spelled), examples(3), Judge()))
+        assert found.bounds == (0.0, 5.0)  # a failed run would score 0
+        assert 0 <= found.interval.low < 4 < found.interval.high <= 5
+
+
+def test_one_example_has_no_interval_and_json_can_hold_it() -> None:
+    summary = Evaluation("digest", (Row("e", 0, 0.5),)).summary()
+    assert (summary["low"], summary["high"]) == (None, None)
+    assert json.dumps(summary, allow_nan=False)
+
+
+class TestFailuresOfOneBatch:
+    """Two configurations that share a component which fails on every third example."""
+
+    def spent(self, concurrency: int, latency: float) -> tuple[int, float, int]:
+        def says(message: str) -> str:
+            number = int(re.findall(r"\d+", message)[-1])
+            if "first" in message and number % 3 == 0:
+                raise RuntimeError("down")
+            return str(number)
+
+        lm = ScriptedLM(says, latency=latency)
+        first = LLM("first", prompt="first", lm="lm")(question=Input("question", str))
+        second = LLM("second", prompt=Text("second"), lm="lm")(text=first)
+        system = System("two", outputs={"answer": second})
+        executor = Executor({"lm": lm}, cache=MemoryCache())
+        systems = [system, system.bind({"second.prompt": "another"})]
+        rows = [Example(str(i), {"question": str(i)}, {"answer": str(i)}) for i in range(9)]
+        rules = Rules(concurrency=concurrency, max_failed=1.0)
+        for _ in range(2):
+            asyncio.run(evaluate_all(executor, systems, rows, exact_match("answer"), rules=rules))
+        return len(lm.requests), executor.meter.system_runs, executor.meter.usage.calls
+
+    def test_they_are_made_once_however_many_are_in_flight(self) -> None:
+        """Nine calls of the first, three of them failing, and two of the second for each of the others …"""
+        found = self.spent(1, 0.0)
+        assert found[0] == 9 + 2 * 6 + 3  # … and those that failed once more in the next batch
+        assert self.spent(64, 0.005) == self.spent(3, 0.001) == found

@@ -1,0 +1,381 @@
+"""Rate limits: everybody waits, nobody pays, every request is answered in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import virtual
+from chaos.server import Fault, FaultyServer, Limiter
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compound.components.engines.litellm import LiteLLMEngine
+from compound.components.engines.vllm.engine import VLLMEngine
+from compound.components.llm import LLM
+from compound.engine import NO_USAGE, Engine, Message, Request, Usage
+from compound.errors import BudgetExhausted, CallError, RateLimited
+from compound.evaluation.evaluate import evaluate
+from compound.evaluation.metrics import exact_match
+from compound.execution.budget import Budget, Meter
+from compound.execution.cache import MemoryCache
+from compound.execution.executor import Executor
+from compound.execution.throttle import LONGEST_WAIT, Throttle
+from compound.execution.trace import Trace
+from compound.graph.component import Input
+from compound.graph.system import System
+from compound.testing import ScriptedLM
+
+litellm_speaks = pytest.mark.filterwarnings("ignore:Item 'summary' on TypedDict:UserWarning")
+
+
+def asking(retries: int = 0, timeout: float | None = 60.0) -> System:
+    answerer = LLM("llm", prompt="Say only the number:", retries=retries, timeout=timeout)
+    return System("s", outputs={"y": answerer(q=Input("q"))}, lm="m")
+
+
+class Limited(ScriptedLM):
+    """A model behind a token bucket, by the loop's clock."""
+
+    def __init__(self, per_second: float, retry_after: float | None = 1.0, takes: float = 0.05) -> None:
+        self.refused = 0
+        self.max_wait = 600.0
+        self.retry_after = retry_after
+        self._limiter: Limiter | None = None
+        self._per_second = per_second
+        self._takes = takes
+        super().__init__(self._reply_to)
+
+    async def _reply_to(self, message: str) -> str:
+        if self._limiter is None:
+            self._limiter = Limiter(self._per_second, asyncio.get_running_loop().time)
+        await asyncio.sleep(self._takes / 10)
+        if not self._limiter.admits():
+            self.refused += 1
+            raise RateLimited("slow down", retry_after=self.retry_after, charged=NO_USAGE)
+        await asyncio.sleep(self._takes)
+        return str(re.findall(r"\d+", message)[-1])
+
+
+async def sixty(
+    lm: Engine, notes: list[str] | None = None, meter: Meter | None = None, calls: int = 60
+) -> list[Trace]:
+    kept: list[str] = [] if notes is None else notes
+    executor = Executor({"m": lm}, meter=meter, on_notice=kept.append)
+    system = asking()
+    try:
+        return await asyncio.gather(*(executor.run(system, {"q": f"what is {i}"}) for i in range(calls)))
+    finally:
+        await executor.aclose()
+
+
+@pytest.mark.parametrize("retry_after", [1.0, None])
+@pytest.mark.parametrize("per_second", [3, 8, 20])
+def test_sixty_of_sixty_calls_are_answered_at_each_rate(per_second: int, retry_after: float | None) -> None:
+    lm, meter = Limited(per_second, retry_after), Meter()
+    notes: list[str] = []
+    loop_seconds = []
+
+    async def scenario() -> list[Trace]:
+        traces = await sixty(lm, notes, meter)
+        loop_seconds.append(asyncio.get_running_loop().time())
+        return traces
+
+    traces = virtual.run(scenario())
+    assert [trace.outputs.get("y") for trace in traces] == [str(i) for i in range(60)]
+    assert lm.refused > 0
+    assert meter.incidents["rate_limited"] == lm.refused
+    assert meter.usage.calls == 60, "refused requests are not charged"
+    assert sum(trace.usage.calls for trace in traces) == 60
+    assert loop_seconds[0] < 6 * 60 / per_second, "the server was kept busy"
+    assert notes
+    assert re.fullmatch(r"m limits the rate: waiting \d+(\.\d)? s, \d+ in flight", notes[0])
+
+
+def test_the_same_waits_come_from_the_same_seeds() -> None:
+    def once() -> tuple[int, list[str]]:
+        lm = Limited(3)
+        notes: list[str] = []
+        virtual.run(sixty(lm, notes))
+        return lm.refused, notes
+
+    assert once() == once()
+
+
+@litellm_speaks
+@pytest.mark.parametrize("kind", ["litellm", "vllm"])
+def test_a_server_that_limits_the_rate_answers_every_call(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINY_KEY", "a-key-of-the-tests")
+    refused = [Fault.RATE_LIMIT] * 8
+    with FaultyServer(per_second=16, retry_after="0.2", first=refused) as server:
+        engine: Engine
+        if kind == "litellm":
+            engine = LiteLLMEngine(
+                "openai/tiny", api_base=server.url, api_key_env="TINY_KEY", concurrency=24, price=(1.0, 2.0)
+            )
+        else:
+            engine = VLLMEngine("tiny", api_base=server.url, api_key_env="TINY_KEY", concurrency=24)
+        meter = Meter()
+        traces = asyncio.run(sixty(engine, meter=meter, calls=24))
+        billed = server.billed
+    assert [trace.outputs.get("y") for trace in traces] == [str(i) for i in range(24)]
+    assert server.faults[Fault.RATE_LIMIT] == meter.incidents["rate_limited"] >= 8
+    assert meter.usage.calls == billed.calls == 24
+    assert meter.usage.tokens == billed.tokens
+
+
+def test_requests_beside_the_graph_wait_as_well() -> None:
+    lm = Limited(3)
+    request = [Request((Message("user", f"write {i}"),), seed=i) for i in range(30)]
+
+    async def scenario() -> list[str]:
+        executor = Executor({"m": lm}, cache=MemoryCache(), on_notice=lambda _: None)
+        return [c.text for c in await asyncio.gather(*(executor.ask("m", each) for each in request))]
+
+    assert virtual.run(scenario()) == [str(i) for i in range(30)]
+    assert lm.refused > 0
+
+
+def test_an_evaluation_of_a_limited_model_has_no_failed_run() -> None:
+    from compound.engine import Example
+
+    rows = [Example(str(i), {"q": f"what is {i}"}, {"answer": str(i)}) for i in range(60)]
+
+    async def scenario() -> float:
+        executor = Executor({"m": Limited(8)}, on_notice=lambda _: None)
+        return (await evaluate(executor, asking(), rows, exact_match("y", "answer"))).mean
+
+    assert virtual.run(scenario()) == 1.0
+
+
+def test_a_call_waits_no_longer_than_the_engine_allows() -> None:
+    lm, meter = Limited(0.0), Meter()
+    lm.max_wait = 90.0
+    lm._limiter = Limiter(0.0)
+    lm._limiter._tokens = 0.0
+
+    async def scenario() -> tuple[Trace, float]:
+        executor = Executor({"m": lm}, meter=meter, on_notice=lambda _: None)
+        trace = await executor.run(asking(retries=3), {"q": "1"})
+        return trace, asyncio.get_running_loop().time()
+
+    trace, seconds = virtual.run(scenario())
+    assert trace.failure is not None
+    assert trace.failure.kind == "rate_limit"
+    assert "max_wait allows, 90 s; lower the engine's concurrency, or raise" in trace.failure.message
+    assert 60 < seconds < 140
+    assert meter.usage == NO_USAGE
+
+
+def test_a_wait_that_is_too_long_is_not_begun() -> None:
+    lm = Limited(0.0, retry_after=86_400.0)
+    lm._limiter = Limiter(0.0)
+    lm._limiter._tokens = 0.0
+
+    async def scenario() -> float:
+        executor = Executor({"m": lm}, on_notice=lambda _: None)
+        trace = await executor.run(asking(), {"q": "1"})
+        assert trace.failure is not None
+        assert "asks for another 86400 s" in trace.failure.message
+        return asyncio.get_running_loop().time()
+
+    assert virtual.run(scenario()) < 1
+
+
+def test_calls_do_not_wait_one_after_another_for_a_server_that_admits_none() -> None:
+    lm, notes = Limited(0.0), list[str]()
+    lm.max_wait = 10.0
+    lm._limiter = Limiter(0.0)
+    lm._limiter._tokens = 0.0
+
+    async def scenario() -> tuple[list[Trace], float]:
+        traces = await sixty(lm, notes)
+        return traces, asyncio.get_running_loop().time()
+
+    traces, seconds = virtual.run(scenario())
+    assert {trace.failure.kind for trace in traces if trace.failure} == {"rate_limit"}
+    assert "it has admitted no request for as long as max_wait allows, 10 s" in str(traces[-1].failure)
+    assert seconds < 25
+    assert len(notes) < 20, "one notice for each time that all wait"
+
+
+def test_a_server_that_admits_again_is_used_again() -> None:
+    lm = Limited(0.0)
+    lm.max_wait = 10.0
+    lm._limiter = Limiter(0.0)
+    lm._limiter._tokens = 0.0
+
+    async def scenario() -> list[Trace]:
+        executor = Executor({"m": lm}, on_notice=lambda _: None)
+        first = await executor.run(asking(), {"q": "1"})
+        lm._limiter = Limiter(100.0)
+        await asyncio.sleep(2)
+        return [first, await executor.run(asking(), {"q": "2"})]
+
+    first, second = virtual.run(scenario())
+    assert first.failure is not None
+    assert second.outputs == {"y": "2"}
+
+
+def test_a_wait_for_the_rate_limit_is_no_part_of_the_time_limit_of_a_try() -> None:
+    lm = Limited(1, retry_after=30.0)
+
+    async def scenario() -> list[Trace]:
+        executor = Executor({"m": lm}, on_notice=lambda _: None)
+        system = asking(timeout=2.0)
+        return await asyncio.gather(*(executor.run(system, {"q": f"{i}"}) for i in range(3)))
+
+    assert [trace.failure for trace in virtual.run(scenario())] == [None] * 3
+
+
+def test_what_an_engine_prepares_is_no_part_of_the_time_limit_of_a_try() -> None:
+    class Slow(ScriptedLM):
+        async def warm_up(self) -> None:
+            await asyncio.sleep(30)
+
+    async def scenario() -> tuple[Trace, float]:
+        trace = await Executor({"m": Slow(["4"])}).run(asking(timeout=2.0), {"q": "2 + 2"})
+        return trace, asyncio.get_running_loop().time()
+
+    trace, seconds = virtual.run(scenario())
+    assert (trace.failure, trace.outputs) == (None, {"y": "4"})
+    assert seconds == pytest.approx(30.0)
+
+
+def test_the_minutes_of_a_run_end_a_wait() -> None:
+    lm = Limited(1, retry_after=50.0)
+
+    async def scenario() -> float:
+        loop = asyncio.get_running_loop()
+        meter = Meter(Budget(minutes=0.5), clock=loop.time)
+        executor = Executor({"m": lm}, meter=meter, on_notice=lambda _: None)
+        await executor.run(asking(), {"q": "1"})
+        with pytest.raises(
+            BudgetExhausted, match=r"0\.5 of 0\.5 minutes are used; calls in flight were ended"
+        ):
+            await executor.run(asking(), {"q": "2"})
+        assert meter.usage.calls == 1
+        return loop.time()
+
+    assert virtual.run(scenario()) == pytest.approx(30.0)
+
+
+def test_a_budget_of_calls_is_not_used_up_by_refusals() -> None:
+    meter = Meter(Budget(calls=60))
+    traces = virtual.run(sixty(Limited(3), meter=meter))
+    assert all(trace.failure is None for trace in traces)
+    assert meter.usage.calls == 60
+
+
+# --- the throttle itself -------------------------------------------------------------------------------
+
+
+def test_it_halves_once_for_requests_that_were_in_flight_together_and_grows_with_answers() -> None:
+    async def scenario() -> tuple[list[float], float]:
+        throttle = Throttle(16)
+        turns = []
+        for _ in range(4):
+            manager = throttle.turn()
+            turns.append((manager, await manager.__aenter__()))
+        limits = [throttle.limit]
+        for _, turn in turns:
+            throttle.slow_down(turn, 1.0)
+            limits.append(throttle.limit)
+        for manager, _ in turns:
+            await manager.__aexit__(None, None, None)
+        for _ in range(200):
+            throttle.speed_up()
+        return limits, throttle.limit
+
+    assert virtual.run(scenario()) == ([16.0, 8.0, 8.0, 8.0, 8.0], 16.0)
+
+
+def test_without_a_wish_of_the_server_waits_double_up_to_a_minute() -> None:
+    async def scenario() -> list[float]:
+        throttle, waits = Throttle(4), []
+        for _ in range(10):
+            async with throttle.turn() as turn:
+                waits.append(throttle.slow_down(turn, None))
+        return waits
+
+    waits = virtual.run(scenario())
+    assert waits[:4] == pytest.approx([0.5, 1.0, 2.0, 4.0])
+    assert waits[-1] == pytest.approx(LONGEST_WAIT)
+
+
+def test_everybody_waits_also_those_who_come_later() -> None:
+    async def scenario() -> float:
+        throttle = Throttle(4)
+        async with throttle.turn() as turn:
+            throttle.slow_down(turn, 7.0)
+        async with throttle.turn():
+            return asyncio.get_running_loop().time()
+
+    assert virtual.run(scenario()) == pytest.approx(7.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["answer", "refuse", "cancel"])), max_size=40))
+def test_turns_are_never_lost_whatever_happens(jobs: list[tuple[int, str]]) -> None:
+    async def scenario() -> None:
+        throttle = Throttle(3)
+        most = 0
+
+        async def job(delay: int, end: str) -> None:
+            nonlocal most
+            await asyncio.sleep(delay)
+            async with throttle.turn() as turn:
+                most = max(most, throttle.sent)
+                await asyncio.sleep(1)
+                if end == "refuse":
+                    throttle.slow_down(turn, 2.0)
+                else:
+                    throttle.speed_up()
+
+        tasks = [asyncio.create_task(job(*each)) for each in jobs]
+        await asyncio.sleep(1.5)
+        for task, (_, end) in zip(tasks, jobs, strict=True):
+            if end == "cancel":
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert most <= 3
+        assert throttle.sent == throttle._held == 0
+        async with asyncio.timeout(100), throttle.turn():
+            pass
+
+    virtual.run(scenario())
+
+
+def test_a_cancelled_call_leaves_its_place_in_the_queue_to_the_next() -> None:
+    async def scenario() -> list[str]:
+        throttle, order = Throttle(1), []
+
+        async def job(name: str, work: Callable[[], Awaitable[Any]]) -> None:
+            async with throttle.turn():
+                order.append(name)
+                await work()
+
+        holder = asyncio.create_task(job("a", lambda: asyncio.sleep(5)))
+        await asyncio.sleep(0)
+        waiting = [asyncio.create_task(job(name, lambda: asyncio.sleep(0))) for name in "bcd"]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        await asyncio.gather(holder, *waiting, return_exceptions=True)
+        return order
+
+    assert virtual.run(scenario()) == ["a", "c", "d"]
+
+
+def test_usage_of_a_failed_request_is_what_its_error_says() -> None:
+    def charged(error: Exception) -> Usage:
+        executor = Executor({"m": ScriptedLM([error])})
+        asyncio.run(executor.run(asking(), {"q": "1"}))
+        return executor.meter.usage
+
+    worst = ScriptedLM([]).worst_case(Request((Message("user", "Say only the number:\n\nq: 1"),)))
+    assert charged(CallError("refused", charged=NO_USAGE)) == NO_USAGE
+    assert charged(CallError("cut", charged=Usage(1, 3, 2))) == Usage(1, 3, 2)
+    assert charged(CallError("lost")).completion_tokens == worst.completion_tokens == 256
+    assert charged(ValueError("odd")).completion_tokens == 256

@@ -1,0 +1,177 @@
+"""Small budgets: what can be tried is tried, what cannot is said before anything is spent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compound.api.optimize import Result, optimize
+from compound.components.function import Function
+from compound.components.llm import LLM
+from compound.components.selector import Selector
+from compound.errors import DeclarationError
+from compound.evaluation.dataset import Dataset
+from compound.evaluation.metrics import exact_match
+from compound.graph.component import Input
+from compound.graph.space import Choice, Float, Int, Text
+from compound.graph.system import System
+from compound.optimization.budget_plan import job_minibatch, usable
+from compound.report import closing, summarize
+from compound.settings.base import make_settings
+from compound.testing import ScriptedLM
+
+
+def rows(name: str, n: int) -> list[dict[str, str]]:
+    return [{"id": f"{name}{i}", "question": f"{name} {i}?", "answer": "yes"} for i in range(n)]
+
+
+def selecting(right: str = "9") -> System:
+    """A selector with more options than candidates, and a large number space beside it."""
+
+    def answer(question: str, pick: str, weight: float, count: int) -> str:
+        return "yes" if right in ("", pick) else "no"
+
+    pick = Selector("pick", *map(str, range(12)))(question=Input("question"))
+    step = Function("step", answer, weight=Float(0.0, 1.0, value=0.5), count=Int(1, 90, value=5))
+    return System("selecting", {"answer": step(question=Input("question"), pick=pick)})
+
+
+def run(
+    folder: Path, system: System, runs: float, valid: int = 10, lm: ScriptedLM | None = None, **settings: Any
+) -> Result:
+    resolved = make_settings({"valid_size": valid, "budget": {"system_runs": runs}, **settings})
+    data = Dataset.of(train=rows("t", 40), valid=rows("v", valid), test=rows("x", 5))
+    engines = {"lm": lm or ScriptedLM(lambda _: "no")}
+    return optimize(system, data, exact_match("answer"), resolved, run_dir=folder / "run", engines=engines)
+
+
+@pytest.mark.parametrize("runs", [40, 50, 60, 100])
+def test_a_space_that_is_too_large_to_sample_is_drawn_from(runs: float, tmp_path: Path) -> None:
+    """The job's runs held no sample of TPE beside a race, so that "0 settings to race" was all that it did."""
+    facts = summarize(run(tmp_path, selecting(), runs).path)
+    worked = [job for job in facts["jobs"] if job["tried"]]
+    assert worked
+    assert facts["spent"]["system_runs"] >= 10 + 6
+
+
+def test_what_is_left_is_used_while_candidates_remain(tmp_path: Path) -> None:
+    """Of 60 runs, 10 measure the start and 20 are for the decision that nothing needed in the end."""
+    result = run(tmp_path, selecting(), 60)
+    assert result.spent["system_runs"] > 60 - 20 - 8
+
+
+def test_a_job_whose_share_is_too_small_takes_what_is_free(tmp_path: Path) -> None:
+    """Two jobs with a share below two minibatches each: both used to be passed over."""
+    answer = LLM("answerer", prompt=Text("Answer."), max_tokens=Choice(8, 16))(question=Input("question"))
+    system = System("two", {"answer": answer}, lm="lm")
+    result = run(tmp_path, system, 10 + 10 + 20, lm=ScriptedLM(lambda _: "no"))
+    jobs = summarize(result.path)["jobs"]
+    assert any(job["tried"] and job["runs"] for job in jobs)
+
+
+def test_a_budget_that_holds_nothing_is_refused_with_what_would_be_enough(tmp_path: Path) -> None:
+    with pytest.raises(DeclarationError, match="system_runs=13 is too small to try anything") as refused:
+        run(tmp_path, selecting(), 13)
+    assert "measuring the start takes 10 system runs, one decision 20, and the smallest job 8" in str(
+        refused.value
+    )
+    assert "give at least 38" in refused.value.hint
+    assert not (tmp_path / "run").exists()
+    assert run(tmp_path, selecting(), 38).spent["system_runs"] > 10
+
+
+def test_a_smaller_validation_split_is_named_where_it_would_do(tmp_path: Path) -> None:
+    with pytest.raises(DeclarationError) as refused:
+        run(tmp_path, selecting(), 30)
+    assert refused.value.hint == "give at least 38, or lower optimize.valid_size to 7"
+    assert run(tmp_path, selecting(), 30, valid=7).spent["system_runs"] > 7
+
+
+def test_the_command_line_refuses_with_code_2(tmp_path: Path, monkeypatch: Any, cli: Any) -> None:
+    source = Path(__file__).parents[1] / "files" / "game"
+    for name in ("game.py", "game.yaml"):
+        (tmp_path / name).write_text((source / name).read_text())
+    lines = [json.dumps({"id": str(i), "x": i, "target": 2.0 * i}) for i in range(120)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    for options in (["check"], ["optimize", "--dry-run"], ["optimize"]):
+        name, *rest = options
+        sets = ["--set", "optimize.budget.system_runs=13", "--set", "optimize.method=search"]
+        ran = cli(name, "game.yaml", *rest, *sets)
+        assert ran.code == 2, ran.out
+        assert "too small to try anything" in ran.err
+        assert "give at least" in ran.err
+    ran = cli("check", "game.yaml", "--set", "optimize.method=search")
+    assert ran.code == 0
+    assert "validation examples and" in ran.out
+    assert "is found with 80% probability" in ran.out
+
+
+class TestWords:
+    def test_nothing_was_better_on_train(self, tmp_path: Path) -> None:
+        told = closing(run(tmp_path, selecting("none"), 100).path)
+        assert "tried on train examples, none of them better there" in told
+
+    def test_better_but_not_beyond_chance(self, tmp_path: Path) -> None:
+        """One of twelve options answers the first three validation questions, and most of train."""
+
+        def answer(question: str, pick: str) -> str:
+            known = question.startswith("t") or question in ("v 0?", "v 1?", "v 2?")
+            return "yes" if known and pick == "3" else "no"
+
+        pick = Selector("pick", *map(str, range(4)))(question=Input("question"))
+        step = Function("step", answer)(question=Input("question"), pick=pick)
+        result = run(tmp_path, System("some", {"answer": step}), 100, iterations=1)
+        told = closing(result.path)
+        assert (
+            "1 scored higher, but not beyond chance (smallest p = 0.125, where at most 0.05 is accepted)"
+            in told
+        )
+
+    def test_none_scored_higher(self, tmp_path: Path) -> None:
+        def answer(question: str, pick: str) -> str:
+            return "yes" if question.startswith("t") and pick == "3" else "no"
+
+        pick = Selector("pick", *map(str, range(4)))(question=Input("question"))
+        step = Function("step", answer)(question=Input("question"), pick=pick)
+        told = closing(run(tmp_path, System("some", {"answer": step}), 100, iterations=1).path)
+        assert "of 1 configuration put to the test on the validation split, none scored higher" in told
+
+
+def test_the_start_and_the_report_say_what_can_be_detected(tmp_path: Path) -> None:
+    result = run(tmp_path, selecting("none"), 100)
+    events = [json.loads(line) for line in (result.path / "events.jsonl").read_text().splitlines()]
+    assert events[0]["event"] == "outlook"
+    assert events[0]["detection"]["examples"] == 10
+    assert events[0]["jobs"][0]["candidates"] > 0
+    assert "10 validation examples and" in result.report
+    assert "What could be found" in result.report
+
+
+def test_parameters_that_cannot_be_tried_are_named_before(tmp_path: Path) -> None:
+    answer = LLM("answerer", prompt=Text("Answer."), max_tokens=Choice(8, 16))(question=Input("question"))
+    system = System("two", {"answer": answer}, lm="lm")
+    result = run(tmp_path, system, 10 + 10 + 9)
+    event = json.loads((result.path / "events.jsonl").read_text().splitlines()[0])
+    idle = [key for job in event["jobs"] if not job["candidates"] for key in job["keys"]]
+    assert len(idle) == 1
+    assert any(
+        f"cannot be tried with optimize.budget.system_runs=29: {idle[0]}" in line for line in event["told"]
+    )
+    tried = {key for job in summarize(result.path)["jobs"] if job["runs"] for key in job["keys"]}
+    assert tried == {"answerer.prompt", "answerer.max_tokens"} - set(idle)
+
+
+class TestRuns:
+    def test_a_job_gets_no_more_than_is_free(self) -> None:
+        for free in range(60):
+            for share in range(free + 1):
+                for tried in (False, True):
+                    assert usable(share, free, 16, tried=tried) <= max(share, free)
+
+    def test_minibatches_shrink_with_the_runs(self) -> None:
+        assert [job_minibatch(8, runs) for runs in (8, 16, 31, 32, 400)] == [2, 4, 7, 8, 8]
+        assert job_minibatch(1, 4) == 1

@@ -1,0 +1,235 @@
+"""Requests for proposals: counted by outcome, told to the user, and stopped when a model only fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from guiding import proposals
+
+from compound.api.optimize import Result, optimize
+from compound.api.progress import describe
+from compound.components.llm import LLM
+from compound.engine import Usage
+from compound.errors import CallError
+from compound.evaluation.dataset import Dataset
+from compound.evaluation.metrics import exact_match
+from compound.execution.budget import Budget, Meter
+from compound.graph.component import Input
+from compound.graph.space import Choice, Text
+from compound.graph.system import System
+from compound.optimization.proposals import LedgerState, NotAsked, Proposals
+from compound.report import closing, summarize
+from compound.report.facts.documents import ProposalFacts
+from compound.settings.base import make_settings
+from compound.testing import ScriptedLM
+
+WRITES = ("write a new instruction", "between <prompt> and </prompt>", "What is wrong with", "Is the step")
+REFUSED = CallError("401 wrong key", hint="set THE_KEY to a key that may use lm")
+
+
+def asks(message: str) -> bool:
+    return any(mark in message for mark in WRITES)
+
+
+def system() -> System:
+    answer = LLM("answerer", prompt=Text("Answer."), lm=Choice("lm", "other"))(question=Input("question"))
+    return System("asked", outputs={"answer": answer}, lm="lm")
+
+
+def data() -> Dataset:
+    def rows(name: str, n: int) -> list[dict[str, str]]:
+        return [{"id": f"{name}{i}", "question": f"{name} {i}?", "answer": "yes"} for i in range(n)]
+
+    return Dataset.of(train=rows("t", 40), valid=rows("v", 20), test=rows("x", 5))
+
+
+def run(
+    method: str, reply: Callable[[str], Any], folder: Path, listener: Any = None, **settings: Any
+) -> tuple[Result, list[str]]:
+    """Run a method; returns the result and what was asked besides running the system."""
+    lm = ScriptedLM(lambda message: reply(message) if asks(message) else "no")
+    resolved = make_settings(
+        {"method": method, "valid_size": 20, "budget": {"system_runs": 160}, **proposals("opro"),
+         **settings}
+    )  # fmt: skip
+    result = optimize(
+        system(), data(), exact_match("answer"), resolved, run_dir=folder / "run",
+        engines={"lm": lm, "other": lm}, listener=listener,
+    )  # fmt: skip
+    texts = [request.messages[-1].content for request in lm.requests]
+    return result, [text for text in texts if asks(text)]
+
+
+def proposals_of(run: Path) -> ProposalFacts:
+    found = summarize(run)["proposals"]
+    assert found is not None
+    return found
+
+
+def decisions_of(run: Path) -> int:
+    plan = summarize(run)["plan"]
+    assert plan is not None
+    return plan["decisions"]
+
+
+@pytest.mark.parametrize("method", ["gepa", "opro", "textgrad", "mipro", "search", "llm_selector_diagnoser"])
+def test_a_model_that_refuses_every_request_is_asked_five_times(method: str, tmp_path: Path) -> None:
+    result, sent = run(method, lambda _: REFUSED, tmp_path)
+    assert len(sent) == 5
+    told = closing(result.path)
+    assert "5 of 5 calls to 'lm' failed (401 wrong key; set THE_KEY to a key that may use lm)" in told
+    assert "was not asked any more: 5 calls in a row failed" in told
+    assert proposals_of(result.path)["models"]["lm"]["failed"] == 5
+    assert "401 wrong key" in result.report
+
+
+def test_how_many_failures_end_it_is_a_setting(tmp_path: Path) -> None:
+    _, sent = run(
+        "gepa", lambda _: REFUSED, tmp_path, budget={"system_runs": 160, "max_proposal_failures": 2}
+    )
+    assert len(sent) == 2
+
+
+def test_failures_between_answers_do_not_end_it(tmp_path: Path) -> None:
+    count = iter(range(10_000))
+
+    def sometimes(_: str) -> Any:
+        return REFUSED if next(count) % 4 else f"```\nAnswer number {next(count)}.\n```"
+
+    result, sent = run("gepa", sometimes, tmp_path)
+    assert len(sent) > 10
+    tally = proposals_of(result.path)["models"]["lm"]
+    assert tally["failed"] > 5
+    assert tally["proposed"] > 2
+    assert tally["asked"] == len(sent) == tally["failed"] + tally["proposed"]
+    assert "Some proposals failed" in closing(result.path)
+
+
+def test_replies_without_a_proposal_are_counted_as_unusable_and_end_it_later(tmp_path: Path) -> None:
+    result, sent = run("opro", lambda _: "I would rather not.", tmp_path)
+    assert len(sent) == 20
+    assert proposals_of(result.path)["models"]["lm"]["unusable"] == 20
+    assert "20 calls to 'lm': 20 unusable" in closing(result.path)
+
+
+def test_a_proposal_that_is_known_is_a_duplicate(tmp_path: Path) -> None:
+    result, _ = run("opro", lambda _: "<prompt>Answer.</prompt>", tmp_path, iterations=1)
+    tally = proposals_of(result.path)["models"]["lm"]
+    assert tally["duplicate"] == tally["asked"] > 0
+    assert tally["proposed"] == 0
+
+
+def test_progress_events_and_the_job_say_what_came_of_proposals(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    result, _ = run("gepa", lambda _: REFUSED, tmp_path, seen.append)
+    (stop,) = [event for event in seen if event["event"] == "proposals"]
+    assert "stopped asking 'lm' for proposals in this job: 5 calls in a row failed" in describe(stop)
+    first = next(event for event in seen if event["event"] == "job")
+    assert first["proposals"]["lm"]["failed"] == 5
+    assert "proposals: 5 of 5 calls to 'lm' failed" in describe(first)
+    events = [json.loads(line) for line in (result.path / "events.jsonl").read_text().splitlines()]
+    assert any(event["event"] == "proposals" for event in events)
+
+
+def test_the_budget_is_not_burnt_when_no_prompt_can_be_written(tmp_path: Path) -> None:
+    """The start on 20 validation examples and one job; later jobs compare nothing, since nothing is new."""
+    result, _ = run("gepa", lambda _: REFUSED, tmp_path)
+    assert result.spent["system_runs"] < 20 + 60
+    jobs = summarize(result.path)["jobs"]
+    assert [job["runs"] for job in jobs[1:]] == [0] * (len(jobs) - 1)
+
+
+class TestSharesOfALimit:
+    @pytest.mark.parametrize("limit", [{"calls": 260}, {"tokens": 60_000}, {"cost": 60.0}])
+    def test_proposals_leave_the_runs_that_the_decision_needs(self, limit: Any, tmp_path: Path) -> None:
+        """Reflections that cost much more than a run used to take all that was left before the decision."""
+        counter = iter(range(10_000))
+        good = "Answer with yes."
+
+        def reply(message: str) -> Any:
+            if asks(message):
+                words = " ".join(["word"] * 300)
+                return f"{words}\n```\n{good} {next(counter)}\n```"
+            return "yes" if good in message else "no"
+
+        lm = ScriptedLM(reply, price=0.001)
+        resolved = make_settings({"method": "gepa", "valid_size": 20, "budget": limit, "iterations": 1})
+        result = optimize(
+            system(), data(), exact_match("answer"), resolved, run_dir=tmp_path / "run",
+            engines={"lm": lm, "other": lm},
+        )  # fmt: skip
+        facts = summarize(result.path)
+        assert [decision["accepted"] for decision in facts["decisions"]] == [True]
+        (name, most), spent = next(iter(limit.items())), result.to_json()
+        assert spent[name] <= most
+
+    def test_the_plan_holds_fewer_decisions_where_proposals_take_a_part(self, tmp_path: Path) -> None:
+        """Regression test: decisions were planned as if requests for proposals took nothing."""
+        found = {}
+        for method in ("gepa", "random"):
+            result, _ = run(
+                method, lambda _: "```\nAnswer so.\n```", tmp_path / method, budget={"tokens": 20_000}
+            )
+            found[method] = decisions_of(result.path)
+        assert found["gepa"] < found["random"]
+
+
+class TestLedger:
+    def test_a_request_beyond_what_was_planned_is_not_sent(self) -> None:
+        ledger = Proposals(Meter(), left=3)
+        ledger.begin_job(2)
+        assert [asyncio.run(self.sent(ledger)) for _ in range(3)] == [True, True, False]
+        ledger.begin_job(2)
+        assert [asyncio.run(self.sent(ledger)) for _ in range(2)] == [True, False]
+
+    def test_requests_stay_within_their_part_of_a_limit(self) -> None:
+        ledger = Proposals(Meter(Budget(calls=10)))
+        ledger.begin_job(None)
+        ledger.limit(lambda usage: usage.calls <= 1)
+        assert [asyncio.run(self.sent(ledger)) for _ in range(2)] == [True, False]
+
+    def test_only_the_first_few_of_many_requests_at_once_find_out_that_a_model_is_down(self) -> None:
+        tried: list[int] = []
+
+        async def down() -> None:
+            await asyncio.sleep(0)
+            raise CallError("down")
+
+        async def one(ledger: Proposals, number: int) -> None:
+            try:
+                async with ledger.request("lm", Usage(1)):
+                    tried.append(number)
+                    await down()
+            except CallError:
+                return
+
+        async def together() -> None:
+            ledger = Proposals(Meter(), give_up=3)
+            await asyncio.gather(*(one(ledger, number) for number in range(50)))
+
+        asyncio.run(together())
+        assert tried == [0, 1, 2]
+
+    def test_the_state_goes_through_json(self) -> None:
+        ledger = Proposals(Meter(), give_up=1, left=9)
+        ledger.begin_job(5)
+        asyncio.run(self.sent(ledger))
+        ledger.judge("lm", "proposed")
+        other = Proposals(Meter(), give_up=1)
+        stored = json.loads(json.dumps(ledger.snapshot().to_json()))
+        other.restore(LedgerState.from_json(stored))
+        assert other.snapshot() == ledger.snapshot()
+
+    @staticmethod
+    async def sent(ledger: Proposals) -> bool:
+        try:
+            async with ledger.request("lm", Usage(1)):
+                ledger._meter.usage += Usage(1)
+                return True
+        except NotAsked:
+            return False

@@ -1,0 +1,557 @@
+"""GEPA: a phrase that only reflection on runs can find, within the budget, resumable, and off the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import pickle
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compound.api.optimize import optimize
+from compound.components.function import FirstOf, Function
+from compound.components.llm import LLM
+from compound.engine import Example, Score
+from compound.errors import BudgetExhausted, CallError, DeclarationError, MissingExtra, TooManyFailures
+from compound.evaluation.dataset import Dataset
+from compound.evaluation.metrics import custom
+from compound.graph.component import Input
+from compound.graph.space import Demos, Text
+from compound.graph.system import System
+from compound.optimization.method import Progress
+from compound.optimizers.baselines.gepa import GEPA, GEPASettings, pareto_size
+from compound.optimizers.methods import method
+from compound.runs.recorder import Interrupted, Recorder
+from compound.settings.base import BudgetSettings, OptimizeSettings
+from compound.testing import ScriptedLM
+
+HIDDEN = "Answer in metres."
+USELESS = ("Be brief.", "Be polite.")
+REFLECTING = "write a new instruction for the assistant"
+
+
+def right(message: str) -> bool:
+    """Two of ten questions are answered right; with the hidden phrase eight are, but not the first two."""
+    (number,) = re.findall(r"(?:Question|question): number (\d+)", message)
+    return 1 <= int(number) % 10 <= 8 if HIDDEN in message else int(number) % 10 < 2
+
+
+def script(message: str, rng: np.random.Generator) -> str:
+    """Answer, or add a phrase to the instruction: the hidden one is as likely as each of the others."""
+    if REFLECTING in message:
+        instruction = message.split("```")[1].strip()
+        phrase = (HIDDEN, *USELESS)[rng.integers(3)]
+        return f"The unit is missing.\n```\n{instruction} {phrase}\n```"
+    return "right" if right(message) else "wrong"
+
+
+async def graded(outputs: Any, example: Example) -> Score:
+    return Score(float(outputs["answer"] == "right"), f"{example.id} was graded")
+
+
+METRIC = custom(graded)
+
+
+def system(text: str | Text = "Answer.", **more: Any) -> System:
+    prompt = Text(text) if isinstance(text, str) else text
+    step = LLM("answerer", prompt=prompt, **more)(question=Input("question", str))
+    return System("units", outputs={"answer": step}, lm="lm")
+
+
+def functions() -> System:
+    """The same without a model: nothing of it is cached."""
+
+    def answered(question: str, prompt: str) -> str:
+        return "right" if right(f"{prompt} Question: {question}") else "wrong"
+
+    step = Function("answerer", answered, prompt=Text("Answer."))(question=Input("question", str))
+    return System("functions", outputs={"answer": step}, lm="lm")
+
+
+def rows(n: int) -> list[Example]:
+    return [Example(f"e{i}", {"question": f"number {i}"}, {"answer": f"{i} m"}) for i in range(n)]
+
+
+def scripted(reply: Callable[..., Any] = script) -> Callable[[], ScriptedLM]:
+    return lambda: ScriptedLM(reply)
+
+
+def asked(lm: ScriptedLM, mark: str) -> list[str]:
+    return [r.messages[-1].content for r in lm.requests if mark in r.messages[-1].content]
+
+
+def shown(text: str) -> list[str]:
+    return re.findall(r"(?:question|Question): (number \d+)", text)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    assert [thread.name for thread in threading.enumerate() if thread.name == "gepa"] == []
+
+
+class TestSearch:
+    def test_it_finds_the_phrase_that_raises_the_metric(self, job: Any) -> None:
+        _, proposal = job(system(), METRIC, rows(100), scripted(), 300).run(GEPA())
+        assert HIDDEN in proposal.values["answerer.prompt"]
+        assert proposal.before == pytest.approx(0.2, abs=0.12)
+        assert proposal.after == pytest.approx(0.8, abs=0.12)
+        assert proposal.tried > 1
+
+    def test_before_and_after_are_means_over_the_same_set(self, job: Any) -> None:
+        states, proposal = job(system(), METRIC, rows(100), scripted(), 300).run(GEPA())
+        found = proposal.values["answerer.prompt"]
+        assignment = job(system(), METRIC, rows(100), scripted(), 300)
+        batches = watched(assignment)
+        assignment.run(GEPA())
+        _, pareto = batches[0]
+        assert len(set(pareto)) == len(states[0]["answers"][0]) == 37
+        assert proposal.before == fmean(right(f"Answer. Question: {question}") for question in pareto)
+        assert proposal.after == fmean(right(f"{found} Question: {question}") for question in pareto)
+
+    def test_texts_of_all_components_change_together(self, job: Any) -> None:
+        """Either phrase alone helps half; only a candidate with both is right everywhere."""
+
+        def both(message: str, rng: np.random.Generator) -> str:
+            if REFLECTING in message:
+                (name,) = set(re.findall(r"I am (\w+)", message.split("```")[1]))
+                return f"```\nI am {name}. {name} is ready.\n```"
+            earlier = re.findall(r"Earlier: (\w+)", message)
+            ready = re.search(r"(\w+) is ready", message) is not None
+            (number,) = re.findall(r"Question: number (\d+)", message)
+            if not earlier:
+                return "prepared" if ready else "raw"
+            return "right" if (earlier == ["prepared"]) + ready > int(number) % 2 else "wrong"
+
+        first = LLM("one", prompt=Text("I am one."))(question=Input("question", str))
+        second = LLM("two", prompt=Text("I am two."))(earlier=first, question=Input("question", str))
+        target = System("two", outputs={"answer": second}, lm="lm")
+        _, proposal = job(target, METRIC, rows(80), scripted(both), 300).run(GEPA())
+        assert proposal.values == {
+            "one.prompt": "I am one. one is ready.",
+            "two.prompt": "I am two. two is ready.",
+        }
+        assert proposal.after == 1.0
+
+    def test_what_is_reflected_on_is_never_what_candidates_are_compared_on(self, job: Any) -> None:
+        assignment = job(system(), METRIC, rows(60), scripted(), 250)
+        batches = watched(assignment)
+        assignment.run(GEPA())
+        _, pareto = batches[0]
+        reflected = {question for text in asked(assignment.lm, REFLECTING) for question in shown(text)}
+        assert len(reflected) > 9
+        assert not reflected & set(pareto)
+        assert [questions for _, questions in batches if len(questions) > 3].count(pareto) > 2
+        assert {len(questions) for _, questions in batches} == {3, len(pareto)}
+
+    def test_a_start_that_is_best_stays(self, job: Any) -> None:
+        _, proposal = job(system(f"Answer. {HIDDEN}"), METRIC, rows(60), scripted(), 200).run(GEPA())
+        assert proposal.values == {}
+        assert proposal.before == proposal.after
+        assert proposal.tried > 1
+        assert proposal.note == "no rewritten prompt beat the incumbent"
+
+    def test_a_text_that_is_better_on_its_examples_only_is_not_proposed(self, job: Any) -> None:
+        """Any phrase is right on all examples that are reflected on, and wrong on the Pareto set."""
+        assignment = job(system(), METRIC, rows(60), scripted())
+        batches = watched(assignment)
+        assignment.run(GEPA(iterations=0))
+        _, pareto = batches[0]
+
+        def memorized(message: str, rng: np.random.Generator) -> str:
+            if REFLECTING not in message and "Answer. " in message:
+                return "wrong" if shown(message)[0] in pareto else "right"
+            return script(message, rng)
+
+        assignment = job(system(), METRIC, rows(60), scripted(memorized))
+        batches = watched(assignment)
+        _, proposal = assignment.run(GEPA(iterations=3))
+        assert any(values and questions == pareto for values, questions in batches)
+        assert (dict(proposal.values), proposal.before) == ({}, proposal.after)
+
+    def test_few_examples_are_run_once_each(self, job: Any) -> None:
+        assignment = job(functions(), METRIC, rows(4), scripted())
+        batches = watched(assignment)
+        assignment.run(GEPA(iterations=3))
+        assert len(batches) > 3
+        assert all(len(questions) == len(set(questions)) == 2 for _, questions in batches)
+
+    def test_where_all_is_right_nothing_is_asked(self, job: Any) -> None:
+        assignment = job(system(), custom(lambda outputs, example: 1.0), rows(60), scripted())
+        states, proposal = assignment.run(GEPA())
+        assert (len(states), dict(proposal.values), assignment.spent) == (1, {}, 30)
+        assert asked(assignment.lm, REFLECTING) == []
+
+    def test_a_batch_that_is_all_right_is_not_reflected_on(self, job: Any) -> None:
+        def nearly(outputs: Any, example: Example) -> float:
+            return float(example.inputs["question"] != pareto[0])
+
+        assignment = job(system(), METRIC, rows(60), scripted())
+        batches = watched(assignment)
+        assignment.run(GEPA(iterations=0))
+        _, pareto = batches[0]
+        assignment = job(system(), custom(nearly), rows(60), scripted())
+        states, _ = assignment.run(GEPA(iterations=5))
+        assert len(states) == 6
+        assert asked(assignment.lm, REFLECTING) == []
+
+    def test_iterations_end_where_no_budget_does(self, job: Any) -> None:
+        states, _ = job(system(), METRIC, rows(60), scripted()).run(GEPA(iterations=4))
+        assert len(states) == 1 + 4
+
+    def test_only_texts_are_touched(self, job: Any) -> None:
+        target = system(demos=Demos(max=2))
+        _, proposal = job(target, METRIC, rows(80), scripted(), 300).run(GEPA())
+        assert list(proposal.values) == ["answerer.prompt"]
+        states, proposal = job(target, METRIC, rows(80), scripted(), keys=("answerer.demos",)).run(GEPA())
+        assert (states, dict(proposal.values), proposal.note != "") == ([], {}, True)
+
+
+def watched(assignment: Any) -> list[tuple[dict[str, str], list[str]]]:
+    """Return a list that fills with what is run: changed texts and questions."""
+    batches: list[tuple[dict[str, str], list[str]]] = []
+    original = assignment.scorer.traces
+
+    async def traces(values: Mapping[str, str], examples: Any) -> Any:
+        start = assignment.task.system.configuration
+        changed = {key: text for key, text in values.items() if text != start[key]}
+        batches.append((changed, [example.inputs["question"] for example in examples]))
+        return await original(values, examples)
+
+    assignment.scorer.traces = traces
+    return batches
+
+
+class TestReflection:
+    def test_the_model_reads_what_the_component_did_and_what_came_of_it(self, job: Any) -> None:
+        hidden = LLM("other", prompt="Prepare.")(question=Input("question", str))
+        step = LLM("answerer", prompt=Text("Answer."))(hint=hidden, question=Input("question", str))
+        target = System("two", outputs={"answer": step}, lm="lm")
+
+        def hinting(message: str, rng: np.random.Generator) -> str:
+            return "a hint" if "Prepare." in message else script(message, rng)
+
+        assignment = job(target, METRIC, rows(60), scripted(hinting))
+        assignment.run(GEPA(iterations=1))
+        (text,) = asked(assignment.lm, REFLECTING)
+        numbers = [question.removeprefix("number ") for question in shown(text)]
+        assert len(numbers) == 3
+        for number in numbers:
+            answer, score = ("right", 1) if int(number) % 10 < 2 else ("wrong", 0)
+            assert (
+                f"## Inputs and outputs\nIt read hint: a hint; question: number {number}\n"
+                f"It wrote output: {answer}\n\n## Result of the whole system\nanswer: {answer}\n\n"
+                f"## Expected result\nanswer: {number} m\n\n## Score\n{score}.000 (e{number} was graded)\n"
+            ) in text
+        assert "```\nAnswer.\n```" in text
+        assert "It wrote output: a hint" not in text
+
+    def test_an_example_without_gold_expects_nothing(self, job: Any) -> None:
+        plain = [Example(row.id, row.inputs) for row in rows(60)]
+        assignment = job(system(), METRIC, plain, scripted())
+        assignment.run(GEPA(iterations=1))
+        (text,) = asked(assignment.lm, REFLECTING)
+        assert "## Score" in text
+        assert "Expected" not in text
+
+    def test_a_component_that_was_not_called_is_not_reflected_on(self, job: Any) -> None:
+        """It has every other turn, and nothing to show."""
+        question = Input("question", str)
+        never = LLM("never", prompt=Text("x"))(question=question, when=question.equals("y"))
+        step = LLM("answerer", prompt=Text("Answer."))(question=question)
+        answer = FirstOf("pick", str)(a=never, b=step)
+        target = System("two", outputs={"answer": answer}, lm="lm")
+        assignment = job(target, METRIC, rows(60), scripted())
+        states, _ = assignment.run(GEPA(iterations=12))
+        assert states[-1]["answers"].count(None) >= 2
+        assert {text.split("```")[1].split()[0] for text in asked(assignment.lm, REFLECTING)} == {"Answer."}
+
+    @pytest.mark.parametrize("reply", ["", "``` ```", "```\nAnswer.\n```", f"```\n{'x' * 31}\n```"])
+    def test_a_text_that_is_of_no_use_is_never_run(self, job: Any, reply: str) -> None:
+        """None, the same as before, or one that the parameter refuses."""
+
+        def writing(message: str, rng: np.random.Generator) -> str:
+            return reply if REFLECTING in message else script(message, rng)
+
+        assignment = job(system(Text("Answer.", max_length=30)), METRIC, rows(60), scripted(writing))
+        batches = watched(assignment)
+        states, proposal = assignment.run(GEPA(iterations=6))
+        assert len(asked(assignment.lm, REFLECTING)) >= 3
+        assert (len(states), dict(proposal.values), proposal.tried) == (7, {}, 0)
+        assert all(values == {} for values, _ in batches)
+
+    def test_a_request_that_fails_costs_an_iteration(self, job: Any) -> None:
+        count = 0
+
+        def moody(message: str, rng: np.random.Generator) -> str:
+            nonlocal count
+            if REFLECTING in message:
+                count += 1
+                if count % 2:
+                    raise CallError("content filter")
+            return script(message, rng)
+
+        states, proposal = job(system(), METRIC, rows(80), scripted(moody)).run(GEPA(iterations=20))
+        assert len(states) == 21
+        assert HIDDEN in proposal.values["answerer.prompt"]
+
+    def test_another_error_of_the_model_is_raised_as_it_is(self, job: Any) -> None:
+        def broken(message: str, rng: np.random.Generator) -> str:
+            if REFLECTING in message:
+                raise ZeroDivisionError("a bug of the engine")
+            return script(message, rng)
+
+        with pytest.raises(ZeroDivisionError, match="a bug of the engine"):
+            job(system(), METRIC, rows(80), scripted(broken)).run(GEPA())
+
+    def test_the_model_that_writes_is_the_one_that_was_named(self, job: Any) -> None:
+        assignment = job(system(), METRIC, rows(40), scripted())
+        asked_of = assignment.asked_models()
+        assignment.run(GEPA(iterations=3, lm="big"))
+        assert asked_of
+        assert set(asked_of) == {"big"}
+
+    def test_requests_of_one_job_differ_and_depend_on_the_seed(self, job: Any) -> None:
+        def seeds(seed: int) -> list[int]:
+            assignment = job(system(), METRIC, rows(40), scripted(), seed=seed)
+            assignment.run(GEPA(iterations=6))
+            return [r.seed for r in assignment.lm.requests if REFLECTING in r.messages[-1].content]
+
+        assert seeds(1) == seeds(1)
+        assert len(set(seeds(1))) == len(seeds(1)) >= 4
+        assert not set(seeds(1)) & set(seeds(2))
+
+    def test_a_prompt_that_breaks_the_runs_only_loses(self, job: Any) -> None:
+        def fragile(message: str, rng: np.random.Generator) -> str:
+            if REFLECTING not in message and any(phrase in message for phrase in USELESS):
+                raise CallError("refused")
+            return script(message, rng)
+
+        _, proposal = job(system(), METRIC, rows(80), scripted(fragile), 300).run(GEPA())
+        assert proposal.values == {"answerer.prompt": f"Answer. {HIDDEN}"}
+
+    def test_a_system_that_is_broken_is_an_error(self, job: Any) -> None:
+        def down(message: str) -> str:
+            raise CallError("no key")
+
+        with pytest.raises(TooManyFailures, match="no key"):
+            job(system(), METRIC, rows(80), scripted(down)).run(GEPA())
+
+
+class TestBudget:
+    @settings(max_examples=40)
+    @given(
+        share=st.integers(0, 150),
+        n=st.integers(0, 60),
+        minibatch=st.integers(1, 10),
+        batch=st.integers(1, 5),
+        free=st.booleans(),
+    )
+    def test_it_never_spends_more_than_its_share(
+        self, job: Any, share: int, n: int, minibatch: int, batch: int, free: bool
+    ) -> None:
+        target = system() if free else functions()
+        assignment = job(target, METRIC, rows(n), scripted(), share, minibatch=minibatch)
+        assignment.run(GEPA(batch=batch))
+        assert assignment.spent <= share
+
+    def test_an_iteration_is_begun_only_if_the_share_holds_all_of_it(self, job: Any) -> None:
+        """The incumbent on 8 examples; an iteration takes at most 3 + 3 + 8, and here 3 + 3."""
+        useless = scripted(lambda m, rng: script(m, rng).replace(HIDDEN, "Be quick."))
+        fixed = {"minibatch": 8, "seed": 4}
+        for share, iterations in [(8 + 14, 1), (8 + 6 + 14 - 1, 1), (8 + 6 + 14, 2)]:
+            assignment = job(functions(), METRIC, rows(60), useless, share, **fixed)
+            states, _ = assignment.run(GEPA())
+            assert len(asked(assignment.lm, REFLECTING)) == len(states) - 1 == iterations
+            assert assignment.spent == 8 + 6 * iterations
+
+    def test_what_comes_from_the_cache_leaves_room_for_more(self, job: Any) -> None:
+        """Of 20 examples 12 are reflected on: the incumbent's runs of all are paid for once."""
+        states, _ = job(system(f"Answer. {HIDDEN}"), METRIC, rows(20), scripted(), 120).run(GEPA())
+        paid, _ = job(functions(), METRIC, rows(20), scripted(), 120).run(GEPA())
+        assert len(states) > len(paid) + 3
+
+    @pytest.mark.parametrize(
+        ("arguments", "expected"),
+        [
+            ((50, 8, 3, math.inf), 50),
+            ((50, 8, 3, 400), 50),
+            ((50, 8, 3, 399), 49),
+            ((20, 8, 3, 400), 20),
+            ((50, 8, 3, 40), 8),  # a minibatch at least
+            ((50, 8, 3, 22), 8),
+            ((50, 8, 3, 21), 7),  # the incumbent and one iteration: 7 + 3 + 3 + 7
+            ((50, 8, 3, 7), 0),
+            ((50, 8, 3, 0), 0),
+            ((0, 8, 3, 400), 0),
+        ],
+    )
+    def test_sizes_are_those_worked_out_by_hand(self, arguments: Any, expected: int) -> None:
+        assert pareto_size(*arguments) == expected
+
+    @pytest.mark.parametrize("kind", ["traces", "generate"])
+    def test_where_the_budget_ends_the_best_so_far_is_proposed(self, job: Any, kind: str) -> None:
+        """Ended at each of its requests: before something better is found, the loop hears of it."""
+        states, whole = job(system(), METRIC, rows(60), scripted(), 150).run(GEPA())
+        outcomes: list[bool] = []
+        for limit in range(40):
+            assignment = job(system(), METRIC, rows(60), scripted(), 150)
+            ended = exhausted(assignment, kind, limit)
+            try:
+                seen, proposal = assignment.run(GEPA())
+            except BudgetExhausted:
+                assert ended
+                outcomes.append(False)
+                continue
+            if not ended:
+                assert (seen, proposal) == (states, whole)
+                break
+            assert seen == states[: len(seen)]
+            assert proposal.values == seen[-1]["best"] != {}
+            assert proposal.after == seen[-1]["mean"]
+            outcomes.append(True)
+        assert outcomes == sorted(outcomes)
+        assert set(outcomes) == {False, True}
+
+
+def exhausted(assignment: Any, kind: str, limit: int) -> list[str]:
+    """Let the budget end at the n-th request of a kind; returns a list that then is not empty."""
+    original = getattr(assignment.scorer, kind)
+    made: list[str] = []
+    ended: list[str] = []
+
+    async def counted(*arguments: Any) -> Any:
+        made.append(kind)
+        if len(made) > limit:
+            ended.append(kind)
+            raise BudgetExhausted("budget: no tokens are left")
+        return await original(*arguments)
+
+    setattr(assignment.scorer, kind, counted)
+    return ended
+
+
+class TestGoingOn:
+    @pytest.mark.parametrize(("share", "target"), [(150, system()), (60, functions())])
+    def test_it_resumes_from_every_iteration(self, job: Any, share: float, target: System) -> None:
+        """A system of functions is not cached: running anything again would be paid for."""
+        job(target, METRIC, rows(60), scripted(), share).check_resume(GEPA())
+
+    def test_what_was_answered_is_asked_nobody(self, job: Any) -> None:
+        """Everything is in the progress: another machine, with an empty cache, has nothing to run."""
+
+        def nobody(message: str) -> str:
+            raise ZeroDivisionError
+
+        share = 60
+        assignment = job(system(), METRIC, rows(60), scripted(), share)
+        states, proposal = assignment.run(GEPA())
+        assert len(states) > 3
+        again = job(system(), METRIC, rows(60), scripted(nobody), share - assignment.spent)
+        assert asyncio.run(again._collect(GEPA(), states[-1], None)) == ([], proposal)
+        assert again.spent == 0
+
+    def test_progress_is_kept_as_it_was(self, job: Any) -> None:
+        """What a checkpoint holds does not change when the search goes on."""
+
+        async def collected(task: Any) -> list[tuple[int, str]]:
+            events = [event async for event in GEPA(iterations=4).propose(task)]
+            return [(len(e.state["answers"]), e.note) for e in events if isinstance(e, Progress)]
+
+        found = asyncio.run(collected(job(system(), METRIC, rows(60), scripted()).task))
+        assert len({answers for answers, _ in found}) == 5
+        assert re.fullmatch(r"the incumbent on 30 examples: 0\.\d{3}", found[0][1])
+        assert re.fullmatch(r"best of \d candidates 0\.\d{3}", found[-1][1])
+
+    def test_nothing_is_written_printed_or_pickled(
+        self, job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        def refuse(*_: Any, **__: Any) -> None:
+            raise AssertionError("something was pickled")
+
+        for name in ("dump", "dumps", "load", "loads"):
+            monkeypatch.setattr(pickle, name, refuse)
+        monkeypatch.chdir(tmp_path)
+        _, proposal = job(system(), METRIC, rows(60), scripted(), 200).run(GEPA())
+        assert proposal.values
+        assert list(tmp_path.iterdir()) == []
+        assert tuple(capfd.readouterr()) == ("", "")
+
+
+# --- as a method ---------------------------------------------------------------------------------------
+
+
+def data() -> Dataset:
+    def split(kind: str, n: int) -> list[dict[str, Any]]:
+        return [{"id": f"{kind}{i}", "question": f"number {i}"} for i in range(n)]
+
+    return Dataset.of(train=split("a", 80), valid=split("b", 40), test=split("c", 40))
+
+
+def whole_run(folder: Path, runs: float, **more: Any) -> Any:
+    return optimize(
+        system(),
+        data(),
+        METRIC,
+        OptimizeSettings(method="gepa", budget=BudgetSettings(system_runs=runs)),
+        run_dir=folder,
+        engines={"lm": ScriptedLM(script)},
+        **more,
+    )
+
+
+class TestMethod:
+    def test_one_job_has_the_texts_of_all_components(self) -> None:
+        first = LLM("one", prompt=Text("x"), demos=Demos(max=2))(question=Input("question", str))
+        second = LLM("two", prompt="fixed")(text=first)
+        third = LLM("three", prompt=Text("x"))(text=second)
+        settings = OptimizeSettings(gepa=GEPASettings(lm="big"))
+        made = method("gepa", System("three", outputs={"answer": third}), settings)
+        assert [(job.optimizer, job.keys) for job in made.jobs] == [("gepa", ("one.prompt", "three.prompt"))]
+        assert dict(made.optimizers) == {"gepa": GEPA(lm="big")}
+
+    def test_a_system_without_texts_is_refused(self) -> None:
+        node = LLM("answerer", prompt="Answer.", demos=Demos(max=2))(question=Input("question", str))
+        with pytest.raises(DeclarationError, match="no parameter that method 'gepa' can change"):
+            method("gepa", System("fixed", outputs={"answer": node}), OptimizeSettings())
+
+    def test_without_the_library_the_message_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "gepa.api", None)
+        with pytest.raises(MissingExtra, match=r"method 'gepa' needs gepa, .*compound-ai\[search\]"):
+            method("gepa", system(), OptimizeSettings())
+
+    def test_it_improves_a_system(self, tmp_path: Path) -> None:
+        """The plan is one long job, where shorter ones would leave room for two decisions."""
+        events: list[Any] = []
+        result = whole_run(tmp_path / "run", 360, listener=events.append)
+        (plan,) = [event["plan"] for event in events if event["event"] == "start"]
+        assert plan["decisions"] == result.accepted == 1
+        assert HIDDEN in result.best["answerer.prompt"]
+        assert result.test_before is not None
+        assert result.test_after is not None
+        assert (result.test_before.mean, result.test_after.mean) == (0.2, 0.8)
+
+    def test_stopped_after_every_step_it_comes_to_the_same_end(self, tmp_path: Path) -> None:
+        whole = whole_run(tmp_path / "whole", 200)
+        stops = 0
+        while True:
+            try:
+                result = whole_run(tmp_path / "run", 200, on_start=Recorder.stop)
+                break
+            except Interrupted:
+                stops += 1
+                assert [t.name for t in threading.enumerate() if t.name == "gepa"] == []
+        assert stops > 10
+        assert result.best == whole.best
+        assert result.spent["system_runs"] == whole.spent["system_runs"]
+        assert result.spent["calls"] == whole.spent["calls"]

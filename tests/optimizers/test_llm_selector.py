@@ -1,0 +1,406 @@
+"""LLMSelector: votes worked out by hand, known best allocations, and a diagnoser that reads."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compound.api.optimize import optimize
+from compound.components.function import Function
+from compound.components.llm import LLM
+from compound.engine import Example, Score
+from compound.errors import CallError, TooManyFailures
+from compound.evaluation.dataset import Dataset
+from compound.evaluation.metrics import custom
+from compound.execution.trace import Call, Failure, Trace
+from compound.graph.component import Input
+from compound.graph.space import Choice, Int
+from compound.graph.system import System
+from compound.narrowing import entry
+from compound.optimizers.baselines.diagnoser import ask, blame
+from compound.optimizers.baselines.llm_selector import LLMSelector, plurality
+from compound.settings.base import BudgetSettings, OptimizeSettings
+from compound.testing import ScriptedLM
+
+MODELS = ("small", "medium", "large")
+
+
+def locate(n: int, model: str) -> str:
+    """Where it looks; only ``medium`` finds what is there."""
+    return f"row {n}" if model == "medium" else "row ?"
+
+
+def solve(place: str, model: str) -> str:
+    """Only ``large`` can use a place that was found."""
+    return f"{place} done" if model == "large" else f"{place} guessed"
+
+
+async def graded(outputs: Any, example: Example) -> Score:
+    """One point for a place that was found and one for a solution."""
+    text = outputs["answer"]
+    return Score(0.5 * ("?" not in text) + 0.5 * ("done" in text))
+
+
+def two_steps() -> System:
+    place = Function("locator", locate, model=Choice(*MODELS))(n=Input("n", int))
+    return System(
+        "table", outputs={"answer": Function("solver", solve, model=Choice(*MODELS))(place=place)}, lm="lm"
+    )
+
+
+def two_models() -> System:
+    """Two model calls, which the cache keeps; a longer answer is a better one."""
+    lengths: dict[str, Any] = {"prompt": "Go on.", "max_tokens": Choice(1, 2, 3), "lm": "lm"}
+    return System(
+        "two", lm="lm", outputs={"answer": LLM("b", **lengths)(a=LLM("a", **lengths)(n=Input("n", int)))}
+    )
+
+
+def rows(n: int) -> list[Example]:
+    return [Example(f"e{i}", {"n": i}, {"answer": f"row {i} done"}) for i in range(n)]
+
+
+def echo() -> ScriptedLM:
+    return ScriptedLM(lambda message: accuser(message) if "responsible" in message else "row 1 done")
+
+
+METRIC = custom(graded)
+BEST = {"locator.model": "medium", "solver.model": "large"}
+
+
+class TestPlurality:
+    @pytest.mark.parametrize(
+        ("scores", "current", "chosen", "votes"),
+        [
+            # every row has one best
+            ([[1, 0, 0], [0, 1, 1]], 0, 1, [1, 2]),
+            # the second row is tied: both get its vote
+            ([[1, 1, 0], [0, 1, 1]], 0, 0, [2, 2]),
+            ([[1, 1, 0], [0, 1, 1]], 1, 1, [2, 2]),
+            # the current one is not among the best: the first of them
+            ([[0, 0], [1, 0], [0, 1]], 0, 1, [0, 1, 1]),
+            # all rows tied: nothing changes
+            ([[0, 0], [0, 0]], 1, 1, [2, 2]),
+            # a mean of 0.64 against one of 0.6, but three rows of five prefer the second
+            ([[1, 1, 0.4, 0.4, 0.4], [0.5, 0.5, 0.6, 0.6, 0.6]], 0, 1, [2, 3]),
+            # an option that often ties has most votes, though the others are better where they differ
+            ([[1, 1, 1, 0], [1, 1, 0, 1], [1, 1, 0, 0]], 2, 0, [3, 3, 2]),
+            # a broken option has no vote
+            ([[-math.inf, -math.inf], [0, 0]], 0, 1, [0, 2]),
+        ],
+    )
+    def test_votes_are_those_counted_by_hand(
+        self, scores: list[list[float]], current: int, chosen: int, votes: list[int]
+    ) -> None:
+        assert plurality(scores, current) == (chosen, votes)
+
+    @given(st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), min_size=1, max_size=4), st.data())
+    def test_every_row_votes_and_the_chosen_has_most(self, scores: list[list[int]], data: Any) -> None:
+        current = data.draw(st.integers(0, len(scores) - 1))
+        chosen, votes = plurality(scores, current)
+        assert votes[chosen] == max(votes)
+        assert sum(votes) >= 4
+        if votes[current] == max(votes):
+            assert chosen == current
+
+
+class TestSelection:
+    def test_the_known_best_allocation_is_found(self, job: Any) -> None:
+        assignment = job(two_steps(), METRIC, rows(20))
+        states, proposal = assignment.run(LLMSelector())
+        assert proposal.values == BEST
+        assert (proposal.before, proposal.after) == (0.0, 1.0)
+        # small/small, then medium by all votes, then large, then a whole round without a change
+        assert [tuple(a.values()) for a in states[-1]["allocations"]] == [
+            ("small", "small"),
+            ("medium", "small"),
+            ("medium", "large"),
+            ("medium", "large"),
+            ("medium", "large"),
+        ]
+        assert proposal.tried == len(states[-1]["means"]) == 3 + 2 + 2
+
+    def test_the_search_starts_at_the_incumbent(self, job: Any) -> None:
+        states, proposal = job(two_steps().bind(BEST), METRIC, rows(20)).run(LLMSelector())
+        assert proposal.values == {}
+        assert len(states) == 2  # one round confirms it
+        assert all(a == BEST for a in states[-1]["allocations"])
+
+    def test_votes_decide_even_against_the_mean(self, job: Any) -> None:
+        """Three rows of five are a little better with ``b``, two much worse."""
+
+        def worth(n: int, kind: str) -> str:
+            return {"a": "1" if n < 2 else "0.4", "b": "0.5" if n < 2 else "0.6"}[kind]
+
+        async def read(outputs: Any, example: Example) -> Score:
+            return Score(float(outputs["answer"]))
+
+        node = Function("worth", worth, kind=Choice("a", "b"))(n=Input("n", int))
+        system = System("votes", outputs={"answer": node})
+        _, proposal = job(system, custom(read), rows(5), minibatch=5).run(LLMSelector())
+        assert proposal.values == {"worth.kind": "b"}
+        assert proposal.before == pytest.approx(0.64)
+        assert proposal.after == pytest.approx(0.56)
+
+    def test_options_of_equal_numbers_are_told_apart(self, job: Any) -> None:
+        def kind(n: int, flag: Any) -> str:
+            return type(flag).__name__
+
+        async def read(outputs: Any, example: Example) -> Score:
+            return Score(float(outputs["answer"] == "bool"))
+
+        system = System(
+            "equal", outputs={"answer": Function("f", kind, flag=Choice(1, True))(n=Input("n", int))}
+        )
+        _, proposal = job(system, custom(read), rows(6)).run(LLMSelector())
+        assert proposal.values == {"f.flag": True}
+        assert type(proposal.values["f.flag"]) is bool
+        assert (proposal.before, proposal.after) == (0.0, 1.0)
+
+        async def indifferent(outputs: Any, example: Example) -> Score:
+            return Score(1.0)
+
+        _, proposal = job(system.bind({"f.flag": True}), custom(indifferent), rows(6)).run(LLMSelector())
+        assert proposal.values == {}
+
+    def test_a_vote_that_goes_in_circles_ends(self, job: Any) -> None:
+        """Two rows of three prefer ab to aa, bb to ab, ba to bb, and aa to ba."""
+
+        def left(n: int, side: str) -> str:
+            return side
+
+        def right(text: str, side: str) -> str:
+            return text + side
+
+        worth = {"aa": [0, 3, 2], "ab": [1, 0, 3], "bb": [2, 1, 0], "ba": [3, 2, 1]}
+
+        async def read(outputs: Any, example: Example) -> Score:
+            return Score(float(worth[outputs["answer"]][entry(example.inputs, "n", int)]))
+
+        first = Function("left", left, side=Choice("a", "b"))(n=Input("n", int))
+        system = System(
+            "game", outputs={"answer": Function("right", right, side=Choice("a", "b"))(text=first)}
+        )
+        states, _ = job(system, custom(read), rows(3), minibatch=3).run(LLMSelector(rounds=3))
+        found = ["".join(allocation.values()) for allocation in states[-1]["allocations"]]
+        assert found == ["aa", "aa", "ab", "bb", "ba", "aa", "ab"]
+
+    def test_nothing_to_choose_from_proposes_nothing(self, job: Any) -> None:
+        node = Function("locator", locate, model=Choice("small"))(n=Input("n", int))
+        assignment = job(System("alone", outputs={"answer": node}), METRIC, rows(9))
+        states, proposal = assignment.run(LLMSelector(alpha=1.0))
+        assert (states, dict(proposal.values), assignment.spent) == ([], {}, 0)
+
+    def test_a_number_is_no_slot(self, job: Any) -> None:
+        def repeated(n: int, times: int, model: str) -> str:
+            return locate(n, model) * times
+
+        node = Function("f", repeated, times=Int(1, 3), model=Choice(*MODELS))(n=Input("n", int))
+        _, proposal = job(System("mixed", outputs={"answer": node}), METRIC, rows(9)).run(LLMSelector())
+        assert proposal.values == {"f.model": "medium"}
+
+    @pytest.mark.parametrize("share", [math.inf, 45])
+    @pytest.mark.parametrize("alpha", [0.0, 1.0])
+    def test_it_resumes_from_every_step(self, job: Any, share: float, alpha: float) -> None:
+        job(two_steps(), METRIC, rows(30), lambda: ScriptedLM(accuser), share).check_resume(
+            LLMSelector(alpha)
+        )
+
+    @settings(max_examples=60)
+    @given(
+        share=st.integers(0, 150),
+        n=st.integers(1, 40),
+        minibatch=st.integers(1, 10),
+        alpha=st.sampled_from([0, 1]),
+        target=st.sampled_from([two_steps(), two_models()]),
+    )
+    def test_it_never_spends_more_than_its_share(
+        self, job: Any, share: int, n: int, minibatch: int, alpha: float, target: System
+    ) -> None:
+        assignment = job(target, METRIC, rows(n), echo, share, minibatch=minibatch)
+        assignment.run(LLMSelector(alpha))
+        assert assignment.spent <= share
+
+    def test_examples_are_as_many_as_two_rounds_can_pay_for(self, job: Any) -> None:
+        """Functions are never cached: 2 rounds of 3 + 3 options cost 12 runs for each example."""
+        for share, count in [(12 * 7, 7), (12 * 7 - 1, 6), (20, 4), (math.inf, 30), (12 * 60, 30)]:
+            assignment = job(two_steps(), METRIC, rows(50), share=share)
+            states, _ = assignment.run(LLMSelector(rows=30))
+            assert states[0]["rows"] == count
+        for share, count in [(9 * 7, 7), (9 * 7 - 1, 6)]:  # 1 + 2 · (2 + 2), where the cache has the rest
+            states, _ = job(two_models(), METRIC, rows(50), echo, share).run(LLMSelector(rows=30))
+            assert states[0]["rows"] == count
+        states, _ = job(two_steps(), METRIC, rows(50), share=11).run(LLMSelector())
+        assert states[0]["rows"] == 3  # 4 examples of 3 options do not fit
+        states, proposal = job(two_steps(), METRIC, rows(50), share=2).run(LLMSelector())
+        assert (states, dict(proposal.values)) == ([], {})
+
+
+# --- the diagnoser -------------------------------------------------------------------------------------
+
+
+def accuser(message: str) -> str:
+    """Blames the step that did not do its part."""
+    (step,) = re.findall(r"Is the step (\w+) responsible", message)
+    (result,) = re.findall(r"The result: answer: (.*)", message)
+    guilty = ("?" in result) if step == "locator" else ("done" not in result)
+    if not guilty and "?" not in result and "done" in result:
+        return "All is well. [correct answer]"
+    return f"I looked. [final answer: {'Yes' if guilty else 'No'}]"
+
+
+async def strict(outputs: Any, example: Example) -> Score:
+    """All or nothing, so that one right step alone earns nothing."""
+    return Score(float("?" not in outputs["answer"] and "done" in outputs["answer"]))
+
+
+class TestDiagnoser:
+    @pytest.mark.parametrize(
+        ("reply", "expected"),
+        [
+            ("Because of it. [final answer: Yes]", 1.0),
+            ("Not it. [final answer: No]", 0.0),
+            ("Fine. [correct answer]", 0.0),
+            ("[FINAL ANSWER:yes]", 1.0),
+            ("[ Final  Answer : NO ]", 0.0),
+            ("First I thought [final answer: No], but [final answer: Yes]", 1.0),
+            ("[final answer: Yes] or rather [correct answer]", 0.0),
+            ("[final answer: maybe]", 0.5),
+            ("final answer: Yes", 0.5),
+            ("yes", 0.5),
+            ("[final answer: Yes", 0.5),
+            ("", 0.5),
+        ],
+    )
+    def test_verdicts(self, reply: str, expected: float) -> None:
+        assert blame(reply) == expected
+
+    def test_the_judge_sees_the_steps_the_result_and_what_was_expected(self) -> None:
+        calls = (
+            Call("locator", "locator", "locator", (), {"n": 3}, {"output": "row 3"}),
+            Call(
+                "solver", "solver", "solver", ("locator",), {"place": "row 3"}, {}, Failure("error", "asleep")
+            ),
+        )
+        trace = Trace("e3", "", 0, 0, {"n": 3}, calls, failure=Failure("error", "asleep"), score=0.0)
+        text = ask(two_steps(), trace, rows(4)[3], "solver").messages[0].content
+        assert "locator reads $n and writes output\nsolver reads $locator and writes output" in text
+        assert (
+            "One run of it read n: 3\nlocator wrote output: row 3\nsolver wrote nothing (failed: asleep)"
+            in text
+        )
+        assert "The result: the run failed: asleep\nThe expected result: answer: row 3 done" in text
+        assert "Is the step solver responsible" in text
+
+    def test_it_finds_what_the_score_alone_cannot_see(self, job: Any) -> None:
+        """With all-or-nothing scores no single change helps; the verdicts see each step's own part."""
+        _, blind = job(two_steps(), custom(strict), rows(10)).run(LLMSelector())
+        assert blind.values == {}
+        _, seeing = job(two_steps(), custom(strict), rows(10), lambda: ScriptedLM(accuser)).run(
+            LLMSelector(1.0)
+        )
+        assert seeing.values == BEST
+        assert (seeing.before, seeing.after) == (0.0, 1.0)
+
+    def test_without_alpha_no_model_is_asked(self, job: Any) -> None:
+        assignment = job(two_steps(), METRIC, rows(10), lambda: ScriptedLM(accuser))
+        assignment.run(LLMSelector())
+        assert not assignment.lm.requests
+
+    def test_alpha_and_beta_weigh_verdict_and_score(self, job: Any) -> None:
+        """The score prefers ``b`` by 0.4, the verdict ``a`` by 1."""
+
+        def same(n: int, kind: str) -> str:
+            return kind
+
+        async def read(outputs: Any, example: Example) -> Score:
+            return Score({"a": 0.3, "b": 0.7}[outputs["answer"]])
+
+        def judge(message: str) -> str:
+            return f"[final answer: {'Yes' if 'The result: answer: b' in message else 'No'}]"
+
+        system = System(
+            "weigh",
+            outputs={"answer": Function("f", same, kind=Choice("a", "b"))(n=Input("n", int))},
+            lm="lm",
+        )
+        for alpha, beta, chosen in [(0.39, 1, "b"), (0.41, 1, "a"), (1, 2.6, "b"), (1, 2.4, "a")]:
+            _, proposal = job(system, custom(read), rows(8), lambda: ScriptedLM(judge)).run(
+                LLMSelector(alpha, beta)
+            )
+            assert {**system.configuration, **proposal.values} == {"f.kind": chosen}
+
+    def test_verdicts_that_are_not_given_decide_nothing(self, job: Any) -> None:
+        """A model that is down costs its verdicts, not the search: the scores still speak."""
+
+        def down(message: str) -> str:
+            raise CallError("content filter")
+
+        for script in (down, lambda _: "hm"):
+            _, proposal = job(two_steps(), METRIC, rows(10), lambda s=script: ScriptedLM(s)).run(
+                LLMSelector(1.0)
+            )
+            assert proposal.values == BEST
+
+    @pytest.mark.parametrize("alpha", [0.0, 1.0])
+    def test_an_option_that_fails_only_loses(self, job: Any, alpha: float) -> None:
+        def fragile(n: int, model: str) -> str:
+            if model == "large":
+                raise ValueError("no such model")
+            return locate(n, model)
+
+        def judge(message: str) -> str:
+            return "[final answer: No]"
+
+        node = Function("f", fragile, model=Choice(*MODELS))(n=Input("n", int))
+        system = System("fragile", outputs={"answer": node}, lm="lm")
+        for start in MODELS:
+            target = system.bind({"f.model": start})
+            _, proposal = job(target, METRIC, rows(8), lambda: ScriptedLM(judge)).run(LLMSelector(alpha))
+            assert {**target.configuration, **proposal.values} == {"f.model": "medium"}
+
+    def test_an_option_that_fails_has_no_vote_even_where_nothing_is_right(self, job: Any) -> None:
+        def fragile(n: int, model: str) -> str:
+            if model == "large":
+                raise ValueError("no such model")
+            return "row ?"
+
+        node = Function("f", fragile, model=Choice(*MODELS, value="large"))(n=Input("n", int))
+        system = System("fragile", outputs={"answer": node}, lm="lm")
+        judge = ScriptedLM(lambda _: "[final answer: Yes]")
+        _, proposal = job(system, METRIC, rows(8), lambda: judge).run(LLMSelector(1.0))
+        assert proposal.values == {"f.model": "small"}
+        assert (proposal.before, proposal.after) == (None, 0.0)
+
+    @pytest.mark.parametrize("alpha", [0.0, 1.0])
+    def test_when_all_options_fail_something_is_broken(self, job: Any, alpha: float) -> None:
+        def broken(n: int, model: str) -> str:
+            raise ValueError("no key")
+
+        node = Function("f", broken, model=Choice(*MODELS))(n=Input("n", int))
+        with pytest.raises(TooManyFailures, match="no key"):
+            job(System("broken", outputs={"answer": node}), METRIC, rows(8)).run(LLMSelector(alpha))
+
+
+@pytest.mark.parametrize("method", ["llm_selector", "llm_selector_diagnoser"])
+def test_the_methods_optimize_a_system(tmp_path: Path, method: str) -> None:
+    def data(kind: str) -> list[dict[str, Any]]:
+        return [{"id": f"{kind}{i}", "n": i} for i in range(30)]
+
+    result = optimize(
+        two_steps(),
+        Dataset.of(train=data("a"), valid=data("b"), test=data("c")),
+        METRIC,
+        OptimizeSettings(method=method, budget=BudgetSettings(system_runs=600)),
+        run_dir=tmp_path / "run",
+        engines={"lm": ScriptedLM(accuser)},
+    )
+    assert dict(result.best) == BEST
+    assert result.test_after is not None
+    assert result.test_after.mean == 1.0

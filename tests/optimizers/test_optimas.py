@@ -1,0 +1,900 @@
+"""Local optimization: rewards learned in a run, candidates scored alone, fallbacks, and schedulers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from guiding import learning, local_search, offline_rewards, optimas
+from scipy import stats
+
+from compound.benchmarks.simulated.systems import SHAPES, Simulated
+from compound.components.flow import Map
+from compound.components.function import Function
+from compound.components.llm import LLM
+from compound.engine import Example, Metric
+from compound.errors import BudgetExhausted, DataError, DeclarationError, TooManyFailures
+from compound.evaluation.evaluate import Rules
+from compound.evaluation.metrics import custom
+from compound.execution.budget import Budget, Meter
+from compound.execution.cache import MemoryCache
+from compound.execution.executor import Executor
+from compound.execution.rng import generator
+from compound.execution.trace import Call, Failure, Trace
+from compound.graph.component import CallContext, Input, Operation
+from compound.graph.space import Choice, Demos, Text
+from compound.graph.system import System
+from compound.graph.types import Port
+from compound.narrowing import entry
+from compound.optimization.method import Bench, Job, JobRecord, Proposal, Tried
+from compound.optimizers.optimas.guides import Guidance, LearnedRewards
+from compound.optimizers.optimas.local import LocalSearch
+from compound.optimizers.optimas.local_scoring import Gain, boltzmann, run_alone
+from compound.optimizers.optimas.methods import OptimasSettings
+from compound.optimizers.optimas.offline import Collecting, collect_pairs, settings_of
+from compound.optimizers.optimas.rewarding import RewardMemory, RunRewards
+from compound.optimizers.scheduling.scheduler import UCB, Gaps, Thompson, Uniform
+from compound.optimizers.search.prompts import PromptSearch, Source, Sources, bootstrapped, set_apart
+from compound.rewards.alignment import Accuracy
+from compound.rewards.features import FeatureMap, NoBackbone
+from compound.rewards.fit import Learned
+from compound.rewards.heads import LEAST_INPUTS, Head
+from compound.rewards.model import LocalReward, RewardModel
+from compound.rewards.pairs import Candidate, Draw, Sampling, collect, compared, expected_cost
+from compound.rewards.template import Template
+from compound.testing import PlainMemory, ScriptedLM
+
+REWARDS = optimas(model="none", min_rollouts=1, max_rollouts=2)
+PROMPTS = PromptSearch(("edits",))
+
+
+def keys_of(component: str, system: System) -> tuple[str, ...]:
+    return tuple(key for key in system.parameters if key.startswith(f"{component}."))
+
+
+class TestAgain:
+    """One call alone."""
+
+    def world(self) -> tuple[Simulated, System, Executor]:
+        world = Simulated("five", noise=0.2, seed=3)
+        return world, world.system(), Executor(cache=MemoryCache())
+
+    def test_it_is_the_call_a_fork_would_make(self) -> None:
+        world, system, executor = self.world()
+        (example,) = world.examples(1)
+        trace = asyncio.run(executor.run(system, example.inputs, example=example.id))
+        fork = asyncio.run(executor.fork(system, trace, "c", resample=7, settings={"option": 2}))
+        alone = asyncio.run(Executor().again(system, trace, "c", sample=7, settings={"option": 2}))
+        assert alone.outputs == fork.call("c").outputs
+        assert alone.inputs == trace.call("c").inputs
+        same = asyncio.run(Executor().again(system, trace, "c", sample=trace.sample))
+        assert same.outputs == trace.call("c").outputs
+
+    def test_it_costs_its_share_of_a_run_once(self) -> None:
+        world, system, executor = self.world()
+        (example,) = world.examples(1)
+        trace = executor.settle(asyncio.run(executor.run(system, example.inputs, example=example.id)))
+        before = executor.meter.system_runs
+        for _ in range(2):  # the second time it comes from the cache
+            call = asyncio.run(executor.again(system, trace, "c", sample=7))
+            executor.settle_call(call, trace)
+            assert executor.meter.system_runs == pytest.approx(before + 1 / 5)
+
+    def test_another_systems_trace_is_refused(self) -> None:
+        world, system, executor = self.world()
+        (example,) = world.examples(1)
+        trace = asyncio.run(executor.run(system, example.inputs, example=example.id))
+        with pytest.raises(DeclarationError, match="another configuration"):
+            asyncio.run(executor.again(system.bind({"c.option": 2}), trace, "c"))
+
+    def test_a_wired_setting_keeps_what_the_wire_brought(self) -> None:
+        def scale(x: float, by: float) -> float:
+            return x * by
+
+        system = System(
+            "wired",
+            outputs={"y": Function("scale", scale, by=1.0)(x=Input("x", float), by=Input("by", float))},
+        )
+        executor = Executor()
+        trace = asyncio.run(executor.run(system, {"x": 2.0, "by": 5.0}))
+        assert asyncio.run(executor.again(system, trace, "scale")).outputs == {"output": 10.0}
+        changed = asyncio.run(executor.again(system, trace, "scale", settings={"by": 3.0}))
+        assert changed.outputs == {"output": 6.0}
+
+
+class Slow(Operation):
+    """Says its option and its input, after a while that has nothing to do with either."""
+
+    inputs: Mapping[str, Port] = {"x": Port(int)}
+    outputs = {"y": Port(str)}  # noqa: RUF012
+    version = "1"
+    settings = {"option": Choice(*range(6))}  # noqa: RUF012
+    cacheable = True
+
+    def __init__(self, name: str = "slow") -> None:
+        self.name = name
+
+    async def run(self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext) -> Any:
+        await asyncio.sleep(float(np.random.default_rng().random()) * 0.005)
+        return {"y": f"{values['option']} {inputs['x']}"}
+
+
+class Broken(Slow):
+    """Fails as it is first set."""
+
+    async def run(self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext) -> Any:
+        if values["option"] == 0:
+            raise RuntimeError("as it was")
+        return await super().run(inputs, values, call)
+
+
+class Picky(Slow):
+    """Fails for every third input."""
+
+    async def run(self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext) -> Any:
+        if inputs["x"] % 3 == 0:
+            raise RuntimeError("not this one")
+        return await super().run(inputs, values, call)
+
+
+class Fussy(Slow):
+    """Says as many words as its option, and fails for some inputs."""
+
+    async def run(self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext) -> Any:
+        if inputs["x"] % 4 == 0:
+            raise RuntimeError("not that one")
+        return {"y": f"{inputs['x']} " + "word " * values["option"]}
+
+
+def test_d3_outputs_stay_with_their_inputs_whatever_the_latency(job: Any) -> None:
+    """D3: results in order of completion were zipped with inputs in order, and most pairs were wrong."""
+    system = System("slow", outputs={"y": Slow()(x=Input("x", int))})
+    rows = [Example(f"e{i}", {"x": i}) for i in range(8)]
+    made = job(system, custom(lambda outputs, example: 0.0), rows)
+    traces = asyncio.run(made.scorer.traces({}, rows))
+    jobs = [((t, t.calls[0], t.sample), {"option": o}) for o in range(6) for t in traces]
+    calls = asyncio.run(run_alone(made.task.bench, system, jobs))
+    assert [c.outputs["y"] for c in calls] == [f"{o} {i}" for o in range(6) for i in range(8)]
+    assert made.spent == pytest.approx(8 + 5 * 8)  # the incumbent's option is in the cache
+
+
+def test_calls_made_alone_stay_within_the_budget_of_system_runs(tmp_path: Path) -> None:
+    """Each holds its share of a run before it is made: there is no budget to spend and then to count."""
+    lm = ScriptedLM(lambda message: "so")
+    second = LLM("second", prompt="b")(text=LLM("first", prompt="a")(text=Input("x", str)))
+    system = System("pair", outputs={"y": second}, lm="lm")
+    meter = Meter(Budget(system_runs=4))
+    executor = Executor({"lm": lm}, cache=MemoryCache(), meter=meter)
+    trace = executor.settle(asyncio.run(executor.run(system, {"x": "a"}, example="e")))
+    bench = Bench(executor, custom(lambda outputs, example: 0.0), Rules(concurrency=8), PlainMemory(tmp_path))
+    settings = [{"temperature": 1.0}] * 20
+    jobs = [((trace, trace.calls[0], number), own) for number, own in enumerate(settings, 1)]
+    assert len(asyncio.run(run_alone(bench, system, jobs[:4]))) == 4
+    assert meter.system_runs == 1 + 4 / 2
+    with pytest.raises(BudgetExhausted, match="of 4 system runs"):
+        asyncio.run(run_alone(bench, system, jobs))
+    assert meter.system_runs <= 4
+    assert len(lm.requests) <= 2 * 4
+
+
+class TestBoltzmann:
+    def test_it_draws_in_proportion(self) -> None:
+        """A thousand draws against softmax of reward / temperature."""
+        rewards, temperature = [0.0, 0.5, 1.0], 0.7
+        rng = np.random.default_rng(0)
+        counts = Counter(boltzmann(rewards, temperature, 1, rng)[0] for _ in range(3000))
+        weights = np.exp(np.array(rewards) / temperature)
+        expected = 3000 * weights / weights.sum()
+        assert stats.chisquare([counts[i] for i in range(3)], expected).pvalue > 1e-3
+
+    def test_without_temperature_the_best_come_first(self) -> None:
+        assert boltzmann([1.0, 3.0, 2.0], 0.0, 2, np.random.default_rng(0)) == [1, 2]
+
+    def test_nothing_is_drawn_twice(self) -> None:
+        assert sorted(boltzmann([0.0] * 5, 1.0, 5, np.random.default_rng(0))) == list(range(5))
+
+
+class TestLocalSearch:
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_every_component_finds_its_best_option_by_its_local_reward(self, job: Any, shape: str) -> None:
+        """Noise-free and without interaction: what is best locally is best."""
+        world = Simulated(shape, noise=0.0, options=4, seed=1)
+        system = world.system()
+        best, _ = world.optimum()
+        for name in world.names:
+            made = job(system, world, world.examples(40), keys=keys_of(name, system))
+            _, proposal = made.run(local_search(REWARDS, PROMPTS))
+            wanted = {} if best[name] == 0 else {f"{name}.option": best[name]}
+            assert proposal.facts["steered"] is True
+            assert proposal.values == wanted
+
+    def test_a_reward_of_noise_does_not_steer(self, job: Any) -> None:
+        """The metric is chance: the component goes by the global reward, and the record says why."""
+        system = System("coin", outputs={"y": Slow()(x=Input("x", int))})
+        rows = [Example(f"e{i}", {"x": i}) for i in range(60)]
+        chance = custom(lambda o, e: float(generator("coin", o["y"]).random()))
+        made = job(system, chance, rows, share=200.0)
+        states, proposal = made.run(local_search(replace_settings(min_accuracy=0.75), PROMPTS))
+        assert proposal.facts["steered"] is False
+        assert states[-1]["finalists"] == states[0]["scoring"]["candidates"]
+        assert proposal.before is not None
+
+    @pytest.mark.parametrize(
+        ("metric", "reason"),
+        [
+            (custom(lambda o, e: 0.5), "all its outputs led to the same score"),
+            (custom(lambda o, e: 0.5 if e.id == "none" else 0.25), "all its outputs led to the same score"),
+        ],
+    )
+    def test_a_constant_metric_is_said_to_be_one(self, job: Any, metric: Metric, reason: str) -> None:
+        system = System("slow", outputs={"y": Slow()(x=Input("x", int))})
+        made = job(system, metric, [Example(f"e{i}", {"x": i}) for i in range(20)])
+        _, proposal = made.run(offline_rewards(REWARDS, PROMPTS))
+        assert reason in proposal.note
+        assert proposal.values == {}
+
+    def test_a_metric_that_returns_nan_fails_those_runs_and_nothing_else(self, job: Any) -> None:
+        """A score that is no number is a failed run with the failure score; rewards stay finite."""
+        system = System("slow", outputs={"y": Slow()(x=Input("x", int))})
+        broken = custom(lambda o, e: float("nan") if o["y"].startswith("3") else float(o["y"][0]))
+        made = job(system, broken, [Example(f"e{i}", {"x": i}) for i in range(20)])
+        _, proposal = made.run(local_search(REWARDS, PROMPTS))
+        assert proposal.values == {"slow.option": 5}
+
+    def test_one_distinct_output_is_said_to_be_the_reason(self, job: Any) -> None:
+        def same(x: int, by: int) -> str:
+            return "always this"
+
+        system = System("same", outputs={"y": Function("same", same, by=Choice(1, 2, 3))(x=Input("x", int))})
+        made = job(system, custom(lambda o, e: 1.0), [Example(f"e{i}", {"x": i}) for i in range(20)])
+        _, proposal = made.run(offline_rewards(REWARDS, PROMPTS))
+        assert "same: every draw gave the same output" in proposal.note
+        known = RunRewards.open(made.task, learning(REWARDS)).draws("same")
+        made.run(local_search(REWARDS, PROMPTS))
+        assert RunRewards.open(made.task, learning(REWARDS)).draws("same") == known  # more would say the same
+        other = job(system.bind({"same.by": 2}), custom(lambda o, e: 1.0), made.task.train)
+        bench = replace(other.task.bench, memory=made.task.bench.memory)
+        other.task = replace(other.task, bench=bench)
+        other.run(local_search(REWARDS, PROMPTS))
+        assert len(RunRewards.open(other.task, learning(REWARDS)).draws("same")) > len(
+            known
+        )  # there it might not
+
+    def test_a_component_without_a_way_to_the_metric_gets_no_reward(self, job: Any) -> None:
+        """What it writes reaches an output that the metric does not look at."""
+        x = Input("x", int)
+        system = System(
+            "two", outputs={"aside": Slow()(x=x), "y": Function("half", half, by=Choice(1, 2))(x=x)}
+        )
+        made = job(system, custom(lambda o, e: o["y"]), [Example(f"e{i}", {"x": i + 1}) for i in range(20)])
+        _, proposal = made.run(offline_rewards(REWARDS, PROMPTS))
+        assert (
+            "slow: all its outputs led to the same score: the metric does not depend on them" in proposal.note
+        )
+        assert set(proposal.facts["accuracy"]) == {"half"}
+
+    def test_another_systems_buffer_is_refused_and_nothing_is_spent(self, job: Any) -> None:
+        world = Simulated("chain", noise=0.0)
+        made = job(world.system(), world, world.examples(20), keys=("a.option",))
+        made.task.bench.memory.append({"system": "another", "iteration": 1, "draw": draw_json()})
+        with pytest.raises(DataError, match="belongs to another system"):
+            made.run(local_search(REWARDS, PROMPTS))
+        assert made.spent == 0
+
+    @pytest.mark.parametrize("optimizer", [local_search(REWARDS, PROMPTS), offline_rewards(REWARDS, PROMPTS)])
+    def test_interrupted_anywhere_it_proposes_the_same(self, job: Any, optimizer: Any) -> None:
+        world = Simulated("chain", noise=0.1, options=12, common=False)
+        keys = ("b.option",) if isinstance(optimizer, LocalSearch) else tuple(world.system().parameters)
+        made = job(world.system(), world, world.examples(60), keys=keys, share=150.0)
+        states, proposal = made.run(optimizer)
+        assert len(states) >= 2
+        for after in range(1, len(states) + 1):
+            again = job(world.system(), world, world.examples(60), keys=keys, share=150.0)
+            assert again.run_interrupted(optimizer, after) == (states, proposal)
+            assert again.spent == made.spent
+
+    def test_what_failed_is_not_run_again_for_being_interrupted(self, job: Any) -> None:
+        """Failed calls are not in the cache: who records the incumbent's calls anew would pay for them."""
+        system = System("fussy", outputs={"y": Fussy()(x=Input("x", int))})
+        rows = [Example(f"e{i}", {"x": i}) for i in range(30)]
+        metric = custom(lambda o, e: len(o["y"].split()) / 6)
+        search = local_search(replace_settings(check_below=1.01), PROMPTS)
+        made = job(system, metric, rows)
+        states, proposal = made.run(search)
+        assert proposal.facts["steered"]
+        assert len(states) >= 4
+        for after in range(1, len(states) + 1):
+            again = job(system, metric, rows)
+            assert again.run_interrupted(search, after) == (states, proposal)
+            assert again.spent == made.spent
+
+    @pytest.mark.parametrize("share", [10.0, 30.0, 60.0, 120.0])
+    def test_it_keeps_about_to_its_share(self, job: Any, share: float) -> None:
+        """The expected cost of pairs is an estimate: it may be off by a few inputs, never by another share."""
+        world = Simulated("five", noise=0.2, options=12, common=False)
+        for name in ("a", "e"):
+            made = job(
+                world.system(), world, world.examples(80), keys=keys_of(name, world.system()), share=share
+            )
+            made.run(local_search(REWARDS, PROMPTS))
+            assert made.spent <= 1.3 * share + 12
+
+    def test_prompts_are_searched_by_the_local_reward_of_what_they_make(self, job: Any) -> None:
+        """A model that is brief when told so; the metric likes brevity, further down the line."""
+
+        def answers(message: str) -> str:
+            brief = any(word in message.lower() for word in ("brief", "few words", "short"))
+            return "yes" if brief else "well that is a long story to tell"
+
+        def shout(text: str) -> str:
+            return text.upper()
+
+        talker = LLM("talker", prompt=Text("Answer."), demos=Demos(max=0), lm="lm")
+        system = System("talk", outputs={"y": Function("shout", shout)(text=talker(q=Input("q", str)))})
+        brief = custom(lambda o, e: 1.0 / len(o["y"].split()))
+        rows = [Example(f"e{i}", {"q": f"question {i}"}) for i in range(40)]
+        made = job(system, brief, rows, lambda: ScriptedLM(answers), keys=("talker.prompt", "talker.demos"))
+        _, proposal = made.run(local_search(REWARDS, PROMPTS))
+        assert proposal.facts["steered"] is True
+        assert answers(proposal.values["talker.prompt"]) == "yes"
+
+    def test_what_was_tried_in_this_place_is_not_tried_again(self, job: Any) -> None:
+        world = Simulated("chain", noise=0.0, options=30)
+        made = job(world.system(), world, world.examples(20), keys=("a.option",), candidates=8)
+        first, proposal = made.run(local_search(REWARDS, PROMPTS))
+        second, _ = made.run(local_search(REWARDS, PROMPTS))
+        one, two = ({c["a.option"] for c in states[0]["scoring"]["candidates"]} for states in (first, second))
+        assert len(one) == len(two) == 8
+        assert not one & two
+        assert proposal.tried >= 8
+
+    def test_it_is_tried_again_when_another_component_has_changed(self, job: Any) -> None:
+        """Where components interact, what was no better may be by now."""
+        world = Simulated("chain", noise=0.0)
+        made = job(world.system(), world, world.examples(20), keys=("b.option",))
+        rewards = RunRewards.open(made.task, learning(REWARDS))
+        candidates: list[dict[str, object]] = [{"b.option": i} for i in range(1, 4)]
+        rewards.note_tried(made.task, candidates)
+        assert rewards.untried(made.task, candidates) == []
+        for key in ("a.option", "b.option"):
+            later = replace(made.task, system=made.task.system.bind({key: 2}))
+            assert rewards.untried(later, candidates) == candidates
+
+    def test_fresh_inputs_are_fresh(self, job: Any) -> None:
+        """D2: one seed for every iteration drew the same examples each time."""
+        world = Simulated("chain", noise=0.1)
+        made = job(world.system(), world, world.examples(40), keys=("a.option",))
+        for _ in range(3):
+            made.run(local_search(REWARDS, PROMPTS))
+        buffer = RunRewards.open(made.task, learning(REWARDS)).buffer
+        by_iteration = [
+            {e.draw.example for e in buffer.entries if e.iteration == iteration} for iteration in (1, 2, 3)
+        ]
+        assert all(by_iteration)
+        assert len(set.union(*by_iteration)) == sum(map(len, by_iteration))
+
+
+class TestRaces:
+    """Who compares settings by the global reward has paid for pairs."""
+
+    SETTINGS = optimas(REWARDS, inputs=1)  # too few to collect any
+
+    def made(self, job: Any) -> Any:
+        world = Simulated("chain", noise=0.0, options=6)
+        return job(world.system(), world, world.examples(40), keys=("b.option",), share=200)
+
+    def test_a_race_makes_pairs_for_nothing(self, job: Any) -> None:
+        made, plain = self.made(job), self.made(job)
+        _, proposal = made.run(local_search(self.SETTINGS, PROMPTS))
+        plain.run(local_search(self.SETTINGS, PROMPTS, guide=LearnedRewards(adapts=False)))
+        assert not proposal.facts["steered"]
+        assert made.spent == plain.spent
+        assert not list(plain.task.bench.memory.records())
+        buffer = RunRewards.open(made.task, learning(self.SETTINGS)).buffer
+        pairs = [pair for pair, _ in buffer.pairs("b")]
+        assert len({pair.example for pair in pairs}) >= 4
+        assert all(entry(pair.chosen, "y", float) > entry(pair.rejected, "y", float) for pair in pairs)
+        assert {len(entry.draw.candidates) for entry in buffer.entries} <= {2, 3, 4}
+        assert all(entry.draw.candidates[0].settings == {} for entry in buffer.entries)
+        assert any("option" in c.settings for entry in buffer.entries for c in entry.draw.candidates)
+
+    def test_the_next_job_goes_by_them(self, job: Any) -> None:
+        made = self.made(job)
+        made.run(local_search(self.SETTINGS, PROMPTS))
+        _, proposal = made.run(local_search(self.SETTINGS, PROMPTS))
+        assert proposal.facts["steered"]
+
+    def test_calls_that_read_something_else_are_not_compared(self) -> None:
+        """Of two runs one has another input, one failed, one says the same: one candidate is left."""
+
+        def run(x: float, y: float, score: float, failed: bool = False) -> Trace:
+            failure = Failure("error", "broken") if failed else None
+            call = Call("a", "a", "a", (), {"x": x}, {} if failed else {"y": y}, failure)
+            return Trace("e", "digest", 0, 0, {"x": x}, (call,), score=score)
+
+        runs: list[Any] = [({}, run(1, 5, 0.5)), ({"option": 1}, run(2, 6, 0.6)), ({"option": 2}, run(1, 7, 0.7)),
+                ({"option": 3}, run(1, 5, 0.5)), ({"option": 4}, run(1, 0, 0.0, failed=True))]  # fmt: skip
+        (draw,) = compared("a", runs, Sampling(samples=3))
+        assert [(c.outputs["y"], c.rewards) for c in draw.candidates] == [(5, (0.5,)), (7, (0.7,))]
+
+    def test_an_incumbent_that_always_fails_is_left_out(self, job: Any) -> None:
+        system = System("broken", outputs={"y": Broken()(x=Input("x", int))})
+        rows = [Example(f"e{i}", {"x": i}) for i in range(20)]
+        made = job(system, custom(lambda o, e: int(o["y"][0]) / 5), rows, share=200)
+        _, proposal = made.run(local_search(self.SETTINGS, PROMPTS))
+        assert proposal.values == {"slow.option": 5}
+        entries = RunRewards.open(made.task, learning(self.SETTINGS)).buffer.entries
+        assert {c.settings["option"] for entry in entries for c in entry.draw.candidates} == set(range(1, 6))
+
+    def test_remembering_it_costs_nothing_even_where_runs_failed(self, job: Any) -> None:
+        """What failed is not in the cache: every third input was run again for every candidate."""
+        system = System("picky", outputs={"y": Picky()(x=Input("x", int))})
+        rows = [Example(f"e{i}", {"x": i}) for i in range(40)]
+        spent = []
+        for adapts in (True, False):
+            made = job(system, custom(lambda o, e: int(o["y"][0]) / 5), rows, share=60)
+            guide = LearnedRewards(adapts=adapts)
+            made.run(local_search(replace_settings(fresh=0, inputs=1), PROMPTS, guide=guide))
+            spent.append(made.spent)
+        assert spent[0] == spent[1] > 0
+
+
+class TestTheTest:
+    """Whether what the local reward likes best also meets the global one."""
+
+    @pytest.mark.parametrize(
+        ("sure", "verify", "tested"), [(0.9, False, False), (0.9, True, True), (1.01, False, True)]
+    )
+    def test_a_reward_that_is_nearly_always_right_needs_none_unless_the_method_wants_it(
+        self, job: Any, sure: float, verify: bool, tested: bool
+    ) -> None:
+        world = Simulated("chain", noise=0.0, options=4, seed=1)
+        settings = replace_settings(check_below=sure, inputs=6, fresh=0)
+        made = job(world.system(), world, world.examples(40), keys=("a.option",), share=500, minibatch=8)
+        states, proposal = made.run(local_search(settings, PROMPTS, verify=verify))
+        assert proposal.facts["steered"]
+        assert states[-1]["phase"] == ("testing" if tested else "decided")
+        assert (proposal.before is not None) is tested
+
+    @pytest.mark.parametrize(("share", "tested"), [(15, False), (16, True)])
+    def test_there_is_none_with_too_few_runs_to_say_anything(
+        self, job: Any, share: float, tested: bool
+    ) -> None:
+        world = Simulated("chain")
+        made = job(world.system(), world, world.examples(4), keys=("a.option",), share=share, minibatch=8)
+        guidance = Guidance(RewardModel("none", NoBackbone(), {}))
+        assert local_search(REWARDS, PROMPTS, verify=True)._is_worth_testing(made.task, guidance) is tested
+
+
+class TestTogether:
+    """Two models, the second brief when told so, or shown so; no reward is trusted."""
+
+    def made(self, job: Any, **task: Any) -> Any:
+        def says(message: str) -> str:
+            brief = any(word in message.lower() for word in ("brief", "few words", "short"))
+            return "yes" if brief else "well that is a long story to tell"
+
+        q = Input("q", str)
+        first = LLM("first", prompt=Text("Say something."), demos=Demos(max=1), lm="lm")
+        second = LLM("second", prompt=Text("Answer."), demos=Demos(max=1), lm="lm")
+        system = System("two", outputs={"y": second(q=q, said=first(q=q))})
+        brief = custom(lambda o, e: 1.0 / len(o["y"].split()))
+        rows = [Example(f"e{i}", {"q": f"question {i}"}) for i in range(60)]
+        return job(system, brief, rows, lambda: ScriptedLM(says), share=300, candidates=24, **task)
+
+    def test_texts_that_no_reward_may_steer_are_searched_together(self, job: Any) -> None:
+        made = self.made(job, keys=("first.prompt", "first.demos"))
+        settings = replace_settings(min_accuracy=1.0, check_below=1.01, inputs=1)
+        states, proposal = made.run(local_search(settings, PROMPTS))
+        assert proposal.facts["together"] == ["first", "second"]
+        assert proposal.facts["steered"] is False
+        assert proposal.after > proposal.before
+        assert set(proposal.values) & {"second.prompt", "second.demos"}
+        assert states[-1]["together"]["race"]["done"]
+
+    def test_one_that_a_reward_steers_is_not_among_them(self, job: Any) -> None:
+        made = self.made(job, keys=("first.prompt", "first.demos"))
+        facts = RewardModel("none", NoBackbone(), {})
+
+        class Half(LearnedRewards):
+            async def guidance(self, rewards: RunRewards, component: str) -> Guidance:
+                return Guidance(facts, {"accuracy": {}}, "it is not known", ["first"])
+
+        _, proposal = made.run(local_search(REWARDS, PROMPTS, guide=Half(adapts=False)))
+        assert proposal.facts["together"] == ["first"]
+        assert set(proposal.values) <= {"first.prompt", "first.demos"}
+
+    def test_what_one_of_them_tried_alone_says_nothing_about_all(self, job: Any) -> None:
+        """A writer of prompts looked for the others' texts in what an earlier job had tried, and found none."""
+        keys, tried = ("first.prompt",), (Tried({"first.prompt": "Say it."}, 0.3, 4),)
+        made = self.made(job, keys=keys, tried=tried)
+        settings = replace_settings(min_accuracy=1.0, check_below=1.01, inputs=1)
+        _, proposal = made.run(local_search(settings, PromptSearch(("edits", "opro"), lm="lm")))
+        assert proposal.facts["together"] == ["first", "second"]
+
+    def test_what_changed_others_is_not_remembered_as_tried(self, job: Any) -> None:
+        made = self.made(job)
+        changes = [{}, {"first.prompt": "Say it."}, {"second.prompt": "Be brief."}]
+        asyncio.run(made.scorer.score([*changes, {**changes[1], **changes[2]}], made.task.train[:2]))
+        tried = [known.values["first.prompt"] for known in made.scorer.tried(["first.prompt"])]
+        assert tried == ["Say something.", "Say it."]
+
+    def test_interrupted_anywhere_they_propose_the_same(self, job: Any) -> None:
+        settings, keys = (
+            replace_settings(min_accuracy=1.0, check_below=1.01, inputs=1),
+            ("first.prompt", "first.demos"),
+        )
+        search = local_search(settings, PROMPTS)
+        states, proposal = self.made(job, keys=keys).run(search)
+        for after in range(1, len(states) + 1):
+            assert self.made(job, keys=keys).run_interrupted(search, after) == (states, proposal)
+
+
+class TestPools:
+    """Demonstrations of examples set apart, from all that earlier jobs ran there."""
+
+    def made(
+        self, job: Any, says: Callable[[str], str] = lambda message: "loud" if "Shout" in message else "soft"
+    ) -> Any:
+        echo = LLM("echo", prompt=Text("Say."), demos=Demos(max=2), lm="lm")
+        system = System("one", outputs={"y": echo(q=Input("q", str))})
+        rows = [Example(f"e{i}", {"q": f"q{i}."}) for i in range(20)]
+        return job(system, custom(lambda o, e: 1.0), rows, lambda: ScriptedLM(says), keys=("echo.demos",))
+
+    def found(self, made: Any, count: int) -> list[Any]:
+        pools = asyncio.run(bootstrapped(made.task, set_apart(made.task)[:count]))
+        return [found.demo["outputs"]["output"] for found in pools["echo.demos"]]
+
+    def test_a_smaller_pool_finds_what_a_larger_one_found(self, job: Any) -> None:
+        made = self.made(job)
+        assert len(self.found(made, 10)) == 10
+        assert len(self.found(made, 4)) == 10
+        assert len(self.found(made, 12)) == 12
+        assert made.spent == 12
+
+    def test_what_another_configuration_said_serves_too(self, job: Any) -> None:
+        made = self.made(job)
+        before = {**made.task.system.configuration.to_json(), "echo.prompt": "Shout."}
+        asyncio.run(made.scorer.traces(before, set_apart(made.task)[:6]))
+        first = [example.id for example in set_apart(made.task)[:6]]
+        memory, earlier = made.task.bench.memory, Source(configuration=before, examples=first)
+        Sources(sources=[earlier]).store(memory)
+        assert sorted(self.found(made, 4)) == ["loud"] * 6 + ["soft"] * 4
+        assert made.spent == 10
+        current = Source(configuration=made.task.system.configuration.to_json(), examples=sorted(first[:4]))
+        assert Sources.of(memory).sources == [earlier, current]
+
+    def test_runs_that_failed_are_not_made_again(self, job: Any) -> None:
+        """They are not in the cache; and where a part of the pool always fails, nothing is broken."""
+        failing = [entry(example.inputs, "q", str) for example in set_apart(self.made(job).task)[6:10]]
+
+        def says(message: str) -> str:
+            if any(q in message for q in failing):
+                raise RuntimeError("it does not say")
+            return "soft"
+
+        made = self.made(job, says)
+        assert len(self.found(made, 10)) == 6
+        assert len(self.found(made, 6)) == 6
+        assert made.spent == 10
+
+
+class TestWaves:
+    """Which components the offline phase goes on with."""
+
+    def made(self, job: Any, share: float) -> Any:
+        """What `rare` says matters for one input of ten; what `often` says always does."""
+        x = Input("x", int)
+        rare, often = Slow("rare")(x=x), Slow("often")(x=x)
+        system = System("two", outputs={"rare": rare, "often": often})
+
+        def score(outputs: Mapping[str, Any], example: Example) -> float:
+            known = float(outputs["rare"][0]) if entry(example.inputs, "x", int) % 10 == 0 else 0.0
+            return (float(outputs["often"][0]) + known) / 10
+
+        return job(system, custom(score), [Example(f"e{i}", {"x": i}) for i in range(60)], share=share)
+
+    def inputs(self, job: Any, share: float) -> dict[str, int]:
+        made = self.made(job, share)
+        made.run(offline_rewards(replace_settings(check_below=1.01), PROMPTS))
+        entries = RunRewards.open(made.task, learning(REWARDS)).buffer.entries
+        assert made.spent <= share
+        return {
+            name: len({e.draw.example for e in entries if e.draw.component == name})
+            for name in ("rare", "often")
+        }
+
+    def test_one_whose_pairs_cost_more_than_is_left_gets_no_more(self, job: Any) -> None:
+        assert self.inputs(job, 60.0) == {"rare": LEAST_INPUTS, "often": 20}
+
+    def test_with_enough_runs_all_go_on(self, job: Any) -> None:
+        assert self.inputs(job, 500.0) == {"rare": 20, "often": 20}
+
+    def test_with_few_runs_the_cheapest_come_first(self, job: Any) -> None:
+        world = Simulated(
+            "chain", noise=0.0, options=6
+        )  # three draws each, and what follows: 1, 7 / 3, 11 / 3
+        made = job(world.system(), world, world.examples(60), share=12)
+        made.run(offline_rewards(REWARDS, PROMPTS))
+        entries = RunRewards.open(made.task, learning(REWARDS)).buffer.entries
+        assert {entry.draw.component for entry in entries} == {"c"}
+
+
+def test_the_offline_phase_goes_on_in_waves_that_double(job: Any) -> None:
+    """One more time as many inputs while a reward is not surely good, up to the settings' number."""
+    world = Simulated("chain", noise=0.3, options=12, common=False)
+    made = job(world.system(), world, world.examples(60))
+    states, _ = made.run(offline_rewards(replace_settings(inputs=30, check_below=1.01), PROMPTS))
+    assert [state["inputs"] for state in states] == [0, 4, 8, 16, 30]
+    surely = job(world.system(), world, world.examples(60))
+    states, _ = surely.run(offline_rewards(replace_settings(inputs=30, check_below=0.5), PROMPTS))
+    assert states[-1]["inputs"] < 30
+
+
+def test_a_few_inputs_that_fail_do_not_end_the_run(job: Any) -> None:
+    """Fresh inputs are few, one perhaps: all may fail by chance. When a minibatch fails, something is broken."""
+    rows = [Example(f"e{i}", {"x": i}) for i in range(20)]
+    made = job(System("broken", outputs={"y": Broken()(x=Input("x", int))}), custom(lambda o, e: 1.0), rows)
+    state = Collecting(iteration=1, proposals={})
+    rewards = RunRewards.open(made.task, learning(REWARDS))
+    assert asyncio.run(collect_pairs(rewards, ["slow"], state, rows[:2])) == "0 pairs from 2 inputs"
+    with pytest.raises(TooManyFailures, match="as it was"):
+        asyncio.run(collect_pairs(rewards, ["slow"], state, rows[:8]))
+
+
+@pytest.mark.parametrize(("failing", "ends"), [(5, False), (7, False), (8, True)])
+def test_a_minibatch_that_fails_more_than_it_may_can_be_chance(job: Any, failing: int, ends: bool) -> None:
+    """Half may fail. Then seven of eight do in one minibatch of 28, all of them in one of 256."""
+
+    def picky(x: int, by: int) -> int:
+        if x < failing:
+            raise RuntimeError("not this one")
+        return x
+
+    rows = [Example(f"e{i}", {"x": i}) for i in range(8)]
+    node = Function("picky", picky, by=Choice(1, 2))(x=Input("x", int))
+    made = job(System("picky", outputs={"y": node}), custom(lambda o, e: 1.0), rows)
+    scored = made.task.scorer.score([{}, {"picky.by": 2}], rows)
+    if ends:
+        with pytest.raises(TooManyFailures):
+            asyncio.run(scored)
+    else:
+        assert [evaluation.failed for evaluation in asyncio.run(scored)] == [failing, failing]
+
+
+def test_the_next_round_edits_the_best_prompt_so_far(job: Any) -> None:
+    llm = LLM("llm", prompt=Text("Answer."))
+    system = System("t", outputs={"y": llm(q=Input("q", str))}, lm="lm")
+    task = job(system, custom(lambda o, e: 0.0), [Example("e", {"q": "?"})], keys=("llm.prompt",)).task
+    best = "Consider the unusual zebra first."
+    gains: list[tuple[dict[str, object], float]] = [
+        ({}, 0.0), ({"llm.prompt": best}, 0.4), ({"llm.prompt": "Other words."}, 0.1)
+    ]  # fmt: skip
+    scored = [Gain(values=values, gain=gain) for values, gain in gains]
+    made = asyncio.run(local_search(REWARDS, PROMPTS)._next(task, scored))
+    assert sum("zebra" in str(values["llm.prompt"]) for values in made) >= len(made) - 1 > 0
+
+
+def test_the_latest_inputs_are_those_last_collected_from(job: Any) -> None:
+    world = Simulated("chain")
+    examples = world.examples(10)
+    rewards = RunRewards.open(job(world.system(), world, examples).task, learning(REWARDS))
+    first = rewards.fresh(examples, 4)
+    RewardMemory(inputs=4).store(rewards.memory)
+    second = rewards.fresh(examples, 3)
+    RewardMemory(inputs=7).store(rewards.memory)
+    assert rewards.latest(examples, 3) == second
+    assert rewards.latest(examples, 7) == first + second
+    assert len({example.id for example in rewards.latest(examples, 30)}) == 10
+
+
+class TestSettled:
+    """When the offline phase has enough pairs of a component."""
+
+    def settled(self, job: Any, learned: Learned, candidates: Any = None, configuration: str = "") -> bool:
+        world = Simulated("chain")
+        made = job(world.system(), world, world.examples(4), keys=("a.option",))
+        rewards = RunRewards.open(made.task, learning(REWARDS))
+        if candidates is not None:
+            configuration = configuration or made.task.system.configuration.digest
+            draw = Draw("a", "a", "e", configuration, {"x": 1.0}, candidates)
+            rewards.buffer.add([draw], 1)
+        return rewards.is_settled(learned, "a")
+
+    def with_accuracy(self, mean: float, low: float | None) -> Learned:
+        features = FeatureMap(Template("a", frozenset(), {}), (), (), 0)
+        head = Head(np.zeros(0), np.ones(0), np.ones(0))
+        reward = LocalReward(features, head, 1.0, Accuracy(mean, low, 1.0, 9, 9))
+        return Learned(RewardModel("none", NoBackbone(), {"a": reward}))
+
+    @pytest.mark.parametrize(
+        ("low", "settled"),
+        [
+            (REWARDS.reward.check_below, True),
+            (REWARDS.reward.check_below - 0.01, False),  # perhaps not that good
+            (None, False),  # of one input
+        ],
+    )
+    def test_a_reward_is_settled_when_surely_good(self, job: Any, low: float | None, settled: bool) -> None:
+        assert self.settled(job, self.with_accuracy(0.97, low)) is settled
+
+    def test_without_a_reward_it_is_settled_when_it_always_says_the_same(self, job: Any) -> None:
+        none = Learned(RewardModel("none", NoBackbone(), {}), {"a": "why"})
+        one, other = Candidate({"y": 1.0}, (1.0,)), Candidate({"y": 2.0}, (1.0,))
+        assert self.settled(job, none) is False  # nothing was drawn yet
+        assert self.settled(job, none, (one,)) is True
+        assert self.settled(job, none, (one,), "another") is False  # here it might read other things
+        assert self.settled(job, none, (one, other)) is False  # another input may tell them apart
+
+
+def half(x: int, by: int) -> float:
+    return x / by
+
+
+def replace_settings(**changes: Any) -> OptimasSettings:
+    return optimas(REWARDS, **changes)
+
+
+def draw_json() -> dict[str, Any]:
+    return {
+        "component": "a", "address": "a", "example": "e", "configuration": "c", "inputs": {"x": 1.0},
+        "candidates": [[{"y": 1.0}, [1.0], {}]],
+    }  # fmt: skip
+
+
+def test_settings_are_keys_without_the_component() -> None:
+    assert settings_of([{"a.prompt": 1, "a.demos": 2}]) == [{"prompt": 1, "demos": 2}]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_expected_cost_of_pairs_is_what_they_cost(shape: str) -> None:
+    """With one rollout each and the first one part of the draw: S + (S + 1)(n - k), less what comes along."""
+    world = Simulated(shape, noise=0.2, common=False)
+    system = world.system()
+    for name in world.names:
+        executor = Executor(cache=MemoryCache())
+        example = world.examples(1)[0]
+        trace = executor.settle(asyncio.run(executor.run(system, example.inputs, example=example.id)))
+        sampling = Sampling(samples=3, rollouts=1, most=1)
+        found = asyncio.run(collect(executor, system, [(example, trace)], [name], world, sampling=sampling))
+        assert found.system_runs == pytest.approx(expected_cost(system, name, sampling), abs=1 / 5 + 1e-9)
+
+
+def test_the_expected_cost_counts_what_is_inside_loops_and_maps() -> None:
+    """And every use of a component: here in a map of one item, before it, and after it."""
+    answers = itertools.count()
+    lm = ScriptedLM(lambda message: f"answer {next(answers)}")
+    one, two, x = LLM("one", temperature=1.0), LLM("two", temperature=1.0), Input("x", str)
+    body = System("body", outputs={"y": two(x=one(x=x, z=Input("z", str)))})
+    each = Map("each", body, over="x")(x=Input("xs", list[str]), z=one(z=Input("z", str), name="before"))
+    system = System("mapped", outputs={"y": one(ys=each, name="after")}, lm="lm")
+    sampling = Sampling(samples=3, rollouts=1, most=1)
+    example = Example("e", {"xs": ["item"], "z": "other"})
+    for name in ("one", "two"):
+        executor = Executor({"lm": lm}, cache=MemoryCache())
+        trace = executor.settle(asyncio.run(executor.run(system, example.inputs, example=example.id)))
+        metric = custom(lambda o, e: 0.0)
+        found = asyncio.run(collect(executor, system, [(example, trace)], [name], metric, sampling=sampling))
+        assert found.system_runs == pytest.approx(expected_cost(system, name, sampling))
+
+
+class TestSchedulers:
+    JOBS = tuple(Job("local", (f"{name}.option",)) for name in "abcd")
+
+    def step(
+        self, name: str, gain: float = 0.0, runs: float = 10.0, gaps: Mapping[str, float] | None = None
+    ) -> JobRecord:
+        return JobRecord(
+            job=0, optimizer="local", keys=(f"{name}.option",), values={"v": 1} if gain else {},
+            train_before=0.0, train_after=gain, runs=runs, facts={"gaps": gaps or {}},
+        )  # fmt: skip
+
+    def test_gaps_are_drawn_in_proportion(self) -> None:
+        history = [self.step("x", gaps={"a": 0.4, "b": 0.1, "c": 0.0, "d": 0.0})]
+        scheduler = Gaps(floor=0.0)
+        counts = Counter(scheduler.choose(self.JOBS, history, seed).keys[0][0] for seed in range(1000))
+        assert set(counts) == {"a", "b"}
+        assert stats.binomtest(counts["a"], 1000, 0.8).pvalue > 1e-3
+
+    def test_d1_every_component_is_visited(self) -> None:
+        """D1: a reseeded generator and frozen probabilities chose one component for ever."""
+        for scheduler in (Gaps(), UCB(), Thompson(), Uniform()):
+            for seed in range(7):
+                history: list[JobRecord] = []
+                for _ in range(24):
+                    chosen = scheduler.choose(self.JOBS, history, seed)
+                    gaps = dict.fromkeys("abcd", 0.1)
+                    history.append(self.step(chosen.keys[0][0], gain=0.01, gaps=gaps))
+                assert {step.keys[0] for step in history} == {f"{name}.option" for name in "abcd"}
+
+    def test_gaps_are_live(self) -> None:
+        """What counts is the last measurement, not the first."""
+        history = [self.step("x", gaps={"a": 1.0, "b": 0.0}), self.step("x", gaps={"a": 0.0, "b": 1.0})]
+        scheduler = Gaps(floor=0.0)
+        assert {scheduler.choose(self.JOBS[:2], history, seed).keys[0] for seed in range(20)} == {"b.option"}
+
+    def test_gaps_are_drawn_without_replacement(self) -> None:
+        """One visit each in a round, the larger gaps first more often."""
+        firsts: Counter[str] = Counter()
+        for seed in range(100):
+            gaps = {"a": 1.0, "b": 0.5, "c": 0.5, "d": 0.5}
+            history = [self.step("x", gaps=gaps)]
+            for _ in range(8):
+                history.append(self.step(Gaps().choose(self.JOBS, history, seed).keys[0][0], gaps=gaps))
+            names = [step.keys[0][0] for step in history[1:]]
+            assert sorted(names[:4]) == sorted(names[4:]) == list("abcd")
+            assert names[3] != names[4]
+            firsts[names[0]] += 1
+        assert firsts["a"] > max(firsts[name] for name in "bcd")
+
+    def test_a_round_is_over_when_little_is_left(self) -> None:
+        """One component holds nearly all there is to gain: it comes every second time, never twice in a row."""
+        gaps = {"a": 1.0, "b": 0.0, "c": 0.0, "d": 0.0}
+        others: Counter[str] = Counter()
+        for seed in range(50):
+            history = [self.step("x", gaps=gaps)]
+            for _ in range(10):
+                history.append(self.step(Gaps().choose(self.JOBS, history, seed).keys[0][0], gaps=gaps))
+            names = [step.keys[0][0] for step in history[1:]]
+            assert names.count("a") >= 4
+            assert all(one != next_ for one, next_ in pairwise(names))
+            others.update(name for name in names if name != "a")
+        assert set(others) == set("bcd")
+        assert Gaps().choose(self.JOBS[:1], [self.step("a", gaps=gaps)], 0).keys == ("a.option",)
+
+    def test_every_choice_says_what_it_was_made_from(self) -> None:
+        history = [self.step(name, gain=0.1, gaps={"a": 0.2}) for name in "abcd"]
+        for scheduler in (Gaps(), UCB(), Thompson(), Uniform()):
+            reason = scheduler.choose(self.JOBS, history, 0).reason
+            assert reason
+            assert all(isinstance(value, float) for value in reason.values())
+
+    def test_ucb_by_hand(self) -> None:
+        """Gains of 0.2 and 0.1 a run after three tries: 1 + sqrt(2 ln 3 / 1) against 0.5 + sqrt(2 ln 3 / 2)."""
+        history = [self.step("a", 2.0), self.step("b", 1.0), self.step("b", 1.0)]
+        reason = UCB().choose(self.JOBS[:2], history, 0).reason
+        assert reason["gain_per_run"] == pytest.approx(0.2)
+        assert reason["bound"] == pytest.approx(1 + np.sqrt(2 * np.log(3)))
+
+    @pytest.mark.parametrize("scheduler", [UCB(width=0.3), Thompson()])
+    def test_bandits_lose_less_than_uniform_where_components_differ(self, scheduler: Any) -> None:
+        """Twenty seeds, four components with gains of 0.02 to 0.2 a run: regret over 40 choices, paired."""
+        gains = dict(zip("abcd", (0.02, 0.05, 0.1, 0.2), strict=True))
+
+        def regret(chooser: Any, seed: int) -> float:
+            history: list[JobRecord] = []
+            rng = generator("regret", seed)
+            for _ in range(40):
+                name = chooser.choose(self.JOBS, history, seed).keys[0][0]
+                history.append(self.step(name, gain=max(0.0, gains[name] + 0.05 * rng.normal()) * 10))
+            return sum(0.2 - gains[step.keys[0][0]] for step in history)
+
+        differences = [regret(Uniform(), seed) - regret(scheduler, seed) for seed in range(20)]
+        assert stats.ttest_1samp(differences, 0, alternative="greater").pvalue < 1e-3
+
+
+def test_the_proposal_names_only_keys_of_the_job(job: Any) -> None:
+    world = Simulated("diamond", noise=0.1, options=5)
+    for keys in (("a.option",), ("d.option",)):
+        made = job(world.system(), world, world.examples(30), keys=keys)
+        _, proposal = made.run(local_search(REWARDS, PROMPTS))
+        assert isinstance(proposal, Proposal)
+        assert set(proposal.values) <= set(keys)
+
+
+def test_candidates_of_all_components_are_collected_in_one_batch(job: Any) -> None:
+    world = Simulated("five", noise=0.1)
+    made = job(world.system(), world, world.examples(30), share=200.0)
+    _, proposal = made.run(offline_rewards(REWARDS, PROMPTS))
+    assert set(proposal.facts["accuracy"]) == set(world.names)
+    assert set(proposal.facts["gaps"]) == set(world.names)
+    counts: Sequence[int] = list(proposal.facts["pairs"].values())
+    assert min(counts) > 0

@@ -1,0 +1,330 @@
+"""The progress of every optimizer: what a checkpoint holds of it, and that every checkpoint leads to the same end."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from guiding import local_search, offline_rewards, optimas
+
+import compound.optimizers
+from compound.components.llm import LLM
+from compound.engine import Example
+from compound.evaluation.metrics import custom
+from compound.graph.component import Input
+from compound.graph.space import Choice, Demos, Float, Text
+from compound.graph.system import System
+from compound.optimization.method import Optimizer, Progress, Task
+from compound.optimizers.baselines.gepa import GEPA, Evolution
+from compound.optimizers.baselines.llm_selector import LLMSelector, Selection
+from compound.optimizers.baselines.mipro import Mipro
+from compound.optimizers.baselines.random import RandomSearch
+from compound.optimizers.baselines.textgrad import Descent, TextGrad
+from compound.optimizers.optimas.hbc import CloningMemory
+from compound.optimizers.optimas.local import LocalProgress, Phase
+from compound.optimizers.optimas.local_scoring import Gain, Scoring
+from compound.optimizers.optimas.offline import Collecting
+from compound.optimizers.optimas.rewarding import Adapter, RewardMemory
+from compound.optimizers.search.prompts import CandidateRace, Contest, PromptSearch, Source, Sources
+from compound.optimizers.search.racing import Race, Standing
+from compound.optimizers.search.remembered import Remembered
+from compound.optimizers.search.sampling import NumberProgress, NumberSearch, Sample
+from compound.optimizers.search.trials import JointSearch, Trial
+from compound.storage.state import State, StateError
+from compound.testing import PlainMemory, ScriptedLM
+
+DEMO = {"inputs": {"question": "q"}, "outputs": {"output": "a"}}
+VALUES: dict[str, object] = {
+    "a.prompt": "Answer.\nBe brief.",
+    "a.k": 3,
+    "a.t": 0.5,
+    "a.demos": [DEMO],
+    "a.lm": None,
+}
+STANDING = Standing(candidate=0, mean=0.5, incumbent=0.25, n=8)
+RACE = Race(plan=[(4, 8), (2, 16)], alive=[2, 0], done=1, standings=[STANDING], failed={"": ["e1"], "0": []})
+TRIAL = Trial(point={"a.prompt": 1, "a.demos": 0}, mean=0.5)
+GAIN = Gain(values=VALUES, gain=-0.25)
+PAIRS = Collecting(iteration=2, proposals={"a": [{"prompt": "Be brief."}]}, inputs=4)
+SCORING = Scoring(share=80.5, candidates=[VALUES], rounds=1, scored=[GAIN], recorded=["e1"])
+ADAPTER = Adapter(name="9f", data="77")
+SOURCE = Source(configuration=VALUES, examples=["e1"])
+STATES: list[State] = [
+    STANDING, RACE, TRIAL, GAIN, PAIRS, SCORING, ADAPTER, SOURCE,
+    Contest(race=RACE),
+    CandidateRace(candidates=[VALUES, {}], race=RACE),
+    Sample(values=VALUES, mean=0.5),
+    NumberProgress(samples=[Sample(values=VALUES, mean=1.0)], finalists=[VALUES], race=RACE),
+    JointSearch(
+        values={"a.prompt": ["one", "two"]}, wanted=9, batch=4, larger=12, round=1, trials=[TRIAL], scored=[TRIAL]
+    ),
+    Evolution(answers=[[0.5, 1.0], None, "Another text.", [0.0]], best={"a.prompt": "x"}, mean=0.75),
+    Descent(
+        step=3, held=10, before=0.25, mean=0.5, tried=1, best={"a.prompt": "x"}, values={"a.prompt": "y"}
+    ),
+    Selection(rows=10, allocations=[{"a.k": 1}, {"a.k": 2}], means={'{"a.k":1}': 0.5, '{"a.k":2}': None}),
+    LocalProgress(
+        phase="testing", pairs=PAIRS, scoring=SCORING, together=CandidateRace(candidates=[VALUES]),
+        finalists=[VALUES], local_gain=0.5, race=RACE,
+    ),
+    Sources(sources=[SOURCE]),
+    RewardMemory(iteration=2, inputs=9, adapter=ADAPTER, adapters={"c0": ADAPTER}, tried={"9a": [VALUES]}),
+    CloningMemory(start=VALUES),
+]  # fmt: skip
+
+
+def kind(state: State) -> str:
+    return type(state).__name__
+
+
+def declared() -> set[type[State]]:
+    """Every state that a module of the optimizers declares; those of weight training have tests of their own."""
+    modules = [
+        importlib.import_module(module.name)
+        for module in pkgutil.walk_packages(compound.optimizers.__path__, "compound.optimizers.")
+        if not module.ispkg and not module.name.startswith("compound.optimizers.weights")
+    ]
+    found = {value for module in modules for value in vars(module).values() if inspect.isclass(value)}
+    own = {
+        each
+        for each in found
+        if issubclass(each, State) and each.__module__.startswith("compound.optimizers")
+    }
+    return own - {Remembered}
+
+
+def test_every_state_is_tested_here() -> None:
+    assert {type(state) for state in STATES} == declared()
+
+
+@pytest.mark.parametrize("state", STATES, ids=kind)
+class TestEveryState:
+    def test_what_is_stored_is_read(self, state: State) -> None:
+        stored = json.loads(json.dumps(state.to_json()))
+        found = type(state).from_json(stored)
+        assert found == state
+        assert found.to_json() == stored
+
+    def test_every_field_is_described(self, state: State) -> None:
+        text = inspect.getdoc(type(state)) or ""
+        inherited = "".join(
+            inspect.getdoc(base) or "" for base in type(state).__mro__ if issubclass(base, State)
+        )
+        assert text
+        if "Attributes:" in text:
+            assert all(
+                re.search(rf"^    {name}: ", inherited, re.MULTILINE) for name in type(state).model_fields
+            )
+
+    def test_a_snapshot_does_not_change(self, state: State) -> None:
+        copied = state.model_copy(deep=True)
+        stored = copied.to_json()
+        for name in type(state).model_fields:
+            value = getattr(copied, name)
+            if isinstance(value, list | dict):
+                value.clear()
+        assert stored == state.to_json()
+
+    def test_an_unknown_field_is_refused_by_name(self, state: State) -> None:
+        with pytest.raises(StateError, match=r"^\w+ cannot be read: surprise: "):
+            type(state).from_json({**state.to_json(), "surprise": 1})
+
+    def test_a_value_of_another_type_is_refused_by_the_name_of_its_field(self, state: State) -> None:
+        for name in type(state).model_fields:
+            with pytest.raises(StateError, match=rf"^{kind(state)} cannot be read: {name}[.:]") as refused:
+                type(state).from_json({**state.to_json(), name: True})
+            assert refused.value.hint
+
+    def test_a_missing_field_is_refused_by_name(self, state: State) -> None:
+        for name, field in type(state).model_fields.items():
+            if field.is_required():
+                stored = {key: value for key, value in state.to_json().items() if key != name}
+                with pytest.raises(StateError, match=rf"cannot be read: {name}: Field required"):
+                    type(state).from_json(stored)
+
+    @pytest.mark.parametrize("number", [None, 0, 2, "1"])
+    def test_another_format_is_refused(self, state: State, number: object) -> None:
+        with pytest.raises(
+            StateError, match=rf"^{kind(state)} has format {number!r}, but this version reads"
+        ):
+            type(state).from_json({**state.to_json(), "format": number})
+
+
+class TestNested:
+    """A mistake inside a part is named by its place."""
+
+    @pytest.mark.parametrize(
+        ("part", "value", "place"),
+        [
+            ("race", {"plan": [[1, "8"]], "alive": []}, "race.plan.0.1"),
+            ("race", {"plan": [], "alive": [], "standings": [{"candidate": 0}]}, "race.standings.0.mean"),
+            ("scoring", {"share": "8", "candidates": []}, "scoring.share"),
+            ("phase", "resting", "phase"),
+            ("together", {"candidates": [], "extra": 1}, "together.extra"),
+        ],
+    )  # fmt: skip
+    def test_of_a_local_search(self, part: str, value: object, place: str) -> None:
+        stored = LocalProgress(pairs=PAIRS, scoring=SCORING).to_json()
+        with pytest.raises(StateError, match=rf"^LocalProgress cannot be read: {re.escape(place)}: "):
+            LocalProgress.from_json({**stored, part: value})
+
+
+class TestRemembered:
+    """Parts of a method's memory."""
+
+    def test_nothing_stored_is_the_defaults(self, tmp_path: Path) -> None:
+        memory = PlainMemory(tmp_path)
+        assert RewardMemory.of(memory) == RewardMemory()
+        assert memory.state == {}
+
+    def test_parts_do_not_disturb_each_other(self, tmp_path: Path) -> None:
+        memory = PlainMemory(tmp_path)
+        parts = [state for state in STATES if isinstance(state, Remembered)]
+        for part in parts:
+            part.store(memory)
+        memory.state = json.loads(json.dumps(memory.state))
+        assert [type(part).of(memory) for part in parts] == parts
+
+    def test_a_change_counts_once_it_is_stored(self, tmp_path: Path) -> None:
+        memory = PlainMemory(tmp_path)
+        kept = RewardMemory.of(memory)
+        kept.tried["here"] = [{"a.k": 1}]
+        assert RewardMemory.of(memory).tried == {}
+        kept.store(memory)
+        kept.tried["here"].append({"a.k": 2})
+        assert RewardMemory.of(memory).tried == {"here": [{"a.k": 1}]}
+
+    def test_one_of_another_version_is_refused(self, tmp_path: Path) -> None:
+        memory = PlainMemory(tmp_path)
+        memory.state["rewards"] = {"iteration": 1}
+        with pytest.raises(StateError, match="RewardMemory has format None"):
+            RewardMemory.of(memory)
+
+
+# --- restarting ----------------------------------------------------------------------------------------
+
+TARGET = "Be exact."
+WRITERS = ("Write one new instruction", "Rewrite the instruction", "new instruction")
+
+
+def script(message: str, rng: np.random.Generator) -> str:
+    """Write prompts of one of three styles; answer right with some luck, and more often when told to be exact."""
+    if any(words in message for words in WRITERS):
+        text = f"Style {'abc'[int(rng.integers(3))]}. {TARGET if rng.random() < 0.6 else 'Be quick.'}"
+        return f"<prompt>{text}</prompt>\n```\n{text}\n```"
+    if "What is wrong" in message:
+        return "It is not exact."
+    return "right" if rng.random() < (0.9 if TARGET in message else 0.4) else "wrong"
+
+
+def two_steps() -> System:
+    question = Input("question", str)
+    plan = LLM("first", prompt=Text("Think."), temperature=1.0, max_tokens=Choice(8, 16))(question=question)
+    step = LLM(
+        "second",
+        prompt=Text("Answer."),
+        demos=Demos(max=2),
+        temperature=Float(0.5, 1.0),
+        max_tokens=Choice(8, 16, 32),
+    )(plan=plan, question=question)
+    return System("two", outputs={"answer": step}, lm="lm")
+
+
+def is_right(outputs: Any, example: Example) -> float:
+    return float(outputs["answer"] == "right")
+
+
+REWARDS = optimas(
+    model="none", samples=2, min_rollouts=1, max_rollouts=1, inputs=8, fresh=4, min_accuracy=0.5, check_below=1.01,
+    rounds=2,
+)  # fmt: skip
+ANY, NONE = (
+    REWARDS.model_copy(update={"reward": REWARDS.reward.model_copy(update={"min_accuracy": least})})
+    for least in (0.0, 1.01)
+)  # by what rewards are trusted: all of them, or none
+PROMPTS = PromptSearch(("demos", "edits", "opro"))
+TEXTS = ("first.prompt", "second.prompt")
+SECOND = ("second.prompt", "second.demos")
+OPTIMIZERS: dict[str, tuple[Optimizer, tuple[str, ...], type[State]]] = {
+    "random": (RandomSearch(), (*TEXTS, "second.demos", "second.temperature"), CandidateRace),
+    "prompts": (PROMPTS, (*TEXTS, "second.demos"), CandidateRace),
+    "numbers": (NumberSearch(), ("second.temperature", "second.max_tokens"), NumberProgress),
+    "mipro": (Mipro(("edits", "opro")), (*TEXTS, "second.demos"), JointSearch),
+    "textgrad": (TextGrad(), TEXTS, Descent),
+    "gepa": (GEPA(iterations=6), TEXTS, Evolution),
+    "llm_selector": (LLMSelector(), ("first.max_tokens", "second.max_tokens"), Selection),
+    "offline": (offline_rewards(ANY, PROMPTS), (*SECOND, "first.prompt"), Collecting),
+    "local": (local_search(ANY, PROMPTS), SECOND, LocalProgress),
+    "distrusted": (
+        local_search(NONE, PROMPTS), SECOND, LocalProgress,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def made(job: Callable[..., Any]) -> Callable[[str], Any]:
+    rows = [Example(f"e{i}", {"question": f"what is {i}"}) for i in range(60)]
+
+    def make(name: str) -> Any:
+        keys = OPTIMIZERS[name][1]
+        return job(two_steps(), custom(is_right), rows, lambda: ScriptedLM(script), share=200, keys=keys)
+
+    return make
+
+
+async def events(optimizer: Optimizer, task: Task) -> list[Progress]:
+    return [event async for event in optimizer.propose(task) if isinstance(event, Progress)]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+class TestRestarting:
+    def test_every_checkpoint_leads_to_the_same_proposal(self, made: Callable[[str], Any], name: str) -> None:
+        optimizer = OPTIMIZERS[name][0]
+        states, proposal = made(name).run(optimizer)
+        assert len(states) >= 2
+        for after in range(1, len(states) + 1):
+            assert made(name).run_interrupted(optimizer, after) == (states, proposal)
+
+    def test_every_checkpoint_is_read_as_what_it_was(self, made: Callable[[str], Any], name: str) -> None:
+        optimizer, _, state = OPTIMIZERS[name]
+        states, _ = made(name).run(optimizer)
+        assert all(state.from_json(stored).to_json() == stored for stored in states)
+
+    def test_steps_are_counted_up_to_their_number(self, made: Callable[[str], Any], name: str) -> None:
+        found = asyncio.run(events(OPTIMIZERS[name][0], made(name).task))
+        steps = [event.step for event in found if event.step is not None]
+        assert steps == sorted(steps)
+        assert all(
+            event.step is not None and event.step <= event.of for event in found if event.of is not None
+        )
+        assert bool(steps) == (name in ("numbers", "mipro", "textgrad", "gepa", "llm_selector"))
+
+    def test_a_checkpoint_of_another_version_is_refused_before_anything_is_run(
+        self, made: Callable[[str], Any], name: str
+    ) -> None:
+        optimizer, _, state = OPTIMIZERS[name]
+        assignment = made(name)
+        stored = replace(assignment.task, resume={"candidates": []})
+        with pytest.raises(StateError, match=f"{state.__name__} has format None"):
+            asyncio.run(events(optimizer, stored))
+        assert assignment.spent == 0
+
+
+def test_a_local_search_passes_through_its_phases(made: Callable[[str], Any]) -> None:
+    assert set(get_args(Phase)) == {"collecting", "searching", "testing", "decided"}
+    states, _ = made("local").run(OPTIMIZERS["local"][0])
+    phases = [state["phase"] for state in states]
+    assert list(dict.fromkeys(phases)) == ["collecting", "searching", "testing"]
+    states, _ = made("distrusted").run(OPTIMIZERS["distrusted"][0])
+    assert list(dict.fromkeys(state["phase"] for state in states)) == ["collecting", "searching"]
+    assert states[-1]["together"]["race"]

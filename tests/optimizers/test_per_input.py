@@ -1,0 +1,647 @@
+"""Choices for each input: stored rewards, selectors that follow them, and the search that finds them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pytest
+from guiding import local_search, optimas
+from safetensors.numpy import load_file, save_file
+
+import compound as cp
+from compound.components.selector import Selector
+from compound.errors import ConfigurationError
+from compound.execution.cache import MemoryCache
+from compound.execution.caller import Attempt, Caller
+from compound.execution.executor import Executor
+from compound.execution.rng import generator
+from compound.graph.component import CallContext, Operation
+from compound.graph.space import PerInput
+from compound.graph.system import System
+from compound.graph.types import Port
+from compound.narrowing import entry
+from compound.optimizers.optimas.local import LocalSearch
+from compound.optimizers.optimas.rewarding import RunRewards
+from compound.optimizers.search.prompts import PromptSearch
+from compound.registry import policies
+from compound.rewards.alignment import Accuracy
+from compound.rewards.features import FeatureMap, NoBackbone
+from compound.rewards.heads import Head
+from compound.rewards.model import LocalReward, RewardModel
+from compound.rewards.policy import freeze, load_policy
+from compound.rewards.template import Template
+from compound.runs.directory import RunDirectory
+from compound.spec import dump, loads
+from compound.storage.artifacts import folder_digest, put
+from compound.storage.records import opened_document, sealed_document
+
+ROOT = Path(__file__).parents[2]
+Tool = Literal["low", "middle", "high"]
+TOOLS: tuple[Tool, ...] = get_args(Tool)
+REWARDS = optimas(model="none", inputs=60, check_below=0.99)
+
+PARTS = '''
+from compound.graph.component import Operation
+from compound.graph.types import Port
+from typing import Literal
+
+Tool = Literal["low", "middle", "high"]
+
+
+class Worker(Operation):
+    """Works with a tool; which one is right depends on what it works on."""
+
+    cacheable = True
+    version = "1"
+    inputs = {"tool": Port(Tool), "x": Port(float)}
+    outputs = {"done": Port(str)}
+
+    def __init__(self, name):
+        self.name = name
+
+    async def run(self, inputs, values, call):
+        return {"done": inputs["tool"]}
+'''
+SYSTEM = """
+system: toolbox
+inputs: {x: float}
+components:
+  tool: {selector: {options: [low, middle, high], per_input: true}, in: {x: $x}}
+  worker: {class: "parts:Worker", in: {tool: $tool, x: $x}}
+outputs: {done: $worker}
+"""
+SERVE = """
+import json, sys
+import compound as cp
+
+system = cp.load_system(sys.argv[1]).bind(cp.load(sys.argv[2]))
+print(json.dumps([cp.run(system, {"x": x}).outputs["done"] for x in json.loads(sys.argv[3])]))
+"""
+KILLED = """
+import os, pathlib, signal, sys
+import sklearn.linear_model  # loaded once: each attempt is a fork of this process
+from guiding import optimas
+from tests.optimizers.test_per_input import REWARDS, optimized
+
+system, folder = map(pathlib.Path, sys.argv[1:])
+made, last, original = 0, 0, os.replace
+
+
+def replace(*arguments, **named):
+    global made
+    made += 1
+    if made == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*arguments, **named)
+
+
+def attempt(run, at):
+    global last
+    pid = os.fork()
+    if pid == 0:
+        last = at
+        rewards = optimas(REWARDS, inputs=20)
+        optimized(system, folder / run, iterations=1, optimas=rewards)
+        (folder / "writes").write_text(str(made))
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+os.replace = replace
+assert attempt("whole", 0) == 0
+writes = int((folder / "writes").read_text())
+for at in (writes // 3, writes // 2, writes - 8):
+    assert attempt(f"killed{at}", at) == -signal.SIGKILL
+    assert attempt(f"killed{at}", 0) == 0
+"""
+
+
+def right(x: float) -> Tool:
+    """The tool for an input; where they meet is no round number."""
+    return "low" if x < -0.6 else "high" if x > 0.6 else "middle"
+
+
+def rows(n: int, split: str) -> list[dict[str, Any]]:
+    drawn = generator("toolbox", split).normal(size=n) * 1.3
+    return [{"x": float(x), "answer": right(float(x))} for x in drawn]
+
+
+def data() -> cp.Dataset:
+    return cp.Dataset.of(train=rows(120, "train"), valid=rows(50, "valid"), test=rows(100, "test"))
+
+
+def score(outputs: Mapping[str, Any], example: cp.Example) -> float:
+    return float(outputs["done"] == example.gold["answer"])
+
+
+def optimized(system: Path | System, run: Path, **changes: Any) -> cp.Result:
+    given = {"method": "optimas", "valid_size": None, "iterations": 3, "optimas": REWARDS, **changes}
+    loaded = system if isinstance(system, System) else cp.load_system(system)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("compound.report.write", lambda path: None)  # figures take longer than all the rest
+        return cp.optimize(
+            loaded, data(), cp.custom(score), run_dir=run, progress=False,
+            budget=cp.Budget(system_runs=900), **given,
+        )  # fmt: skip
+
+
+def jobs(run: Path) -> list[dict[str, Any]]:
+    return [event for event in RunDirectory.read_only(run, "events.jsonl") if event["event"] == "job"]
+
+
+def without_clock(run: Path) -> list[dict[str, Any]]:
+    return [{**job, "at": 0, "spent": {**job["spent"], "seconds": 0}} for job in jobs(run)]
+
+
+def served(system: Path, best: Path, xs: list[float]) -> subprocess.CompletedProcess[str]:
+    """Load a configuration in a process of its own, and run the system on some inputs."""
+    return subprocess.run(
+        [sys.executable, "-c", SERVE, str(system), str(best), json.dumps(xs)],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}"}, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("toolbox")
+    (folder / "parts.py").write_text(PARTS)
+    (folder / "system.yaml").write_text(SYSTEM)
+    return folder / "system.yaml"
+
+
+@pytest.fixture(scope="module")
+def result(file: Path) -> cp.Result:
+    return optimized(file, file.parent / "run")
+
+
+def toolbox(*options: str, name: str = "tool", per_input: bool = True) -> System:
+    """A selector alone."""
+    return System("alone", {"tool": Selector(name, *options, per_input=per_input)(x=cp.Input("x", float))})
+
+
+def linear(slopes: Mapping[str, float], name: str = "tool") -> RewardModel:
+    """A reward by hand: an option is worth its slope times x."""
+    selector = Selector(name, *slopes)
+    template = Template.of(selector)
+    readings = [template.read({"x": 1.0}, {"choice": option}) for option in slopes]
+    features = FeatureMap.of(template, readings, 0)
+    by_name = {f"choice={option}*x": slope for option, slope in slopes.items()}
+    weights = np.array([by_name.get(column, 0.0) for column in features.columns])
+    size = len(weights)
+    head = Head(weights, np.zeros(size), np.ones(size))
+    reward = LocalReward(features, head, 1.0, Accuracy(1.0, 1.0, 1.0, 9, 9), inputs=("x",))
+    return RewardModel("none", NoBackbone(), {name: reward})
+
+
+def stored(folder: Path, slopes: Mapping[str, float], name: str = "tool") -> dict[str, str]:
+    reference = freeze(linear(slopes, name), name, folder)
+    return {**reference, "path": str(folder / reference["path"])}
+
+
+def chosen(system: System, x: float, **executor: Any) -> Any:
+    trace = asyncio.run(Executor(**executor).run(system, {"x": x}))
+    assert trace.failure is None
+    return trace.outputs["tool"]
+
+
+class TestSpace:
+    REFERENCE: Mapping[str, str] = {"path": "memory/tool-9f", "sha256": "9f"}
+
+    def test_a_value_is_an_option_or_a_reference(self) -> None:
+        space = PerInput("a", "b")
+        assert not space.problem("a")
+        assert not space.problem(self.REFERENCE)
+        for wrong in ("c", {"path": "p"}, {"path": "p", "sha256": 1}, {**self.REFERENCE, "more": ""}, None):
+            assert "must be one of 'a', 'b' or a stored reward" in space.problem(wrong)
+        assert space.type == Literal["a", "b"]
+
+    def test_it_is_asked_for(self) -> None:
+        plain, asked = toolbox("a", "b", per_input=False), toolbox("a", "b")
+        with pytest.raises(ConfigurationError, match="must be one of 'a', 'b', but got"):
+            plain.bind({"tool.choice": self.REFERENCE})
+        assert asked.bind({"tool.choice": self.REFERENCE}).configuration["tool.choice"] == self.REFERENCE
+        assert plain.signature != asked.signature
+
+    def test_what_is_searched_are_the_options(self) -> None:
+        space = PerInput("a", "b", value=self.REFERENCE)
+        rng = np.random.default_rng(0)
+        assert {space.draw(rng) for _ in range(50)} == {"a", "b"}
+
+    def test_yaml_says_it(self, tmp_path: Path) -> None:
+        bound = toolbox("a", "b").bind({"tool.choice": {**self.REFERENCE, "path": "/r/tool"}})
+        for system in (toolbox("a", "b"), bound):
+            again = loads(dump(system)).system
+            assert again.signature == system.signature
+            assert again.configuration["tool.choice"] == system.configuration["tool.choice"]
+        (tmp_path / "s.yaml").write_text(dump(bound).replace("/r/tool", "tool"))
+        assert cp.load_system(tmp_path / "s.yaml").configuration["tool.choice"] == {
+            **self.REFERENCE,
+            "path": str(tmp_path / "tool"),
+        }
+
+
+class TestChoosing:
+    def test_each_input_gets_the_option_with_the_highest_reward(self, tmp_path: Path) -> None:
+        system = toolbox(*TOOLS).bind(
+            {"tool.choice": stored(tmp_path, {"low": -1.0, "middle": 0.0, "high": 1.0})}
+        )
+        assert [chosen(system, x) for x in (-2.0, 2.0)] == ["low", "high"]
+
+    def test_of_equally_good_options_the_first_is_taken(self, tmp_path: Path) -> None:
+        value = stored(tmp_path, {"low": 0.0, "middle": 1.0, "high": 1.0})
+        assert chosen(toolbox(*TOOLS).bind({"tool.choice": value}), 1.0) == "middle"
+        assert (
+            chosen(toolbox("high", "middle", "low").bind({"tool.choice": value}), 1.0) == "high"
+        )  # by declaration, not by the checkpoint
+
+    def test_many_at_once_choose_as_they_would_alone(self, tmp_path: Path) -> None:
+        system = toolbox(*TOOLS).bind(
+            {"tool.choice": stored(tmp_path, {"low": -1.0, "middle": 0, "high": 1})}
+        )
+        xs = [row["x"] for row in rows(40, "many")]
+
+        async def all_of_them() -> list[object]:
+            executor = Executor()
+            traces = await asyncio.gather(*(executor.run(system, {"x": x}) for x in xs))
+            return [trace.outputs["tool"] for trace in traces]
+
+        assert asyncio.run(all_of_them()) == [chosen(system, x) for x in xs]
+
+    def test_the_event_loop_goes_on_while_a_reward_is_read(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A reward that waits for the loop to do something else would wait for ever on it."""
+        import threading
+
+        went_on = threading.Event()
+
+        class Waiting:
+            def scores(self, component: str, calls: Any) -> list[float]:
+                assert went_on.wait(20)
+                return [0.0, 1.0]
+
+        monkeypatch.setattr(policies, "_load", lambda path, sha256: Waiting())
+        system = toolbox("a", "b").bind({"tool.choice": {"path": "p", "sha256": "9f"}})
+
+        async def both() -> Any:
+            running = asyncio.ensure_future(Executor().run(system, {"x": 1.0}))
+            await asyncio.sleep(0.01)
+            went_on.set()
+            return (await running).outputs["tool"]
+
+        assert asyncio.run(both()) == "b"
+
+    def test_a_relative_path_starts_where_the_executor_says(self, tmp_path: Path) -> None:
+        reference = freeze(linear({"low": -1.0, "high": 1.0}), "tool", tmp_path)
+        assert not Path(reference["path"]).is_absolute()
+        system = toolbox("low", "high").bind({"tool.choice": reference})
+        assert chosen(system, 1.0, folder=tmp_path) == "high"
+        with pytest.raises(ConfigurationError, match="does not exist"):
+            chosen(system, 1.0, folder=tmp_path / "elsewhere")
+
+
+class TestStored:
+    SLOPES: Mapping[str, float] = {"low": -1.0, "high": 1.0}
+
+    def test_equal_rewards_are_one_folder(self, tmp_path: Path) -> None:
+        """What is only for figures does not count, and nothing is written twice."""
+        model = linear(self.SLOPES)
+        more = replace(model.rewards_of["tool"], margins=np.ones(5))
+        first = freeze(model, "tool", tmp_path)
+        again = freeze(RewardModel("none", NoBackbone(), {"tool": more}), "tool", tmp_path)
+        other = freeze(linear({"low": -2.0, "high": 1.0}), "tool", tmp_path)
+        assert first == again
+        assert first["sha256"] != other["sha256"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([first["path"], other["path"]])
+
+    def test_it_holds_one_component(self, tmp_path: Path) -> None:
+        both = linear(self.SLOPES)
+        both.rewards_of["other"] = linear(self.SLOPES, "other").rewards_of["other"]
+        found = load_policy(tmp_path / freeze(both, "tool", tmp_path)["path"])
+        assert list(found.model.rewards_of) == ["tool"]
+
+    def system(self, value: Mapping[str, str], *options: str, name: str = "tool") -> System:
+        return toolbox(*(options or ("low", "high")), name=name).bind({f"{name}.choice": value})
+
+    def test_a_missing_folder(self, tmp_path: Path) -> None:
+        value = stored(tmp_path, self.SLOPES)
+        shutil.rmtree(value["path"])
+        with pytest.raises(
+            ConfigurationError, match=f"needs the folder {value['path']}, which does not exist"
+        ):
+            chosen(self.system(value), 1.0)
+
+    def test_a_changed_file(self, tmp_path: Path) -> None:
+        value = stored(tmp_path, self.SLOPES)
+        heads = Path(value["path"]) / "heads.safetensors"
+        content = bytearray(heads.read_bytes())
+        content[-1] ^= 1
+        heads.write_bytes(content)
+        with pytest.raises(ConfigurationError, match="was changed: its files have the digest"):
+            chosen(self.system(value), 1.0)
+
+    def test_a_file_more(self, tmp_path: Path) -> None:
+        value = stored(tmp_path, self.SLOPES)
+        (Path(value["path"]) / "more.py").write_text("raise SystemExit")
+        with pytest.raises(ConfigurationError, match="was changed"):
+            chosen(self.system(value), 1.0)
+
+    @pytest.mark.parametrize("kind", ["torn", "pickle", "not finite", "no card"])
+    def test_a_damaged_checkpoint_whose_digest_is_right(self, tmp_path: Path, kind: str) -> None:
+        """Whoever writes the digest may write anything: it must be refused, and nothing in it may run."""
+        whole = stored(tmp_path, self.SLOPES)
+
+        def damage(made: Path) -> None:
+            shutil.copytree(whole["path"], made, dirs_exist_ok=True)
+            heads = made / "heads.safetensors"
+            if kind == "torn":
+                heads.write_bytes(heads.read_bytes()[:40])
+            elif kind == "pickle":
+                heads.write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")
+            elif kind == "not finite":
+                tensors = load_file(heads)
+                save_file({**tensors, "tool.weights": np.full_like(tensors["tool.weights"], np.nan)}, heads)
+            else:
+                (made / "card.json").unlink()
+                return
+            card = opened_document((made / "card.json").read_bytes())
+            card["heads"] = hashlib.sha256(heads.read_bytes()).hexdigest()
+            (made / "card.json").write_text(sealed_document(card))
+
+        reference = put(damage, tmp_path, "damaged")
+        value = {**reference, "path": str(tmp_path / reference["path"])}
+        with pytest.raises(ConfigurationError, match="reward checkpoint"):
+            chosen(self.system(value), 1.0)
+        assert not Path("ran").exists()
+
+    def test_another_components_reward(self, tmp_path: Path) -> None:
+        value = stored(tmp_path, self.SLOPES, "router")
+        with pytest.raises(ConfigurationError, match="no reward for component 'tool'.*possible: router"):
+            chosen(self.system(value), 1.0)
+
+    def test_a_reward_for_other_options(self, tmp_path: Path) -> None:
+        value = stored(tmp_path, self.SLOPES)
+        with pytest.raises(
+            ConfigurationError, match="may choose 'middle', but the reward knows 'low', 'high'"
+        ):
+            chosen(self.system(value, "low", "middle", "high"), 1.0)
+
+    def test_another_systems_reward(self, tmp_path: Path) -> None:
+        value = stored(tmp_path, self.SLOPES)
+        selector = Selector("tool", *self.SLOPES, per_input=True)
+        system = System("other", {"tool": selector(y=cp.Input("y", float))}).bind({"tool.choice": value})
+        with pytest.raises(
+            ConfigurationError, match="has the input 'y', but the reward was trained .*with 'x'"
+        ):
+            asyncio.run(Executor().run(system, {"y": 1.0}))
+
+
+class TestFolders:
+    """A folder counts by what it holds, not by where it lies."""
+
+    def test_configurations_are_equal_wherever_the_folder_lies(self, tmp_path: Path) -> None:
+        value = stored(tmp_path, {"low": 1.0})
+        here = cp.Configuration({"tool.choice": value})
+        there = here.replace({"tool.choice": {**value, "path": "elsewhere"}})
+        other = here.replace({"tool.choice": {**value, "sha256": "9f"}})
+        assert here == there
+        assert not here.diff(there)
+        assert here != other
+        assert len(here.diff(other)) == 1
+
+    def test_cached_calls_are_found_wherever_the_folder_lies(self) -> None:
+        class Tuned(Operation):
+            name, kind, cacheable, version = "tuned", "tuned", True, "1"
+            inputs: Mapping[str, Port] = {"x": Port(float)}
+            outputs = {"y": Port(str)}  # noqa: RUF012
+            settings = {"choice": PerInput("a", "b")}  # noqa: RUF012
+
+            async def run(self, inputs: Any, values: Any, call: CallContext) -> Any:
+                return {"y": values["choice"]["sha256"]}
+
+        caller = Caller(None, MemoryCache(), Executor().meter, asyncio.sleep)
+
+        def made(path: str, digest: str) -> Any:
+            values = {"choice": {"path": path, "sha256": digest}}
+            return asyncio.run(caller.call(Attempt(Tuned(), "tuned", {"x": 1.0}, values, 0, False)))
+
+        assert not made("here", "9f").reused
+        assert made("there", "9f").reused
+        assert not made("here", "8e").reused
+
+    def test_a_saved_configuration_brings_its_folders_along(self, tmp_path: Path) -> None:
+        (tmp_path / "run").mkdir()
+        value = stored(tmp_path / "run", {"low": -1.0, "high": 1.0})
+        for name in ("deployed", "again"):
+            (tmp_path / name).mkdir()
+        cp.Configuration({"tool.choice": value}).save(tmp_path / "deployed" / "best.json")
+        cp.load(tmp_path / "deployed" / "best.json").save(tmp_path / "again" / "best.json")
+        shutil.rmtree(tmp_path / "run")
+        shutil.rmtree(tmp_path / "deployed")
+        shutil.move(tmp_path / "again", tmp_path / "moved")
+        found = cp.load(tmp_path / "moved" / "best.json")
+        assert entry(found, "tool.choice", dict)["sha256"] == value["sha256"]
+        assert chosen(toolbox("low", "high").bind(found), 1.0) == "high"
+        assert str(tmp_path) not in (tmp_path / "moved" / "best.json").read_text()
+
+    def test_saving_without_the_folder_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigurationError, match="does not exist"):
+            cp.Configuration({"a.b": {"path": "gone", "sha256": "9f"}}).save(tmp_path / "best.json")
+
+
+class TestOptimas:
+    """The right tool depends on the input: a number that the reward sees."""
+
+    def test_no_tool_is_right_for_all_inputs(self) -> None:
+        for tool in TOOLS:
+            assert sum(row["answer"] == tool for row in rows(100, "test")) < 50
+
+    def test_it_reaches_the_optimum(self, result: cp.Result) -> None:
+        assert set(entry(result.best, "tool.choice", dict)) == {"path", "sha256"}
+        assert result.test_after is not None
+        assert result.test_after.mean >= 0.95
+
+    @pytest.mark.parametrize("method", ["llm_selector", "coordinate", "random"])
+    def test_methods_without_rewards_stay_at_one_tool(self, file: Path, tmp_path: Path, method: str) -> None:
+        found = optimized(file, tmp_path / "run", method=method)
+        assert found.best["tool.choice"] in TOOLS
+        assert found.test_after is not None
+        assert found.test_after.mean < 0.5
+
+    def test_without_leave_it_stays_at_one_tool_too(self, file: Path, tmp_path: Path) -> None:
+        (tmp_path / "parts.py").write_text(PARTS)
+        (tmp_path / "system.yaml").write_text(SYSTEM.replace(", per_input: true", ""))
+        found = optimized(tmp_path / "system.yaml", tmp_path / "run")
+        assert found.best["tool.choice"] in TOOLS
+
+    def test_the_proposal_met_the_global_reward(self, result: cp.Result) -> None:
+        """Its reward is nearly always right, which spares a single option the test, but never this."""
+        proposed = [job for job in jobs(result.path) if isinstance(job["values"].get("tool.choice"), dict)]
+        assert proposed
+        assert all(job["train_after"] > job["train_before"] for job in proposed)
+
+    def test_a_fresh_process_chooses_the_same_wherever_the_run_lies(
+        self, file: Path, result: cp.Result, tmp_path: Path
+    ) -> None:
+        xs = [row["x"] for row in rows(30, "serve")]
+        mine = [cp.run(cp.load_system(file).bind(result.best), {"x": x}).outputs["done"] for x in xs]
+        moved = tmp_path / "moved"
+        shutil.copytree(result.path, moved)
+        for folder in (result.path, moved):
+            done = served(file, folder / "best.json", xs)
+            assert json.loads(done.stdout) == mine, done.stderr
+        assert len(set(mine)) == 3
+
+    def test_without_the_checkpoint_it_says_what_is_missing(
+        self, file: Path, result: cp.Result, tmp_path: Path
+    ) -> None:
+        moved = tmp_path / "moved"
+        shutil.copytree(result.path, moved)
+        shutil.rmtree(moved / "memory")
+        done = served(file, moved / "best.json", [0.0])
+        assert done.returncode == 1
+        assert "ConfigurationError: the configuration needs the folder" in done.stderr
+        assert "keep the two together" in done.stderr
+
+    def test_best_names_no_folder_of_this_machine(self, result: cp.Result) -> None:
+        value = json.loads((result.path / "best.json").read_text())["values"]["tool.choice"]
+        assert value["path"].startswith("memory/tool-")
+        assert folder_digest(result.path / value["path"]) == value["sha256"]
+
+    def test_another_run_starts_from_it_and_keeps_it(
+        self, file: Path, result: cp.Result, tmp_path: Path
+    ) -> None:
+        """Whatever becomes of the first run; every method knows what to do with such a start."""
+        few = optimas(REWARDS, inputs=20)
+        for method in ("llm_selector", "search", "optimas"):
+            run = tmp_path / method
+            system = cp.load_system(file).bind(cp.load(result.path / "best.json"))
+            found = optimized(system, run, method=method, iterations=1, optimas=few)
+            assert found.after.mean >= 0.95
+            value = json.loads((run / "best.json").read_text())["values"]["tool.choice"]
+            assert (run / value["path"]).is_dir()
+            kept = cp.load_system(file).bind(cp.load(run / "best.json"))
+            assert cp.run(kept, {"x": 2.0}).outputs["done"] == "high"
+
+
+class TestLocalSearch:
+    def job(self, job: Any, **more: Any) -> Any:
+        selector = Selector("tool", *TOOLS, per_input=True)
+        x = cp.Input("x", float)
+        system = System("toolbox", {"done": Same()(tool=selector(x=x), x=x)})
+        examples = [
+            cp.Example(f"e{i}", {"x": row["x"]}, {"answer": row["answer"]})
+            for i, row in enumerate(rows(80, "jobs"))
+        ]
+        return job(system, cp.custom(score), examples, keys=("tool.choice",), **more)
+
+    def search(self, **changes: Any) -> LocalSearch:
+        return local_search(optimas(REWARDS, **changes), PromptSearch(("edits",)))
+
+    def test_it_proposes_the_reward_of_the_moment(self, job: Any) -> None:
+        made = self.job(job)
+        _, proposal = made.run(self.search())
+        reference = proposal.values["tool.choice"]
+        assert folder_digest(made.task.bench.memory.folder / reference["path"]) == reference["sha256"]
+        assert proposal.after > proposal.before
+
+    def test_interrupted_anywhere_it_proposes_the_same(self, job: Any) -> None:
+        search = self.search(inputs=20)
+        states, proposal = self.job(job).run(search)
+        assert isinstance(proposal.values["tool.choice"], dict)
+        for after in range(1, len(states) + 1):
+            assert self.job(job).run_interrupted(search, after) == (states, proposal)
+
+    def test_a_reward_that_is_not_trusted_is_not_proposed(self, job: Any) -> None:
+        states, proposal = self.job(job).run(self.search(min_accuracy=1.0, inputs=6))
+        assert proposal.facts["steered"] is False
+        assert all(isinstance(values["tool.choice"], str) for values in states[-1]["finalists"])
+
+    def test_without_runs_to_test_it_with_it_is_not_proposed(self, job: Any) -> None:
+        made = self.job(job, share=500.0, minibatch=200)
+        states, proposal = made.run(self.search(inputs=20))
+        assert proposal.facts["steered"] is True
+        assert all(isinstance(values["tool.choice"], str) for values in states[-1]["finalists"])
+
+    @pytest.mark.parametrize("learns", [True, False])
+    def test_it_is_tested_again_only_after_it_has_learned(
+        self, job: Any, learns: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def nothing(*_: Any) -> None:
+            pass
+
+        if not learns:
+            monkeypatch.setattr(RunRewards, "remember_race", nothing)
+        made = self.job(job)
+        tested = []
+        for _ in range(2):
+            states, _ = made.run(self.search(fresh=0))
+            values = [values["tool.choice"] for values in states[-1]["finalists"]]
+            tested.append([value["sha256"] for value in values if isinstance(value, dict)])
+        first, second = tested
+        assert len(first) == 1
+        assert len(second) == (1 if learns else 0)
+        assert first != second
+
+
+def test_the_choice_may_depend_on_a_text(job: Any) -> None:
+    """One tool for questions about cooking, another for questions about sports; wording never repeats."""
+    topics = {
+        "low": ("soup", "bread", "noodles", "a stew", "an omelette", "rice", "pancakes", "a salad"),
+        "high": ("tennis", "football", "rowing", "a marathon", "judo", "golf", "hockey", "swimming"),
+    }
+    asks = ("How does one begin with {}?", "Who is famous for {}?", "What do I need for {}?")
+    examples = [
+        cp.Example(f"{tool}{i}{j}", {"q": ask.format(topic)}, {"answer": tool})
+        for tool, some in topics.items()
+        for i, topic in enumerate(some)
+        for j, ask in enumerate(asks)
+    ]
+    q = cp.Input("q", str)
+    tool = Selector("tool", "low", "high", per_input=True)(q=q)
+    system = System("topics", {"done": cp.Function("work", work)(tool=tool, q=q)})
+    made = job(system, cp.custom(score), examples, keys=("tool.choice",))
+    _, proposal = made.run(local_search(optimas(inputs=30, check_below=0.99), PromptSearch(("edits",))))
+    assert isinstance(proposal.values["tool.choice"], dict)
+    assert proposal.before < 0.7
+    assert proposal.after >= 0.9
+
+
+def work(tool: str, q: str) -> str:
+    return tool
+
+
+class Same(Operation):
+    """Says which tool it was given."""
+
+    name, kind, cacheable, version = "worker", "worker", True, "1"
+    inputs: Mapping[str, Port] = {"tool": Port(Tool), "x": Port(float)}
+    outputs = {"done": Port(str)}  # noqa: RUF012
+
+    async def run(self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext) -> Any:
+        return {"done": inputs["tool"]}
+
+
+def test_killed_at_any_write_a_run_goes_on_to_the_same_end(file: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(file), str(tmp_path)],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    whole, *killed = sorted(tmp_path.glob("*/best.json"), key=lambda path: path.parent.name != "whole")
+    assert b"sha256" in whole.read_bytes()
+    assert len(killed) == 3
+    for best in killed:
+        assert best.read_bytes() == whole.read_bytes()
+        assert without_clock(best.parent) == without_clock(whole.parent)

@@ -1,0 +1,467 @@
+"""Every way of training weights on one file, `method:` switched and nothing else: adapters move, gradients are not 0."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numerics import rounding
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("peft")
+
+from placing import placed, read_by, trainings  # noqa: E402
+
+from compound.api.estimate import estimate  # noqa: E402
+from compound.api.optimize import describe, make_problem, optimize  # noqa: E402
+from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
+from compound.engine import Example, Score  # noqa: E402
+from compound.errors import ConfigurationError, DeclarationError, SpecError  # noqa: E402
+from compound.evaluation.metrics import custom  # noqa: E402
+from compound.execution.cache import MemoryCache  # noqa: E402
+from compound.execution.executor import Executor  # noqa: E402
+from compound.graph.configuration import readable  # noqa: E402
+from compound.optimization.method import Bench, Job, Proposal, Task  # noqa: E402
+from compound.optimization.problem import Problem  # noqa: E402
+from compound.optimization.scorer import JobScorer  # noqa: E402
+from compound.optimizers.methods import method  # noqa: E402
+from compound.optimizers.optimas.weights import LocalDraws  # noqa: E402
+from compound.optimizers.weights.bases import base_format, base_model  # noqa: E402
+from compound.optimizers.weights.drawn import Drawn  # noqa: E402
+from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
+from compound.optimizers.weights.loss.losses import VARIANTS  # noqa: E402
+from compound.optimizers.weights.loss.objective import ImitationObjective, PolicyObjective  # noqa: E402
+from compound.optimizers.weights.recipes.mhgpo import MHGPO  # noqa: E402
+from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, GRPOSettings, MMGRPOSettings  # noqa: E402
+from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings  # noqa: E402
+from compound.optimizers.weights.recipes.ppo import PPO, PPOSettings  # noqa: E402
+from compound.optimizers.weights.recipes.recipe import Credited, Recipe  # noqa: E402
+from compound.optimizers.weights.telling import why_nothing  # noqa: E402
+from compound.spec import load  # noqa: E402
+from compound.testing import PlainMemory, ScriptedLM  # noqa: E402
+
+ATLAS = Path(__file__).parents[3] / "benchmarks" / "atlas.yaml"
+SMALL = {
+    "steps": 2, "examples": 2, "runs": 3, "lr": 0.01, "attempts": 3, "keep": 2, "threshold": 0.0,
+}  # fmt: skip
+REWARDS = {
+    "backbone": {"model": "none"},
+    "pairs": {"inputs": 6, "samples": 2, "min_rollouts": 1, "max_rollouts": 1},
+    "reward": {"min_accuracy": 0.5},
+}
+SMALL_SECTIONS = [(f"optimize.{name}", json.dumps(section)) for name, section in trainings(**SMALL).items()]
+METHODS = ["ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo"]
+
+
+@pytest.fixture(scope="module")
+def model(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make_model(tmp_path_factory.mktemp("model"), positions=4096)
+
+
+def letters(outputs: Mapping[str, Any], example: Example) -> Score:
+    """Reward answers of many different letters: a random model says something else each time."""
+    return Score(len(set(outputs["answer"])) / 60)
+
+
+async def trained(
+    model: Path,
+    name: str,
+    folder: Path,
+    start: Mapping[str, Any] | None = None,
+    share: float = float("inf"),
+    local: str = "ppo",
+    **more: Any,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Run the jobs of a method as the loop does, without decisions; return the values and the records."""
+    kind = PPOSettings if local == "ppo" else GRPOSettings
+    learned = placed(kind, **read_by(kind, {**SMALL, **more}))
+    program = load(
+        ATLAS,
+        overrides=[
+            ("lm", str(model)),
+            *(
+                (f"optimize.{each}", json.dumps(section))
+                for each, section in trainings(**{**SMALL, **more}).items()
+            ),
+            ("optimize.optimas", json.dumps({**REWARDS, "training": {local: learned}})),
+            ("optimize.better_together", json.dumps({"stages": ["random", "mmgrpo"]})),
+        ],
+    )
+    metric, settings = custom(letters, "letters"), program.optimize
+    memory = PlainMemory(folder)
+    executor = Executor(program.find_engine, cache=MemoryCache(), folder=folder)
+    chosen = method(name, program.system, settings)
+    problem = Problem(program.system, (), (), (), metric, settings, chosen, program.find_engine)
+    assert program.data
+    train = program.data.examples("train", list(program.system.inputs), limit=12, seed=0)
+    bench = Bench(executor, metric, problem.rules, memory)
+    values: dict[str, Any] = dict(start or {})
+    jobs = [*([chosen.opening] if chosen.opening else []), *chosen.jobs]
+    for number, job in enumerate(jobs):
+        system = program.system.bind({**program.system.configuration, **values})
+        begun = executor.meter.system_runs
+        scorer = JobScorer(problem, executor, system, share, begun)
+        task = Task(system, job.keys, train, scorer, number, 0, 2, 2, bench)
+        async for event in chosen.optimizers[job.optimizer].propose(task):
+            if isinstance(event, Proposal):
+                values |= event.values
+                spent, facts = executor.meter.system_runs - begun, readable(event.facts)
+                memory.append({"kind": "job", "optimizer": job.optimizer, "spent": spent, "facts": facts})
+    await executor.aclose()
+    return values, memory.records()
+
+
+@pytest.mark.parametrize("name", [*METHODS, "better_together"])
+def test_the_method_alone_is_switched(name: str, model: Path, tmp_path: Path) -> None:
+    slow: dict[str, Any] = (
+        {"pace": 0.01} if name == "mygo" else {}
+    )  # random answers hardly get better than the first ones
+    values, records = asyncio.run(trained(model, name, tmp_path, **slow))
+    weights = {key: value for key, value in values.items() if key.endswith(".weights")}
+    assert set(weights) == {"namer.weights", "answerer.weights"}
+    assert len({value["sha256"] for value in weights.values()}) == 2
+    assert all(
+        (tmp_path / value["path"] / "adapter_model.safetensors").exists() for value in weights.values()
+    )
+    assert_learned(records)
+
+
+GRPO = {"training": {"grpo": {"rollouts": {"runs": 1}}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "told"),
+    [
+        ("mhgpo_rr", {"forks": {"nobody": 1.0}}, "forks names 'nobody', which is not trained"),
+        ("mmgrpo", {"adapters": {"one": ["namer", "nobody"]}}, "adapters names 'nobody'"),
+        ("ppo", {"adapters": "shared"}, "unknown key; it is a setting of mappo, mmgrpo"),
+        ("optimas", {"training": {"ppo": {"adapters": "shared"}}}, "ppo.adapters: unknown key"),
+        ("mmgrpo", {"loss": "sft"}, "loss: cannot be 'sft'; possible: bnpo"),
+        ("mmgrpo", {"loss": "gropo"}, "loss: cannot be 'gropo'; did you mean 'grpo'"),
+        ("mmgrpo", {"loss": {"cispo": {"clip": 0.1}}}, "loss.cispo.clip: unknown key"),
+        ("mmgrpo", {"loss": {"cispo": {}, "grpo": {}}}, "names several: grpo and cispo; keep one"),
+        ("mmgrpo", {"loss": {"cispo": None}}, "loss: cispo must be a mapping"),
+        (
+            "mmgrpo",
+            {"rollouts": {"max_staleness": 1}, "loss": {"grpo": {"correction": None}}},
+            "need a correction",
+        ),
+        (
+            "mmgrpo",
+            {"teachers": {"best.json": 1}, "loss": {"grpo": {"correction": None}}},
+            "need a correction",
+        ),
+        ("mmgrpo", {"teachers": {"best.json": 0}}, "teachers"),
+        ("mmgrpo", {"teachers": {"a.json": 4, "b.json": 4}}, "teachers make 8 of 8 runs"),
+        ("mhgpo_rr", {"forks": {"namer": -1.0}}, "forks"),
+        ("mhgpo_rr", {"forks": {"namer": 0.0, "answerer": 0.0}}, "forks is 0 for every component"),
+        (
+            "optimas",
+            {"training": {"ppo": {"penalties": {"nobody": "math:hypot"}}}},
+            "penalties names 'nobody'",
+        ),
+        ("mmgrpo", {"rollouts": {"runs": 1}}, "runs of an example are compared, but rollouts.runs is 1"),
+        ("prompt_r1", {"rollouts": {"runs": 1}}, "are compared"),
+        ("optimas", GRPO, "are compared"),
+        ("mmgrpo", {"teachers": {"nowhere.json": 1}}, "nowhere.json"),
+        ("mmgrpo", {"loss": {"grpo": {"clip": 1.5}}}, "clip"),
+        ("mmgrpo", {"optimizer": {"lr": float("inf")}}, "lr"),
+        ("mygo", {"max_reward": -1.0, "threshold": -2.0}, "max_reward"),
+        ("mygo", {"threshold": 2.0}, "threshold 2 is above max_reward 1"),
+        ("mygo", {"rollouts": {"runs": 3}}, "unknown key; it is a setting of ppo"),
+        ("better_together", {"stages": []}, "must name other methods"),
+        ("hbc", {"offline": 0.0}, "must be > 0"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_run(
+    name: str, given: dict[str, Any], told: str
+) -> None:
+    def declared() -> None:
+        program = load(ATLAS, overrides=[(f"optimize.{name}", json.dumps(given))])
+        method(name, program.system, program.optimize)
+
+    with pytest.raises((ConfigurationError, DeclarationError, SpecError), match=told):
+        declared()
+
+
+@pytest.mark.parametrize("name", ["mmgrpo", "ppo", "optimas", "better_together"])
+def test_a_model_that_cannot_be_trained_is_refused_before_anything_is_run(name: str) -> None:
+    program = load(ATLAS, overrides=[("lm", "openai/gpt-4o-mini"), ("optimize.method", name)])
+    with pytest.raises(DeclarationError, match=r"cannot be trained: litellm.* does not serve adapters"):
+        estimate(program)
+
+
+def test_every_loss_can_be_named() -> None:
+    named = {*PolicyObjective.model_fields, *ImitationObjective.model_fields}
+    assert named == set(VARIANTS)
+    for objective in (PolicyObjective, ImitationObjective):
+        for name in objective.model_fields:
+            chosen = objective.model_validate({name: {}})
+            assert chosen.name == name
+            assert type(chosen.settings) is VARIANTS[name].settings
+
+
+@pytest.mark.parametrize("name", ["mhgpo_is", "optimas"])
+@pytest.mark.parametrize(("share", "expected"), [(9.4, None), (4.6, 1.0)])
+def test_a_job_takes_no_more_than_its_share(
+    name: str,
+    share: float,
+    expected: float | None,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor where a step takes more than its recipe expects, as it may in loops."""
+    if expected is not None:
+        for recipe in (MHGPO, LocalDraws, PPO):
+            monkeypatch.setattr(recipe, "cost", lambda *_: expected)
+    _, records = asyncio.run(trained(model, name, tmp_path, share=share, steps=30))
+    jobs = [r for r in records if r.get("kind") == "job" and r["optimizer"] in ("weights", "mhgpo_is")]
+    assert jobs
+    assert 0 < max(job["spent"] for job in jobs) <= share
+    assert sum(record.get("kind") == "training" for record in records) < 30
+
+
+def assert_learned(records: list[dict[str, Any]]) -> None:
+    steps = [record for record in records if record.get("kind") == "training"]
+    assert max(norm for record in steps for norm in record["norms"].values()) > 0
+    assert all(record["sample_seconds"] > 0 for record in steps)
+
+
+@pytest.mark.parametrize("local", ["ppo", "grpo"])
+def test_optimas_trains_weights_by_local_rewards_beside_prompts_and_numbers(
+    local: str, model: Path, tmp_path: Path
+) -> None:
+    values, records = asyncio.run(trained(model, "optimas", tmp_path, local=local))
+    assert "answerer.weights" in values
+    assert_learned(records)
+    jobs = [record for record in records if record.get("kind") == "job"]
+    assert {job["optimizer"] for job in jobs} == {"offline", "local", "weights"}
+    steered = [job["facts"]["steered"] for job in jobs if job["optimizer"] == "weights"]
+    assert any(steered)  # one reward at least was learned, and scored what was trained
+    drawn = [record for record in records if record.get("recipe") == "LocalDraws"]
+    for record in drawn:  # what is shown is what was trained on, not the score of runs that were not made
+        (own,) = record["components"].values()
+        assert record["rollouts"] == own["samples"]
+        assert record["reward"] == pytest.approx(own["reward"], abs=1e-6)
+
+
+def test_records_show_what_there_was_to_learn_from(model: Path, tmp_path: Path) -> None:
+    _, records = asyncio.run(trained(model, "mappo", tmp_path))
+    for record in records:
+        if record["kind"] == "training":
+            assert set(record["answers"]) == {"namer", "answerer"}
+            for most, least in record["answers"].values():
+                assert most["reward"] >= least["reward"]
+                assert isinstance(most["text"], str)
+            assert record["explained"] <= 1.0
+
+
+def test_a_stored_adapter_is_one_that_others_can_use(model: Path, tmp_path: Path) -> None:
+    values, _ = asyncio.run(trained(model, "mmgrpo", tmp_path))
+    folder = tmp_path / values["namer.weights"]["path"]
+    assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == model.name
+    mask = os.umask(0o022)
+    os.umask(mask)
+    assert {oct(path.stat().st_mode & 0o777) for path in folder.iterdir()} == {oct(0o666 & ~mask)}
+
+
+def test_d6_training_goes_on_from_the_present_adapter(model: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    first, _ = asyncio.run(trained(model, "mmgrpo", tmp_path))
+    second, records = asyncio.run(trained(model, "mmgrpo", tmp_path, first, lr=1e-9))
+    assert [record["kind"] for record in records] == ["training", "training", "job"]
+    for key in ("namer.weights", "answerer.weights"):
+        before, after = (
+            load_file(tmp_path / values[key]["path"] / "adapter_model.safetensors")
+            for values in (first, second)
+        )
+        assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
+        assert any(float(tensor.abs().max()) > 0 for name, tensor in before.items() if "lora_B" in name)
+
+
+BESIDE = {
+    "optimize.mhgpo_fof.penalties": '{"namer": "rules:dear"}',
+    "optimize.mmgrpo.teachers": '{"best.json": 1}',
+    "optimize.better_together.stages": '["mhgpo_fof", "mmgrpo"]',
+}
+
+
+def test_what_a_file_names_is_looked_for_beside_it_and_belongs_to_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run goes on only with the penalties and teachers that it began with."""
+    folder, elsewhere = tmp_path / "folder", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    file = folder / "atlas.yaml"
+    file.write_text(ATLAS.read_text(encoding="utf-8"), encoding="utf-8")
+    shutil.copytree(ATLAS.parent / "data" / "atlas", folder / "data" / "atlas")
+
+    def told(price: float, prompt: str) -> dict[str, Any]:
+        (folder / "rules.py").write_text(f"def dear(inputs, outputs):\n    return {price}\n")
+        sys.modules.pop("rules", None)
+        load(ATLAS).system.configuration.replace({"namer.prompt": prompt}).save(folder / "best.json")
+        program = load(file, overrides=[*BESIDE.items(), ("optimize.method", "better_together")])
+        assert program.data
+        assert program.metric
+        problem = make_problem(
+            program.system,
+            program.data,
+            program.metric,
+            program.optimize,
+            program.find_engine,
+            program.folder,
+        )
+        found = describe(problem)
+        return {key: found[key] for key in ("code", "configurations")}
+
+    first = told(-1.0, "Name it.")
+    assert first == told(-1.0, "Name it.")
+    assert first["code"] != told(-2.0, "Name it.")["code"]
+    assert first["configurations"] != told(-1.0, "Say its name.")["configurations"]
+    (folder / "best.json").unlink()
+    program = load(file, overrides=[*BESIDE.items()])
+    assert method("mappo", program.system, program.optimize, folder).jobs  # has none, and needs none
+    with pytest.raises(ConfigurationError, match=r"best\.json does not exist"):
+        method("mmgrpo", program.system, program.optimize, folder)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "facts", "why"),
+    [
+        (
+            MMGRPO(MMGRPOSettings()),
+            {"failed": 2, "failure": "type: x"},
+            "every run failed, most often by type: x",
+        ),
+        (MMGRPO(MMGRPOSettings()), {"groups": 4}, "the rewards of every group were all equal"),
+        (MMGRPO(MMGRPOSettings()), {"groups": 0}, "no run called a component that is trained"),
+        (MyGO(MyGOSettings()), {"threshold": 0.75}, "no attempt earned the threshold 0.75"),
+    ],
+)
+def test_why_a_step_has_nothing_to_learn_from(recipe: Recipe, facts: dict[str, Any], why: str) -> None:
+    drawn = Drawn(Credited([], [0.0, 0.0], facts), {"failed": 0, "failure": "", **facts})
+    assert why_nothing(recipe, drawn) == why
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "components"),
+    [("mmgrpo", 6.0, 2), ("mhgpo_is", 9.0, 2), ("ppo", 6.0, 1), ("mygo", 6.0, 2)],
+)
+def test_a_job_says_what_its_steps_take(name: str, step: float, components: int) -> None:
+    program = load(ATLAS, overrides=[*SMALL_SECTIONS, ("optimize.method", name)])
+    made = method(name, program.system, program.optimize)
+    assert {(job.step, job.steps, len(job.keys)) for job in made.jobs} == {(step, 2, components)}
+    assert [job.least(8) for job in made.jobs] == [step] * len(made.jobs)
+    assert method("random", program.system, program.optimize).jobs[0].least(8) == 16.0
+    (first, *_) = estimate(replace(program, optimize=program.optimize))["steps"]
+    assert first["runs_per_step"] == step
+
+
+def test_a_step_works_on_no_more_examples_than_there_are() -> None:
+    job = Job("mmgrpo", ("a.weights",), step=32.0, steps=5, examples=4)
+    assert [job.within(train).step for train in (9, 4, 2, 1)] == [32.0, 32.0, 16.0, 8.0]
+    assert Job("random", ("a.k",)).within(1).step is None
+
+
+def test_a_dry_run_says_how_many_steps_the_budget_holds() -> None:
+    """Of 240 runs 40 are the baseline's and 40 the decision's; 160 hold six steps of 24."""
+    small = {"steps": 25, "rollouts": {"examples": 3, "runs": 8}}
+    overrides = [("optimize.mmgrpo", json.dumps(small)), ("optimize.method", "mmgrpo")]
+    program = load(ATLAS, overrides=[*overrides, ("optimize.budget.system_runs", "240")])
+    (found,) = estimate(program)["steps"]
+    assert (found["steps"], found["runs_per_step"], found["budget_holds"]) == (25, 24.0, 6)
+    few = load(
+        ATLAS, overrides=[*overrides, ("optimize.budget", "{calls: 100}"), ("optimize.train_size", "2")]
+    )
+    (found,) = estimate(few)["steps"]
+    assert (found["runs_per_step"], found["unless_ended_by"]) == (16.0, ["calls"])
+
+
+def test_a_budget_that_holds_a_step_is_used_and_one_that_holds_none_says_what_is_needed(
+    model: Path, tmp_path: Path
+) -> None:
+    """However many examples other methods would compare."""
+
+    def ran(runs: int) -> Any:
+        weights = trainings(**{**SMALL, "examples": 1, "runs": 3, "steps": 3})["mmgrpo"]
+        program = load(
+            ATLAS,
+            overrides=[
+                ("lm", str(model)),
+                ("optimize.mmgrpo", json.dumps(weights)),
+                ("optimize.method", "mmgrpo"),
+                ("optimize.valid_size", "5"),
+                ("optimize.test_size", "1"),
+                ("optimize.budget.system_runs", str(runs)),
+            ],
+        )
+        assert program.data
+        folder = tmp_path / str(runs)
+        optimize(
+            program.system, program.data, custom(letters, "letters"), program.optimize,
+            run_dir=folder, engines=program.find_engine,
+        )  # fmt: skip
+        events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+        return [event["note"] for event in events if event["event"] == "job"]
+
+    notes = ran(5 + 5 + 3)
+    assert notes
+    assert notes[0].startswith("1 of 3 steps, which is all that the budget holds")
+    with pytest.raises(DeclarationError, match=r"one decision 5, and the smallest job 3; give at least 13"):
+        ran(5 + 5 + 2)
+
+
+def test_the_trainer_computes_in_the_format_of_the_engine(model: Path, tmp_path: Path) -> None:
+    system = load(ATLAS, overrides=[("lm", str(model))]).system
+    engines = [
+        TransformersEngine(str(model), dtype="float32"),
+        TransformersEngine(str(model), dtype="bfloat16"),
+    ]
+    for engine in engines:
+        held = {str(model): engine}.__getitem__
+        assert base_model(system, ["namer"], held) == str(model)
+        assert base_format(system, ["namer"], held) == engine.dtype
+    assert [engine.dtype for engine in engines] == ["float32", "bfloat16"]
+    both = iter(engines)
+    with pytest.raises(
+        DeclarationError, match=r"one number format, but have namer: float32, answerer: bfloat16"
+    ):
+        base_format(system, ["namer", "answerer"], lambda _: next(both))
+    unsaid: Iterator[Any] = iter([engines[0], ScriptedLM("a")])
+    assert base_format(system, ["namer", "answerer"], lambda _: next(unsaid)) == "float32"
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
+def test_the_trainer_says_what_the_sampler_said_at_any_temperature(
+    temperature: float, model: Path, tmp_path: Path
+) -> None:
+    """Otherwise every sample would count as another policy's."""
+    sampled: list[Any] = []
+    step = Trainer.step
+
+    def kept(self: Trainer, samples: Any, number: int, **how: Any) -> Any:
+        ours = self._logps(samples, base=False)
+        sampled.extend((sample, ours[id(sample)][: sample.length].tolist()) for sample in samples)
+        return step(self, samples, number, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "step", kept)
+        asyncio.run(trained(model, "mappo", tmp_path, temperature=temperature, steps=1))
+    assert sampled
+    for sample, ours in sampled:
+        assert ours == pytest.approx(sample.tokens.logprobs, abs=rounding(3.0, dtype="bfloat16"))

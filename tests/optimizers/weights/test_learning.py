@@ -1,0 +1,73 @@
+"""Rewards that flow back through the calls teach every agent of a chain, and nothing else does."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("peft")
+
+from compound.benchmarks.measure import learning_curves  # noqa: E402
+from compound.benchmarks.measure.learning_curves import SHARED, Case, train  # noqa: E402
+from compound.optimizers.weights.recipes import propagated  # noqa: E402
+from compound.rewards.credit.propagation import Propagated, propagate  # noqa: E402
+
+SHORT = {**SHARED, "steps": 20, "optimizer": {"lr": 5e-3}}
+NODES = ("first", "second", "third")
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    methods = {"chain": dict.fromkeys(("mmgrpo", "mhgpo_fof", "mhgpo_rr"), SHORT)}
+    monkeypatch.setattr(learning_curves, "METHODS", methods)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def learned(method: str) -> Mapping[str, Any]:
+    """Return how much more each agent scores after a few steps."""
+    found: Any = train(Case("chain", method, 0))
+    return {name: found["after"][name] - found["before"][name] for name in NODES}
+
+
+@pytest.mark.parametrize("method", ["mmgrpo", "mhgpo_fof", "mhgpo_rr"])
+def test_every_agent_of_a_chain_learns(method: str) -> None:
+    gains = learned(method)
+    assert min(gains.values()) > 0.2, gains
+    assert fmean(gains.values()) > 0.4, gains
+
+
+def test_agents_that_no_reward_flows_back_to_do_not_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test above would say of a propagation that ends at the last agent."""
+    whole = propagate
+
+    def broken(*arguments: Any, **named: Any) -> Propagated:
+        found = whole(*arguments, **named)
+        last = [replace(c, shared=c.shared if c.call.component == "third" else 0.0) for c in found.credits]
+        return replace(found, credits=tuple(last))
+
+    monkeypatch.setattr(propagated, "propagate", broken)
+    gains = learned("mhgpo_fof")
+    assert gains["third"] > 0.2, gains
+    assert max(gains["first"], gains["second"]) < 0.2, gains
+
+
+def test_agents_that_earn_what_other_runs_earned_do_not_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = propagate
+
+    def broken(*arguments: Any, **named: Any) -> Propagated:
+        found = whole(*arguments, **named)
+        turned = [found.credits[(i + 3) % len(found.credits)].shared for i in range(len(found.credits))]
+        mixed = (replace(c, shared=s) for c, s in zip(found.credits, turned, strict=True))
+        return replace(found, credits=tuple(mixed))
+
+    monkeypatch.setattr(propagated, "propagate", broken)
+    gains = learned("mhgpo_fof")
+    assert fmean(gains.values()) < 0.4, gains

@@ -1,0 +1,123 @@
+"""Defects of other implementations of these methods that no test of one module would show: whole steps of training.
+
+The list of all of them, and what guards against each, is docs/peer_defects.md.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("peft")
+
+from placing import training  # noqa: E402
+
+from compound import LLM, Input, System  # noqa: E402
+from compound.api.optimize import optimize  # noqa: E402
+from compound.benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
+from compound.benchmarks.simulated.toys import toy  # noqa: E402
+from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
+from compound.engine import Metric  # noqa: E402
+from compound.evaluation.dataset import Dataset  # noqa: E402
+from compound.evaluation.metrics import custom  # noqa: E402
+from compound.execution.rng import stream  # noqa: E402
+from compound.graph.space import LoRA, Text  # noqa: E402
+from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
+from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return str(make_toy_model(tmp_path_factory.mktemp("toy")))
+
+
+def trained_on(
+    system: System,
+    data: Dataset,
+    metric: Metric,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    **weights: Any,
+) -> list[tuple[str | None, list[Sample], list[Sample]]]:
+    """Train with mmGRPO; return of each step the version at its beginning, what was given, and what had gradients."""
+    steps: list[tuple[str | None, list[Sample], list[Sample]]] = []
+    step, loss = Trainer.step, Trainer._loss
+
+    def noted(self: Trainer, samples: Sequence[Sample], number: int, **how: Any) -> Any:
+        steps.append((self.versions[next(iter(self.versions))][-1], list(samples), []))
+        return step(self, samples, number, **how)
+
+    def counted(self: Trainer, model: Any, batch: Sequence[Sample], *rest: Any) -> Any:
+        steps[-1][2].extend(batch)
+        return loss(self, model, batch, *rest)
+
+    monkeypatch.setattr(Trainer, "step", noted)
+    monkeypatch.setattr(Trainer, "_loss", counted)
+    settings = training("mmgrpo", weights)
+    engine = TransformersEngine(system.lm or "", dtype="float32")
+    optimize(system, data, metric, settings, run_dir=folder / "run", engines=lambda _: engine)
+    return steps
+
+
+def rows(examples: Sequence[Any]) -> list[dict[str, Any]]:
+    return [{"id": e.id, **e.inputs, **e.gold} for e in examples]
+
+
+def drawn(outputs: Any, example: Any) -> float:
+    """Score whatever was said, so that no group is without variance."""
+    return stream(0, json.dumps(outputs["said"])) % 1000 / 1000
+
+
+def test_m1_a_step_trains_on_all_of_its_own_rollouts_and_on_no_others(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = toy("chain", model)
+    data = Dataset.of(train=rows(task.train), valid=rows(task.valid[:5]))
+    weights = {"steps": 3, "examples": 2, "runs": 4, "scale": "none"}  # no group is skipped
+    steps = trained_on(task.system, data, custom(drawn, "drawn"), tmp_path, monkeypatch, **weights)
+    assert len(steps) == 3
+    assert len({version for version, _, _ in steps}) == 3
+    for version, given, used in steps:
+        assert len(given) == 2 * 4 * 3  # examples, runs, agents
+        assert sorted(map(id, used)) == sorted(map(id, given))
+        firsts = {s.tokens.adapter for s in given if s.component == "first"}
+        assert firsts == {version}  # drawn with the weights of this step
+
+
+def test_m6_components_that_look_the_same_are_two_and_a_teacher_may_have_other_prompts(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def agent(name: str) -> LLM:
+        return LLM(name, prompt=Text("red"), output={"say": str}, max_tokens=1, weights=LoRA(rank=2))
+
+    one, two = agent("one")(word=Input("word", str)), agent("two")(word=Input("word", str))
+    last = LLM("last", output={"say": str}, max_tokens=1, weights=LoRA(rank=2))(one=one, two=two)
+    system = System("twins", {"said": last}, lm=model)
+    teacher = system.bind({**system.configuration, "one.prompt": "north north", "two.prompt": "cat"})
+    teacher.configuration.save(tmp_path / "teacher.json")
+    data = Dataset.of(
+        train=[{"id": "e", "word": "red"}], valid=[{"id": f"v{i}", "word": "blue"} for i in range(5)]
+    )
+    weights = {
+        "steps": 1,
+        "examples": 1,
+        "runs": 4,
+        "scale": "none",
+        "teachers": {str(tmp_path / "teacher.json"): 2},
+    }
+    ((_, given, _),) = trained_on(system, data, custom(drawn, "drawn"), tmp_path, monkeypatch, **weights)
+    groups = {s.group for s in given}
+    assert len(groups) == 3  # one for each component, whatever they look like
+    for name in ("one", "two", "last"):
+        own = [s for s in given if s.component == name]
+        assert len(own) == 4
+        assert [s.on_policy for s in sorted(own, key=lambda s: s.rollout)] == [True, True, False, False]
+        assert len({s.tokens.prompt for s in own}) >= (2 if name != "last" else 1)

@@ -1,0 +1,688 @@
+"""How each way of training makes rollouts and gives credit, on chains whose calls and rewards are known."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import pytest
+from placing import placed, read_by
+from pydantic import ValidationError
+
+from compound.components.function import Function
+from compound.components.llm import LLM
+from compound.engine import Completion, Example, Metric, Request, Score, TokenRecord
+from compound.errors import BudgetExhausted, DeclarationError, TooManyFailures, TransientError
+from compound.evaluation.evaluate import Rules
+from compound.evaluation.metrics import custom
+from compound.execution.budget import Meter
+from compound.execution.cache import MemoryCache
+from compound.execution.executor import Executor
+from compound.graph.component import Input
+from compound.graph.space import Choice, LoRA, Text
+from compound.graph.system import System
+from compound.optimizers.weights.credit.advantages import advantages
+from compound.optimizers.weights.learner.samples import Sample
+from compound.optimizers.weights.loss.losses import sample_weights
+from compound.optimizers.weights.recipes.mhgpo import MHGPO, Kind, MHGPORandomSettings, MHGPOSettings
+from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings
+from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings
+from compound.optimizers.weights.recipes.ppo import PPO, PPOSettings
+from compound.optimizers.weights.recipes.prompt_r1 import PromptR1, PromptR1Settings, once_each
+from compound.optimizers.weights.recipes.recipe import Credited, Recipe, TrainingSettings, Work
+from compound.optimizers.weights.recipes.rollouts import Sampler, beforehand, rolling
+from compound.rewards.credit.shaping import TooMany
+from compound.testing import ScriptedLM
+
+NAMES = ("a", "b", "c", "d")
+EXAMPLES = [Example(f"e{i}", {"x": f"word{i}"}) for i in range(3)]
+
+
+class Digits(ScriptedLM):
+    """Says a digit drawn from the request's stream, and how it was sampled; counts who was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda text, rng: str(rng.integers(10)))
+        self.asked: Counter[str] = Counter()
+        self.adapters: set[str] = set()
+        self.gone: Counter[str] = Counter()  # by who asks, how often there is no answer
+        self.gone_at = 0  # the one question that has none
+
+    async def generate(self, request: Request) -> Completion:
+        self.asked[who := request.messages[-1].content[0]] += 1
+        self.adapters.add(request.adapter.sha256 if request.adapter else "")
+        if self.gone[who] or self.asked.total() == self.gone_at:
+            self.gone[who] -= bool(self.gone[who])
+            raise TransientError("the server is gone")
+        assert request.temperature == 1.0
+        done = await super().generate(request)
+        prompt = tuple(request.messages[-1].content.encode())
+        record = TokenRecord(prompt, (int(done.text),), (-1.0,), "stop")
+        return replace(done, tokens=record)
+
+
+@dataclass
+class Critic:
+    """A trainer whose value head says one number."""
+
+    value: float = 0.0
+    asked: list[Sample] = field(default_factory=list)
+
+    def values(self, samples: Sequence[Sample]) -> list[Sample]:
+        self.asked += samples
+        return [replace(s, values=(self.value,) * s.length) for s in samples]
+
+    def divergences(self, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
+        return [(number + 1.0,) * s.length for number, s in enumerate(samples)]
+
+
+def mean_digit(outputs: Mapping[str, Any], example: Example) -> Score:
+    """Score the last agent's digit."""
+    return Score(int(outputs["y"]) / 10)
+
+
+def penalty(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
+    return -5.0
+
+
+def raises(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
+    return float(outputs["nothing"])
+
+
+def says_none(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+    return None
+
+
+def of_one(inputs: Mapping[str, Any]) -> float:
+    return 0.0
+
+
+strict = TooMany("output", most=0, penalty=-2.0)
+
+
+def no_number(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
+    return float("nan")
+
+
+@dataclass(frozen=True)
+class Way:
+    """A recipe without its settings."""
+
+    made: Callable[[Any], Recipe]
+    settings: type[TrainingSettings]
+    name: str
+
+    def __call__(self, given: Mapping[str, Any]) -> Recipe:
+        """Return the recipe with those of some settings that it reads."""
+        own = placed(self.settings, **read_by(self.settings, given))
+        return self.made(self.settings.model_validate(own))
+
+
+@functools.cache
+def mhgpo(kind: Kind) -> Way:
+    settings = MHGPORandomSettings if kind == "rr" else MHGPOSettings
+    return Way(lambda given: MHGPO(given, kind), settings, kind)
+
+
+MMGRPO_RUNS = Way(MMGRPO, MMGRPOSettings, "mmgrpo")
+CONVERSATIONS = Way(PromptR1, PromptR1Settings, "prompt_r1")
+PPO_RUNS = Way(PPO, PPOSettings, "ppo")
+ATTEMPTS = Way(MyGO, MyGOSettings, "mygo")
+
+
+@dataclass
+class Lab:
+    """A chain of agents, and a step on it."""
+
+    agents: int = 3
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        last: Any = Input("x")
+        for name in NAMES[: self.agents]:
+            last = LLM(name, prompt=Text(name), weights=LoRA(), retries=0)(x=last)
+        self.system = System("chain", outputs={"y": last}, lm="lm")
+        self.lm = Digits()
+        self.critic = Critic(self.value)
+        self.kept: dict[str, Any] = {}
+
+    def trained(self, name: str) -> System:
+        """Return the system with an adapter of that digest for its first agent."""
+        return self.system.bind({**self.system.configuration, "a.weights": {"path": name, "sha256": name}})
+
+    def collect(
+        self,
+        recipe: Way,
+        step: int = 0,
+        examples: Sequence[Example] = EXAMPLES,
+        present: System | None = None,
+        metric: Metric | None = None,
+        meter: Meter | None = None,
+        folder: Path = Path(),
+    ) -> Credited:
+        """Make one step's samples, with the system as it is at present."""
+        trained, made = NAMES[: self.agents], recipe({"runs": 4, **self.settings})
+        rules = rolling(Rules(), self.system, trained, made.sampling)
+        executor = Executor({"lm": self.lm}, cache=MemoryCache(), meter=meter)
+        metric = metric or custom(mean_digit, "digit")
+        sampler = Sampler(executor, present or self.system, metric, rules, step)
+        task = cast("Any", self)  # recipes read no more of a task than its system
+        work = Work(sampler, trained, step, cast("Any", self.critic), task, self.kept, folder)
+        credited = asyncio.run(made.collect(work, examples))
+        sampler.refuse_broken()
+        return credited
+
+
+def beside() -> System:
+    """Return a system whose second agent answers; the first one's reply, never well-formed, may be unread."""
+    x, wanted = Input("x"), Input("wanted", bool)
+    unread = LLM("a", prompt=Text("a"), output=Literal["yes", "no"], weights=LoRA(), retries=0)(x=x)
+    read = Function("read", same)(reply=unread, when=wanted)
+    answer = LLM("b", prompt=Text("b"), weights=LoRA(), retries=0)(x=x)
+    return System("beside", outputs={"y": Function("pick", pick)(first=read, second=answer)}, lm="lm")
+
+
+def by_chance(x: str, rng: Any) -> str:
+    return str(rng.integers(10))
+
+
+def join(p: str, q: str, r: str) -> str:
+    return p + q + r
+
+
+def same(reply: str) -> str:
+    return reply
+
+
+def pick(first: str | None = None, second: str | None = None) -> str:
+    return first or second or ""
+
+
+def said(sample: Sample) -> int:
+    return sample.tokens.sampled[0]
+
+
+@pytest.mark.parametrize("agents", [1, 2, 3, 4])
+@pytest.mark.parametrize("runs", [2, 4])
+class TestCalls:
+    """With n agents in a row, groups of G and memoized prefixes, calls are as many as the formulas say."""
+
+    def test_fof_makes_n_times_g_calls(self, agents: int, runs: int) -> None:
+        lab = Lab(agents, {"runs": runs})
+        lab.collect(mhgpo("fof"))
+        assert lab.lm.asked.total() == len(EXAMPLES) * agents * runs
+
+    def test_is_forks_at_every_agent(self, agents: int, runs: int) -> None:
+        lab = Lab(agents, {"runs": runs})
+        lab.collect(mhgpo("is"))
+        expected = sum(runs * (agents - k + 1) for k in range(1, agents + 1))
+        assert lab.lm.asked.total() == len(EXAMPLES) * expected
+
+    def test_rr_pays_once_for_what_comes_before_the_fork(self, agents: int, runs: int) -> None:
+        for k, name in enumerate(NAMES[:agents], 1):
+            lab = Lab(agents, {"runs": runs, "forks": {n: float(n == name) for n in NAMES[:agents]}})
+            lab.collect(mhgpo("rr"))
+            assert lab.lm.asked.total() == len(EXAMPLES) * ((k - 1) + runs * (agents - k + 1))
+
+    def test_mmgrpo_makes_whole_runs(self, agents: int, runs: int) -> None:
+        lab = Lab(agents, {"runs": runs})
+        lab.collect(MMGRPO_RUNS)
+        assert lab.lm.asked.total() == len(EXAMPLES) * agents * runs
+
+
+class TestGroups:
+    def test_is_keeps_the_forks_alone_each_with_siblings_of_one_prompt(self) -> None:
+        found = Lab(3, {"scale": "none"}).collect(mhgpo("is")).samples
+        counts = Counter(sample.group for sample in found)
+        expected: dict[Any, int] = {(e.id, name, name): 4 for e in EXAMPLES for name in NAMES[:3]}
+        assert counts == expected
+
+    def test_rr_groups_what_came_before_forks_across_examples(self) -> None:
+        lab = Lab(3, {"scale": "none", "forks": {"a": 0, "b": 1, "c": 0}})
+        found = lab.collect(mhgpo("rr"))
+        counts = Counter(sample.group for sample in found.samples)
+        forked: dict[Any, int] = {(e.id, name, "b"): 4 for e in EXAMPLES for name in ("b", "c")}
+        assert counts == {**forked, ("mixed", "a", "b", 0): 3}
+        assert (found.facts["mixed_groups"], found.facts["alone"]) == (1, 0)
+
+    @pytest.mark.parametrize("kind", ["is", "fof"])
+    def test_what_comes_before_the_first_agent_is_the_same_in_a_group(self, kind: Kind) -> None:
+        """Otherwise what an agent was given by chance would count as its own."""
+        lab = Lab(2)
+        start = Function("start", by_chance)(x=Input("x"))
+        first = LLM("a", prompt=Text("a"), weights=LoRA())(x=start)
+        noise = Function("noise", by_chance)(x=first)
+        last = LLM("b", prompt=Text("b"), weights=LoRA())(x=noise)
+        lab.system = System("chance", outputs={"y": last}, lm="lm")
+        groups: dict[Any, set[Any]] = {}
+        for sample in lab.collect(mhgpo(kind)).samples:
+            groups.setdefault((sample.component, sample.group), set()).add(sample.tokens.prompt)
+        entries = [prompts for (component, _), prompts in groups.items() if component == "a"]
+        assert {len(prompts) for prompts in entries} == {1}
+        assert len({prompt for prompts in entries for prompt in prompts}) > 1
+        assert beforehand(lab.system, ("a", "b")) == {"start"}
+
+    def test_forks_are_by_component_however_often_it_is_called(self) -> None:
+        lab = Lab(2, {"runs": 2})
+        x = Input("x")
+        often = LLM("a", prompt=Text("a"), weights=LoRA())
+        several = [often(x=x, name=f"a{i}") for i in range(3)]
+        joined = Function("join", join)(**dict(zip("pqr", several, strict=True)))
+        last = LLM("b", prompt=Text("b"), weights=LoRA())(x=joined)
+        lab.system = System("often", outputs={"y": last}, lm="lm")
+        examples = [Example(f"e{i}", {"x": f"w{i}"}) for i in range(200)]
+        work = lab.collect(mhgpo("rr"), examples=examples)
+        forked = [s for s in work.samples if s.group[0] != "mixed" and s.group[1] == s.group[-1]]
+        of_b = len({s.example for s in forked if s.component == "b"})
+        of_a = len({s.example for s in forked if s.component == "a"})
+        assert 0.35 < of_b / (of_a + of_b) < 0.65  # a quarter, were every call as likely
+
+    def test_forks_at_one_agent_are_grpo(self) -> None:
+        """With one agent, FoF, IS and RR are mmGRPO, which is GRPO: the same samples and advantages."""
+        expected = Lab(1).collect(MMGRPO_RUNS).samples
+        assert expected
+        kinds: tuple[Kind, ...] = ("fof", "is")
+        for kind in kinds:
+            found = Lab(1).collect(mhgpo(kind)).samples
+            assert [(s.tokens, s.reward, s.advantages) for s in found] == [
+                (s.tokens, s.reward, s.advantages) for s in expected
+            ]
+
+    def test_prompt_r1_gives_each_conversation_one_weight_in_the_loss(self) -> None:
+        found = Lab(3).collect(CONVERSATIONS).samples
+        units = Counter(sample.unit for sample in found)
+        assert set(units) == {(s.example, s.component, s.rollout) for s in found}
+        weights = sample_weights("grpo", [s.length for s in found], units=[s.unit for s in found])
+        totals = dict.fromkeys(units, 0.0)
+        for sample, weight in zip(found, weights, strict=True):
+            totals[sample.unit] += weight * sample.length
+        assert list(totals.values()) == pytest.approx([1 / len(units)] * len(units))
+
+    def test_prompt_r1_counts_each_conversation_once(self) -> None:
+        lab = Lab(3)
+        found = lab.collect(CONVERSATIONS)
+        rewards = [found.scores[i : i + 4] for i in range(0, 12, 4)]
+        for sample in found.samples:
+            own = rewards[int(sample.example[1:])]
+            expected = (sample.reward - np.mean(own)) / (np.std(own, ddof=1) + 1e-4)
+            assert sample.advantages == pytest.approx((expected,))
+
+    def test_a_long_conversation_weighs_no_more_than_a_short_one(self) -> None:
+        """Three turns of reward 1 against one of 0: the mean is 0.5, not 0.75."""
+        record = TokenRecord((1,), (2,), (-1.0,), "stop")
+        rows = [
+            Sample("a", "e", f"talk[{turn}]/a", turn, record, reward, ("e", "a"), rollout)
+            for rollout, (reward, turns) in enumerate([(1.0, 3), (0.0, 1)])
+            for turn in range(turns)
+        ]
+        assert once_each(rows) == {("e", "a"): (1.0, 0.0)}
+        found, _ = advantages(rows, "center", references=once_each(rows))
+        assert [s.advantages for s in found] == [(0.5,)] * 3 + [(-0.5,)]
+
+
+class TestCredit:
+    def test_every_call_of_a_run_earns_its_reward(self) -> None:
+        lab = Lab(3, {"scale": "none"})
+        for recipe in (MMGRPO_RUNS, mhgpo("fof"), CONVERSATIONS):
+            last = {
+                (s.example, s.rollout): said(s) / 10
+                for s in lab.collect(recipe).samples
+                if s.component == "c"
+            }
+            found = lab.collect(recipe).samples
+            assert len(found) == 36
+            assert all(s.reward == pytest.approx(last[s.example, s.rollout]) for s in found)
+
+    def test_what_comes_before_a_fork_earns_the_mean_of_its_forks(self) -> None:
+        lab = Lab(2, {"scale": "none", "forks": {"a": 0, "b": 1}})
+        found = lab.collect(mhgpo("rr")).samples
+        for sample in found:
+            if sample.component == "a":
+                after = [said(s) / 10 for s in found if s.component == "b" and s.example == sample.example]
+                assert len(after) == 4
+                assert sample.reward == pytest.approx(np.mean(after))
+
+    @pytest.mark.parametrize("recipe", [mhgpo("fof"), PPO_RUNS])
+    def test_a_penalty_is_the_component_s_own_and_goes_no_further(self, recipe: Way) -> None:
+        rule = {"scale": "none", "penalties": {"b": f"{__name__}:penalty"}}
+        plain, penalized = (Lab(3, s).collect(recipe).samples for s in ({"scale": "none"}, rule))
+        for before, after in zip(plain, penalized, strict=True):
+            assert after.reward - before.reward == pytest.approx(-5.0 if before.component == "b" else 0.0)
+
+    def test_a_penalty_of_a_component_that_another_job_trains_is_none_of_this_one_s(self) -> None:
+        lab = Lab(2, {"penalties": {"z": f"{__name__}:penalty"}})
+        assert lab.collect(PPO_RUNS).samples
+
+    def test_ppo_without_values_is_reinforce_with_the_terminal_reward(self) -> None:
+        found = Lab(2, {"lam": 1.0, "gamma": 1.0}).collect(PPO_RUNS).samples
+        rewards = np.array([s.reward for s in found])
+        white = (rewards - rewards.mean()) / np.sqrt(rewards.var() + 1e-8)
+        assert [s.advantages[0] for s in found] == pytest.approx(white.tolist())
+        assert [s.returns[0] for s in found] == pytest.approx(rewards.tolist())
+
+    def test_ppo_takes_off_what_was_expected(self) -> None:
+        found = Lab(1, value=0.25).collect(PPO_RUNS).samples
+        assert all(s.values == (0.25,) for s in found)
+        assert [s.returns[0] for s in found] == pytest.approx([s.reward for s in found])
+
+    def test_ppo_pays_for_leaving_the_base_token_by_token(self) -> None:
+        """By hand, λ = 1: a token's return is the reward less 0.1 times the log-ratios from it on."""
+        lab = Lab(1, {"lam": 1.0, "kl_reward": 0.1}, value=0.25)
+        found = lab.collect(PPO_RUNS)
+        for number, sample in enumerate(found.samples):
+            assert sample.returns == pytest.approx((sample.reward - 0.1 * (number + 1),))
+        raw = np.array([s.reward - 0.1 * (n + 1) - 0.25 for n, s in enumerate(found.samples)])
+        white = (raw - raw.mean()) / np.sqrt(raw.var() + 1e-8)
+        assert [s.advantages[0] for s in found.samples] == pytest.approx(white.tolist())
+        assert found.facts["kl_to_base"] == pytest.approx(np.mean(range(1, 13)))
+        plain = Lab(1, {"lam": 1.0}, value=0.25)
+        plain.critic.divergences = None  # type: ignore[method-assign, assignment]
+        assert "kl_to_base" not in plain.collect(PPO_RUNS).facts  # the base is not asked for nothing
+
+    @pytest.mark.parametrize(
+        ("function", "told"),
+        [("raises", "KeyError: 'nothing'"), ("says_none", "TypeError"), ("of_one", "TypeError")],
+    )
+    def test_a_penalty_that_fails_is_named_with_its_component(self, function: str, told: str) -> None:
+        lab = Lab(2, {"penalties": {"b": f"{__name__}:{function}"}})
+        with pytest.raises(DeclarationError, match=rf"penalty of 'b' failed: {told}"):
+            lab.collect(PPO_RUNS)
+
+    def test_a_penalty_lies_beside_the_file_that_names_it(self, tmp_path: Path) -> None:
+        (tmp_path / "beside_rules.py").write_text("def dear(inputs, outputs):\n    return -7.0\n")
+        lab = Lab(1, {"scale": "none", "penalties": {"a": "beside_rules:dear"}})
+        found = lab.collect(mhgpo("fof"), folder=tmp_path)
+        assert {round(s.reward - said(s) / 10, 6) for s in found.samples} == {-7.0}
+
+    @pytest.mark.parametrize(("function", "wanted"), [("strict", -2.0), ("penalty", 0.0)])
+    def test_a_reply_that_cannot_be_read_costs_what_the_penalty_says_of_such(
+        self, function: str, wanted: float
+    ) -> None:
+        lab = Lab(2, {"scale": "none", "penalties": {"b": f"{__name__}:{function}"}})
+        number = LLM("b", prompt=Text("b"), output=Literal["yes", "no"], weights=LoRA(), retries=0)
+        lab.system = System("chain", outputs={"y": number(x=LLM("a", weights=LoRA())(x=Input("x")))}, lm="lm")
+        found = lab.collect(mhgpo("fof"))
+        assert {s.reward for s in found.samples if s.component == "b"} == {wanted}
+
+    def test_a_penalty_that_is_no_number_names_its_component(self) -> None:
+        lab = Lab(2, {"penalties": {"b": f"{__name__}:no_number"}})
+        with pytest.raises(DeclarationError, match=r"'b'.* nan"):
+            lab.collect(PPO_RUNS)
+
+
+RECIPES: tuple[Way, ...] = (MMGRPO_RUNS, mhgpo("is"), mhgpo("fof"), mhgpo("rr"), PPO_RUNS, CONVERSATIONS)
+
+
+class TestLost:
+    """Runs that a server lost are not the model's fault."""
+
+    @pytest.mark.parametrize("recipe", RECIPES)
+    def test_nothing_is_learned_from_a_run_that_was_lost(self, recipe: Way) -> None:
+        whole, lab = Lab(2, {"scale": "none"}), Lab(2, {"scale": "none"})
+        complete = whole.collect(recipe)
+        lab.lm.gone["b"] = 1
+        found = lab.collect(recipe)
+        missing = 5 if recipe == mhgpo("is") else 1  # nothing forks a run that was lost
+        assert len(found.scores) == len(complete.scores) - missing
+        learned, all_of_it = (
+            {(s.example, s.address, s.rollout, s.tokens.sampled, s.reward) for s in credited.samples}
+            for credited in (found, complete)
+        )
+        assert 0 < len(learned) < len(all_of_it)
+        if recipe != mhgpo("rr"):  # there what comes before the forks earns the mean of those that are left
+            assert learned < all_of_it
+
+    @pytest.mark.parametrize("recipe", [*RECIPES, ATTEMPTS])
+    def test_a_server_that_stays_away_ends_the_step(self, recipe: Way) -> None:
+        lab = Lab(2, {"attempts": 4})
+        lab.lm.gone["a"] = 1000
+        with pytest.raises(TooManyFailures, match="the server is gone"):
+            lab.collect(recipe)
+        assert lab.kept == {}
+
+    def test_runs_that_failed_by_what_was_said_are_learned_from(self) -> None:
+        lab = Lab(2, {"scale": "none", "failure_score": -1.0})
+        number = LLM("b", prompt=Text("b"), output=Literal["yes", "no"], weights=LoRA(), retries=0)
+        lab.system = System("chain", outputs={"y": number(x=LLM("a", weights=LoRA())(x=Input("x")))}, lm="lm")
+        found = lab.collect(MMGRPO_RUNS)
+        assert len(found.samples) == 24
+        assert {s.reward for s in found.samples} == {-1.0}
+
+
+class TestFailures:
+    """What failed by something else than what was said teaches nothing; what was said badly is no example."""
+
+    def test_a_judge_that_was_gone_is_no_fault_of_the_model(self) -> None:
+        lab = Lab(2, {"scale": "none", "failure_score": -1.0})
+        scored = itertools.count()
+
+        def judge(outputs: Mapping[str, Any], example: Example) -> float:
+            if next(scored) % 3 == 0:
+                raise TransientError("the judge is gone")
+            return 0.5
+
+        found = lab.collect(MMGRPO_RUNS, metric=custom(judge, "judge"))
+        assert len(found.samples) == 2 * 8
+        assert {s.reward for s in found.samples} == {0.5}
+        assert len(found.scores) == 8
+
+    def test_where_most_judgements_are_lost_the_step_ends(self) -> None:
+        def judge(outputs: Mapping[str, Any], example: Example) -> float:
+            raise ConnectionError("no route to the judge")
+
+        with pytest.raises(TooManyFailures, match="no route to the judge"):
+            Lab(1).collect(MMGRPO_RUNS, metric=custom(judge, "judge"))
+
+    def test_a_search_that_was_gone_is_no_fault_of_the_model(self) -> None:
+        lab = Lab(2, {"scale": "none", "failure_score": -1.0})
+        searched = itertools.count()
+
+        def search(text: str) -> str:
+            if next(searched) % 3 == 0:
+                raise ConnectionError("no route to the search")
+            return text
+
+        first = LLM("a", prompt=Text("a"), weights=LoRA())(x=Input("x"))
+        last = LLM("b", prompt=Text("b"), weights=LoRA())(x=Function("search", search)(text=first))
+        lab.system = System("searching", outputs={"y": last}, lm="lm")
+        found = lab.collect(MMGRPO_RUNS)
+        assert (len(found.scores), len(found.samples)) == (8, 2 * 8)
+        assert min(s.reward for s in found.samples) >= 0.0
+
+    def test_a_metric_that_mostly_fails_ends_the_step(self) -> None:
+        def broken(outputs: Mapping[str, Any], example: Example) -> float:
+            raise KeyError("expected")
+
+        with pytest.raises(TooManyFailures, match="KeyError: 'expected'"):
+            Lab(1).collect(MMGRPO_RUNS, metric=custom(broken, "broken"))
+
+    def test_one_that_is_lost_among_few_of_a_step_s_last_ones_ends_nothing(self) -> None:
+        """What counts is the share of the whole step, however few are made at once."""
+        lab = Lab(1, {"attempts": 4, "keep": 1, "threshold": 1.0, "rule": "fixed"})
+        lab.lm.gone_at = 4
+        found = lab.collect(ATTEMPTS, examples=EXAMPLES[:1])
+        assert (found.facts["attempts"], len(found.samples)) == (4, 0)
+
+    @pytest.mark.parametrize("padding", ["truncate", "fill"])
+    def test_a_lost_rollout_does_not_count_among_those_of_its_example(self, padding: str) -> None:
+        lab = Lab(1, {"padding": padding, "scale": "none"})
+        lab.lm.gone["a"] = 1
+        found = lab.collect(MMGRPO_RUNS)
+        assert len(found.samples) == 11
+        assert (found.facts["truncated"], found.facts["copies"]) == (0, 0)
+
+    def test_forks_are_drawn_among_the_agents_that_a_run_reached(self) -> None:
+        lab = Lab(2, {"forks": {"a": 0.0, "b": 1.0}})
+        first = LLM("a", prompt=Text("a"), output=Literal["yes", "no"], weights=LoRA(), retries=0)
+        last = LLM("b", prompt=Text("b"), weights=LoRA(), retries=0)
+        lab.system = System("chain", outputs={"y": last(x=first(x=Input("x")))}, lm="lm")
+        assert lab.collect(mhgpo("rr")).scores == [0.0] * 3  # no digit is yes or no: nobody is left to fork
+
+    @pytest.mark.parametrize("recipe", [MMGRPO_RUNS, mhgpo("fof")])
+    def test_a_reply_that_failed_and_that_nobody_read_earns_nothing(self, recipe: Way) -> None:
+        lab = Lab(2, {"scale": "none", "failure_score": -1.0})
+        lab.system = beside()
+        found = lab.collect(recipe, examples=[Example("e0", {"x": "w", "wanted": False})])
+        rewards = {name: {s.reward for s in found.samples if s.component == name} for name in ("a", "b")}
+        assert rewards["a"] == {-1.0}
+        assert min(rewards["b"]) >= 0.0
+
+    def test_a_reply_that_failed_is_not_imitated(self) -> None:
+        lab = Lab(2, {"attempts": 4, "keep": 4, "threshold": 0.0, "rule": "fixed"})
+        lab.system = beside()
+        found = lab.collect(ATTEMPTS, examples=[Example("e0", {"x": "w", "wanted": False})])
+        assert [s.component for s in found.samples] == ["b"] * 4
+
+    def test_answers_too_long_for_a_value_are_left_to_the_trainer_to_count(self) -> None:
+        lab = Lab(1)
+
+        class Short(Critic):
+            def values(self, samples: Sequence[Sample]) -> list[Sample]:
+                return [samples[0], *super().values(samples[1:])]
+
+        lab.critic = Short()
+        found = lab.collect(PPO_RUNS).samples
+        assert len(found) == 12
+        assert [s.advantages == () for s in found] == [True] + [False] * 11
+
+
+class TestBudgets:
+    """A step takes no more than it may, however many calls of an agent a run makes."""
+
+    def test_forks_of_an_agent_at_many_places_stop_at_the_cap(self) -> None:
+        lab = Lab(1)
+        agent: Any = LLM("a", prompt=Text("a"), weights=LoRA(), retries=0)
+        last: Any = Input("x")
+        for place in range(4):
+            last = agent(x=last, name=f"n{place}")
+        lab.system = System("again", outputs={"y": last}, lm="lm")
+        meter = Meter()
+        assert mhgpo("is")({"runs": 4}).cost(3, 1) == 12
+        with meter.capped(20), pytest.raises(BudgetExhausted, match="of 20 system runs"):
+            lab.collect(mhgpo("is"), meter=meter)
+        assert 12 < meter.system_runs <= 20
+        lab.collect(mhgpo("is"), meter=(free := Meter()))
+        assert free.system_runs == 30  # what it takes, and more than one call of each agent would
+
+
+class TestTeachers:
+    def test_a_teacher_makes_its_share_of_the_runs(self, tmp_path: Path) -> None:
+        lab = Lab(2, {"scale": "none"})
+        path = tmp_path / "teacher.json"
+        lab.system.configuration.replace({"a.prompt": "z", "b.prompt": "y"}).save(path)
+        lab.settings = {"scale": "none", "teachers": {str(path): 1}}
+        found = lab.collect(MMGRPO_RUNS).samples
+        assert lab.lm.asked == {"a": 9, "b": 9, "z": 3, "y": 3}
+        assert Counter(s.on_policy for s in found) == {True: 18, False: 6}
+        assert all((s.rollout == 3) != s.on_policy for s in found)
+
+    def test_it_lies_beside_the_file_that_names_it(self, tmp_path: Path) -> None:
+        lab = Lab(1, {"teachers": {"teacher.json": 1}})
+        lab.system.configuration.replace({"a.prompt": "z"}).save(tmp_path / "teacher.json")
+        lab.collect(MMGRPO_RUNS, folder=tmp_path)
+        assert lab.lm.asked == {"a": 9, "z": 3}
+
+    def test_a_teacher_of_another_model_is_refused(self, tmp_path: Path) -> None:
+        """Its tokens would be of another vocabulary, and trained on as if they were of this one."""
+        lab = Lab(1, {})
+        path = tmp_path / "teacher.json"
+        agent = LLM("a", prompt=Text("a"), lm=Choice("lm", "other"), weights=LoRA())
+        lab.system = System("chain", outputs={"y": agent(x=Input("x"))})
+        lab.system.configuration.replace({"a.lm": "other"}).save(path)
+        lab.settings = {"teachers": {str(path): 1}}
+        with pytest.raises(DeclarationError, match="answers 'a' with 'other', but 'lm' is trained"):
+            lab.collect(MMGRPO_RUNS)
+
+    def test_the_system_itself_must_make_a_run(self, tmp_path: Path) -> None:
+        lab = Lab(1, {"teachers": {"a.json": 2, "b.json": 2}})
+        with pytest.raises(ValidationError, match="teachers make 4 of 4 runs"):
+            lab.collect(MMGRPO_RUNS)
+
+
+class TestMyGO:
+    @pytest.mark.parametrize("online", [True, False])
+    def test_offline_attempts_are_those_of_the_weights_that_the_job_began_with(self, online: bool) -> None:
+        lab = Lab(1, {"online": online, "threshold": 0.2, "attempts": 2})
+        found = lab.collect(ATTEMPTS)
+        lab.collect(ATTEMPTS, step=1, present=lab.trained("x"))
+        assert lab.lm.adapters == ({"", "x"} if online else {""})
+        assert (lab.kept["threshold"] > 0.2) == online  # attempts of one policy: the bar stays
+        assert found.samples
+
+    def test_offline_attempts_are_made_with_what_the_warm_up_led_to(self) -> None:
+        lab = Lab(1, {"online": False, "cold_start": 1, "max_reward": 0.9, "attempts": 64, "keep": 1})
+        sampled = []
+        for step, name in enumerate("xyz"):
+            lab.lm.adapters.clear()
+            lab.collect(ATTEMPTS, step=step, present=lab.trained(name))
+            sampled.append(set(lab.lm.adapters))
+        assert sampled == [{"x"}, {"y"}, {"y"}]  # x warmed up, and y is what that led to
+
+    def test_where_every_first_attempt_was_lost_the_threshold_stays(self) -> None:
+        lab = Lab(1, {"threshold": 0.0, "attempts": 4, "keep": 3})
+        lab.lm.gone["a"] = 1
+        found = lab.collect(ATTEMPTS, examples=EXAMPLES[:1])
+        assert (found.reward, found.facts["attempts"], len(found.samples)) == (None, 4, 3)
+        assert lab.kept["threshold"] == found.facts["threshold"] == 0.0
+
+    def test_good_attempts_are_kept_with_all_that_was_said_in_them(self) -> None:
+        lab = Lab(2, {"attempts": 16, "keep": 2, "threshold": 0.5, "max_reward": 0.9, "rule": "fixed"})
+        found = lab.collect(ATTEMPTS)
+        last = [s for s in found.samples if s.component == "b"]
+        assert len(found.samples) == 2 * len(last) == 12
+        assert all(said(s) >= 5 for s in last)
+        assert all(s.advantages == (1.0,) for s in found.samples)
+
+    def test_attempts_end_when_enough_are_kept_or_the_most_are_made(self) -> None:
+        lab = Lab(1, {"attempts": 5, "keep": 3, "threshold": 1.0, "rule": "fixed"})
+        found = lab.collect(ATTEMPTS)
+        assert (found.facts["attempts"], found.facts["kept"], len(found.samples)) == (15, 0, 0)
+        lab = Lab(1, {"attempts": 5, "keep": 3, "threshold": 0.0, "rule": "fixed"})
+        assert lab.collect(ATTEMPTS).facts["attempts"] == 9
+
+    def test_without_a_threshold_all_is_imitated(self) -> None:
+        lab = Lab(2, {"attempts": 4, "keep": 4, "threshold": 0.0, "rule": "fixed"})
+        assert len(lab.collect(ATTEMPTS).samples) == 3 * 4 * 2
+
+    def test_the_threshold_rises_half_way_by_its_pace_and_is_remembered(self) -> None:
+        lab = Lab(1, {"threshold": 0.1, "max_reward": 0.9, "pace": 0.5})
+        first = lab.collect(ATTEMPTS)
+        goal = (np.mean(first.scores) + 0.9) / 2
+        raised = lab.kept["threshold"]
+        assert raised == pytest.approx(0.1 + 0.5 * (goal - 0.1))
+        second = lab.collect(ATTEMPTS, step=1)
+        again = (np.mean(second.scores) + 0.9) / 2
+        assert lab.kept["threshold"] == pytest.approx(max(raised, raised + 0.5 * (again - raised)))
+
+    def test_attempts_must_reach_the_threshold_that_their_own_first_pass_has_raised(self) -> None:
+        """K is raised by the batch's first pass, and that batch is filtered with it (MyGO, appendix D.1)."""
+        lab = Lab(1, {"threshold": 0.0, "max_reward": 0.9, "attempts": 16, "keep": 2})
+        found = lab.collect(ATTEMPTS)
+        raised = (np.mean(found.scores) + 0.9) / 2
+        assert found.facts["threshold"] == pytest.approx(raised) == pytest.approx(lab.kept["threshold"])
+        assert raised > 0.0
+        assert found.samples
+        assert all(s.reward >= raised for s in found.samples)
+        assert len(found.scores) == len(EXAMPLES)  # first attempts, one for each example
+
+    def test_the_threshold_never_falls(self) -> None:
+        lab = Lab(1, {"threshold": 0.85, "max_reward": 0.9, "attempts": 2})
+        bars = [lab.collect(ATTEMPTS, step=step).facts["threshold"] for step in range(4)]
+        assert bars == sorted(bars)
+        assert 0.85 <= bars[0] <= bars[-1] <= 0.9
+
+    def test_warm_up_takes_perfect_attempts_alone(self) -> None:
+        lab = Lab(1, {"cold_start": 1, "max_reward": 0.9, "attempts": 64, "keep": 1})
+        found = lab.collect(ATTEMPTS)
+        assert found.facts["warming"]
+        assert {said(s) for s in found.samples} <= {9}
+        assert lab.kept["imitated"] == len(found.samples) > 0
+        assert not lab.collect(ATTEMPTS, step=1).facts["warming"]

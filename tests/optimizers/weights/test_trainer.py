@@ -1,0 +1,1092 @@
+"""The trainer: what TRL computes is the oracle, and nothing about batching, storing or sharing changes a gradient."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from numerics import GRADIENTS, LOGPROBS
+from placing import Parts, plain
+
+torch = pytest.importorskip("torch")
+peft = pytest.importorskip("peft")
+
+from compound.benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
+from compound.components.llm import LLM  # noqa: E402
+from compound.engine import TokenRecord  # noqa: E402
+from compound.errors import CompoundError, ConfigurationError, DeclarationError  # noqa: E402
+from compound.graph.component import Input  # noqa: E402
+from compound.graph.space import LoRA, Weights  # noqa: E402
+from compound.graph.system import System  # noqa: E402
+from compound.optimizers.weights.credit.advantages import advantages  # noqa: E402
+from compound.optimizers.weights.learner import adapters as adapters_module  # noqa: E402
+from compound.optimizers.weights.learner import trainer as trainer_module  # noqa: E402
+from compound.optimizers.weights.learner.adapters import Adapters, partition  # noqa: E402
+from compound.optimizers.weights.learner.batching import micro_batches, padded_size, parts, shared_size, size  # noqa: E402
+from compound.optimizers.weights.learner.forward import forward, saving  # noqa: E402
+from compound.optimizers.weights.learner.head import Output  # noqa: E402
+from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
+from compound.optimizers.weights.learner.saved import TrainingState  # noqa: E402
+from compound.optimizers.weights.learner.targets import resolve  # noqa: E402
+from compound.optimizers.weights.learner.trainer import StaleSamples, Trainer  # noqa: E402
+from compound.optimizers.weights.learner.updates import Updater  # noqa: E402
+from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings  # noqa: E402
+from compound.optimizers.weights.recipes.prompt_r1 import once_each  # noqa: E402
+from compound.optimizers.weights.training import TrainingSession  # noqa: E402
+
+PLAIN = plain()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make_toy_model(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def made(folder: Path, *names: str, noise: float = 0.2, rank: int = 4) -> Adapters:
+    """Return adapters whose weights are not zero."""
+    adapters = Adapters(str(folder), {name: LoRA(rank=rank) for name in names}, dtype="float32")
+    noised(adapters, noise)
+    return adapters
+
+
+def noised(adapters: Adapters, noise: float) -> None:
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(1)
+        for name in adapters.spaces:
+            for _, tensor in adapters.parameters(name):
+                tensor.normal_(std=noise)
+
+
+def some(
+    components: Sequence[str] = ("x",), groups: int = 2, each: int = 4, prompt: int = 5, longest: int = 4
+) -> list[Sample]:
+    """Return samples of random tokens, in groups that share a prompt, with advantages."""
+    rng = random.Random(0)
+    found = []
+    for component in components:
+        for group in range(groups):
+            tokens = tuple(rng.randrange(24) for _ in range(prompt + group))
+            for rollout in range(each):
+                sampled = tuple(rng.randrange(24) for _ in range(1 + rng.randrange(longest)))
+                record = TokenRecord(tokens, sampled, (-1.0,) * len(sampled), "stop")
+                found.append(
+                    Sample(
+                        component,
+                        f"e{group}",
+                        component,
+                        0,
+                        record,
+                        rng.random(),
+                        (component, group),
+                        rollout,
+                    )
+                )
+    return advantages(found, "trl")[0]
+
+
+def gradients(
+    monkeypatch: pytest.MonkeyPatch,
+    adapters: Adapters,
+    settings: Parts,
+    samples: Sequence[Sample],
+    adapter_of: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Return the gradients of one update, which is not made."""
+    found: dict[str, Any] = {}
+
+    class Caught(Updater):
+        def update(self, step: int) -> float:
+            for name, tensor in self.parameters:
+                if tensor.grad is not None:
+                    found[f"{self.whose} {name}"] = tensor.grad.clone()
+                tensor.grad = None
+            return 0.0
+
+    monkeypatch.setattr(trainer_module, "Updater", Caught)
+    adapter_of = adapter_of or {name: name for name in adapters.spaces}
+    trainer = settings.trainer(adapters, adapter_of, longest=8)
+    trainer.step(samples, 0)
+    return found
+
+
+def apart(a: dict[str, Any], b: dict[str, Any]) -> float:
+    """Return the largest difference of two sets of gradients, relative to the largest gradient."""
+    assert a.keys() == b.keys()
+    assert a
+    most = max(float(tensor.abs().max()) for tensor in b.values())
+    assert most > 0
+    return max(float((a[name] - b[name]).abs().max()) for name in a) / most
+
+
+def padded(rows: Sequence[Sequence[int]], *, left: bool) -> tuple[Any, Any]:
+    width = max(map(len, rows))
+    ids, mask = (
+        torch.zeros(len(rows), width, dtype=torch.long),
+        torch.zeros(len(rows), width, dtype=torch.long),
+    )
+    for i, row in enumerate(rows):
+        place = slice(width - len(row), width) if left else slice(0, len(row))
+        ids[i, place], mask[i, place] = torch.tensor(row), 1
+    return ids, mask
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("loss", "temperature"), [("grpo", 1.0), ("grpo", 0.6), ("bnpo", 1.0), ("dr_grpo", 1.0), ("dapo", 1.5)]
+)
+def test_one_component_with_one_call_is_trls_grpo(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, temperature: float
+) -> None:
+    adapters, samples = made(folder, "x"), some()
+    settings = plain(loss=loss, temperature=temperature)
+    ours = gradients(monkeypatch, adapters, settings, samples)
+    expected = trls_gradients(adapters, tmp_path, samples, loss, temperature=temperature)
+    assert apart(ours, expected) < GRADIENTS
+
+
+def trls_gradients(
+    adapters: Adapters,
+    folder: Path,
+    samples: Sequence[Sample],
+    loss: str,
+    *,
+    mask: Any = None,
+    tool_mask: Any = None,
+    old: Any = None,
+    **given: Any,
+) -> dict[str, Any]:
+    """Return the gradients of TRL's loss on the same samples.
+
+    Args:
+        adapters: with one called ``x``.
+        folder: for what TRL writes.
+        samples: with advantages.
+        loss: by our name.
+        mask: (samples, 1), 0 for those that TRL masks.
+        tool_mask: 0 for tokens that an environment said.
+        old: log-probabilities that ratios refer to.
+        given: further settings of TRL's.
+    """
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    level = {"importance_sampling_level": "sequence"} if loss == "gspo" else {}
+    arguments = trl.GRPOConfig(
+        output_dir=str(folder), per_device_train_batch_size=8, num_generations=4, max_completion_length=8,
+        loss_type="grpo" if loss == "gspo" else loss, beta=0.0, report_to=[], use_cpu=True, bf16=False,
+        **level, **given,
+    )  # fmt: skip
+    theirs = trl.GRPOTrainer(
+        model=adapters.model, reward_funcs=lambda **_: [0.0], args=arguments,
+        train_dataset=datasets.Dataset.from_list([{"prompt": "go"}] * 8), processing_class=adapters.tokenizer,
+    )  # fmt: skip
+    theirs.current_gradient_accumulation_steps = 1
+    prompt_ids, prompt_mask = padded([s.tokens.prompt for s in samples], left=True)
+    completion_ids, completion_mask = padded([s.tokens.sampled for s in samples], left=False)
+    if mask is not None:
+        completion_mask = completion_mask * mask
+    extra = {} if tool_mask is None else {"tool_mask": tool_mask}
+    extra |= {} if old is None else {"old_per_token_logps": old}
+    items = (completion_mask if tool_mask is None else completion_mask * tool_mask).sum()
+    adapters.model.eval()
+    with adapters.using("x"):
+        theirs._compute_loss(
+            adapters.model,
+            {
+                "prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "completion_ids": completion_ids,
+                "completion_mask": completion_mask, "num_items_in_batch": items,
+                "advantages": torch.tensor([s.advantages[0] for s in samples]), **extra,
+            },
+        ).backward()  # fmt: skip
+    found = {f"adapter 'x' {name}": tensor.grad.clone() for name, tensor in adapters.parameters("x")}
+    for _, tensor in adapters.parameters("x"):
+        tensor.grad = None
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("loss", ["grpo", "bnpo", "dr_grpo", "dapo"])
+def test_truncated_answers_are_masked_as_trl_masks_them(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
+) -> None:
+    adapters = made(folder, "x")
+    samples = [
+        replace(s, tokens=replace(s.tokens, finish_reason="length" if place % 3 == 0 else "stop"))
+        for place, s in enumerate(some())
+    ]
+    settings = plain(loss=loss, mask_truncated=True)
+    ours = gradients(monkeypatch, adapters, settings, samples)
+    live = torch.tensor([not s.is_truncated for s in samples]).int()[:, None]
+    expected = trls_gradients(adapters, tmp_path, samples, loss, mask=live)
+    assert apart(ours, expected) < GRADIENTS
+    unmasked = gradients(monkeypatch, adapters, settings.but(mask_truncated=False), samples)
+    assert apart(unmasked, expected) > 1e-2
+
+
+@pytest.mark.parametrize("loss", ["grpo", "sft"])
+def test_a_step_of_truncated_answers_alone_changes_nothing_when_they_are_masked(
+    folder: Path, loss: str
+) -> None:
+    adapters = made(folder, "x")
+    beta = {"beta": 0.1} if loss == "grpo" else {}
+    settings = plain(loss=loss, mask_truncated=True, epochs=2, **beta)
+    trainer = settings.trainer(adapters, {"x": "x"})
+    trainer.step([replace(s, on_policy=False) for s in some()], 0)  # momentum that would move on
+    before = adapters._content("x")
+    cut = [replace(s, on_policy=False, tokens=replace(s.tokens, finish_reason="length")) for s in some()]
+    facts = trainer.step(cut, 1)
+    assert adapters._content("x") == before
+    assert (facts["masked"], facts["components"]["x"]["truncated"]) == (len(cut), 1.0)
+
+
+CLIPPING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "grpo": ({"clip_delta": 1.5}, {"delta": 1.5}),
+    "gspo": ({"clip": 0.01, "clip_high": 0.02, "clip_delta": 1.05},
+             {"epsilon": 0.01, "epsilon_high": 0.02, "delta": 1.05}),
+    "cispo": ({"cap": 1.1}, {"epsilon_high": 1.1}),
+    "sapo": ({"positive": 3.0, "negative": 6.0},
+             {"sapo_temperature_pos": 3.0, "sapo_temperature_neg": 6.0}),
+    "vespo": ({"positive": (1.0, 2.0), "negative": (2.5, 1.5)},
+              {"vespo_k_pos": 1.0, "vespo_lambda_pos": 2.0, "vespo_k_neg": 2.5, "vespo_lambda_neg": 1.5}),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("loss", CLIPPING)
+def test_clipping_constants_are_settings_and_mean_what_they_mean_in_trl(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
+) -> None:
+    ours, theirs = CLIPPING[loss]
+    adapters, samples = made(folder, "x"), some()
+    rng = random.Random(1)
+    moved = [tuple(rng.uniform(-0.6, 0.6) for _ in s.tokens.sampled) for s in samples]
+    with adapters.using("x") as model, torch.no_grad():
+        now = forward(model, samples).logps
+    old = {id(s): now[i] - torch.tensor([*m, *[0.0] * (now.shape[1] - len(m))])
+           for i, (s, m) in enumerate(zip(samples, moved, strict=True))}  # fmt: skip
+    monkeypatch.setattr(Trainer, "_known", lambda *_: trainer_module.Known(old, {}))
+    settings = plain(loss=loss, **ours)
+    found = gradients(monkeypatch, adapters, settings, samples)
+    default = gradients(monkeypatch, adapters, plain(loss=loss), samples)
+    before = torch.stack([old[id(s)] for s in samples])
+    expected = trls_gradients(adapters, tmp_path, samples, loss, old=before, **theirs)
+    assert apart(found, expected) < GRADIENTS
+    assert apart(default, expected) > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("loss", ["grpo", "dapo"])
+def test_a_conversation_is_trained_as_trl_trains_one_whose_environment_s_turns_are_masked(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
+) -> None:
+    """Two turns are two samples here, and one row in TRL; a short conversation weighs as much as a long one."""
+    adapters, rng = made(folder, "x"), random.Random(2)
+    rows: list[tuple[list[int], list[int], list[int], float]] = []  # prompt, completion, mask, advantage
+    samples: list[Sample] = []
+    for rollout, (turns, reward) in enumerate([(1, 1.0), (3, 0.0), (2, 0.5)]):
+        prompt = [rng.randrange(24) for _ in range(4)]
+        said: list[int] = []
+        mask: list[int] = []
+        for turn in range(turns):
+            words = [rng.randrange(24) for _ in range(2 + turn)]
+            record = TokenRecord((*prompt, *said), tuple(words), (-1.0,) * len(words), "stop")
+            unit = ("e", "x", rollout)
+            samples.append(Sample("x", "e", "x", turn, record, reward, ("e", "x"), rollout, unit=unit))
+            said, mask = said + words, mask + [1] * len(words)
+            if turn < turns - 1:
+                said, mask = [*said, rng.randrange(24)], [*mask, 0]  # the environment's reply
+        rows.append((prompt, said, mask, reward))
+    taught, _ = advantages(samples, "center", references=once_each(samples))
+    ours = gradients(monkeypatch, adapters, plain(loss=loss), taught)
+    whole = [
+        Sample("x", "e", "x", 0, TokenRecord(tuple(p), tuple(c), (-1.0,) * len(c), "stop"), r).with_advantage(
+            r - 0.5
+        )
+        for p, c, _, r in rows
+    ]
+    mask = padded([m for _, _, m, _ in rows], left=False)[0]
+    expected = trls_gradients(adapters, tmp_path, whole, loss, tool_mask=mask)
+    assert apart(ours, expected) < GRADIENTS
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_imitation_is_trls_sft_on_the_same_samples(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    adapters, samples = made(folder, "x"), some()
+    settings = plain(loss="sft", temperature=0.5)  # of attempts, and no part of what is imitated
+    ours = gradients(monkeypatch, adapters, settings, samples)
+    rows = [
+        {
+            "input_ids": [*s.tokens.prompt, *s.tokens.sampled],
+            "labels": [-100] * len(s.tokens.prompt) + [*s.tokens.sampled],
+        }
+        for s in samples
+    ]
+    arguments = trl.SFTConfig(
+        output_dir=str(tmp_path), per_device_train_batch_size=8, report_to=[], use_cpu=True, bf16=False,
+        max_length=None,
+    )  # fmt: skip
+    theirs = trl.SFTTrainer(
+        model=adapters.model, args=arguments, train_dataset=datasets.Dataset.from_list(rows),
+        processing_class=adapters.tokenizer,
+    )  # fmt: skip
+    batch = theirs.data_collator([dict(row) for row in rows])
+    adapters.model.eval()
+    with adapters.using("x"):
+        theirs.compute_loss(adapters.model, batch).backward()
+    expected = {f"adapter 'x' {name}": tensor.grad for name, tensor in adapters.parameters("x")}
+    assert apart(ours, expected) < GRADIENTS
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_a_prompt_read_once_gives_the_gradients_of_reading_everything(folder: Path, length: int) -> None:
+    adapters, samples = made(folder, "x"), some(prompt=20, longest=length)
+    found = []
+    for shared in (False, True):
+        with adapters.using("x") as model:
+            ran = forward(model, samples, shared=shared)
+            (ran.logps * torch.arange(len(samples))[:, None]).sum().backward()
+        found.append({name: tensor.grad.clone() for name, tensor in adapters.parameters("x")})
+        for _, tensor in adapters.parameters("x"):
+            tensor.grad = None
+    assert apart(*found) < GRADIENTS
+    assert saving(samples) < 0.5
+
+
+def test_adapters_compute_as_a_base_in_half_precision_and_learn_in_float32(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """peft computes in float32 there: the gradients are the same but for rounding, and less is kept for them."""
+
+    def learned() -> tuple[dict[str, Any], int]:
+        adapters = Adapters(str(folder), {"x": LoRA(rank=4)}, dtype="bfloat16")
+        noised(adapters, 0.2)
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Any) -> Any:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            found = gradients(monkeypatch, adapters, PLAIN, some())
+        assert {tensor.dtype for tensor in found.values()} == {torch.float32}
+        return found, sum(kept.values())
+
+    found, less = learned()
+    monkeypatch.setattr(adapters_module, "_compute_as_the_base", lambda model: None)
+    expected, more = learned()
+    assert 0 < apart(found, expected) < 0.1
+    assert less < 0.9 * more
+
+
+@pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo", "luspo", "gspo", "sft"])
+def test_micro_batches_do_not_change_an_update(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, loss: str
+) -> None:
+    adapters, samples = made(folder, "x"), some(groups=3)
+    settings = plain(loss=loss)
+    whole, cut = (
+        gradients(monkeypatch, adapters, settings.but(micro_tokens=most), samples) for most in (8192, 64)
+    )
+    assert len(micro_batches(samples, 20)) > 3
+    assert apart(cut, whole) < GRADIENTS
+
+
+def test_every_sample_is_trained_on_whatever_the_number_of_parts() -> None:
+    samples = some(components=("x", "y"), groups=3, each=5)
+    dealt = parts(samples, 4, 0)
+    assert sorted(id(s) for part in dealt for s in part) == sorted(id(s) for s in samples)
+    for part in dealt:
+        for sample in part:  # a group is in one part
+            assert sum(s.group == sample.group for s in part) == 5
+
+
+def test_micro_batches_hold_no_more_than_they_may() -> None:
+    samples = some(groups=5, each=6, longest=9)
+    for once in (True, False):
+        for batch in micro_batches(samples, 64, once=once):
+            tokens = shared_size(batch) if once and saving(batch) <= 0.5 else padded_size(batch)
+            assert len(batch) == 1 or tokens <= 64
+
+
+class TestAdapters:
+    def test_training_one_leaves_the_others_as_they_are_to_the_bit(self, folder: Path) -> None:
+        adapters = made(folder, "a", "b", "c")
+        before = {n: [t.detach().clone() for _, t in adapters.parameters(n)] for n in adapters.spaces}
+        PLAIN.trainer(adapters, {"x": "b"}).step(some(), 0)
+        moved = {
+            n: any(bool((t != b).any()) for (_, t), b in zip(adapters.parameters(n), before[n], strict=True))
+            for n in adapters.spaces
+        }
+        assert moved == {"a": False, "b": True, "c": False}
+
+    def test_adapters_trained_together_move_as_each_would_alone(self, folder: Path) -> None:
+        ends = []
+        for names in (("x", "y"), ("x",), ("y",)):
+            adapters = made(folder, "x", "y")
+            trainer = PLAIN.trainer(adapters, {"x": "x", "y": "y"})
+            for number in range(2):
+                trainer.step([s for s in some(components=("x", "y")) if s.component in names], number)
+            ends.append({n: [t.detach().clone() for _, t in adapters.parameters(n)] for n in names})
+        both, *alone = ends
+        for end in alone:
+            for name, tensors in end.items():
+                for a, b in zip(both[name], tensors, strict=True):
+                    assert torch.equal(a, b)
+
+    def test_a_shared_adapter_learns_from_all_who_share_it(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        samples = some(components=("x", "y"))
+        adapters = made(folder, "both")
+        shared = gradients(monkeypatch, adapters, PLAIN, samples, adapter_of={"x": "both", "y": "both"})
+        one = gradients(monkeypatch, adapters, PLAIN, samples[:8], adapter_of={"x": "both"})
+        other = gradients(monkeypatch, adapters, PLAIN, samples[8:], adapter_of={"y": "both"})
+        assert apart(shared, {name: (one[name] + other[name]) / 2 for name in one}) < GRADIENTS
+
+    def test_what_is_stored_is_read_again_and_peft_reads_it_too(self, folder: Path, tmp_path: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        adapters = made(folder, "x")
+        reference = adapters.save("x", tmp_path)
+        assert reference is not None
+        assert adapters.save("x", tmp_path) == reference  # nothing changed in between
+        base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            theirs = peft.PeftModel.from_pretrained(base, tmp_path / reference["path"]).eval()
+        samples = some()
+        with adapters.using("x") as model, torch.no_grad():
+            ours = forward(model, samples).logps
+            assert torch.allclose(ours, forward(theirs.get_base_model(), samples).logps, atol=LOGPROBS)
+        again = Adapters(str(folder), {"x": LoRA(rank=4)}, dtype="float32")
+        again.begin("x", reference, tmp_path)
+        with again.using("x") as model, torch.no_grad():
+            assert torch.equal(ours, forward(model, samples).logps)
+        assert again.version("x") == reference["sha256"]
+
+    def test_an_adapter_that_never_moved_is_the_base(self, folder: Path, tmp_path: Path) -> None:
+        adapters = Adapters(str(folder), {"x": LoRA(rank=4)}, dtype="float32")
+        assert (adapters.save("x", tmp_path), adapters.version("x")) == (None, "")
+
+    def test_the_probe_tells_a_version_from_the_one_before(self, folder: Path, tmp_path: Path) -> None:
+        adapters = made(folder, "x")
+        first = adapters.save("x", tmp_path)
+        taught = [replace(s, on_policy=False) for s in some()]
+        plain(lr=0.05).trainer(adapters, {"x": "x"}).step(taught, 0)
+        second = adapters.save("x", tmp_path)
+        assert first
+        assert second
+        read = [json.loads((tmp_path / r["path"] / "probe.json").read_text()) for r in (first, second)]
+        assert read[1]["before"] == read[0]["logprobs"] != read[1]["logprobs"]
+        assert len(read[1]["tokens"]) == len(read[1]["logprobs"]) + 1
+
+    def test_an_adapter_of_another_shape_is_refused(self, folder: Path, tmp_path: Path) -> None:
+        reference = made(folder, "x", rank=8).save("x", tmp_path)
+        with pytest.raises(ConfigurationError, match="another base or another shape"):
+            made(folder, "x").begin("x", reference, tmp_path)
+
+    def test_a_truncated_adapter_is_refused(self, folder: Path, tmp_path: Path) -> None:
+        reference = made(folder, "x").save("x", tmp_path)
+        assert reference
+        path = tmp_path / reference["path"] / "adapter_model.safetensors"
+        path.write_bytes(path.read_bytes()[:100])
+        with pytest.raises(ConfigurationError, match="holds no adapter"):
+            made(folder, "x").load("x", path.parent)
+        with pytest.raises(ConfigurationError, match="was changed"):
+            made(folder, "x").begin("x", reference, tmp_path)
+
+    @pytest.mark.parametrize(
+        ("targets", "expected"),
+        [
+            ("attention", ["k_proj", "o_proj", "q_proj", "v_proj"]),
+            (
+                "all-linear",
+                ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"],
+            ),
+            (["up_proj", "q_proj"], ["q_proj", "up_proj"]),
+        ],
+    )
+    def test_targets_are_trained_stored_and_sampled_with(
+        self, targets: Any, expected: list[str], folder: Path, tmp_path: Path
+    ) -> None:
+        """What is stored names layers as peft and vLLM read them, and the sampler says what the trainer says."""
+        from transformers import AutoModelForCausalLM
+
+        from compound.components.engines.local.adapters import AdapterCache as Sampling
+        from compound.engine import Adapter
+
+        adapters = Adapters(str(folder), {"x": LoRA(rank=4, targets=targets)}, dtype="float32")
+        noised(adapters, 0.2)
+        adapted = {key.split(".")[-3] for key, _ in adapters.parameters("x")}
+        assert sorted(adapted) == expected
+        reference = adapters.save("x", tmp_path)
+        assert reference
+        stored = tmp_path / reference["path"]
+        assert json.loads((stored / "adapter_config.json").read_text())["target_modules"] == expected
+        samples = some()
+        with adapters.using("x") as model, torch.no_grad():
+            ours = forward(model, samples).logps
+        base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        sampling = Sampling(base, 1, lambda _: None)
+        with sampling.applied(Adapter(str(stored), reference["sha256"])), torch.no_grad():
+            assert torch.allclose(ours, forward(base, samples).logps, atol=LOGPROBS)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            theirs = peft.PeftModel.from_pretrained(base, stored).eval()
+        with torch.no_grad():
+            assert torch.allclose(ours, forward(theirs.get_base_model(), samples).logps, atol=LOGPROBS)
+        again = Adapters(str(folder), {"x": LoRA(rank=4, targets=targets)}, dtype="float32")
+        again.begin("x", reference, tmp_path)
+        assert again.version("x") == reference["sha256"]
+
+    def test_all_linear_layers_are_adapted_unless_others_are_named(self, folder: Path) -> None:
+        adapters = Adapters(str(folder), {"x": LoRA(rank=4)}, dtype="float32")
+        assert any(".mlp." in key for key, _ in adapters.parameters("x"))
+        assert not any("lm_head" in key for key, _ in adapters.parameters("x"))
+
+    def test_targets_that_the_model_lacks_are_named(self, folder: Path) -> None:
+        with pytest.raises(DeclarationError, match="nowhere"):
+            Adapters(str(folder), {"x": Weights(targets=("nowhere",))}, dtype="float32")
+
+    def test_a_base_without_a_chat_template_is_refused(self, folder: Path, tmp_path: Path) -> None:
+        import shutil
+
+        other = tmp_path / "other"
+        shutil.copytree(folder, other)
+        (other / "chat_template.jinja").unlink(missing_ok=True)
+        with pytest.raises(CompoundError, match="no chat template"):
+            Adapters(str(other), {"x": LoRA()}, dtype="float32")
+
+    def test_who_shares_what_must_be_trained_and_once(self) -> None:
+        with pytest.raises(DeclarationError, match="'c', which has no weights"):
+            partition(["a", "b"], {"one": ["a", "c"]})
+        with pytest.raises(DeclarationError, match="'a' twice"):
+            partition(["a", "b"], {"one": ["a"], "two": ["a", "b"]})
+        with pytest.raises(DeclarationError, match="'one' to no component"):
+            partition(["a", "b"], {"one": []})
+        with pytest.raises(DeclarationError, match="like a component that has another one"):
+            partition(["a", "b"], {"b": ["a"]})
+        assert partition(["a", "b"], {"b": ["a", "b"]}) == {"b": ("a", "b")}
+        for name in ("../../escaped", "a/b", "|value", ""):
+            with pytest.raises(DeclarationError, match="Adapter name"):
+                partition(["a"], {name: ["a"]})
+
+    def test_an_adapter_of_another_alpha_is_refused(self, folder: Path, tmp_path: Path) -> None:
+        """Its shapes fit, but everything it adds would be scaled by something else than where it samples."""
+        made(folder, "x").write("x", tmp_path)
+        other = Adapters(str(folder), {"x": LoRA(rank=4, alpha=32)}, dtype="float32")
+        with pytest.raises(ConfigurationError, match="alpha 8 and rank 4, but 'x' declares alpha 32"):
+            other.load("x", tmp_path)
+
+    def test_a_base_that_makes_its_logits_in_another_way_is_refused(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        whole = Output.of
+        monkeypatch.setattr(Output, "of", lambda model, _: replace(whole(model), times=30.0))
+        with pytest.raises(CompoundError, match="makes its logits in a way that is not known"):
+            made(folder, "x")
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("Granite", {"logits_scaling": 8.0}),
+        ("Gemma2", {"head_dim": 8, "final_logit_softcapping": 1.0}),
+        ("Cohere", {"logit_scale": 0.0625, "eos_token_id": 1, "bos_token_id": 2}),
+    ],
+)
+def test_families_that_rescale_their_logits_are_read_as_they_are(
+    family: str, settings: dict[str, Any]
+) -> None:
+    import transformers
+
+    small = {
+        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "initializer_range": 0.3,
+    }  # fmt: skip
+    config = getattr(transformers, f"{family}Config")(**small, **settings)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    sample = Sample("x", "e", "x", 0, TokenRecord((3, 4, 5, 6), (7, 8, 9), (), "stop"), 0.0)
+    with torch.no_grad():
+        rows = model(torch.tensor([[3, 4, 5, 6, 7, 8, 9]])).logits[0].float().log_softmax(-1)
+        found = forward(model, [sample]).logps[0]
+    expected = torch.stack([rows[3 + i, token] for i, token in enumerate(sample.tokens.sampled)])
+    assert torch.allclose(found, expected, atol=LOGPROBS)
+
+
+SMALL = {
+    "vocab_size": 24, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "given", "attention", "linear"),
+    [
+        (
+            "Qwen3",
+            {"head_dim": 8},
+            {"q_proj", "k_proj", "v_proj", "o_proj"},
+            {"gate_proj", "up_proj", "down_proj"},
+        ),
+        ("Phi3", {"pad_token_id": 0}, {"qkv_proj", "o_proj"}, {"gate_up_proj", "down_proj"}),
+        ("GPTNeoX", {}, {"query_key_value", "attention.dense"}, {"dense_h_to_4h", "dense_4h_to_h"}),
+        ("Phi", {}, {"q_proj", "k_proj", "v_proj", "dense"}, {"fc1", "fc2"}),
+    ],
+)
+def test_sets_of_layers_are_found_whatever_a_family_calls_them(
+    family: str, given: dict[str, Any], attention: set[str], linear: set[str]
+) -> None:
+    import transformers
+
+    config = getattr(transformers, f"{family}Config")(**SMALL, **given)
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    found = set(resolve(model, "attention"))
+    assert {name.rpartition(".")[2] for name in found} == {name.rpartition(".")[2] for name in attention}
+    every = set(resolve(model, "all-linear"))
+    assert {name.rpartition(".")[2] for name in every - found} >= linear
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wrapped = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=sorted(found)))
+    layers = {key.split(".lora_")[0] for key, _ in wrapped.named_parameters() if ".lora_" in key}
+    assert layers
+    assert all("attn" in layer or "attention" in layer for layer in layers)
+
+
+def test_what_a_job_began_with_is_not_deleted(folder: Path, tmp_path: Path) -> None:
+    """A step without samples stores nothing new, so what is saved then is what others still refer to."""
+    begun = made(folder, "x").save("x", tmp_path)
+    assert begun
+    agent = LLM("x", weights=LoRA(rank=4))(question=Input("question"))
+    system = System("one", outputs={"answer": agent}, lm="lm").bind({"x.weights": begun})
+    bench = SimpleNamespace(memory=SimpleNamespace(folder=tmp_path, state={}))
+    task: Any = SimpleNamespace(system=system, keys=("x.weights",), train=[0], bench=bench, seed=0)
+    session = TrainingSession(task, MMGRPO(MMGRPOSettings()))
+    adapters = made(folder, "x", noise=0.0)
+    trainer = PLAIN.trainer(adapters, {"x": "x"})
+    adapters.begin("x", begun, tmp_path)
+    folders: list[str] = []
+    before: list[str] = []
+    for number in range(5):
+        samples = [replace(sample, on_policy=False) for sample in some()] if number else []
+        trainer.step(samples, number)
+        saved = trainer.save(tmp_path)
+        assert (saved.adapters["x"] == begun) == (number == 0)
+        state = TrainingState(saved=saved, folders=folders, folders_before=before)
+        session.forget(state)
+        folders, before = state.folders, state.folders_before
+    assert (tmp_path / begun["path"]).is_dir()
+    assert sum(path.name.startswith("x-") for path in tmp_path.iterdir()) == 3  # and those of two steps
+
+
+class TestSteps:
+    def test_going_on_from_a_checkpoint_ends_where_the_uninterrupted_training_does(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
+        settings = plain(lr=0.01, epochs=2, minibatches=2, beta=0.05)
+        whole = settings.trainer(made(folder, "x"), {"x": "x"}, critic=True, steps=4)
+        batches = [
+            [replace(s, values=(0.1,) * s.length, returns=(0.7,) * s.length) for s in some()]
+            for _ in range(4)
+        ]
+        saved = None
+        for number, batch in enumerate(batches):
+            whole.step([replace(s, on_policy=False) for s in batch], number)
+            if number == 1:
+                saved = whole.save(tmp_path)
+        assert saved is not None
+        other = settings.trainer(made(folder, "x", noise=0.9), {"x": "x"}, critic=True, steps=4)
+        other.restore(saved, tmp_path)
+        for number in (2, 3):
+            other.step([replace(s, on_policy=False) for s in batches[number]], number)
+        ends = [[t.detach() for _, t in t_.adapters.parameters("x")] for t_ in (whole, other)]
+        assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+        heads = [list(t_.head.state_dict().values()) for t_ in (whole, other) if t_.head is not None]
+        assert len(heads) == 2
+        assert all(torch.equal(a, b) for a, b in zip(*heads, strict=True))
+        assert any(bool((value != 0).any()) for value in heads[0][2:])
+
+    def test_samples_of_other_weights_are_refused(self, folder: Path, tmp_path: Path) -> None:
+        trainer = PLAIN.trainer(made(folder, "x"), {"x": "x"})
+        trainer.step(some(), 0)  # sampled by the base, as the trainer began
+        trainer.save(tmp_path)
+        with pytest.raises(StaleSamples, match="of no adapter"):
+            trainer.step(some(), 1)
+        trainer.step([replace(s, on_policy=False) for s in some()], 1)  # a teacher's
+        version = trainer.versions["x"][-1]
+        trainer.step([replace(s, tokens=replace(s.tokens, adapter=version)) for s in some()], 1)
+
+    def test_samples_may_be_as_old_as_they_are_allowed_to_be(self, folder: Path, tmp_path: Path) -> None:
+        trainer = plain(max_staleness=1, correction=2.0).trainer(made(folder, "x"), {"x": "x"})
+        for number in range(2):
+            trainer.step(some(), number)
+            if number == 0:
+                trainer.save(tmp_path)
+        trainer.save(tmp_path)
+        with pytest.raises(StaleSamples):
+            trainer.step(some(), 2)
+
+    def test_a2_a3_samples_that_are_too_long_are_left_out_and_counted_never_cut(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        adapters = made(folder, "x")
+        short, long = some(), some(prompt=40)
+        settings = plain(max_length=30)
+        assert (
+            apart(
+                gradients(monkeypatch, adapters, settings, [*long, *short]),
+                gradients(monkeypatch, adapters, settings, short),
+            )
+            == 0
+        )
+        trainer = settings.trainer(adapters, {"x": "x"})
+        assert trainer.step([*long, *short], 0)["left_out"] == len(long)
+
+    def test_a1_prompts_carry_no_loss(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        adapters, samples = made(folder, "x"), some()
+        full = gradients(monkeypatch, adapters, PLAIN, samples)
+        same_prompt = samples[0].tokens.prompt
+        with adapters.using("x") as model:
+            ran = forward(model, samples)
+            weights = torch.tensor([[s.advantages[0] / (len(samples) * s.length)] for s in samples])
+            (-(ran.logps * ran.mask) * weights).sum().backward()  # nothing but sampled tokens
+        by_hand = {f"adapter 'x' {n}": t.grad for n, t in adapters.parameters("x")}
+        assert same_prompt
+        assert apart(full, by_hand) < GRADIENTS
+
+    def test_a_step_without_samples_changes_nothing(self, folder: Path) -> None:
+        adapters = made(folder, "x")
+        before = adapters._content("x")
+        PLAIN.trainer(adapters, {"x": "x"}).step([], 0)
+        assert adapters._content("x") == before
+
+    def test_an_update_with_a_gradient_that_is_not_finite_is_skipped_and_counted(self, folder: Path) -> None:
+        good = [replace(s, on_policy=False) for s in some()]
+        broken = [s.with_advantage(float("inf")) for s in good]
+        ends = []
+        for batches in ([good, broken, good], [good, good]):
+            trainer = PLAIN.trainer(made(folder, "x"), {"x": "x"})
+            facts = [trainer.step(batch, 0) for batch in batches]
+            ends.append((trainer.adapters._content("x"), trainer._updaters["x"].state()))
+            skipped = [f["skipped_updates"] for f in facts]
+            assert skipped == [int(batch is broken) for batch in batches]
+            json.dumps(facts, allow_nan=False)
+        (content, state), (expected, wanted) = ends
+        assert content == expected  # neither the weights nor Adam's moments and counts have moved
+        assert state.keys() == wanted.keys()
+        assert all(torch.equal(state[key], wanted[key]) for key in state)
+
+    def test_several_of_them_in_a_row_end_training_also_across_a_restart(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
+        settings = plain(max_skipped=3)
+        good = [replace(s, on_policy=False) for s in some()]
+        broken = [s.with_advantage(float("nan")) for s in good]
+        trainer = settings.trainer(made(folder, "x"), {"x": "x"})
+        for batch in (broken, broken, good, broken, broken):  # never three in a row
+            trainer.step(batch, 0)
+        saved = trainer.save(tmp_path)
+        again = settings.trainer(made(folder, "x"), {"x": "x"})
+        again.restore(saved, tmp_path)
+        before = again.adapters._content("x")
+        with pytest.raises(CompoundError, match="adapter 'x' was not finite in 3 updates in a row"):
+            again.step(broken, 0)
+        assert again.adapters._content("x") == before
+
+    def test_the_kl_of_a_reward_is_the_log_ratio_to_the_base(self, folder: Path) -> None:
+        adapters, samples = made(folder, "x"), some()
+        settings = plain(max_length=max(map(size, samples)) - 1)
+        trainer = settings.trainer(adapters, {"x": "x"})
+        found = trainer.divergences(samples)
+        with torch.no_grad():
+            with adapters.using("x") as model:
+                policy = forward(model, samples).logps
+            with adapters.using(None) as model:
+                base = forward(model, samples).logps
+        for place, sample in enumerate(samples):
+            far = (policy - base)[place, : sample.length].tolist()
+            expected = [] if size(sample) > settings.settings.rollouts.max_length else far
+            assert found[place] == pytest.approx(tuple(expected), abs=LOGPROBS)
+        assert () in found
+        assert any(abs(value) > 0.01 for row in found for value in row)
+
+    def test_too_little_memory_says_what_to_lower(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: Any, **__: Any) -> Any:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+        monkeypatch.setattr(trainer_module, "forward", full)
+        with pytest.raises(CompoundError) as raised:
+            PLAIN.trainer(made(folder, "x"), {"x": "x"}).step(some(), 0)
+        assert "micro_tokens" in str(raised.value.hint)
+
+    def test_the_sampler_s_mismatch_weighs_advantages_up_to_the_cap(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        adapters, samples = made(folder, "x"), some()
+        with adapters.using("x") as model, torch.no_grad():
+            ours = forward(model, samples).logps
+        told = [
+            replace(s, tokens=replace(s.tokens, logprobs=tuple((row[: s.length] - 0.5).tolist())))
+            for s, row in zip(samples, ours, strict=True)
+        ]
+        corrected = gradients(monkeypatch, adapters, plain(correction=None), samples)
+        for cap, factor in ((2.0, 2.718281828**0.5), (1.25, 1.25)):
+            found = gradients(monkeypatch, adapters, plain(correction=cap), told)
+            assert apart(found, {n: t * factor for n, t in corrected.items()}) < GRADIENTS
+
+    def test_later_updates_of_a_step_have_a_ratio_and_are_clipped(self, folder: Path) -> None:
+        settings = plain(epochs=6, lr=0.05)
+        facts = settings.trainer(made(folder, "x"), {"x": "x"}).step(some(), 0)["components"]["x"]
+        once = PLAIN.trainer(made(folder, "x"), {"x": "x"}).step(some(), 0)["components"]["x"]
+        assert facts["low"] + facts["high"] > 0
+        assert facts["kl"] > 0
+        assert (once["low"], once["high"], once["kl"]) == (0, 0, 0)
+
+    def test_imitation_is_by_tokens_or_by_answers(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        adapters, samples = made(folder, "x"), some()
+
+        def found(loss: str) -> dict[str, Any]:
+            settings = plain(loss=loss)
+            return gradients(monkeypatch, adapters, settings, samples)
+
+        by_tokens, by_answers = found("sft"), found("sft_sum")
+        mean = sum(sample.length for sample in samples) / len(samples)
+        assert apart(by_answers, {name: tensor * mean for name, tensor in by_tokens.items()}) < GRADIENTS
+
+    def test_vespo_corrects_by_its_own_ratio(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        adapters, samples = made(folder, "x"), some()
+
+        def found(correction: bool, off: float) -> dict[str, Any]:
+            settings = plain(loss="vespo", correction=correction)
+            told = [
+                replace(s, tokens=replace(s.tokens, logprobs=tuple(x + off for x in s.tokens.logprobs)))
+                for s in samples
+            ]
+            return gradients(monkeypatch, adapters, settings, told)
+
+        assert apart(found(True, -2.5), found(True, -2.0)) > 0.01
+        assert apart(found(False, -2.5), found(False, -2.0)) == 0.0
+
+    def test_an_adapter_may_be_called_head(self, folder: Path, tmp_path: Path) -> None:
+        trainer = PLAIN.trainer(made(folder, "head"), {"x": "head"}, critic=True)
+        samples = [replace(s, values=(0.1,) * s.length, returns=(0.7,) * s.length) for s in some()]
+        trainer.step(samples, 0)
+        saved = trainer.save(tmp_path)
+        again = PLAIN.trainer(made(folder, "head", noise=0.0), {"x": "head"}, critic=True)
+        again.restore(saved, tmp_path)
+        assert again.save(tmp_path) == saved
+
+    def test_beta_pulls_towards_the_base(self, folder: Path) -> None:
+        distances = []
+        for beta in (0.0, 5.0):
+            adapters = made(folder, "x", noise=0.1)
+            trainer = plain(beta=beta, lr=0.01).trainer(adapters, {"x": "x"})
+            flat = [s.with_advantage(0.0) for s in some()]
+            for number in range(5):
+                facts = trainer.step(flat, number)
+            distances.append(facts["components"]["x"].get("base_kl"))
+            first = plain(beta=5.0).trainer(made(folder, "x", noise=0.1), {"x": "x"})
+            start = first.step(flat, 0)["components"]["x"]["base_kl"]
+        assert distances[0] is None  # nothing is measured that is not used
+        assert distances[1] < start
+
+
+TOGETHER = """
+import json
+import sys
+import torch
+import torch.distributed as distributed
+from dataclasses import replace
+from pathlib import Path
+from safetensors.torch import save_file
+from placing import plain
+from tests.optimizers.weights.test_trainer import made, some
+from compound.optimizers.weights.learner import trainer as trainer_module
+from compound.optimizers.weights.learner.trainer import Trainer
+
+folder, out, rank, world, store = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+torch.set_num_threads(1)
+if world > 1:
+    distributed.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=world)
+settings = plain(micro_tokens=64, minibatches=2, epochs=2, beta=0.05, lr=0.01, correction=None)
+adapters = made(folder, "x", "y")
+trainer = settings.trainer(adapters, {"x": "x", "y": "y"}, critic=True)
+with torch.no_grad():
+    trainer.head[1].weight.fill_(0.1)
+read = []
+forward = trainer_module.forward
+
+def counted(model, batch, **how):
+    if not torch.is_grad_enabled():
+        read.append(len(batch))
+    return forward(model, batch, **how)
+
+trainer_module.forward = counted
+samples = trainer.values(some(components=("x", "y"), groups=3))
+said = [list(sample.values) for sample in samples]
+samples = [replace(sample, returns=(0.7,) * sample.length) for sample in samples]
+for number in range(2):
+    facts = trainer.step(samples, number)
+ends = {f"{name}.{key}": t.detach() for name in ("x", "y") for key, t in adapters.parameters(name)}
+save_file(ends, out / f"{world}-{rank}.safetensors")
+seen = facts["components"]["x"]
+print(json.dumps({"entropy": seen["entropy"], "kl": seen["base_kl"], "said": said, "read": sum(read)}))
+if world > 1:
+    distributed.destroy_process_group()
+"""
+
+
+def trained_together(folder: Path, out: Path, *processes: tuple[int, int]) -> list[dict[str, Any]]:
+    """Train in processes (rank, world) at once; returns what each printed."""
+    root = Path(__file__).parents[3]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests' / 'support'}",
+        "PYTHONWARNINGS": "ignore",
+    }
+    begun = [
+        subprocess.Popen(
+            [sys.executable, "-c", TOGETHER, str(folder), str(out), str(rank), str(world), str(out / "store")],
+            cwd=root, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for rank, world in processes
+    ]  # fmt: skip
+    told = []
+    for process in begun:
+        printed, error = process.communicate(timeout=600)
+        assert process.returncode == 0, error
+        told.append(json.loads(printed.splitlines()[-1]))
+    return told
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_several_processes_train_to_the_weights_of_one(folder: Path, tmp_path: Path, world: int) -> None:
+    from safetensors.torch import load_file
+
+    ranks = [(rank, world) for rank in range(world)]
+    one, *others = trained_together(folder, tmp_path, (0, 1), *ranks)
+    alone, *ends = (load_file(tmp_path / f"{n}-{rank}.safetensors") for rank, n in [(0, 1), *ranks])
+    start = made(folder, "x", "y")
+    before = {f"{name}.{key}": t.detach() for name in ("x", "y") for key, t in start.parameters(name)}
+    for end in ends:
+        assert alone.keys() == end.keys() == before.keys()
+        for name, tensor in alone.items():
+            assert torch.equal(ends[0][name], end[name])
+            moved = torch.linalg.vector_norm(tensor - before[name])
+            assert moved > 0
+            # Adam divides by a gradient's size: single weights whose gradient is all rounding may differ by
+            # whole steps, so what is compared is the whole tensor, in shares of the way it went.
+            assert torch.linalg.vector_norm(tensor - end[name]) <= 1e-2 * moved
+    for other in others:  # what is reported, and what the value head says, is of all samples
+        assert other["entropy"] == pytest.approx(one["entropy"], rel=1e-2)
+        assert other["kl"] == pytest.approx(one["kl"], rel=1e-2)
+        assert [len(row) for row in other["said"]] == [len(row) for row in one["said"]]
+        for ours, expected in zip(other["said"], one["said"], strict=True):
+            assert ours == pytest.approx(expected, abs=LOGPROBS)
+    # Values, log-probabilities before the step and of the base: each process reads a share.
+    assert sum(other["read"] for other in others) == one["read"]
+    assert max(other["read"] for other in others) < one["read"]
+
+
+class NCCL:
+    """A process group of two that, like NCCL, refuses what is not on the device of the gradients.
+
+    There may be no such device here, so a tensor counts as there if it is a gradient, or was made with the
+    ``device`` of the model given.
+    """
+
+    TYPES = (
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.int64,
+        torch.int32,
+        torch.uint8,
+    )
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, adapters: Adapters) -> None:
+        self.reduced: list[tuple[Any, tuple[int, ...]]] = []
+        self.adapters, self._placed = adapters, {}  # type: ignore[var-annotated]  # of tensors by id
+        for name in ("tensor", "zeros"):
+            monkeypatch.setattr(torch, name, self._noting(getattr(torch, name)))
+        distributed = torch.distributed
+        for name, says in (("is_initialized", True), ("get_rank", 0), ("get_world_size", 2)):
+            monkeypatch.setattr(distributed, name, lambda says=says: says)
+        others = [
+            name for name in dir(distributed) if name.startswith(("all_", "broadcast", "gather", "reduce"))
+        ]
+        for name in others:
+            monkeypatch.setattr(distributed, name, self._refused)
+        monkeypatch.setattr(distributed, "all_reduce", self._all_reduce)
+
+    def _noting(self, real: Any) -> Any:
+        def made(*given: Any, device: Any = None, **how: Any) -> Any:
+            found = real(*given, device=device, **how)
+            if device is not None and device == self.adapters.device:
+                self._placed[id(found)] = found
+            return found
+
+        return made
+
+    def _refused(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("a collective that this group does not know")
+
+    def _all_reduce(self, tensor: Any) -> None:
+        gradient = any(p.grad is tensor for _, p in self.adapters.parameters("x"))
+        head = tensor.ndim > 0 and any(tensor is p.grad for p in self.head)
+        assert gradient or head or id(tensor) in self._placed, (
+            f"on the CPU: {tuple(tensor.shape)} {tensor.dtype}"
+        )
+        assert tensor.dtype in self.TYPES
+        assert tensor.is_contiguous()
+        self.reduced.append((tensor.dtype, tuple(tensor.shape)))
+
+    head: Sequence[Any] = ()
+
+
+def test_no_collective_is_given_a_tensor_that_nccl_refuses(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = plain(epochs=2, beta=0.05)
+    adapters = made(folder, "x")
+    trainer = settings.trainer(adapters, {"x": "x"}, critic=True)
+    group = NCCL(monkeypatch, adapters)
+    assert trainer.head is not None
+    group.head = list(trainer.head.parameters())
+    samples = trainer.values(some())
+    trainer.step([replace(s, returns=(0.7,) * s.length) for s in samples], 0)
+    shapes = [shape for dtype, shape in group.reduced if dtype == torch.float32]
+    longest = max(s.length for s in samples)
+    assert shapes.count((len(samples), longest)) == 3  # values; before the step, and of the base
+    assert len(shapes) > 3  # gradients
+    assert [dtype for dtype, _ in group.reduced].count(torch.float64) == 1  # what is reported

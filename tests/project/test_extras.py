@@ -1,0 +1,131 @@
+"""A feature whose library is not installed says which extra installs it, however deep the import is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compound.errors import MissingExtra
+from compound.extras import LIBRARIES, raise_missing_extra
+
+ROOT = Path(__file__).parents[2]
+PREPARED = """
+import sys
+from pathlib import Path
+sys.modules[{module!r}] = None  # as if it were not installed
+import compound as cp
+from compound.testing import ScriptedLM
+
+question = cp.Input("question")
+rows = [{{"question": str(i), "y": "x"}} for i in range(20)]
+data = {{"train": rows, "valid": rows}}
+folder = Path("model")
+folder.mkdir()
+(folder / "config.json").write_text("{{}}")
+Path("corpus.jsonl").write_text('{{"id": "1", "text": "Lima"}}')
+lm = {{"lm": ScriptedLM(lambda message: "y")}}
+
+def llm(lm="lm", **settings):
+    node = cp.LLM("a", prompt=cp.Text("Answer."), retries=0, **settings)(question)
+    return cp.System("s", outputs={{"y": node}}, lm=lm)
+
+def ask(engine):
+    cp.run(llm(), {{"question": "?"}}, engines={{"lm": engine}})
+
+def retrieve(index):
+    node = cp.Retriever("r", index)(query=question)
+    cp.run(cp.System("s", outputs={{"y": node}}), {{"question": "?"}})
+
+def optimize(system, method, **engines):
+    cp.optimize(system, data, "exact_match", method=method, budget=400, progress=False, **engines)
+
+def trained():
+    return llm(str(folder), weights=cp.LoRA(rank=4))
+
+try:
+    {action}
+except cp.CompoundError as error:
+    print(f"{{type(error).__name__}}: {{error}}")
+"""
+ACTIONS = [
+    ("torch", "ask(cp.Transformers(str(folder)))"),
+    ("torch", "ask(cp.Transformers(str(folder), dtype='float32'))"),
+    ("torch", "optimize(trained(), 'mmgrpo')"),
+    ("transformers", "ask(cp.Transformers(str(folder), dtype='float32'))"),
+    ("gguf", "from compound.components.engines.models import _convert; _convert(Path('x.gguf'))"),
+    ("safetensors", "from compound.rewards.model import read; read(folder)"),
+    ("huggingface_hub", "ask(cp.Transformers('someone/model', dtype='float32'))"),
+    ("litellm", "ask(cp.LiteLLM('openai/gpt-4o-mini'))"),
+    ("litellm", "cp.run(llm('openai/gpt-4o-mini'), {'question': '?'})"),
+    ("httpx", "ask(cp.VLLM('m', api_base='http://127.0.0.1:9/v1'))"),
+    (
+        "optuna",
+        "optimize(cp.System('s', outputs={'y': cp.LLM('a', temperature=cp.Float(0.0, 1.0, value=0.0))(question)},"
+        " lm='lm'), 'search', engines=lm)",
+    ),
+    ("gepa", "optimize(llm(), 'gepa', engines=lm)"),
+    ("bm25s", "retrieve(cp.BM25('corpus.jsonl'))"),
+    ("sentence_transformers", "retrieve(cp.Dense('corpus.jsonl', model=str(folder)))"),
+    ("matplotlib", "from compound.graph.draw import draw; draw(llm(), 'svg')"),
+    ("pyarrow", "cp.evaluate(llm(), cp.Dataset('someone/numbers'), 'exact_match', engines=lm)"),
+    (
+        "sklearn",
+        "import numpy as np; from compound.rewards.heads import _logistic; "
+        "_logistic(np.ones((1, 1)), np.ones(1), 1.0)",
+    ),
+    ("peft", "from compound.rewards.backbone import _peft; _peft()"),
+]
+NEVER_IMPORTED = {"accelerate"}  # transformers imports it
+
+
+@pytest.mark.parametrize(("module", "action"), ACTIONS, ids=[f"{m}-{i}" for i, (m, _) in enumerate(ACTIONS)])
+def test_a_missing_library_is_told_with_its_extra(module: str, action: str, tmp_path: Path) -> None:
+    library, extra = LIBRARIES[module]
+    extras = {extra, "rewards"} if module == "peft" else {extra}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COMPOUND_CACHE": str(tmp_path / "cache")}
+    ran = subprocess.run(
+        [sys.executable, "-c", PREPARED.format(module=module, action=action)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "MissingExtra: " in ran.stdout
+    assert f"needs {library}, which is not installed" in ran.stdout
+    assert any(f'pip install "compound-ai[{name}]"' in ran.stdout for name in extras)
+
+
+def test_every_optional_library_is_tried() -> None:
+    assert {module for module, _ in ACTIONS} | NEVER_IMPORTED == set(LIBRARIES)
+
+
+def test_every_extra_exists_and_installs_the_library() -> None:
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    for library, extra in LIBRARIES.values():
+        section = text.split(f"\n{extra} = [", 1)[1].split("\n]", 1)[0]
+        assert f'"{library}>=' in section
+
+
+@pytest.mark.parametrize(
+    "error", [ModuleNotFoundError("x", name="pandas"), ImportError("torch"), ValueError("torch")]
+)
+def test_other_errors_are_left_alone(error: Exception) -> None:
+    raise_missing_extra(error)
+
+
+def test_the_command_line_names_the_extra(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn")
+
+    monkeypatch.setattr("compound.spec.schema", broken)
+    ran = cli("schema")
+    assert ran.code == 2
+    assert (
+        ran.err
+        == 'error: this command needs torch, which is not installed\nhint: pip install "compound-ai[local]"\n'
+    )
+    with pytest.raises(MissingExtra, match="x needs peft"):
+        raise_missing_extra(ModuleNotFoundError("No module named 'peft'", name="peft"), "x")

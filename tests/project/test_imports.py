@@ -1,0 +1,219 @@
+"""What importing costs, and that the four root packages are one with ``compound``."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import socket
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import compound
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("components", "rewards", "optimizers", "benchmarks")
+HEAVY = {
+    "accelerate",
+    "bm25s",
+    "datasets",
+    "gepa",
+    "gguf",
+    "litellm",
+    "matplotlib",
+    "optuna",
+    "peft",
+    "safetensors",
+    "sentence_transformers",
+    "sklearn",
+    "torch",
+    "transformers",
+    "trl",
+    "vllm",
+}
+# modules that are nothing without their library, and are themselves imported where they are used
+ALLOWED = {
+    "components/engines/adapter_files.py",
+    "components/engines/local/adapters.py",
+    "components/engines/local/decoding.py",
+    "components/engines/local/packing.py",
+    "components/engines/local/prefill.py",
+    "components/engines/local/sampling.py",
+    "components/engines/local/engine.py",
+    "components/engines/litellm.py",
+    "components/engines/vllm/engine.py",
+}
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import compound",
+        "import compound; [getattr(compound, name) for name in compound.__all__]",
+        "from compound import cli",
+    ],
+    ids=["import compound", "every public name", "the commands"],
+)
+def test_importing_loads_no_heavy_library(code: str) -> None:
+    ran = python(f"{code}\nimport sys; print(sorted({HEAVY!r} & set(sys.modules)))")
+    assert (ran.stdout, ran.stderr) == ("[]\n", "")
+
+
+def test_import_compound_loads_next_to_nothing() -> None:
+    ran = python(
+        "import sys; before = set(sys.modules); import compound; print(sorted(set(sys.modules) - before))"
+    )
+    loaded = ast.literal_eval(ran.stdout)
+    assert [name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names] == ["compound"]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_root_package_cannot_be_imported_by_its_bare_name(package: str) -> None:
+    ran = python(f"import {package}")
+    assert ran.returncode == 1
+    assert f"ImportError: import compound.{package}, not {package}" in ran.stderr
+    assert python(f"import compound.{package}").returncode == 0
+
+
+def test_every_public_name_exists_and_an_unknown_one_is_refused() -> None:
+    compound = importlib.import_module("compound")
+    assert [name for name in compound.__all__ if getattr(compound, name, None) is None] == []
+    assert set(compound.__all__) <= set(dir(compound))
+    with pytest.raises(AttributeError, match="module 'compound' has no attribute 'Sytem'"):
+        _ = compound.Sytem
+
+
+def test_the_packages_in_pyproject_are_all_there_are() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    listed = set(settings["packages"])
+    mapped = {name: ROOT / folder for name, folder in settings["package-dir"].items()}
+    assert mapped == {f"compound.{package}": ROOT / package for package in PACKAGES}
+    found = {"compound"}
+    for init in (ROOT / "compound").rglob("*/__init__.py"):  # does not follow the links to the other folders
+        found.add(".".join(init.parent.relative_to(ROOT).parts))
+    for package in PACKAGES:
+        for init in (ROOT / package).rglob("__init__.py"):
+            found.add(".".join(["compound", *init.parent.relative_to(ROOT).parts]))
+    assert found == listed
+
+
+@pytest.mark.parametrize("package", ["compound", *PACKAGES])
+def test_a_folder_with_modules_is_a_package(package: str) -> None:
+    folders = {path.parent for path in (ROOT / package).rglob("*.py")}
+    assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_link_inside_compound_leads_to_the_root_folder(package: str) -> None:
+    assert (ROOT / "compound" / package).resolve() == ROOT / package
+
+
+def modules() -> list[Path]:
+    return sorted(path for folder in ("compound", *PACKAGES) for path in _python_files(ROOT / folder))
+
+
+def _python_files(folder: Path) -> list[Path]:
+    own = [path for path in folder.rglob("*.py") if not (ROOT / "compound" in path.parents and _linked(path))]
+    return [path for path in own if "__pycache__" not in path.parts]
+
+
+def _linked(path: Path) -> bool:
+    return path.relative_to(ROOT).parts[1] in PACKAGES
+
+
+def imported_at_module_level(tree: ast.Module) -> set[str]:
+    """The libraries that importing the module would load; a block under TYPE_CHECKING does not count."""
+    found: set[str] = set()
+    pending: list[ast.stmt] = list(tree.body)
+    while pending:
+        statement = pending.pop()
+        if isinstance(statement, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in statement.names}
+        elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+            found.add(statement.module.partition(".")[0])
+        elif isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
+            pending.extend(statement.orelse)
+        elif not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            inside = [*ast.iter_child_nodes(statement)]
+            held = [node for node in inside if isinstance(node, ast.ExceptHandler | ast.match_case)]
+            inside += [child for node in held for child in node.body]
+            pending.extend(child for child in inside if isinstance(child, ast.stmt))
+    return found
+
+
+def test_heavy_libraries_are_imported_where_they_are_used() -> None:
+    wrong = {
+        str(path.relative_to(ROOT)): sorted(heavy)
+        for path in modules()
+        if (heavy := imported_at_module_level(ast.parse(path.read_text(encoding="utf-8"))) & HEAVY)
+    }
+    assert set(wrong) <= ALLOWED, wrong
+
+
+def test_the_search_for_heavy_imports_would_find_one() -> None:
+    source = (
+        "import os\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\nelse:\n    import peft\n"
+        "try:\n    from trl.trainer import x\nexcept ImportError:\n    import optuna.samplers\n"
+        "class A:\n    import gguf\n    def g(self):\n        import vllm\ndef f():\n    import litellm\n"
+    )
+    assert imported_at_module_level(ast.parse(source)) & HEAVY == {"peft", "trl", "optuna", "gguf"}
+    assert len(modules()) > 30
+
+
+def first_party(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    return names | {
+        alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+    }
+
+
+@pytest.mark.parametrize(
+    ("package", "forbidden"),
+    [
+        ("components", ("compound.optimizers", "compound.rewards", "compound.benchmarks", "compound.cli")),
+        ("rewards", ("compound.optimizers", "compound.benchmarks", "compound.cli")),
+        ("optimizers", ("compound.benchmarks", "compound.cli")),
+        ("benchmarks", ("compound.cli",)),
+    ],
+)
+def test_lower_layers_know_nothing_of_higher_ones(package: str, forbidden: tuple[str, ...]) -> None:
+    for path in _python_files(ROOT / package):
+        assert not [name for name in first_party(path) if name.startswith(forbidden)], path
+
+
+def test_a_test_that_reaches_for_the_network_fails() -> None:
+    with socket.socket() as door, pytest.raises(RuntimeError, match="tests run without a network"):
+        door.connect(("192.0.2.1", 80))
+    with socket.socket() as listener, socket.socket() as door:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        door.connect(listener.getsockname())
+
+
+def test_type_checkers_see_the_names_that_are_loaded_lazily() -> None:
+    tree = ast.parse(Path(compound.__file__).read_text("utf-8"))
+    (block,) = (n for n in tree.body if isinstance(n, ast.If) and isinstance(n.test, ast.Name))
+    seen = {
+        alias.asname: (node.module, alias.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    loaded = {name: (place, getattr(compound, name).__name__) for name, place in homes().items()}
+    assert seen == loaded
+
+
+def homes() -> dict[str, str]:
+    return {name: place.partition(":")[0] for name, place in compound._HOME.items()}

@@ -1,0 +1,496 @@
+"""The report: numbers against ones computed by hand, honest words, and texts that try to break out."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from guiding import proposals
+from markdown_it import MarkdownIt
+from run_files import without_checksums
+from scipy import stats
+
+import compound as cp
+from compound.api.optimize import optimize
+from compound.engine import Example
+from compound.errors import ParseError, RunDirectoryError
+from compound.evaluation.dataset import Dataset, Split
+from compound.evaluation.metrics import exact_match
+from compound.evaluation.statistics import mean_interval
+from compound.report import closing, summarize, write
+from compound.report.facts.text import line_diff, visible, word_diff
+from compound.report.sections import _chosen
+from compound.runs.recorder import Interrupted, Listener, Recorder
+from compound.settings.base import BudgetSettings, OptimizeSettings, make_settings
+from compound.storage.records import opened_document, sealed_document
+from compound.testing import ScriptedLM
+
+HOSTILE = (
+    "</style><script>alert(1)</script> | a & b\n```\n# Injected\n````\n| x | y |\n| --- | --- |\n"
+    "![p](http://evil.example/p.png) <img src=x onerror=alert(1)> 漢字 é \u202e \x00 \\| $x$ " + "long " * 400
+)
+TITLES = ["Methods", "What changed", "Score by iteration", "Decisions", "Jobs", "What could be found", "The graph", "Costs by component",
+          "Failures", "Examples", "Use it", "Provenance"]  # fmt: skip
+Reply = Callable[[str, np.random.Generator], Any]
+
+
+class WithoutTest(Dataset):
+    """Data without a test split."""
+
+    def examples(self, role: Split, *args: Any, **kwargs: Any) -> list[Example]:
+        return [] if role == "test" else super().examples(role, *args, **kwargs)
+
+
+def answer(message: str) -> str:
+    """Return the last word of the last question."""
+    return str(re.findall(r"Question: .*?(\S+)$", message, re.MULTILINE)[-1])
+
+
+def helped_by_prompt(message: str, rng: np.random.Generator) -> Any:
+    clues = ("few words", "only the answer", "brief", "short phrase", "expert", "Check", "one line")
+    share = 0.2 + 0.35 * sum(clue in message for clue in clues)
+    return answer(message) if rng.random() < share else "a wrong answer"
+
+
+def never_better(message: str, rng: np.random.Generator) -> Any:
+    return answer(message) if rng.random() < 0.5 else "a wrong answer"
+
+
+def often_failing(message: str, rng: np.random.Generator) -> Any:
+    return ParseError(f"no field in {HOSTILE[:60]!r}") if rng.random() < 0.3 else answer(message)
+
+
+def always_right(message: str, rng: np.random.Generator) -> Any:
+    return answer(message)
+
+
+def make(
+    path: Path,
+    reply: Reply,
+    *,
+    prompt: str = "Answer the question.",
+    test: int = 40,
+    temperature: float = 1.0,
+    numbers: bool = False,
+    on_start: Callable[[Recorder], None] | None = None,
+    listener: Listener | None = None,
+    **settings: Any,
+) -> Path:
+    """Optimize a small system and return the run directory."""
+
+    def trimmed(text: str, cut: float) -> str:
+        return text.strip()
+
+    question = cp.Input("question", str)
+    answerer = cp.LLM("answerer", prompt=cp.Text(prompt), temperature=temperature)
+    trim = cp.Function("trim", trimmed, cut=cp.Float(0, 1, value=0.5) if numbers else 0.5)
+    system = cp.System("demo", outputs={"answer": trim(text=answerer(question=question))}, lm="scripted")
+
+    def rows(n: int) -> list[dict[str, str]]:
+        return [{"question": f"what is {i}", "answer": str(i)} for i in range(n)]
+
+    wanted: dict[str, Any] = {
+        "budget": BudgetSettings(system_runs=500), "iterations": 2, "valid_size": 30,
+        **proposals("edits"), **settings,
+    }  # fmt: skip
+    data = (Dataset if test else WithoutTest).of(train=rows(60), valid=rows(30), test=rows(test))
+    optimize(
+        system, data, exact_match("answer"), make_settings(wanted), run_dir=path,
+        engines={"scripted": ScriptedLM(reply)}, on_start=on_start, listener=listener,
+    )  # fmt: skip
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """One finished run of each sort; the tests only read them."""
+    folder = tmp_path_factory.mktemp("runs")
+    return {
+        "improved": make(folder / "improved", helped_by_prompt, numbers=True, baselines=("random",)),
+        "unchanged": make(folder / "unchanged", never_better),
+        "no test": make(folder / "no-test", helped_by_prompt, test=0, temperature=0.0),
+        "failing": make(folder / "failing", often_failing, max_failed=0.9),
+        "hostile": make(folder / "hostile", helped_by_prompt, prompt=HOSTILE),
+        "perfect": make(folder / "perfect", always_right),
+    }
+
+
+class Page(HTMLParser):
+    """Checks that tags are balanced and nothing is loaded; collects tags and text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            assert not name.startswith("on")
+            assert name not in ("src", "srcset", "action", "data")
+            assert not name.endswith("href") or (value or "").startswith("#")
+            assert not re.search(r"url\((?!#)", value or "")
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += "" if "style" in self.open else data
+
+
+def page(path: Path) -> Page:
+    text = (path / "report.html").read_text(encoding="utf-8")
+    assert not re.search(r"@import|url\((?!#)", text.split("</style>")[0])
+    return Page(text)
+
+
+def headings(markdown: str) -> list[str]:
+    """Return the headings a Markdown parser finds, and check that it finds no HTML and no image."""
+    tokens = MarkdownIt("commonmark").enable("table").parse(markdown)
+    inside = [child for token in tokens for child in token.children or ()]
+    assert not [
+        t for t in (*tokens, *inside) if t.type in ("html_block", "html_inline", "image", "link_open")
+    ]
+    return [tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "heading_open"]
+
+
+def cells(markdown: str, heading: str) -> list[str]:
+    """Return the cells of the first table under a heading, as a Markdown parser splits them."""
+    tokens = MarkdownIt("commonmark").enable("table").parse(markdown.split(f"## {heading}\n")[1])
+    kinds = [token.type for token in tokens]
+    table = range(kinds.index("tbody_open"), kinds.index("tbody_close"))
+    return [tokens[i + 1].content for i in table if kinds[i] == "td_open"]
+
+
+def rows_of(path: Path, name: str) -> dict[str, float]:
+    state = json.loads((path / "checkpoint.json").read_text())["state"]
+    return {example: score for example, _, score, _ in state[name]["evaluation"]["rows"]}
+
+
+def exact_interval(values: list[float]) -> tuple[float, float, float]:
+    """Return the mean of scores of 0 and 1 with the limits of Clopper and Pearson."""
+    found = stats.binomtest(round(sum(values)), len(values)).proportion_ci(0.95, method="exact")
+    return sum(values) / len(values), found.low, found.high
+
+
+def test_the_headline_holds_the_numbers_computed_by_hand(runs: Mapping[str, Path]) -> None:
+    path = runs["improved"]
+    before, after = rows_of(path, "test_before"), rows_of(path, "test_after")
+    gains = [after[e] - before[e] for e in before]
+    facts = summarize(path)
+    found: Any = facts["test"]
+    for side, values in (("before", [*before.values()]), ("after", [*after.values()])):
+        assert [found[side][k] for k in ("mean", "low", "high")] == pytest.approx(exact_interval(values))
+    gain = mean_interval(gains, bounds=(-1.0, 1.0))
+    assert {k: found["gain"][k] for k in gain.to_json()} == pytest.approx(gain.to_json())
+    up, down = sum(g > 0 for g in gains), sum(g < 0 for g in gains)
+    # Differences are -1, 0 and 1, so the permutation test is the sign test.
+    assert found["gain"]["p"] == pytest.approx(stats.binom.sf(up - 1, up + down, 0.5), abs=2e-3)
+    assert facts["verdict"] == "better"
+    texts = [
+        f"{found['before']['mean']:.3f}",
+        f"{found['after']['mean']:.3f}",
+        f"{found['gain']['low']:.3f}",
+        "40 ex",
+    ]
+    for text in texts:
+        assert text in facts["sentence"]
+        assert text in page(path).text
+    assert facts["examples"]["counts"] == {"gained": up, "lost": down, "same": 40 - up - down}
+
+
+def test_methods_have_their_own_scores_and_spending(runs: Mapping[str, Path]) -> None:
+    path = runs["improved"]
+    methods: Any = summarize(path)["methods"]
+    start, search, random = methods
+    assert (start["method"], search["method"], random["method"]) == ("unoptimized", "search", "random")
+    for row, folder in ((search, path), (random, path / "baselines" / "random")):
+        values = rows_of(folder, "test_after")
+        assert row["test"]["mean"] == pytest.approx(sum(values.values()) / 40)
+        events = [json.loads(text) for text in (folder / "events.jsonl").read_text().splitlines()]
+        ended = next(e for e in events if e["event"] == "test_after")
+        assert {k: row[k] for k in ended["spent"]} == ended["spent"]
+        assert row["accepted"] == sum(e["accepted"] for e in events if e["event"] == "decision") > 0
+
+
+def test_a_baseline_is_compared_on_the_same_examples(runs: Mapping[str, Path], tmp_path: Path) -> None:
+    path = without_checksums(Path(shutil.copytree(runs["improved"], tmp_path / "run")))
+    file = path / "baselines" / "random" / "checkpoint.json"
+    stored = json.loads(file.read_text())
+    for row in stored["state"]["test_after"]["evaluation"]["rows"][:30]:
+        row[2] = 0.0
+    file.write_text(json.dumps(stored))
+    write(path)
+    ours, theirs = rows_of(path, "test_after"), rows_of(file.parent, "test_after")
+    gap = mean_interval([ours[e] - theirs[e] for e in ours], bounds=(-1.0, 1.0))
+    assert (
+        f"search is ahead of random: the paired difference is +{gap.mean:.3f} [{gap.low:.3f}, {gap.high:.3f}]"
+        in page(path).text
+    )
+
+
+@pytest.mark.parametrize("name", ["failing", "no test"])
+def test_costs_by_component_add_up_to_what_was_spent(runs: Mapping[str, Path], name: str) -> None:
+    path = runs[name]
+    facts = summarize(path)
+    traces = [json.loads(text) for text in (path / "traces.jsonl").read_text().splitlines()]
+    every = [c for t in traces for c in t["calls"] if c["component"] == "answerer"]
+    calls = [c for c in every if not c["reused"]]
+    assert (len(calls) < len(every)) == (name == "no test")  # where nothing is drawn, decisions use the cache
+    by_name = {row["component"]: row for row in facts["components"]}
+    assert by_name["answerer"]["executed"] == len(calls)
+    assert by_name["answerer"]["reused"] == len(every) - len(calls)
+    assert by_name["answerer"]["prompt_tokens"] == sum(c["usage"]["prompt_tokens"] for c in calls)
+    assert by_name["answerer"]["seconds"] == pytest.approx(sum(c["seconds"] for c in calls))
+    for kind in ("calls", "prompt_tokens", "completion_tokens"):
+        assert sum(row[kind] for row in facts["components"]) == facts["spent"][kind]
+
+
+def test_failures_are_grouped_and_counted(runs: Mapping[str, Path]) -> None:
+    path = runs["failing"]
+    facts = summarize(path)
+    traces = [json.loads(text) for text in (path / "traces.jsonl").read_text().splitlines()]
+    failed = [t["split"] for t in traces if t["failure"]]
+    (group,) = facts["failures"]
+    assert (group["kind"], group["where"], group["count"]) == ("parse", "answerer", len(failed))
+    assert (group["valid"], group["test"]) == (failed.count("valid"), failed.count("test"))
+    assert any("failed run scores 0.000 and stays in the mean" in note for note in facts["notes"])
+    assert any("failure" in example["after"] for example in facts["examples"]["worst"])
+
+
+def test_nothing_accepted_is_said_and_the_system_stays(runs: Mapping[str, Path]) -> None:
+    facts = summarize(runs["unchanged"])
+    assert facts["verdict"] == "unchanged"
+    assert facts["sentence"].startswith("Nothing was accepted")
+    assert facts["title"].endswith(", unchanged")
+    assert (facts["changes"], facts["methods"][1]["gain"]) == ([], None)
+    assert "Nothing changed" in (runs["unchanged"] / "report.md").read_text(encoding="utf-8")
+
+
+def test_a_run_that_found_nothing_names_the_guide_that_helps(runs: Mapping[str, Path]) -> None:
+    named = re.findall(r"docs/guides/\w+\.md", closing(runs["unchanged"]))
+    assert len(named) == 1
+    assert (Path(__file__).parents[2] / named[0]).exists()
+    assert "nothing_found" in page(runs["unchanged"]).text
+    assert "nothing_found" not in closing(runs["improved"])
+
+
+def test_scores_without_spread_are_not_taken_for_certainty(runs: Mapping[str, Path]) -> None:
+    found = summarize(runs["perfect"])["test"]["before"]
+    assert found is not None
+    assert (found["mean"], found["high"]) == (1.0, 1.0)
+    assert found["low"] == pytest.approx(0.025 ** (1 / found["n"]))
+
+
+def test_a_metric_without_a_stated_range_is_named(runs: Mapping[str, Path], tmp_path: Path) -> None:
+    path = Path(shutil.copytree(runs["improved"], tmp_path / "run"))
+    assert not any("range" in note for note in summarize(path)["notes"])
+    stored: dict[str, Any] = opened_document((path / "checkpoint.json").read_bytes())
+    state = stored["state"]
+    evaluations = [state["before"], state["search"]["incumbent"]]
+    for evaluation in (*evaluations, *(state[name]["evaluation"] for name in ("test_before", "test_after"))):
+        evaluation["bounds"] = None
+    (path / "checkpoint.json").write_text(sealed_document(stored))
+    assert any("does not state its range" in note for note in summarize(path)["notes"])
+
+
+def test_without_a_test_split_the_gain_is_called_optimistic(runs: Mapping[str, Path]) -> None:
+    facts = summarize(runs["no test"])
+    assert facts["title"].startswith("validation score")
+    assert "one-sided p" not in facts["sentence"]
+    assert {
+        "There is no test split.",
+        "The validation split also chose this configuration: expect less on new data.",
+    } <= {*facts["notes"]}
+    assert facts["examples"]["split"] == "valid"
+
+
+def test_a_test_split_the_budget_did_not_reach_is_named(tmp_path: Path) -> None:
+    path = make(
+        tmp_path / "run", helped_by_prompt, budget=BudgetSettings(system_runs=300, calls=420, test_share=0.02)
+    )
+    facts = summarize(path)
+    assert facts["test"]["after"] is None
+    assert any(note.startswith("The test split was not read: budget") for note in facts["notes"])
+    assert page(path).tags.count("svg") == 2
+
+
+@pytest.mark.parametrize("events", [0, 1, 4, 12])
+def test_an_unfinished_run_is_reported_as_such(tmp_path: Path, events: int) -> None:
+    path, seen, recorders = tmp_path / "run", list[str](), list[Recorder]()
+
+    def stop_later(event: Mapping[str, Any]) -> None:
+        seen.extend([event["event"]] if event["event"] != "call" else [])
+        if len(seen) == events:
+            recorders[0].stop()
+
+    if events == 0:
+        finished = make(path, always_right)
+        for name in ("checkpoint.json", "events.jsonl", "traces.jsonl", "best.json"):
+            (finished / name).unlink()
+    else:
+        with pytest.raises(Interrupted):
+            make(path, helped_by_prompt, on_start=recorders.append, listener=stop_later)
+    write(path)
+    facts = summarize(path)
+    assert facts["missing"]
+    assert facts["sentence"].startswith(("Unfinished: ", "Nothing is measured yet"))
+    assert "goes on with it" in page(path).text
+    assert headings((path / "report.md").read_text(encoding="utf-8"))[1] == "Methods"
+    assert closing(path)
+
+
+def test_every_kind_of_change_is_shown(runs: Mapping[str, Path], tmp_path: Path) -> None:
+    path = without_checksums(Path(shutil.copytree(runs["improved"], tmp_path / "run")))
+    stored = json.loads((path / "checkpoint.json").read_text())
+    demos = [{"inputs": {"question": f"what is {i}"}, "outputs": {"output": str(i)}} for i in range(3)]
+    config = json.loads((path / "config.json").read_text())
+    config["start"]["answerer.demos"] = demos[:2]
+    stored["state"]["search"]["best"] |= {
+        "answerer.demos": demos[1:],
+        "trim.cut": 0.25,
+        "answerer.prompt": "Answer in short.",
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "checkpoint.json").write_text(json.dumps(stored))
+    write(path)
+    markdown, html = ((path / name).read_text(encoding="utf-8") for name in ("report.md", "report.html"))
+    assert "**trim.cut**: 0.5 → 0.25" in markdown
+    assert "```diff\n-Answer the question.\n+Answer in short.\n```" in markdown
+    states = [
+        re.search(rf"(kept|new|removed): question: what is {i} ⟶ output: {i}", markdown) for i in range(3)
+    ]
+    assert [found and found[1] for found in states] == ["removed", "kept", "new"]
+    assert "<del>0.5</del> → <ins>0.25</ins>" in html
+    assert "<span>Answer </span><del>the question</del><ins>in short</ins><span>.</span>" in html
+    assert [html.count(f'<li class="{state}">') for state in ("removed", "kept", "new")] == [1, 1, 1]
+
+
+def test_hostile_texts_stay_texts(runs: Mapping[str, Path], tmp_path: Path) -> None:
+    path = without_checksums(Path(shutil.copytree(runs["hostile"], tmp_path / "run")))
+    traces = [json.loads(text) for text in (path / "traces.jsonl").read_text(encoding="utf-8").splitlines()]
+    for trace in traces:
+        trace["inputs"] = {HOSTILE[:40]: HOSTILE + "\ud800"}
+        trace["outputs"] = {"answer": [HOSTILE, {"deep": HOSTILE}]}
+        trace["gold"], trace["feedback"] = {"|": HOSTILE}, HOSTILE
+        trace["failure"] = [HOSTILE[:20], HOSTILE]
+    (path / "traces.jsonl").write_text("".join(json.dumps(trace) + "\n" for trace in traces))
+    write(path)
+    found = page(path)
+    assert not {"script", "img"} & {*found.tags}
+    assert "<script>alert(1)</script>" in found.text
+    markdown = (path / "report.md").read_text(encoding="utf-8")
+    assert [h for h in headings(markdown)[1:] if h in TITLES] == TITLES
+    assert "Injected" not in " ".join(headings(markdown))
+    _, message, where, valid, test, together = cells(markdown, "Failures")
+    assert "| a \\& b" in message
+    assert (int(valid) + int(test), where) == (int(together), "–")
+    for text in (markdown, found.text):
+        assert not {"\x00", "\u202e", "\ud800"} & {*text}
+        assert "漢字" in text
+    assert len(markdown) < 100_000
+
+
+def test_both_forms_are_complete_and_load_nothing(runs: Mapping[str, Path]) -> None:
+    for path in runs.values():
+        found, markdown = page(path), (path / "report.md").read_text(encoding="utf-8")
+        assert [h for h in headings(markdown) if h in TITLES] == TITLES
+        assert found.tags.count("svg") == 2
+        assert found.tags.count("h2") == len(TITLES)
+        assert len({*re.findall(r' id="([^"]+)"', (path / "report.html").read_text())}) > len(TITLES)
+        json.dumps(summarize(path), allow_nan=False)
+
+
+def test_ids_are_unique_although_two_figures_are_on_the_page(runs: Mapping[str, Path]) -> None:
+    ids = re.findall(r' id="([^"]+)"', (runs["improved"] / "report.html").read_text(encoding="utf-8"))
+    assert len(ids) == len({*ids})
+
+
+def test_the_report_is_the_same_when_written_again(runs: Mapping[str, Path]) -> None:
+    path = runs["improved"]
+    first = [(path / name).read_bytes() for name in ("report.md", "report.html")]
+    write(path)
+    assert first == [(path / name).read_bytes() for name in ("report.md", "report.html")]
+
+
+def test_without_matplotlib_it_says_how_to_get_figures(
+    runs: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = runs["improved"]
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    write(path)
+    found = page(path)
+    assert "svg" not in found.tags
+    assert 'pip install "compound-ai[report]"' in found.text
+    assert "compound-ai\\[report\\]" in (path / "report.md").read_text(encoding="utf-8")
+    monkeypatch.undo()
+    write(path)
+
+
+def test_the_closing_words_hold_result_change_cost_and_paths(runs: Mapping[str, Path]) -> None:
+    path = runs["improved"]
+    text = closing(path)
+    assert summarize(path)["sentence"] in text
+    assert "answerer.prompt:\n  - Answer the question." in text
+    assert "system runs on the search" in text
+    assert text.endswith(f"best configuration: {path / 'best.json'}")
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="not a run directory"):
+        write(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "new"),
+        ("old", ""),
+        ("a b c d", "a x c d"),
+        ("one\ntwo", "one\n2\n"),
+        (HOSTILE, HOSTILE.replace("a", "e")),
+    ],
+)
+def test_a_diff_holds_both_texts(before: str, after: str) -> None:
+    pieces = word_diff(before, after)
+    assert "".join(text for kind, text in pieces if kind != "new") == before
+    assert "".join(text for kind, text in pieces if kind != "old") == after
+    lines = line_diff(before, after)
+    assert "\n".join(text[1:] for text in lines if text[0] != "+") == before
+    assert "\n".join(text[1:] for text in lines if text[0] != "-") == after
+
+
+def test_unlike_texts_are_shown_one_after_the_other() -> None:
+    before, after = "Rewrite the question as a query.", "You are an expert librarian; name five keywords!"
+    assert word_diff(before, after) == [("old", before), ("new", after)]
+
+
+def test_what_cannot_be_seen_is_shown_by_its_code() -> None:
+    assert visible("a\u202eb\x07c\ud800d\te\n") == "a\\u202eb\\u0007c\\ud800d\te\n"
+
+
+def test_provenance_names_the_settings_that_are_not_the_default() -> None:
+    settings = OptimizeSettings.model_validate(
+        {"valid_size": 20, "mmgrpo": {"optimizer": {"lr": 0.5}, "loss": "dapo"}, "budget": {"calls": 9}}
+    )
+    told = dict(_chosen(settings.model_dump(mode="json")))
+    assert told["mmgrpo.optimizer.lr"] == 0.5
+    assert {name for name in told if "loss" not in name} == {"valid_size", "mmgrpo.optimizer.lr"}

@@ -1,0 +1,509 @@
+"""Local rewards: what is read, features, heads by equation 5, alignment measures, the buffer, checkpoints."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compound.components.function import Function
+from compound.components.selector import Selector
+from compound.errors import ConfigurationError, DataError, DeclarationError
+from compound.graph.component import Input
+from compound.graph.system import System
+from compound.rewards.alignment import accuracy, calibration_error, rank_correlation, reliability
+from compound.rewards.buffer import PairBuffer
+from compound.rewards.features import FeatureMap, NoBackbone
+from compound.rewards.fit import RECENCY, is_apart, learn, texts_of
+from compound.rewards.heads import LEAST_INPUTS, fit, slope
+from compound.rewards.model import RewardModel, load
+from compound.rewards.pairs import Candidate, Draw, Sampling
+from compound.rewards.template import Template
+
+
+def shorten(text: str, hint: str | None = None) -> str:
+    return text[:5]
+
+
+def weigh(x: float, by: float = 2.0) -> float:
+    return x * by
+
+
+def small() -> System:
+    short = Function("short", shorten)(text=Input("text", str))
+    return System("small", outputs={"y": short})
+
+
+def draw(example: str, text: str, outcomes: Mapping[str, Sequence[float]], component: str = "short") -> Draw:
+    found = tuple(Candidate({"output": y}, tuple(rewards)) for y, rewards in outcomes.items())
+    return Draw(component, component, example, "digest", {"text": text}, found)
+
+
+class TestTemplate:
+    def test_inputs_come_short_first_and_outputs_last(self) -> None:
+        reading = Template.of(Function("short", shorten)).read(
+            {"text": "a long text", "hint": "tip"}, {"output": "a lon"}
+        )
+        assert reading.inputs == "hint: tip\ntext: a long text"
+        assert reading.output == "output: a lon"
+        assert reading.label == ""
+
+    def test_numbers_of_a_text_by_hand(self) -> None:
+        numbers = (
+            Template.of(Function("short", shorten))
+            .read({"text": "Lima is in Peru"}, {"output": "Lima, Lima in 5."})
+            .numbers
+        )
+        assert numbers["output.words"] == pytest.approx(math.log(5))
+        assert numbers["output.characters"] == pytest.approx(math.log(17))
+        assert numbers["output.repeats"] == pytest.approx(1 / 4)
+        assert numbers["output in text"] == pytest.approx(2 / 3)
+        assert (numbers["output.sentence"], numbers["output.capital"], numbers["output.digits"]) == (1, 1, 1)
+
+    def test_numbers_of_a_number_are_its_value_and_its_products(self) -> None:
+        reading = Template.of(Function("weigh", weigh)).read({"x": 3.0}, {"output": 4.0})
+        assert reading.numbers == {"output": 4.0, "output^2": 16.0, "output*x": 12.0}
+
+    def test_wired_settings_are_not_shown(self) -> None:
+        """The configuration is not what a reward goes by."""
+        component = Function("weigh", weigh, by=2.0)
+        template = Template.of(component)
+        assert template.read({"x": 1.0, "by": 9.0}, {"output": 1.0}).inputs == "x: 1"
+
+    def test_a_label_is_no_text(self) -> None:
+        template = Template.of(Selector("model", "small", "large"))
+        reading = template.read({"question": "why?"}, {"choice": "large"})
+        assert (reading.output, reading.label) == ("", "choice=large")
+        assert template.choices() == ("choice=small", "choice=large")
+
+
+class Echo:
+    """A backbone whose features are the lengths of the two texts."""
+
+    dim = 2
+
+    def __init__(self) -> None:
+        self.read: list[tuple[str, str]] = []
+
+    def embed(self, texts: Sequence[tuple[str, str]], note: Any = None) -> Any:
+        self.read += texts
+        return np.array([[len(a), len(b)] for a, b in texts], np.float32).reshape(len(texts), 2)
+
+    def keep_in(self, path: Path) -> None:
+        pass
+
+
+class TestFeatures:
+    def test_columns_and_values_by_hand(self) -> None:
+        template = Template.of(Function("weigh", weigh))
+        readings = [template.read({"x": 3.0}, {"output": 4.0}), template.read({"x": 1.0}, {"output": -2.0})]
+        features = FeatureMap.of(template, readings, 2)
+        assert features.columns == ("φ0", "φ1", "output", "output*x", "output^2")
+        assert features.soft == (True, True, False, False, False)
+        assert features.matrix(readings, Echo()).tolist() == [[4, 9, 4, 12, 16], [4, 10, -2, -2, 4]]
+
+    def test_each_label_has_its_own_block_of_the_inputs_features(self) -> None:
+        template = Template.of(Selector("model", "small", "large"))
+        readings = [template.read({"q": "a?"}, {"choice": c}) for c in ("small", "large")]
+        features = FeatureMap.of(template, readings, 2)
+        assert features.columns[:2] == ("choice=small", "choice=large")
+        assert features.matrix(readings, Echo()).tolist() == [[1, 0, 5, 0, 0, 0], [0, 1, 0, 0, 5, 0]]
+
+    def test_a_number_that_was_not_there_in_training_counts_as_nothing(self) -> None:
+        template = Template.of(Function("short", shorten))
+        features = FeatureMap.of(template, [template.read({"text": "a"}, {"output": "b"})], 0)
+        other = template.read({"text": "a", "hint": "b"}, {"output": "b"})
+        assert "output in hint" in other.numbers
+        assert features.matrix([other], NoBackbone()).shape == (1, len(features.columns))
+
+    def test_json_says_it_all(self) -> None:
+        template = Template.of(Selector("model", "small", 3))
+        features = FeatureMap.of(template, [template.read({"q": "a?"}, {"choice": 3})], 2)
+        assert FeatureMap.from_json(json.loads(json.dumps(features.to_json()))) == features
+
+
+def loss_of(weights: Any, differences: Any, strength: float) -> float:
+    margins = differences @ weights
+    return float(np.logaddexp(0, -margins).sum() * strength + 0.5 * weights @ weights)
+
+
+class TestHeads:
+    def test_the_head_minimizes_equation_5(self) -> None:
+        """No step in any direction lowers the regularized loss; and an intercept has no place in it."""
+        rng = np.random.default_rng(0)
+        chosen, rejected = rng.normal(1, 1, (60, 3)), rng.normal(0, 1, (60, 3))
+        found = fit(chosen, rejected, [str(i // 3) for i in range(60)])
+        scale = np.vstack([chosen, rejected]).std(0)
+        differences = (chosen - rejected) / scale
+        here = loss_of(found.head.weights, differences, found.strength)
+        for direction in np.vstack([np.eye(3), -np.eye(3)]) * 1e-2:
+            assert loss_of(found.head.weights + direction, differences, found.strength) > here
+
+    def test_the_gradient_of_equation_5_is_that_of_torch(self) -> None:
+        import torch
+
+        from compound.rewards.backbone_training import pairwise_loss
+
+        w = torch.tensor([0.3, -0.2], dtype=torch.float64, requires_grad=True)
+        a = torch.tensor([[1.0, 2.0], [0.0, 1.0]], dtype=torch.float64)
+        b = torch.tensor([[0.0, 1.0], [1.0, 0.5]], dtype=torch.float64)
+        pairwise_loss(a @ w, b @ w).backward()
+        d = (a - b).numpy()
+        expected = -(d.T @ (1 / (1 + np.exp(d @ [0.3, -0.2])))) / 2
+        assert w.grad is not None
+        assert w.grad.numpy() == pytest.approx(expected, abs=1e-6)
+
+    def test_the_loss_by_hand(self) -> None:
+        import torch
+
+        from compound.rewards.backbone_training import pairwise_loss
+
+        margins = torch.tensor([0.0, math.log(3)])
+        assert float(pairwise_loss(margins, torch.zeros(2))) == pytest.approx(
+            (math.log(2) + math.log(4 / 3)) / 2
+        )
+        weighted = pairwise_loss(margins, torch.zeros(2), torch.tensor([3.0, 1.0]))
+        assert float(weighted) == pytest.approx((3 * math.log(2) + math.log(4 / 3)) / 4)
+
+    @given(st.integers(0, 1000))
+    @settings(max_examples=10)
+    def test_shifting_all_outputs_of_an_input_changes_nothing(self, seed: int) -> None:
+        """A reward orders outputs of one input; what they share cancels."""
+        rng = np.random.default_rng(seed)
+        chosen, rejected = rng.normal(1, 1, (20, 2)), rng.normal(0, 1, (20, 2))
+        groups = [str(i // 2) for i in range(20)]
+        plain = fit(chosen, rejected, groups)
+        turned = fit(-rejected, -chosen, groups)  # the same differences
+        assert turned.head.weights == pytest.approx(plain.head.weights, abs=1e-4)
+
+    def test_no_pair_is_judged_by_a_head_that_saw_its_input(self) -> None:
+        """Each input has a feature of its own that tells its pairs apart, and nothing else does."""
+        n = 12
+        chosen = np.repeat(np.eye(n), 2, axis=0)
+        found = fit(chosen, np.zeros((2 * n, n)), [str(i // 2) for i in range(2 * n)])
+        assert np.abs(found.margins).max() == 0
+        assert (found.head.rewards(chosen.astype(np.float32)) > found.head.rewards(np.zeros((1, n)))[0]).all()
+
+    def test_d8_gaps_that_are_all_equal_weigh_the_same(self) -> None:
+        """D8: a normalization of equal gaps by their range was 0/0, and every weight became NaN."""
+        rng = np.random.default_rng(0)
+        chosen, rejected = rng.normal(1, 1, (20, 2)), rng.normal(0, 1, (20, 2))
+        groups = [str(i) for i in range(20)]
+        plain, equal = fit(chosen, rejected, groups), fit(chosen, rejected, groups, gaps=[0.5] * 20)
+        assert equal.head.weights == pytest.approx(plain.head.weights)
+        assert np.isfinite(fit(chosen, rejected, groups, gaps=[0.0] * 20).head.weights).all()
+
+    def test_gaps_and_age_weigh_pairs(self) -> None:
+        """Pairs that contradict each other: the heavier side wins."""
+        chosen, rejected = np.array([[1.0]] * 8 + [[-1.0]] * 8), np.zeros((16, 1))
+        groups = [str(i) for i in range(16)]
+        heavy, light = [3.0] * 8 + [1.0] * 8, [1.0] * 8 + [3.0] * 8
+        for name in ("gaps", "recency"):
+            assert fit(chosen, rejected, groups, **{name: heavy}).head.weights[0] > 0  # type: ignore[arg-type]
+        for name in ("gaps", "recency"):
+            assert fit(chosen, rejected, groups, **{name: light}).head.weights[0] < 0  # type: ignore[arg-type]
+
+    def test_few_inputs_are_refused(self) -> None:
+        rows = np.ones((10, 1))
+        with pytest.raises(DataError, match="3 inputs cannot train a reward"):
+            fit(rows, 0 * rows, ["a", "b", "c"] * 3 + ["a"])
+
+    def test_numbers_that_are_none_are_refused(self) -> None:
+        rows = np.ones((8, 1))
+        with pytest.raises(DataError, match="not finite"):
+            fit(rows * np.nan, rows, [str(i) for i in range(8)])
+
+    def test_held_out_pairs_are_not_learned_from(self) -> None:
+        chosen = np.array([[1.0, 0.0]] * 8 + [[0.0, 1.0]] * 4)
+        apart = [False] * 8 + [True] * 4
+        found = fit(chosen, 0 * chosen, [str(i) for i in range(12)], held_out=apart)
+        assert found.head.weights[1] == pytest.approx(0, abs=1e-9)
+        assert found.margins == pytest.approx(np.zeros(4), abs=1e-9)
+
+    def test_held_out_margins_become_log_odds(self) -> None:
+        """Three of four held-out pairs are ordered right, all by one margin: odds of 3 to 1."""
+        chosen = np.array([[1.0]] * 8 + [[1.0], [1.0], [1.0], [-1.0]])
+        found = fit(chosen, 0 * chosen, [str(i) for i in range(12)], held_out=[False] * 8 + [True] * 4)
+        stated = (found.slope * found.margins).tolist()
+        assert stated == pytest.approx([np.log(3)] * 3 + [-np.log(3)], rel=1e-2)
+
+    def test_features_trained_on_the_pairs_do_not_choose_their_own_emphasis(self) -> None:
+        """The text column knows each pair it was trained on, and nothing of the others; the named one is fair."""
+        rng = np.random.default_rng(0)
+        apart = np.arange(80) >= 40
+        fair = np.where(rng.random(80) < 0.9, 1.0, -1.0) + rng.normal(0, 0.1, 80)
+        text = np.where(apart, rng.normal(0, 1, 80), 1.0)
+        chosen = np.column_stack([text, fair])
+        names = [str(i) for i in range(80)]
+        found = fit(chosen, 0 * chosen, names, held_out=apart.tolist(), soft=[True, False])
+        assert found.emphasis == 0.0
+        assert found.margins.tolist() == pytest.approx(
+            (fair * found.head.weights[1] / found.head.scale[1])[apart]
+        )
+        assert fit(chosen, 0 * chosen, names, soft=[True, False]).emphasis > 0.0  # all pairs look alike
+
+    def test_emphasis_is_a_part_of_the_head(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Text columns multiplied by 0.1 cost a hundred times the regularization of the others."""
+        monkeypatch.setattr("compound.rewards.heads.EMPHASES", (0.1,))
+        rng = np.random.default_rng(0)
+        chosen, rejected = rng.normal(1, 1, (60, 3)), rng.normal(0, 1, (60, 3))
+        soft = np.array([True, False, True])
+        found = fit(chosen, rejected, [str(i // 3) for i in range(60)], soft=soft.tolist())
+        differences = (chosen - rejected) / np.vstack([chosen, rejected]).std(0)
+        factor = np.where(soft, 0.1, 1.0)
+        here = loss_of(found.head.weights / factor, differences * factor, found.strength)
+        for direction in np.vstack([np.eye(3), -np.eye(3)]) * 1e-2:
+            weights = (found.head.weights + direction) / factor
+            assert loss_of(weights, differences * factor, found.strength) > here
+
+    def test_text_columns_are_left_out_when_they_only_add_noise(self) -> None:
+        """One number decides; three hundred columns of noise must not hide it."""
+        rng = np.random.default_rng(0)
+        noise = rng.normal(size=(2, 80, 300))
+        signal = rng.random((2, 80, 1))
+        better = signal[0] > signal[1]
+        a, b = (np.hstack([noise[i], signal[i]]) for i in (0, 1))
+        chosen, rejected = np.where(better, a, b), np.where(better, b, a)
+        groups = [str(i) for i in range(80)]
+        soft = [True] * 300 + [False]
+        found = fit(chosen, rejected, groups, soft=soft)
+        assert accuracy(found.margins, groups).mean > 0.95
+        assert accuracy(fit(chosen, rejected, groups).margins, groups).mean < 0.9
+
+    def test_slope_makes_margins_log_odds(self) -> None:
+        """Of margins of one size, 3 of 4 right: odds of 3 to 1."""
+        margins = np.array([2.0, 2.0, 2.0, -2.0] * 50)
+        assert slope(margins) * 2.0 == pytest.approx(math.log(3), rel=1e-2)
+        assert slope(-margins) == 0.0
+        assert slope(np.zeros(3)) == 0.0
+
+
+class TestAlignment:
+    def test_accuracy_is_over_inputs(self) -> None:
+        found = accuracy([1, 1, 1, 1, -1], ["a", "a", "a", "a", "b"])
+        assert (found.mean, found.pairs, found.inputs) == (0.5, 5, 2)
+        assert found.low is not None
+        assert found.high is not None
+        assert 0 <= found.low < 0.5 < found.high <= 1
+
+    def test_one_input_says_little(self) -> None:
+        found = accuracy([1.0, 1.0], ["a", "a"])
+        assert (found.mean, found.high) == (1.0, 1.0)
+        assert found.low == pytest.approx(0.025)
+        assert accuracy([], []).pairs == 0
+
+    def test_rank_correlation_by_hand(self) -> None:
+        assert rank_correlation([[3.0, 1.0, 2.0]], [[1.0, 0.0, 0.5]]) == pytest.approx(1.0)
+        assert rank_correlation([[1.0, 1.0]], [[0.0, 1.0]]) == 0.0
+        assert math.isnan(rank_correlation([[1.0, 2.0]], [[0.5, 0.5]]))
+
+    def test_reliability_by_hand(self) -> None:
+        """Ten pairs stated at σ(1): eight right."""
+        margins = [1.0] * 8 + [-1.0] * 2
+        (one,) = reliability(margins, 1.0, bins=1)
+        assert one.stated == pytest.approx(1 / (1 + math.exp(-1)))
+        assert (one.observed, one.pairs) == (0.8, 10)
+        assert calibration_error([one]) == pytest.approx(0.8 - one.stated)
+        assert math.isnan(calibration_error([]))
+
+
+class TestBuffer:
+    def records(self, system: System) -> list[dict[str, Any]]:
+        buffer = PairBuffer(system.identity)
+        first = buffer.add([draw("e1", "Lima", {"a": [1.0, 1.0], "b": [0.0, 0.0]})], 1)
+        return first + buffer.add([draw("e2", "Rome", {"a": [0.2], "b": [0.7], "c": [0.7]})], 2)
+
+    def test_what_is_written_is_read(self) -> None:
+        system = small()
+        records = json.loads(json.dumps(self.records(system)))
+        found = PairBuffer.read(records, system, Sampling())
+        assert [(p.chosen["output"], p.rejected["output"], p.gap, i) for p, i in found.pairs("short")] == [
+            ("a", "b", 1.0, 1), ("b", "a", pytest.approx(0.5), 2), ("c", "a", pytest.approx(0.5), 2),
+        ]  # fmt: skip
+        again = PairBuffer(system.identity)
+        again.entries = list(found.entries)
+        assert again.digest == found.digest
+
+    def test_gap_is_that_of_the_latest_iteration(self) -> None:
+        found = PairBuffer.read(self.records(small()), small(), Sampling())
+        assert found.gap("short") == pytest.approx(0.5)
+        assert found.gap("short", 1) == 1.0
+        assert found.gap("other") == 0.0
+
+    def test_another_systems_buffer_is_refused(self) -> None:
+        other = System("other", outputs={"y": Function("weigh", weigh)(x=Input("x", float))})
+        with pytest.raises(DataError, match="belongs to another system"):
+            PairBuffer.read(self.records(other), small(), Sampling())
+
+    @pytest.mark.parametrize("damage", ["system", "iteration", "draw"])
+    def test_a_damaged_record_is_named(self, damage: str) -> None:
+        records = self.records(small())
+        del records[1][damage]
+        with pytest.raises(DataError, match="record 2 of the pair buffer is damaged"):
+            PairBuffer.read(records, small(), Sampling())
+
+
+def filled(outcome: Any, inputs: int = 12, iteration: int = 1) -> PairBuffer:
+    """A buffer of `inputs` draws; ``outcome`` gives the reward of an output of an input."""
+    buffer = PairBuffer(small().identity)
+    words = ["one", "one two", "one two three"]
+    for i in range(inputs):
+        text = f"text number {i}"
+        buffer.add([draw(f"e{i}", text, {w: [outcome(text, w)] * 2 for w in words})], iteration)
+    return buffer
+
+
+def shortest(text: str, output: str) -> float:
+    return 1.0 / len(output.split())
+
+
+class TestLearning:
+    def test_what_the_metric_prefers_is_learned(self) -> None:
+        learned = learn(filled(shortest), small(), ["short"], NoBackbone(), "none")
+        reward = learned.model.rewards_of["short"]
+        assert reward.accuracy.mean == 1.0
+        assert reward.accuracy.inputs == 12
+        low, high = learned.model.rewards(
+            "short", [({"text": "other"}, {"output": "a b c d"}), ({"text": "other"}, {"output": "a"})]
+        )
+        assert high > low
+
+    def test_without_a_slope_rewards_are_as_the_head_says(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Held-out margins that point the wrong way have slope 0: no scale, but an order all the same."""
+        monkeypatch.setattr("compound.rewards.heads.slope", lambda *_: 0.0)
+        reward = learn(filled(shortest), small(), ["short"], NoBackbone(), "none").model.rewards_of["short"]
+        assert reward.slope == 1.0
+
+    def test_shuffled_labels_teach_nothing(self) -> None:
+        rng = np.random.default_rng(0)
+        buffer = filled(lambda text, output: float(rng.random()), inputs=60)
+        learned = learn(buffer, small(), ["short"], NoBackbone(), "none")
+        assert learned.model.rewards_of["short"].accuracy.mean < 0.65
+
+    @pytest.mark.parametrize(
+        ("buffer", "reason"),
+        [
+            (PairBuffer(small().identity), "never called"),
+            (filled(lambda text, output: 0.5), "all its outputs led to the same score"),
+            (filled(shortest, inputs=LEAST_INPUTS - 1), f"only {LEAST_INPUTS - 1} inputs"),
+        ],
+    )
+    def test_why_there_is_no_reward(self, buffer: PairBuffer, reason: str) -> None:
+        learned = learn(buffer, small(), ["short"], NoBackbone(), "none")
+        assert not learned.model.rewards_of
+        assert reason in learned.missing["short"]
+
+    def test_one_distinct_output_is_said_to_be_the_reason(self) -> None:
+        buffer = PairBuffer(small().identity)
+        for i in range(8):
+            buffer.add([draw(f"e{i}", f"t{i}", {"same": []})], 1)
+        learned = learn(buffer, small(), ["short"], NoBackbone(), "none")
+        assert "every draw gave the same output" in learned.missing["short"]
+
+    def test_d12_equal_inputs_are_on_one_side(self) -> None:
+        """D12: a split by pair had one input on both sides; here even two examples with one input are one."""
+        buffer = PairBuffer(small().identity)
+        for i in range(8):
+            buffer.add([draw(f"e{i}", f"text {i % 4}", {"a": [1.0], "b": [0.0]})], 1)
+        texts = texts_of(buffer, small(), "short")
+        assert texts.inputs == ("e0", "e1", "e2", "e3") * 2
+
+    def test_held_out_inputs_never_change_sides(self) -> None:
+        names = [f"e{i}" for i in range(400)]
+        apart = [is_apart(name) for name in names]
+        assert 0.15 < sum(apart) / 400 < 0.35
+        before = texts_of(filled(shortest, 8), small(), "short", held_out=True)
+        after = texts_of(filled(shortest, 12), small(), "short", held_out=True)
+        assert after.apart[: len(before.apart)] == before.apart
+
+    def test_older_pairs_weigh_less(self) -> None:
+        buffer = filled(shortest, 4, iteration=1)
+        buffer.add([draw("new", "text new", {"a": [1.0], "b": [0.0]})], 3)
+        recency = texts_of(buffer, small(), "short").recency
+        assert recency[0] == pytest.approx(RECENCY**2)
+        assert recency[-1] == 1.0
+
+    def test_the_reward_follows_when_the_system_changes(self) -> None:
+        """What was preferred turns around: new pairs outweigh old ones, and old ones are not forgotten at once."""
+        buffer = filled(shortest, 12, iteration=1)
+        newer = filled(lambda text, output: float(len(output)), 12, iteration=9)
+        buffer.entries += newer.entries
+        learned = learn(buffer, small(), ["short"], NoBackbone(), "none")
+        low, high = learned.model.rewards("short", [({"text": "t"}, {"output": y}) for y in ("a", "a b c")])
+        assert high > low
+
+
+class TestCheckpoint:
+    def model(self) -> RewardModel:
+        return learn(filled(shortest), small(), ["short"], NoBackbone(), "none").model
+
+    def test_a_saved_model_scores_the_same(self, tmp_path: Path) -> None:
+        model = self.model()
+        model.save(tmp_path / "m")
+        again = load(tmp_path / "m", small())
+        calls = [({"text": "x"}, {"output": y}) for y in ("a", "a b", "a b c d")]
+        assert again.rewards("short", calls).tolist() == model.rewards("short", calls).tolist()
+        assert again.rewards_of["short"].accuracy == model.rewards_of["short"].accuracy
+        assert again.data == model.data
+        assert {path.name for path in (tmp_path / "m").iterdir()} == {"card.json", "heads.safetensors"}
+
+    def test_the_card_says_what_it_is(self, tmp_path: Path) -> None:
+        self.model().save(tmp_path / "m")
+        card = json.loads((tmp_path / "m" / "card.json").read_text())
+        assert card["components"]["short"]["accuracy"]["mean"] == 1.0
+        assert {"format", "template", "backbone", "data"} <= set(card)
+
+    def test_other_components_are_refused(self, tmp_path: Path) -> None:
+        self.model().save(tmp_path / "m")
+        other = System("other", outputs={"y": Function("shorter", shorten)(text=Input("text", str))})
+        with pytest.raises(ConfigurationError, match="reward for component 'short', which system 'other'"):
+            load(tmp_path / "m", other)
+
+    @pytest.mark.parametrize(
+        "kind", ["missing", "no card", "torn card", "torn tensors", "wrong shape", "format"]
+    )
+    def test_damage_gets_a_clear_error(self, tmp_path: Path, kind: str) -> None:
+        folder = tmp_path / "m"
+        if kind != "missing":
+            self.model().save(folder)
+        card = folder / "card.json"
+        if kind == "no card":
+            card.unlink()
+        elif kind == "torn card":
+            card.write_text(card.read_text()[:50])
+        elif kind == "torn tensors":
+            (folder / "heads.safetensors").write_bytes(b"abc")
+        elif kind == "wrong shape":
+            data = json.loads(card.read_text())
+            data["components"]["short"]["features"]["numbers"] = []
+            card.write_text(json.dumps(data))
+        elif kind == "format":
+            card.write_text(json.dumps({**json.loads(card.read_text()), "format": 99}))
+        with pytest.raises(ConfigurationError, match=str(folder)):
+            load(folder)
+
+    def test_a_component_without_reward_is_named(self) -> None:
+        with pytest.raises(DeclarationError, match="no local reward for component 'long'"):
+            self.model().rewards("long", [])
+
+    def test_rewards_are_log_odds(self) -> None:
+        model = self.model()
+        steep = replace(model.rewards_of["short"], slope=2 * model.rewards_of["short"].slope)
+        twice = RewardModel("none", NoBackbone(), {"short": steep})
+        calls = [({"text": "x"}, {"output": "a"})]
+        assert twice.rewards("short", calls)[0] == pytest.approx(2 * model.rewards("short", calls)[0])
+
+
+def test_a_literal_port_is_a_label() -> None:
+    def judge(text: str) -> Literal["yes", "no"]:
+        return "yes"
+
+    assert Template.of(Function("judge", judge)).choices() == ("output=yes", "output=no")

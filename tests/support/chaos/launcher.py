@@ -1,0 +1,196 @@
+"""Run the command line in child processes, and end them at a chosen moment.
+
+One warm process imports everything once and forks a child for each command, so that a command costs
+milliseconds of start-up instead of seconds. Nothing of the child is patched: it runs `compound.cli.main` with
+the arguments, working directory and limits it is given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+ROOT = Path(__file__).parents[3]
+KEY = "sk-chaos-7f3a9c51e2d84b06"
+LONGEST = 300.0  # seconds after which a command counts as hung and is killed
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """How one command ended: `code` is its exit code, or minus the signal that ended it."""
+
+    code: int
+    seconds: float
+    out: str
+    err: str
+
+    @property
+    def has_traceback(self) -> bool:
+        """Whether an error reached the user as a traceback or as a defect of the program."""
+        return "Traceback (most recent call last)" in self.err or "defect of compound" in self.err
+
+
+class Launcher:
+    """Runs commands; use it as a context manager.
+
+    Args:
+        environment: variables added to those of this process.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        own = {
+            "HF_HUB_OFFLINE": "1",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "OMP_NUM_THREADS": "1",
+            "OPENAI_API_KEY": KEY,
+        }
+        self._environment = {**os.environ, **own, **(environment or {})}
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Launcher:
+        path = os.pathsep.join(
+            [str(ROOT), str(ROOT / "tests" / "support"), self._environment.get("PYTHONPATH", "")]
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "chaos.launcher"],
+            env={**self._environment, "PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            self._process.stdin.close()
+            self._process.wait(LONGEST)
+            self._process.stdout.close()
+
+    def run(
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        *,
+        strike: float | None = None,
+        number: int = signal.SIGKILL,
+        file_size: int | None = None,
+    ) -> Attempt:
+        """Run one command to its end, or until it is struck.
+
+        Args:
+            arguments: of ``compound``.
+            folder: the working directory.
+            strike: seconds after which the signal is sent; never when left out.
+            number: the signal.
+            file_size: the most bytes that any file may hold, as on a full disk.
+        """
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        order = Order(list(arguments), str(folder), strike, int(number), file_size)
+        self._process.stdin.write(json.dumps(asdict(order)) + "\n")
+        self._process.stdin.flush()
+        return Attempt(**json.loads(self._process.stdout.readline()))
+
+
+@dataclass(frozen=True)
+class Order:
+    """One command for the warm process."""
+
+    arguments: list[str]
+    folder: str
+    strike: float | None
+    number: int
+    file_size: int | None
+
+
+def _serve() -> None:
+    """Fork a child for each line of standard input, and print how it ended."""
+    # Imported once, for every child.
+    import litellm  # noqa: F401
+    import peft  # noqa: F401
+    import torch
+    import transformers  # noqa: F401
+
+    import compound.api.optimize
+    import compound.api.progress
+    import compound.cli
+    import compound.optimizers.methods
+    import compound.report
+    import compound.spec  # noqa: F401
+
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        print(json.dumps(asdict(_carry_out(Order(**json.loads(line))))), flush=True)
+
+
+def _carry_out(order: Order) -> Attempt:
+    import tempfile
+    import time
+
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        started = time.monotonic()
+        child = os.fork()
+        if not child:
+            _become(order, out.fileno(), err.fileno())
+        status, struck = 0, order.strike is None
+        while not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            passed = time.monotonic() - started
+            if not struck and order.strike is not None and passed >= order.strike:
+                os.kill(child, order.number)
+                struck = True
+            if passed > LONGEST:
+                os.kill(child, signal.SIGKILL)
+            time.sleep(0.002)
+        status = os.waitpid(child, 0)[1]
+        seconds = time.monotonic() - started
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read().decode("utf-8", "replace"))
+        return Attempt(os.waitstatus_to_exitcode(status), seconds, *texts)
+
+
+def _become(order: Order, out: int, err: int) -> None:
+    """Turn this child into the command; never returns."""
+    import resource
+
+    code = 70
+    try:
+        os.setsid()
+        os.chdir(order.folder)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for given, standard in ((null, 0), (out, 1), (err, 2)):
+            os.dup2(given, standard)
+        if order.file_size is not None:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (order.file_size, order.file_size))
+        from compound.cli import main
+
+        sys.argv = ["compound", *order.arguments]
+        sys.path[0] = order.folder
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except KeyboardInterrupt:  # before the command itself could handle it
+        code = 130
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,56 @@
+"""Settings of `optimas` by the names of single settings, wherever these stand; and the optimizers made of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compound.optimizers.optimas.guides import Guide, LearnedRewards
+from compound.optimizers.optimas.local import LocalSearch
+from compound.optimizers.optimas.methods import OptimasSettings
+from compound.optimizers.optimas.offline import OfflineRewards
+from compound.optimizers.search.prompts import PromptSearch
+from compound.rewards.settings import RewardLearning
+
+PARTS = ("backbone", "pairs", "reward", "search")
+
+
+def optimas(start: OptimasSettings | None = None, /, **changes: Any) -> OptimasSettings:
+    """Return settings with some of them changed.
+
+    >>> optimas(model="none", inputs=3).pairs.inputs
+    3
+    """
+    found = (start or OptimasSettings()).model_dump(exclude_unset=True)
+    for name, value in changes.items():
+        parts = OptimasSettings()
+        where = next((p for p in PARTS if name in type(getattr(parts, p)).model_fields), None)
+        (found if where is None else found.setdefault(where, {}))[name] = value
+    return OptimasSettings.model_validate(found)
+
+
+def learning(settings: OptimasSettings) -> RewardLearning:
+    """Return how pairs are collected and rewards learned."""
+    return RewardLearning(settings.pairs, settings.backbone, settings.reward)
+
+
+def local_search(settings: OptimasSettings, prompts: PromptSearch, **how: Any) -> LocalSearch:
+    """Return a local search."""
+    return LocalSearch(learning(settings), settings.search, prompts, fresh=settings.pairs.fresh, **how)
+
+
+def offline_rewards(
+    settings: OptimasSettings, prompts: PromptSearch, guide: Guide | None = None
+) -> OfflineRewards:
+    """Return the offline phase."""
+    return OfflineRewards(learning(settings), prompts, guide or LearnedRewards())
+
+
+def proposals(*proposers: str, lm: str | None = None) -> dict[str, Any]:
+    """Return a section for every method that proposes prompts."""
+    writer = {} if lm is None else {"lm": lm}
+    prompts = {"proposers": list(proposers), **writer}
+    alone = {"proposers": [name for name in proposers if name != "demos"], **writer}
+    found: dict[str, Any] = dict.fromkeys(("search", "coordinate"), prompts)
+    found |= {name: {"prompts": prompts} for name in ("optimas", "hbc")}
+    found |= {name: writer for name in ("opro", "textgrad", "gepa", "llm_selector_diagnoser") if writer}
+    return {**found, "mipro": alone}

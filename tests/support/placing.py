@@ -1,0 +1,124 @@
+"""Settings of trainings by the names of single settings, wherever these stand; and trainers made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from compound.optimizers.methods import METHODS
+from compound.optimizers.weights.learner.trainer import Trainer
+from compound.optimizers.weights.loss.losses import VARIANTS
+from compound.optimizers.weights.recipes.mygo import MyGOSettings
+from compound.optimizers.weights.recipes.ppo import PPOSettings
+from compound.optimizers.weights.recipes.recipe import TrainingSettings
+from compound.settings.base import OptimizeSettings, Settings, make_settings
+
+PARTS = ("optimizer", "rollouts", "evaluation", "critic")
+
+
+def placed(model: type[TrainingSettings], /, **given: Any) -> dict[str, Any]:
+    """Return settings as they are nested; ``critic__lr`` stands for a setting of a part that is named.
+
+    >>> placed(PPOSettings, steps=2, lr=0.1, loss="dapo", clip=0.3, critic__lr=0.2)["loss"]
+    {'dapo': {'clip': 0.3}}
+    """
+    found: dict[str, Any] = {}
+    loss = given.pop("loss", None)
+    if isinstance(loss, Mapping):
+        found["loss"] = loss
+    default = "sft" if issubclass(model, MyGOSettings) else "grpo"
+    chosen = loss if isinstance(loss, str) else default
+    options: dict[str, Any] = {}
+    for name, value in given.items():
+        part, _, leaf = name.rpartition("__")
+        if part:
+            found.setdefault(part, {})[leaf] = value
+        elif name in model.model_fields:
+            found[name] = value
+        elif name in VARIANTS[chosen].settings.model_fields:
+            options[name] = value
+        else:
+            where = next(p for p in PARTS if p in model.model_fields and name in _fields(model, p))
+            found.setdefault(where, {})[name] = value
+    if isinstance(loss, str) or options:
+        found["loss"] = {chosen: options}
+    return found
+
+
+def read_by(model: type[TrainingSettings], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of some settings that a model has."""
+    found = {}
+    for name, value in given.items():
+        part, _, leaf = name.rpartition("__")
+        parts = [part] if part else [each for each in PARTS if each in model.model_fields]
+        if name in model.model_fields or any(
+            each in model.model_fields and leaf in _fields(model, each) for each in parts
+        ):
+            found[name] = value
+    return found
+
+
+def _fields(model: type[TrainingSettings], part: str) -> Mapping[str, object]:
+    kind: type[Settings] = type(model.model_fields[part].get_default())
+    return kind.model_fields
+
+
+def section(method: str, **given: Any) -> dict[str, Any]:
+    """Return the section of a method; where it holds training as a part, what is given is that part."""
+    if method in ("optimas", "hbc"):
+        return {"training": {"ppo": placed(PPOSettings, **given)}}
+    model = METHODS[method].settings
+    assert issubclass(model, TrainingSettings)
+    return placed(model, **given)
+
+
+def training(method: str, weights: Mapping[str, Any], **common: Any) -> OptimizeSettings:
+    """Return the settings of a run with a method that trains weights."""
+    return make_settings({"method": method, method: section(method, **weights), **common})
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a trainer is made with."""
+
+    given: Mapping[str, Any]
+
+    @property
+    def settings(self) -> PPOSettings | MyGOSettings:
+        """All of them, as the settings of a method."""
+        model = MyGOSettings if str(self.given.get("loss", "")).startswith("sft") else PPOSettings
+        return model.model_validate(placed(model, **self.given))
+
+    def but(self, **changed: Any) -> Parts:
+        """Return them with some settings changed."""
+        return plain(**{**self.given, **changed})
+
+    def trainer(
+        self, adapters: Any, adapter_of: Mapping[str, str], *, critic: bool = False, **how: Any
+    ) -> Trainer:
+        """Return a trainer."""
+        own = self.settings
+        head = own.critic if critic and isinstance(own, PPOSettings) else None
+        return Trainer(adapters, adapter_of, own.loss, own.optimizer, own.rollouts, head, **how)
+
+
+def plain(**given: Any) -> Parts:
+    """Return what a trainer is made with; nothing is corrected unless it is said."""
+    loss = str(given.get("loss", "grpo"))
+    if loss.startswith("sft"):
+        return Parts({name: value for name, value in given.items() if name != "correction"})
+    return Parts({"correction": False if loss == "vespo" else None, **given})
+
+
+TRAININGS = ("ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo")
+
+
+def trainings(**given: Any) -> dict[str, Any]:
+    """Return a section for every method that trains weights, with those of some settings that it reads."""
+    found: dict[str, Any] = {}
+    for name in TRAININGS:
+        model = METHODS[name].settings
+        assert issubclass(model, TrainingSettings)
+        found[name] = placed(model, **read_by(model, given))
+    return found
