@@ -47,6 +47,7 @@ docs: $(VENV)/dev.stamp ## Write the references from docstrings and models, and 
 	$(BIN)/python docs/make_reference.py
 	$(BIN)/python docs/make_yaml_reference.py
 	$(BIN)/python docs/make_tables.py
+	$(BIN)/python docs/package_graph.py
 
 bench: $(VENV)/dev.stamp ## Measure overheads and the embedded engine; results go to benchmarks/data
 	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.measure.overhead

@@ -10,9 +10,10 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compound.engine import Engine, Example, Message, Request, Score
+from compound.engine import Engine, Message, Request
 from compound.errors import DeclarationError
 from compound.evaluation.metrics import find_label, token_f1
+from compound.example import Example, Score
 from compound.execution.executor import Executor
 from compound.narrowing import entry
 from compound.registry.engines import find_engine

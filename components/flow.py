@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from compound.errors import CallError, DeclarationError, nearest
 from compound.graph.bounds import Extent, of_setting
-from compound.graph.component import Composite, RunBody, Value, joined
+from compound.graph.component import Value, joined
+from compound.graph.composite import Composite, RunBody
 from compound.graph.space import Int
 from compound.graph.system import System
 from compound.graph.types import Port, fits, spell

@@ -9,8 +9,8 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import cast
 
-from compound.engine import Values
 from compound.errors import DeclarationError
+from compound.example import Values
 from compound.graph.bounds import Extent, Limits, Reach
 from compound.graph.component import CallContext, Operation
 from compound.graph.fingerprint import code_digest

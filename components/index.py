@@ -376,9 +376,11 @@ def _usable(folder: Path) -> Iterator[None]:
 
 def _bm25s() -> ModuleType:
     try:
-        return importlib.import_module("bm25s")
+        import bm25s
     except ImportError as error:
         raise MissingExtra("BM25", "bm25s", "retrieval") from error
+    module: ModuleType = bm25s
+    return module
 
 
 def _words(texts: Sequence[str]) -> list[list[str]]:

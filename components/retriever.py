@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from compound.components.index import PassageIndex
-from compound.engine import Retrieving
 from compound.errors import CallError, DataError, DeclarationError
+from compound.example import Values
 from compound.graph.bounds import Extent, Limits, Reach, of_setting
 from compound.graph.component import CallContext, Operation, check_name
 from compound.graph.space import Choice, Int
@@ -19,6 +19,14 @@ from compound.narrowing import entry
 
 FoundPassage = dict[str, Any]  # the type of a port; see `compound.components.index.Passage` for its fields
 RANKED = 80  # bytes that an id, a score and field names add to a passage
+
+
+class Retrieving(Protocol):
+    """An index that answers queries with passages, best first."""
+
+    def search(self, query: str, k: int) -> Sequence[Values]:
+        """Return at most ``k`` passages."""
+        ...
 
 
 class IndexDeclaration(Protocol):

@@ -30,8 +30,6 @@ if TYPE_CHECKING:  # so that type checkers see what `__getattr__` finds
     from compound.components.llm import LLM as LLM
     from compound.components.retriever import Retriever as Retriever
     from compound.components.selector import Selector as Selector
-    from compound.engine import Example as Example
-    from compound.engine import Score as Score
     from compound.engine import Usage as Usage
     from compound.errors import CompoundError as CompoundError
     from compound.errors import RunFailed as RunFailed
@@ -42,6 +40,8 @@ if TYPE_CHECKING:  # so that type checkers see what `__getattr__` finds
     from compound.evaluation.metrics import mrr as mrr
     from compound.evaluation.metrics import recall_at_k as recall_at_k
     from compound.evaluation.metrics import token_f1 as token_f1
+    from compound.example import Example as Example
+    from compound.example import Score as Score
     from compound.execution.budget import Budget as Budget
     from compound.execution.executor import Executor as Executor
     from compound.execution.trace import Trace as Trace
@@ -58,8 +58,8 @@ if TYPE_CHECKING:  # so that type checkers see what `__getattr__` finds
     from compound.graph.space import Text as Text
     from compound.graph.system import System as System
     from compound.optimization.registration import method as method
-    from compound.settings.base import OptimizeSettings as OptimizeSettings
     from compound.settings.base import Settings as Settings
+    from compound.settings.optimize import OptimizeSettings as OptimizeSettings
 
 __version__ = "0.1.0"
 
@@ -72,18 +72,18 @@ _HOME = {
     "Configuration": "compound.graph.configuration",
     "Dataset": "compound.evaluation.dataset",
     "Demos": "compound.graph.space",
-    "Example": "compound.engine",
+    "Example": "compound.example",
     "Executor": "compound.execution.executor",
     "Float": "compound.graph.space",
     "Input": "compound.graph.component",
     "Int": "compound.graph.space",
     "LoRA": "compound.graph.space",
-    "Score": "compound.engine",
+    "Score": "compound.example",
     "System": "compound.graph.system",
     "Text": "compound.graph.space",
     "Trace": "compound.execution.trace",
     "Usage": "compound.engine",
-    "OptimizeSettings": "compound.settings.base",
+    "OptimizeSettings": "compound.settings.optimize",
     "Settings": "compound.settings.base",
     "method": "compound.optimization.registration",
     "Result": "compound.api.optimize",

@@ -1,20 +1,13 @@
-"""What the core asks of the parts it does not know: engines, metrics and optimizers, as Protocols.
-
-Components, rewards and optimizers meet through these types and never import one another.
-"""
+"""The engine protocol, and the requests, completions and token usage that pass through it."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol, TypedDict, runtime_checkable
-
-from compound.formatting import short
 
 Role = Literal["system", "user", "assistant"]
 FinishReason = Literal["stop", "length"]
-Values = Mapping[str, object]  # of ports or of settings, by name
-CallValues = tuple[Values, Values]  # what a call read and what it returned
 
 
 class UsageDocument(TypedDict, total=False):
@@ -220,51 +213,4 @@ class Engine(Protocol):
 
     async def aclose(self) -> None:
         """Free what the engine holds."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """What a metric says of one output.
-
-    ``value`` is the number to raise, ``feedback`` words for optimizers that read, ``parts`` named
-    sub-scores for the report.
-    """
-
-    value: float
-    feedback: str = ""
-    parts: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Example:
-    """One row of data: what the system reads (``inputs``) and what the metric compares with (``gold``)."""
-
-    id: str
-    inputs: Values
-    gold: Values = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        return f"Example({self.id!r}, inputs={short(self.inputs)}, gold={short(self.gold)})"
-
-
-@runtime_checkable
-class Metric(Protocol):
-    """Scores a system's outputs against one example; `score` may also return an awaitable."""
-
-    @property
-    def name(self) -> str:
-        """A short name for tables."""
-        ...
-
-    def score(self, outputs: Values, example: Example) -> Score | Awaitable[Score]:
-        """Return a `Score`, or an awaitable of one."""
-        ...
-
-
-class Retrieving(Protocol):
-    """An index that answers queries with passages, best first."""
-
-    def search(self, query: str, k: int) -> Sequence[Values]:
-        """Return at most ``k`` passages."""
         ...

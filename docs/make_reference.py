@@ -11,7 +11,8 @@ from pydantic import BaseModel
 
 import compound
 from compound.cli import app
-from compound.settings.base import BudgetSettings, OptimizeSettings
+from compound.settings.common import BudgetSettings
+from compound.settings.optimize import OptimizeSettings
 from compound.settings.sections import model_at, settings_models
 from compound.spec.schema.model import POSSIBLE
 

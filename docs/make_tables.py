@@ -18,7 +18,7 @@ from compound.evaluation.statistics import binomial_tail
 from compound.report.comparison import accuracies, methods, trainings
 from compound.report.facts.text import p_value
 from compound.report.rendering.markdown import written
-from compound.settings.base import OptimizeSettings
+from compound.settings.optimize import OptimizeSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = tuple(

@@ -14,7 +14,8 @@ from pydantic import field_validator
 from compound.graph.system import System
 from compound.optimization.method import Job, Method, Optimizer
 from compound.optimizers.weights.methods import InOrder
-from compound.settings.base import OptimizeSettings, Settings
+from compound.settings.base import Settings
+from compound.settings.optimize import OptimizeSettings
 from compound.settings.references import MethodName
 
 Make = Callable[[str, System, OptimizeSettings], Method]

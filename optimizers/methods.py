@@ -29,7 +29,8 @@ from compound.optimizers.weights.bases import base_model, refuse_reshaped
 from compound.optimizers.weights.methods import LONG, POLICY_METHODS, NothingToTune
 from compound.optimizers.weights.training import WeightTraining
 from compound.registry.code import find_code
-from compound.settings.base import NoSettings, OptimizeSettings
+from compound.settings.base import NoSettings
+from compound.settings.optimize import OptimizeSettings
 from compound.settings.references import references
 
 PROMPTS_WEIGHT = 3.0  # finding demonstrations costs runs before the first candidate is scored

@@ -7,7 +7,6 @@ long are shortened, never the output.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -215,14 +214,16 @@ def _known_warning() -> Iterator[None]:
 
 def _peft() -> ModuleType:
     try:
-        return importlib.import_module("peft")
+        import peft
     except ImportError:
         raise MissingExtra("a trained reward backbone", "peft", "rewards") from None
+    module: ModuleType = peft
+    return module
 
 
 def _load(name: str, dtype: str) -> tuple[ModuleType, PreTrainedTokenizerBase, PreTrainedModel]:
     try:
-        torch = importlib.import_module("torch")
+        import torch
         import transformers  # noqa: F401 - only to say here that it is missing
     except ImportError:
         raise MissingExtra("a reward model", "transformers", "local") from None

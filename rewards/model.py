@@ -15,8 +15,8 @@ from typing import NotRequired, TypedDict, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from compound.engine import CallValues
 from compound.errors import ConfigurationError, DeclarationError, MissingExtra, nearest
+from compound.example import CallValues
 from compound.graph.configuration import readable_values
 from compound.graph.system import System
 from compound.rewards.alignment import Accuracy

@@ -16,14 +16,15 @@ from itertools import combinations
 
 import numpy as np
 
-from compound.engine import Example, Metric, Values
 from compound.errors import DeclarationError, first_of, nearest
 from compound.evaluation.evaluate import Rules, score
+from compound.example import Example, Metric, Values
 from compound.execution.executor import Executor
-from compound.execution.plan import values_of
 from compound.execution.rng import generator
+from compound.execution.schedule import values_of
 from compound.execution.trace import Trace
-from compound.graph.component import Composite, Node
+from compound.graph.component import Node
+from compound.graph.composite import Composite
 from compound.graph.configuration import canonical, readable
 from compound.graph.space import Choice, Float, Int
 from compound.graph.system import System

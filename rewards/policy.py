@@ -14,8 +14,8 @@ from typing import Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
-from compound.engine import CallValues, Values
 from compound.errors import ConfigurationError, nearest
+from compound.example import CallValues, Values
 from compound.graph.types import names
 from compound.rewards.feature_store import FeatureStore
 from compound.rewards.features import Embeds

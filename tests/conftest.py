@@ -21,7 +21,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from compound.cli import main
-from compound.engine import Completion, Example, Metric, Request
+from compound.engine import Completion, Request
+from compound.example import Example, Metric
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
 from compound.graph.configuration import canonical
@@ -30,7 +31,7 @@ from compound.optimization.method import Bench, Method, Optimizer, Progress, Pro
 from compound.optimization.problem import Problem
 from compound.optimization.scorer import JobScorer
 from compound.optimizers.scheduling.scheduler import Uniform
-from compound.settings.base import OptimizeSettings
+from compound.settings.optimize import OptimizeSettings
 from compound.testing import PlainMemory, ScriptedLM
 
 os.environ["HF_HUB_OFFLINE"] = "1"

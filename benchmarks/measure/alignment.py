@@ -22,8 +22,8 @@ import numpy as np
 from rich.progress import track
 from scipy import stats
 
-from compound.engine import CallValues, Example
 from compound.evaluation.evaluate import Rules, evaluate_all
+from compound.example import CallValues, Example
 from compound.execution.cache import DiskCache
 from compound.execution.executor import Executor
 from compound.execution.rng import generator

@@ -28,9 +28,9 @@ from rich.progress import track
 from compound.benchmarks.simulated.toy_model import make_toy_model
 from compound.benchmarks.simulated.toys import Toy, toy
 from compound.components.engines.local.engine import TransformersEngine
-from compound.engine import Example, Metric, Score
 from compound.evaluation.evaluate import evaluate
 from compound.evaluation.metrics import apply
+from compound.example import Example, Metric, Score
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
 from compound.execution.rng import generator, stream
@@ -42,7 +42,7 @@ from compound.optimization.scorer import JobScorer
 from compound.optimizers.methods import method
 from compound.report.facts.documents import Step
 from compound.report.training.steps import measured
-from compound.settings.base import make_settings
+from compound.settings.optimize import make_settings
 from compound.testing import PlainMemory
 
 OUTPUT = Path(__file__).parents[1] / "data" / "learning_curves.json"

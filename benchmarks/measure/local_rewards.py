@@ -31,7 +31,8 @@ from compound.narrowing import entry
 from compound.optimization.method import Job, JobRecord, Scheduler
 from compound.optimizers.optimas.methods import OptimasSettings
 from compound.optimizers.scheduling.scheduler import UCB, Gaps, Thompson, Uniform
-from compound.settings.base import BudgetSettings, OptimizeSettings
+from compound.settings.common import BudgetSettings
+from compound.settings.optimize import OptimizeSettings
 
 OUTPUT = Path(__file__).parents[1] / "data" / "local_rewards.json"
 SEEDS = 20

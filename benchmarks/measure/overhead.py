@@ -17,9 +17,9 @@ import tracemalloc
 from pathlib import Path
 
 from compound.components.function import Function
-from compound.engine import Example
 from compound.evaluation.evaluate import Rules, evaluate
 from compound.evaluation.metrics import exact_match
+from compound.example import Example
 from compound.execution.executor import Executor
 from compound.graph.component import Input, Source
 from compound.graph.system import System

@@ -10,8 +10,8 @@ import numpy as np
 
 from compound.benchmarks.simulated.search import Changed, world
 from compound.benchmarks.simulated.systems import Simulated
-from compound.engine import Example
 from compound.evaluation.evaluate import Rules, score
+from compound.example import Example
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace

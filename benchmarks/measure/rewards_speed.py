@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from compound.benchmarks.simulated.systems import Step
-from compound.engine import CallValues, Example
 from compound.evaluation.metrics import custom
+from compound.example import CallValues, Example
 from compound.execution.executor import Executor
 from compound.execution.rng import generator
 from compound.graph.component import Input, Source

@@ -45,7 +45,7 @@ from compound.optimizers.weights.loss.losses import ClippedLoss
 from compound.optimizers.weights.loss.objective import PolicyObjective
 from compound.optimizers.weights.recipes.rollouts import RolloutSettings
 from compound.runs.directory import read_records
-from compound.settings.base import make_settings
+from compound.settings.optimize import make_settings
 from compound.spec import load
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from compound.optimizers.scheduling.scheduler import Uniform
 from compound.optimizers.search.prompts import PromptSearch
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.settings import RewardLearning
-from compound.settings.base import OptimizeSettings
+from compound.settings.optimize import OptimizeSettings
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from compound.optimizers.methods import method
 from compound.registry.engines import find_engine
 from compound.runs.events import Event
 from compound.runs.recorder import Recorder
-from compound.settings.base import OptimizeSettings
+from compound.settings.optimize import OptimizeSettings
 
 # What the searches run under: outputs as a language model's (another setting draws another answer), a metric
 # whose noise is larger than what one component can gain, and more options than can be tried one by one.

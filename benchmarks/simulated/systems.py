@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compound.engine import Example, Score
+from compound.example import Example, Score
 from compound.execution.rng import generator
 from compound.graph.component import CallContext, Input, Operation, Source
 from compound.graph.space import Choice

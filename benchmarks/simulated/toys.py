@@ -27,9 +27,9 @@ from compound.benchmarks.simulated.toy_model import (
 from compound.components.flow import Loop, Map
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.engine import Example, Metric, Score
 from compound.errors import DeclarationError, nearest
 from compound.evaluation.metrics import custom, token_f1
+from compound.example import Example, Metric, Score
 from compound.execution.rng import generator
 from compound.graph.component import Input
 from compound.graph.space import ATTENTION, LoRA

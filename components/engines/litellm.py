@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import importlib
 import json
 import logging
 import math
@@ -319,7 +318,7 @@ def _imported() -> ModuleType:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     os.environ.setdefault("LITELLM_MODE", "PRODUCTION")
     try:
-        litellm = importlib.import_module("litellm")
+        import litellm
     except ImportError:
         raise MissingExtra("a remote model", "litellm", "remote") from None
     from litellm.llms.custom_httpx import http_handler
@@ -329,7 +328,8 @@ def _imported() -> ModuleType:
     wire.guard_litellm(http_handler)
     logging.getLogger("LiteLLM").setLevel(logging.ERROR)  # its warnings repeat what servers say
     vars(litellm).update(telemetry=False, suppress_debug_info=True)
-    return litellm
+    module: ModuleType = litellm
+    return module
 
 
 @functools.cache

@@ -12,14 +12,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol, cast
 
-from compound.engine import Engine, Example, Metric
+from compound.engine import Engine
 from compound.errors import DeclarationError, nearest
 from compound.evaluation.dataset import ROLES, Dataset
 from compound.evaluation.metrics import METRICS, Scoring, as_metric
+from compound.example import Example, Metric
 from compound.execution.budget import Budget
 from compound.graph.system import System
 from compound.registry.engines import find_engine
-from compound.settings.base import BudgetSettings
+from compound.settings.common import BudgetSettings
 
 
 class PolarsFrame(Protocol):

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 
 from compound.api.optimize import make_problem
@@ -21,9 +20,10 @@ from compound.evaluation.examples import read_examples
 from compound.evaluation.hub import HUB
 from compound.evaluation.metrics import check_rows
 from compound.optimization.prospects import outlook
+from compound.optimizers import methods
+from compound.optimizers.weights.methods import NothingToTune
 from compound.spec import Program
 
-METHODS = "compound.optimizers.methods"
 _PLACED = re.compile(r"(?P<file>[^\n]+?):(?P<line>\d+):(?:(?P<column>\d+):)? (?P<rest>.*)", re.DOTALL)
 _WHERE = re.compile(r"(?P<where>(?:[\w-]+|'[^']*')(?:\.(?:[\w-]+|'[^']*'))*): ")
 
@@ -165,7 +165,7 @@ def _prospects(program: Program) -> list[str]:
             program.find_engine,
             program.folder,
         )
-    except import_module(METHODS).NothingToTune:
+    except NothingToTune:
         if named:
             raise
         return []  # the note about the method says so
@@ -173,11 +173,10 @@ def _prospects(program: Program) -> list[str]:
 
 
 def _check_method(program: Program) -> Iterator[str]:
-    methods = import_module(METHODS)
     name, system, settings, folder = program.optimize.method, program.system, program.optimize, program.folder
     try:
         made = methods.method(name, system, settings, folder)
-    except methods.NothingToTune:
+    except NothingToTune:
         if "method" in settings.model_fields_set:
             raise
         fit = methods.fitting(system, settings, folder)

@@ -5,24 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from compound.api.optimize import METHODS, make_problem, resolved
+from compound.api.optimize import make_problem, resolved
 from compound.engine import Completion, Engine, Request, Usage
 from compound.errors import CompoundError
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.duplicates import overlaps, refuse
 from compound.evaluation.metrics import Comparison
 from compound.execution.executor import Executor
-from compound.graph.bounds import Amount, CallBound, Use, amount_of, unbounded
+from compound.graph.bounds import CallBound, Use
 from compound.optimization.allowance import Allowance, allowance
+from compound.optimization.bounds import Amount, amount_of, unbounded
 from compound.optimization.budget_plan import stochastic
 from compound.optimization.method import Job
 from compound.optimization.preflight import missing_keys
 from compound.optimization.problem import Problem
 from compound.optimization.prospects import outlook, planned
-from compound.settings.base import COUNTS, BudgetSettings
+from compound.optimizers import methods
+from compound.settings.common import COUNTS, BudgetSettings
 
 if TYPE_CHECKING:
     from compound.spec import Program
@@ -53,7 +54,7 @@ def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
     problem = make_problem(
         program.system, program.data, program.metric, program.optimize, program.find_engine, program.folder
     )
-    settings, methods = problem.settings, import_module(METHODS)
+    settings = problem.settings
     others = [methods.method(n, problem.system, settings, problem.folder) for n in settings.baselines]
     bounds = [bound(problem)]
     for name, method in zip(settings.baselines, others, strict=True):

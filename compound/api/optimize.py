@@ -7,12 +7,12 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from compound import report as reports
 from compound.concurrency.blocking import blocking
-from compound.engine import Example, Metric
 from compound.errors import FRESH, CompoundError, DataError, RunDirectoryError
 from compound.evaluation.dataset import Dataset, Split
 from compound.evaluation.duplicates import overlaps, refuse
@@ -20,20 +20,23 @@ from compound.evaluation.evaluate import Evaluation, gain_interval
 from compound.evaluation.examples import read_examples
 from compound.evaluation.metrics import check_rows
 from compound.evaluation.statistics import Interval
+from compound.example import Example, Metric
 from compound.execution.executor import Executor
 from compound.execution.sender import Engines
 from compound.formatting import shown
 from compound.graph.configuration import Configuration, digest, load, readable
+from compound.graph.draw import as_document
 from compound.graph.fingerprint import described
 from compound.graph.system import System
 from compound.loop.loop import OptimizationLoop, final_configuration
+from compound.loop.retry import retry_failed as retry_rows
 from compound.optimization.budget_plan import refuse_too_small
 from compound.optimization.preflight import engine_names, refuse_unpriced
 from compound.optimization.problem import Problem
 from compound.optimization.prospects import outlook
+from compound.optimizers import methods
 from compound.registry.code import find_code
 from compound.registry.engines import find_engine, for_system
-from compound.report.facts.documents import Graph
 from compound.runs import changes
 from compound.runs.directory import (
     UNREADABLE,
@@ -47,13 +50,13 @@ from compound.runs.directory import (
 )
 from compound.runs.recorder import MEMORY_FOLDER, Interrupted, Listener, Recorder
 from compound.security.untrusted import UntrustedFolder
-from compound.settings.base import OptimizeSettings, Settings
+from compound.settings.base import Settings
+from compound.settings.optimize import OptimizeSettings
 from compound.settings.references import references
 from compound.storage.artifacts import is_reference, leads_outside
 from compound.storage.paths import run_folder
 from compound.storage.state import StateError
 
-METHODS = "compound.optimizers.methods"
 FOR_MEMORY = (
     "optimize.*.optimizer.micro_tokens",
     "optimize.*.rollouts.max_length",
@@ -296,7 +299,7 @@ def refuse_foreign_folders(problem: Problem, recorder: Recorder) -> None:
 
 def report(recorder: Recorder) -> None:
     """Write the report of a finished run, and note that it is there."""
-    import_module("compound.report").write(recorder.run.path)
+    reports.write(recorder.run.path)
     recorder.state.reported = True
     recorder.save()
 
@@ -331,7 +334,7 @@ def _beside(
 ) -> tuple[Problem, Recorder]:
     """Return the problem of a baseline, and the recorder of its run."""
     settings = problem.settings.model_copy(update={"method": name, "baselines": ()})
-    method = import_module(METHODS).method(name, problem.system, settings, problem.folder)
+    method = methods.method(name, problem.system, settings, problem.folder)
     other = replace(problem, settings=settings, method=method)
     run = open_run(parent.run.path / "baselines" / name, "", describe(other))
     return other, Recorder(run, parent=parent, listener=_labelled(listener, name))
@@ -339,7 +342,6 @@ def _beside(
 
 def _retry(problem: Problem, recorder: Recorder, listener: Listener | None) -> None:
     """Run the failed test rows of a finished run and its baselines again, and write the report anew."""
-    again = import_module("compound.loop.retry").retry_failed
     try:
         if not recorder.state.done:
             raise RunDirectoryError(
@@ -347,11 +349,11 @@ def _retry(problem: Problem, recorder: Recorder, listener: Listener | None) -> N
                 hint="continue it first: give the same command without --retry-failed",
             )
         with continued(recorder):
-            blocking(again(problem, recorder))
+            blocking(retry_rows(problem, recorder))
         for name in problem.settings.baselines:
             other, beside = _beside(name, problem, recorder, listener)
             try:
-                blocking(again(other, beside))
+                blocking(retry_rows(other, beside))
             finally:
                 beside.close()
         report(recorder)
@@ -398,7 +400,6 @@ def make_problem(
             )
     for rows in splits.values():
         check_rows(metric, system.outputs, rows)
-    methods = import_module(METHODS)
     method = methods.method(settings.method, system, settings, folder)
     others = [methods.method(name, system, settings, folder) for name in settings.baselines]
     for each in (method, *others):  # what cannot be done is refused before anything is spent
@@ -435,7 +436,7 @@ def describe(problem: Problem) -> dict[str, Any]:
         "defaults": dict(problem.system.defaults),
         "settings": dict(problem.system.settings),
         "start": problem.system.configuration.to_json(),
-        "graph": drawing(problem.system),
+        "graph": as_document(problem.system),
         "structure": changes.structure(problem.system),
         "engines": engine_names(problem),
         "data": {
@@ -468,16 +469,6 @@ def _named(sections: Mapping[str, Settings], folder: Path) -> dict[str, Any]:
                 digest_of = load(path).digest if path.exists() else None
                 found.setdefault("configurations", {})[each.name] = digest_of
     return found
-
-
-def drawing(system: System) -> Graph:
-    """Return the graph as JSON: nodes with kinds, edges with ports, outputs."""
-    edges = [[a, b, list(d["ports"])] for a, b, d in sorted(system.graph.edges(data=True))]
-    return {
-        "nodes": [[name, data["kind"]] for name, data in sorted(system.graph.nodes(data=True))],
-        "edges": cast("list[tuple[str, str, list[str]]]", edges),  # lists, as they are read back
-        "outputs": {name: source.label for name, source in system.outputs.items()},
-    }
 
 
 def versions() -> dict[str, str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-    from compound.engine import Example
+    from compound.example import Example
     from compound.execution.trace import Trace
 
 

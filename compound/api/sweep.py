@@ -11,16 +11,17 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compound.api.optimize import FOR_MEMORY, METHODS, changed, describe, make_problem, optimize
+from compound.api.optimize import FOR_MEMORY, changed, describe, make_problem, optimize
 from compound.errors import CompoundError, DeclarationError, RunDirectoryError
+from compound.optimizers import methods
+from compound.report import comparison
 from compound.runs.directory import load_checkpoint, write_atomically
 from compound.runs.recorder import STOP, Interrupted, Listener, Recorder
 from compound.security.untrusted import UntrustedFolder
-from compound.settings.base import OptimizeSettings
+from compound.settings.optimize import OptimizeSettings
 
 if TYPE_CHECKING:
     from compound.report.comparison import SweepFacts, SweepRun
@@ -198,7 +199,6 @@ def _end_if_asked(stopper: Stopper, folder: Path, *, always: bool = False) -> No
 
 def _written(runs: Sequence[Planned], folder: Path, failed: Mapping[Planned, str]) -> SweepFacts:
     """Write the table of what is done so far; returns its facts."""
-    comparison = import_module("compound.report.comparison")
     budgets = {run.file: run.settings.budget.limits() for run in runs}
     facts: SweepFacts = comparison.compare(list(_states(runs, folder, failed)), folder, budgets)
     text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False)
@@ -233,7 +233,6 @@ def _folder(method: str) -> str:
 
 def _inapplicable(program: Program, method: str) -> str:
     """Return why a method that exists cannot work on a system."""
-    methods = import_module(METHODS)
     methods.factory(method, program.folder)
     try:
         methods.method(method, program.system, program.optimize, program.folder)

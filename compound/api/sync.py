@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,8 @@ from compound.graph.types import spell
 from compound.registry.engines import for_system
 from compound.runs.directory import APPENDED, CHECKPOINT, CONFIG, load_checkpoint, read_json, understood
 from compound.security.untrusted import UntrustedFolder
-from compound.settings.base import OptimizeSettings, make_settings
+from compound.settings.optimize import OptimizeSettings, make_settings
+from compound.spec import load as load_program
 from compound.storage.paths import cache_folder, run_folder, unused
 
 
@@ -219,10 +219,7 @@ def load_system(path: str | Path, *, allow_import: bool = True, trust: Collectio
     ``allow_import=False`` refuses files that name Python code. ``trust`` gives consent to the servers and
     keys that the file names, such as ``["LLM_KEY@llm.example.com"]``.
     """
-    load = importlib.import_module("compound.spec").load
-    program = load(Path(path), allow_import=allow_import, trust=trust)
-    system: System = program.system
-    return system
+    return load_program(Path(path), allow_import=allow_import, trust=trust).system
 
 
 def read_inputs(system: System, arguments: Sequence[str]) -> dict[str, Any]:

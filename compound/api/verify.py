@@ -5,12 +5,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from importlib import import_module
 from pathlib import Path
 
 from compound.errors import CompoundError
 from compound.execution.cache import CURRENT, FORMAT, WAIT, bounded, check_files, read_row, restrict, table
 from compound.graph.configuration import Configuration, load
+from compound.rewards.model import read as read_rewards
 from compound.runs.checkpoint import Checkpoint
 from compound.runs.directory import (
     APPENDED,
@@ -121,7 +121,7 @@ def _check_best(folder: UntrustedFolder, stored: Checkpoint) -> None:
 
 def _check_rewards(folder: UntrustedFolder) -> None:
     if folder.kind(f"{REWARDS}/card.json") is not None:
-        import_module("compound.rewards.model").read(folder.path / REWARDS)
+        read_rewards(folder.path / REWARDS)
 
 
 def _cache_problems(folder: UntrustedFolder, stored: Checkpoint | None) -> list[str]:

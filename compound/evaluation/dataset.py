@@ -16,10 +16,10 @@ from typing import Literal
 
 import numpy as np
 
-from compound.engine import Example
 from compound.errors import DataError, DeclarationError, nearest
 from compound.evaluation.hub import HUB, absent, hub_rows
 from compound.evaluation.rows import DataFile, Row, data_file, digest_of, file_of_split, rows_of
+from compound.example import Example
 from compound.execution.rng import generator
 from compound.security.untrusted import UntrustedFolder, named
 

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-from compound.engine import Example
 from compound.errors import DataError
 from compound.evaluation.dataset import ROLES, Dataset
+from compound.example import Example
 from compound.graph.configuration import canonical, readable
 
 NAMES = {"train": "train", "valid": "validation", "test": "test"}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn, NotRequired, TypedDict
 
-from compound.engine import NO_USAGE, Example, Metric, Usage, UsageDocument, UsageRow
+from compound.engine import NO_USAGE, Usage, UsageDocument, UsageRow
 from compound.errors import (
     CallError,
     CompoundError,
@@ -31,6 +31,7 @@ from compound.evaluation.statistics import (
     cluster_mean_interval,
     paired_interval,
 )
+from compound.example import Example, Metric
 from compound.execution.executor import Executor, Settings
 from compound.execution.trace import Failure, FailureRow, Trace
 from compound.formatting import shown

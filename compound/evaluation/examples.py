@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from compound.engine import Example
 from compound.errors import DataError
 from compound.evaluation.dataset import Dataset, Split
+from compound.example import Example
 from compound.graph.types import accepts, convert, spell
 
 CSV = (".csv", ".csv.gz")

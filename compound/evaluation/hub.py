@@ -6,7 +6,6 @@ files a data set names.
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -63,11 +62,13 @@ def hub_rows(path: str, subset: str | None, splits: Sequence[str]) -> tuple[str,
     for part in (*splits, *([] if subset is None else [subset])):
         if not _PART.fullmatch(part):
             raise DataError(f"{name}: {part!r} is no name of a split or a subset on the hub")
-    for library in ("huggingface_hub", "pyarrow"):
-        try:
-            importlib.import_module(library)
-        except ImportError as error:
-            raise MissingExtra(f"{missing}; reading it as a hub data set", library, "hub") from error
+    try:
+        import huggingface_hub  # noqa: F401 - only to say here which one is missing
+        import pyarrow as pa  # noqa: F401
+    except ImportError as error:
+        raise MissingExtra(
+            f"{missing}; reading it as a hub data set", error.name or "pyarrow", "hub"
+        ) from error
     what = f"{missing}, and the hub gave no data set of that id with a split"
     try:
         files = _files(name, subset, splits)

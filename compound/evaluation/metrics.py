@@ -21,10 +21,10 @@ from typing import Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin
 
 import numpy as np
 
-from compound.engine import Example, Metric, Score
 from compound.errors import CallError, DataError, DeclarationError, nearest
 from compound.evaluation.labels import is_denied
 from compound.evaluation.statistics import ROUNDING, UNIT, Bounds
+from compound.example import Example, Metric, Score
 
 SHOWN = 8  # labels and gold values that a message names
 _PUNCTUATION = str.maketrans("", "", string.punctuation)

@@ -17,17 +17,9 @@ from typing import TypedDict, TypeVar, cast
 
 import numpy as np
 
-from compound.engine import (
-    NO_USAGE,
-    CallValues,
-    Completion,
-    Engine,
-    Request,
-    TokenRecord,
-    Usage,
-    UsageDocument,
-)
+from compound.engine import NO_USAGE, Completion, Engine, Request, TokenRecord, Usage, UsageDocument
 from compound.errors import CallError, CompoundError, OutputTypeError, TransientError
+from compound.example import CallValues
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
 from compound.execution.exchange import Exchange, exchanged

@@ -17,18 +17,31 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from compound.engine import Completion, Engine, Request, Values
+from compound.engine import Completion, Engine, Request
 from compound.errors import CallError, DeclarationError, first_of, nearest
+from compound.example import Values
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
 from compound.execution.caller import Attempt, Caller
-from compound.execution.dataflow import ABSENT, FAILED, finish, gather, read, skipped_output
 from compound.execution.forks import Fork, make_fork
 from compound.execution.outcomes import Outcome
-from compound.execution.plan import ExecutionPlan, Step, misfit, prepare, values_of
 from compound.execution.rng import stream
+from compound.execution.schedule import (
+    ABSENT,
+    FAILED,
+    ExecutionPlan,
+    Step,
+    finish,
+    gather,
+    misfit,
+    prepare,
+    read,
+    skipped_output,
+    values_of,
+)
 from compound.execution.trace import Call, Failure, Trace
-from compound.graph.component import Composite, Node, Operation, Value, joined
+from compound.graph.component import Node, Operation, Value, joined
+from compound.graph.composite import Composite
 from compound.graph.system import System
 from compound.graph.types import accepts, spell
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from compound.errors import DeclarationError, nearest
 from compound.execution.trace import Call, Trace
-from compound.graph.component import Component, Composite
+from compound.graph.component import Component
+from compound.graph.composite import Composite
 from compound.graph.system import System
 from compound.graph.types import accepts, spell
 

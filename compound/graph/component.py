@@ -7,25 +7,23 @@ are immutable; what is tuned lives in a `Configuration`.
 
 from __future__ import annotations
 
-import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from compound.engine import CallValues, Completion, Request
+from compound.engine import Completion, Request
 from compound.errors import DeclarationError, WiringError, nearest
+from compound.example import CallValues
 from compound.formatting import MOST_NAMES, listed, short, shown
 from compound.graph.bounds import Extent, Limits, Reach, of_type
+from compound.graph.configuration import Configuration
 from compound.graph.space import Space
 from compound.graph.types import Port, fits, listing, spell, union
 from compound.storage.artifacts import Reference
-
-if TYPE_CHECKING:
-    from compound.graph.system import System
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -288,35 +286,24 @@ def joined(*sources: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(address for group in sources for address in group))
 
 
-RunBody = Callable[[int, Mapping[str, Value]], Awaitable[Mapping[str, Value] | None]]
+class Body(Protocol):
+    """The graph inside a composite, as a `System` gives it."""
+
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        """Its nodes, by name."""
+        ...
+
+    @property
+    def configuration(self) -> Configuration:
+        """The configuration that it is bound to."""
+        ...
 
 
-class Composite(Component):
-    """A component made of a body that runs several times; its calls carry an index in their address."""
+class CompositeBase(Component):
+    """A component with a graph inside; see `compound.graph.composite.Composite`."""
 
-    body: System
-
-    def most_turns(self, given: Mapping[str, Extent]) -> float:
-        """Return how often the body runs at most; infinite when that is not known."""
-        return math.inf
-
-    def first_inputs(self, given: Mapping[str, Extent]) -> dict[str, Extent]:
-        """Return the longest inputs of the body in the first turn."""
-        return {name: given[name] for name in self.body.inputs}
-
-    def next_inputs(self, inputs: Mapping[str, Extent], outputs: Mapping[str, Extent]) -> dict[str, Extent]:
-        """Return the longest inputs of the body in this turn and the next one."""
-        return dict(inputs)
-
-    def all_outputs(self, outputs: Mapping[str, Extent], turns: float) -> dict[str, Extent]:
-        """Return the longest outputs, from those of one turn."""
-        return {name: replace(extent.times(turns), items=turns) for name, extent in outputs.items()}
-
-    @abstractmethod
-    async def drive(
-        self, inputs: Mapping[str, Value], values: Mapping[str, object], body: RunBody
-    ) -> Mapping[str, Value] | None:
-        """Run the body as often as needed; ``None`` when one of its runs failed."""
+    body: Body
 
 
 def connect(
@@ -324,7 +311,7 @@ def connect(
 ) -> Node:
     """Make a node, checking every edge as it is made."""
     check_name("Node", name)
-    if not isinstance(component, Operation | Composite):
+    if not isinstance(component, Operation | CompositeBase):
         raise DeclarationError(
             f"component {component.name!r} is neither an Operation nor a Composite",
             hint="subclass Operation and implement run",

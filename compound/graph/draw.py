@@ -1,26 +1,32 @@
-"""Drawing a graph: as text, as Mermaid for documents, or as SVG."""
+"""Draw a graph as text or Mermaid, or describe it as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from typing import TypedDict, cast
 
-from compound.errors import DeclarationError, nearest
-from compound.graph.component import Composite, Input, Node, Source
+from compound.graph.component import Input, Node, Source
+from compound.graph.composite import Composite
 from compound.graph.system import System
 from compound.graph.types import spell
 
 
-def draw(system: System, form: str = "text") -> str:
-    """Return a drawing of a system.
+class GraphDocument(TypedDict):
+    """A graph as JSON: nodes with kinds, edges with ports, and the label that each output reads."""
 
-    Args:
-        system: what to draw.
-        form: ``text`` (one line per node, top to bottom), ``mermaid``, or ``svg``.
-    """
-    forms: Mapping[str, Callable[[System], str]] = {"text": as_text, "mermaid": as_mermaid, "svg": as_svg}
-    if form not in forms:
-        raise DeclarationError(f"no drawing format {form!r}", hint=nearest(form, forms))
-    return forms[form](system)
+    nodes: Sequence[Sequence[str]]
+    edges: Sequence[tuple[str, str, Sequence[str]]]
+    outputs: Mapping[str, str]
+
+
+def as_document(system: System) -> GraphDocument:
+    """Return the graph of a system as JSON."""
+    edges = [[a, b, list(d["ports"])] for a, b, d in sorted(system.graph.edges(data=True))]
+    return {
+        "nodes": [[name, data["kind"]] for name, data in sorted(system.graph.nodes(data=True))],
+        "edges": cast("list[tuple[str, str, list[str]]]", edges),  # lists, as they are read back
+        "outputs": {name: source.label for name, source in system.outputs.items()},
+    }
 
 
 def as_text(system: System) -> str:
@@ -69,15 +75,3 @@ def as_mermaid(system: System) -> str:
 
 def _id(source: Source) -> str:
     return f"in_{source.name}" if isinstance(source, Input) else source.node.name
-
-
-def as_svg(system: System) -> str:
-    """Return an SVG picture.
-
-    Raises:
-        MissingExtra: matplotlib is not installed.
-    """
-    from compound.api.optimize import drawing
-    from compound.report.figures.graph import graph_svg
-
-    return graph_svg(drawing(system))

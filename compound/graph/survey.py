@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from compound.engine import Example
+from compound.example import Example
 from compound.graph.bounds import CallBound, Extent, Reach, Use, of_values
-from compound.graph.component import Component, Composite, Input, Source
+from compound.graph.component import Component, Input, Source
+from compound.graph.composite import Composite
 from compound.graph.space import Text
 from compound.graph.system import System
 

@@ -17,7 +17,7 @@ from compound.errors import ConfigurationError, WiringError, nearest
 from compound.formatting import listed, shown
 from compound.graph.component import (
     Component,
-    Composite,
+    CompositeBase,
     Condition,
     Input,
     Node,
@@ -88,7 +88,7 @@ class System:
         set_("engines", None)
         start = {key: space.value for key, space in self.parameters.items()}
         for node in self.all_nodes():
-            if isinstance(node.component, Composite):  # a body that was bound keeps its values
+            if isinstance(node.component, CompositeBase):  # a body that was bound keeps its values
                 bound = node.component.body.configuration
                 start |= {key: value for key, value in bound.items() if key in start}
         set_("configuration", Configuration(start))
@@ -394,7 +394,7 @@ def _all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
     """Yield nodes and those of the bodies inside them."""
     for node in nodes:
         yield node
-        if isinstance(node.component, Composite):
+        if isinstance(node.component, CompositeBase):
             yield from _all_nodes(node.component.body.nodes.values())
 
 

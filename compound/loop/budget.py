@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from compound.engine import Engine
 from compound.execution.budget import Meter
-from compound.graph.bounds import Amount
 from compound.optimization.allowance import Allowance, allowance, caps, dearest, runs_left
+from compound.optimization.bounds import Amount
 from compound.optimization.budget_plan import BudgetPlan, fewest_of, make_plan, usable
 from compound.optimization.method import Job
 from compound.optimization.problem import Problem

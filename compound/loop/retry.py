@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from compound.engine import Example
 from compound.errors import BudgetExhausted
 from compound.evaluation.evaluate import Evaluation, Row, evaluate
+from compound.example import Example
 from compound.execution.executor import Executor
 from compound.graph.system import System
 from compound.loop.context import RunContext

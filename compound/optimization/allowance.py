@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from compound.engine import Engine, Usage
 from compound.execution.budget import MARGIN, Budget, Meter
-from compound.graph.bounds import Amount, Bounded, CallBound, JobBound, Outlook, amount_of
+from compound.graph.bounds import CallBound
 from compound.graph.space import Text
 from compound.graph.survey import Limits, Survey, survey
+from compound.optimization.bounds import Amount, Bounded, JobBound, Outlook, amount_of
 from compound.optimization.method import Job
 from compound.optimization.proposals import Proposals
 

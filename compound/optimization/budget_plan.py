@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from compound.errors import DeclarationError
 from compound.evaluation.power import least_p
-from compound.execution.plan import values_of
+from compound.execution.schedule import values_of
 from compound.graph.component import Component
 from compound.graph.space import Choice, Float, Int
 from compound.graph.system import System

@@ -14,8 +14,9 @@ from typing import Any, Final, Protocol
 
 from pydantic import Field
 
-from compound.engine import Completion, Example, Metric, Request
+from compound.engine import Completion, Request
 from compound.evaluation.evaluate import Evaluation, Rules
+from compound.example import Example, Metric
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
 from compound.graph.system import System

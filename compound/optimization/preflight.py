@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from compound.engine import Engine
 from compound.errors import CompoundError, MissingExtra
-from compound.execution.plan import values_of
+from compound.execution.schedule import values_of
 from compound.execution.sender import Sender, unpriced
 from compound.graph.bounds import CallBound
 from compound.graph.space import Choice

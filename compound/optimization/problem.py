@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from compound.engine import Example, Metric
 from compound.evaluation.evaluate import Rules
+from compound.example import Example, Metric
 from compound.execution.sender import Engines
 from compound.graph.system import System
 from compound.optimization.method import Method
-from compound.settings.base import OptimizeSettings
+from compound.settings.optimize import OptimizeSettings
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypedDict
 
 from compound.evaluation.power import POWER, detectable, examples_needed, least_improved, least_p
 from compound.execution.rng import stream
-from compound.graph.bounds import Bounded
 from compound.optimization.allowance import Allowance, allowance
+from compound.optimization.bounds import Bounded
 from compound.optimization.budget_plan import (
     BudgetPlan,
     baseline_runs,

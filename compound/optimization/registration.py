@@ -11,7 +11,8 @@ from compound.formatting import short
 from compound.graph.system import System
 from compound.optimization.method import Method
 from compound.registry.user_code import UserCodeError, definition, refuse_signature, reported
-from compound.settings.base import NoSettings, OptimizeSettings, S, Settings
+from compound.settings.base import NoSettings, S, Settings
+from compound.settings.optimize import OptimizeSettings
 
 
 class MethodFactory:

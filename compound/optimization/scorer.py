@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from compound.engine import Completion, Example, Request
+from compound.engine import Completion, Request
 from compound.errors import DeclarationError
 from compound.evaluation.evaluate import Evaluation, OnTrace, evaluate_all, refuse_broken
 from compound.evaluation.statistics import binomial_tail
+from compound.example import Example
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
 from compound.graph.configuration import canonical

@@ -46,6 +46,25 @@ def find_code(spec: str, folder: Path) -> Any:  # noqa: ANN401 - whatever the us
     return found
 
 
+def place_of(found: object) -> str | None:
+    """Return ``module:name`` of a function or class, or ``None`` where it cannot be found by it.
+
+    >>> import math
+    >>> place_of(math.sqrt)
+    'math:sqrt'
+    """
+    module, path = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(path, str) or module == "__main__" or "<" in path:
+        return None
+    try:
+        here: object = importlib.import_module(module)
+        for part in path.split("."):
+            here = getattr(here, part)
+    except (ImportError, AttributeError):
+        return None
+    return f"{module}:{path}" if here == found else None
+
+
 def _import(name: str, folder: Path) -> ModuleType:
     with _LOCK, _searching(folder):
         _refuse_hidden(name.partition(".")[0], folder)

@@ -63,6 +63,11 @@ def for_system(engines: Engines, system: System) -> Engines:
 
 def open_engine(kind: str, **settings: object) -> Engine:
     """Make an engine of a kind (``transformers``, ``litellm`` or ``vllm``) with its settings."""
+    return engine_class(kind)(**settings)
+
+
+def engine_class(kind: str) -> Callable[..., Engine]:
+    """Return the class of a kind of engine."""
     module, _, name = KINDS[kind].partition(":")
-    engine: Engine = getattr(importlib.import_module(module), name)(**settings)
-    return engine
+    found: Callable[..., Engine] = getattr(importlib.import_module(module), name)
+    return found

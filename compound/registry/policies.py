@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
-from compound.engine import CallValues
+from compound.example import CallValues
 from compound.storage.artifacts import Reference, verified
 
 LOADER = "compound.rewards.policy:load_policy"

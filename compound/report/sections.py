@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from importlib import import_module
 from typing import Any, TypeVar
 
 from compound.errors import MissingExtra
@@ -17,7 +16,8 @@ from compound.report.rendering import tables
 from compound.report.rendering.blocks import Block, Change, Code, Examples, Figure, Pairs, Section
 from compound.report.rewards.section import reward_blocks
 from compound.report.training.tables import training_blocks
-from compound.settings.base import OptimizeSettings
+from compound.settings.optimize import OptimizeSettings
+from compound.settings.sections import defaults
 
 
 def sections(facts: ReportFacts) -> list[Section]:
@@ -192,7 +192,7 @@ def _chosen(settings: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """Yield the settings that are not as they are by default, the budget's apart."""
     usual = {
         **OptimizeSettings().model_dump(mode="json"),
-        **import_module("compound.settings.sections").defaults(),
+        **defaults(),
     }
     yield from _different({name: value for name, value in settings.items() if name != "budget"}, usual, "")
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from compound.engine import Example
 from compound.errors import CompoundError
 from compound.evaluation.evaluate import OnTrace
+from compound.example import Example
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache, DiskCache
 from compound.execution.trace import Call, Trace, to_json

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,18 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from compound.errors import DeclarationError, nearest
-from compound.optimization.registration import MethodFactory, as_factory
-from compound.settings.base import CommonSettings, NoSettings, Settings
+from compound.registry.code import find_code
+from compound.registry.methods import registered
+from compound.settings.base import NoSettings, Settings
+from compound.settings.common import CommonSettings
 from compound.settings.renamed import OLD_SECTIONS, new_spellings, renamed_leaf
 
 Own = tuple[tuple[str, type[Settings] | None], ...]  # sections of a user's methods, None where not importable
-METHODS = "compound.optimizers.methods"
-
-
-def registered() -> Mapping[str, MethodFactory]:
-    """Return the methods that are built in, by name."""
-    found: Mapping[str, MethodFactory] = import_module(METHODS).METHODS
-    return found
 
 
 class _Made(CommonSettings):
@@ -110,12 +104,12 @@ def _own_methods(values: Mapping[str, object]) -> Iterator[str]:
 
 def _model_of(name: str, folder: Path) -> type[Settings] | None:
     """Return the model of a method's settings; ``None`` where importing fails: the method is refused then."""
-    from compound.registry.code import find_code
-
     try:
-        return as_factory(find_code(name, folder), name).settings
+        found = find_code(name, folder)
     except DeclarationError:
         return None
+    model = getattr(found, "settings", NoSettings)
+    return model if isinstance(model, type) and issubclass(model, Settings) else None
 
 
 def checked(values: Mapping[str, object]) -> dict[str, object]:

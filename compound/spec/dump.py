@@ -15,7 +15,8 @@ from compound.components.llm import LLM
 from compound.components.retriever import Retriever
 from compound.components.selector import Selector
 from compound.errors import DeclarationError
-from compound.graph.component import Component, Composite, Condition, Node, Source
+from compound.graph.component import Component, Condition, Node, Source
+from compound.graph.composite import Composite
 from compound.graph.space import PerInput, Space
 from compound.graph.system import System
 from compound.spec.schema.settings import SPACES

@@ -16,7 +16,8 @@ from compound.components.llm import LLM
 from compound.components.retriever import Retriever
 from compound.components.selector import Selector
 from compound.errors import DeclarationError, nearest
-from compound.graph.component import Component, Composite, Operation
+from compound.graph.component import Component, Operation
+from compound.graph.composite import Composite
 from compound.graph.space import Choice, Weights
 from compound.graph.system import System
 from compound.graph.types import Port, spell

@@ -9,23 +9,25 @@ of a key needs the user's consent; see `compound.security.trust`.
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compound.engine import Engine, Metric, Values
+from compound.engine import Engine
 from compound.errors import DeclarationError, SpecError, nearest
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.hub import HUB, hub_id
 from compound.evaluation.metrics import METRICS, custom
+from compound.example import Metric, Values
 from compound.graph.system import System
 from compound.registry.engines import find_engine, open_engine
+from compound.registry.methods import registered
 from compound.security.trust import Trust
-from compound.settings.base import OptimizeSettings, Settings
+from compound.settings.base import Settings
+from compound.settings.optimize import OptimizeSettings
 from compound.settings.references import references
-from compound.settings.sections import METHODS, Own, optimize_model, own_sections
+from compound.settings.sections import Own, optimize_model, own_sections
 from compound.spec.build import Graph
 from compound.spec.consent import check_consent
 from compound.spec.context import OUTSIDE, Context, leads_out
@@ -274,7 +276,7 @@ def _check_references(context: Context, settings: Settings, start: Address) -> N
 
 def _check_method(context: Context, name: str, address: Address) -> None:
     """Note a method that does not exist; one of the user's own is imported, so that it is found later."""
-    known = importlib.import_module(METHODS).METHODS
+    known = registered()
     if ":" in name:
         context.function(name, address)
     elif name not in known:

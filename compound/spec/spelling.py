@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-
 from compound.errors import DeclarationError
 from compound.graph.space import Choice, Demos, Float, Int, LoRA, Space, Text, Weights
 from compound.graph.types import parse, spell
+from compound.registry.code import place_of
 from compound.spec.yaml.text import Flow
 
 Tree = dict[str, object]
@@ -45,18 +44,11 @@ def spell_space(space: Space, value: object) -> Tree:
 
 def spell_code(found: object, name: str) -> str:
     """Return ``module:name`` of a function or class that can be found by it."""
-    module, path = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
-    here: object = None
-    if isinstance(module, str) and isinstance(path, str) and module != "__main__" and "<" not in path:
-        try:
-            here = importlib.import_module(module)
-            for part in path.split("."):
-                here = getattr(here, part)
-        except (ImportError, AttributeError):
-            here = None
-    if here is None or here != found:
+    place = place_of(found)
+    if place is None:
+        module, path = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
         raise DeclarationError(
             f"{name}: {path or found!r} of {module} cannot be named in a file",
             hint="define it at the top of a module",
         )
-    return f"{module}:{path}"
+    return place

@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 
 import compound as cp
-from compound.engine import Example
+from compound.example import Example
 from compound.evaluation.dataset import Dataset
 from compound.api.optimize import optimize
 from compound.optimizers.optimas.methods import OptimasSettings
 from compound.optimizers.search.prompts import PromptSettings
 from compound.rewards.settings import BackboneSettings, FreshPairSettings
-from compound.settings.base import BudgetSettings, OptimizeSettings
+from compound.settings.optimize import OptimizeSettings
+from compound.settings.common import BudgetSettings
 from compound.runs.directory import read_json, read_records
 from compound.testing import ScriptedLM
 

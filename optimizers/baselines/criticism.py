@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 from compound.engine import Message, Request
 from compound.execution.trace import Trace
-from compound.graph.bounds import CallBound, Extent, Outlook
+from compound.graph.bounds import CallBound, Extent
 from compound.graph.component import Component
 from compound.graph.configuration import component_of
+from compound.optimization.bounds import Outlook
 from compound.optimizers.search.opro import purpose
 from compound.optimizers.search.transcripts import (
     calls,

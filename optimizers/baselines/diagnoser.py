@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 
-from compound.engine import Example, Message, Request
+from compound.engine import Message, Request
+from compound.example import Example
 from compound.execution.trace import Trace
-from compound.graph.bounds import CallBound, Extent, Outlook
+from compound.graph.bounds import CallBound, Extent
 from compound.graph.system import System
+from compound.optimization.bounds import Outlook
 from compound.optimizers.search.transcripts import (
     diagram,
     fields,

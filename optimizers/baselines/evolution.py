@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Protocol, overload
 
-from compound.engine import Example
+from compound.example import Example
 
 if TYPE_CHECKING:
     from gepa.core.adapter import EvaluationBatch

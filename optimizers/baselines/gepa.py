@@ -18,8 +18,8 @@ from pydantic import Field
 from compound.concurrency.questions import Questions
 from compound.errors import BudgetExhausted, MissingExtra
 from compound.execution.rng import stream
-from compound.graph.bounds import JobBound, Outlook
 from compound.narrowing import entry
+from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.baselines.evolution import PERFECT, Proceed, Question, search
 from compound.optimizers.baselines.reflection import WRITTEN, Answer, Answers, bound

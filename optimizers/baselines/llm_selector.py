@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from compound.engine import Example
 from compound.errors import TooManyFailures, first_of
+from compound.example import Example
 from compound.execution.trace import Trace
-from compound.graph.bounds import JobBound, Outlook
 from compound.graph.configuration import canonical, component_of
 from compound.graph.space import Choice
+from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.baselines.diagnoser import UNDECIDED, ask, blame, judged, verdicts
 from compound.optimizers.search.prompts import split

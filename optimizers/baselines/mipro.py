@@ -14,10 +14,10 @@ from typing import Literal
 from pydantic import Field
 
 from compound.execution.rng import generator
-from compound.graph.bounds import JobBound, Outlook
 from compound.graph.configuration import canonical
 from compound.graph.space import Demos, Text
 from compound.narrowing import entry
+from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.search import opro
 from compound.optimizers.search.demos import Found, draw

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from compound.execution.rng import generator
-from compound.graph.bounds import JobBound, Outlook
 from compound.graph.configuration import canonical
 from compound.graph.space import Choice, Demos, Float, Int, Text
 from compound.narrowing import entry
+from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.search.demos import draw
 from compound.optimizers.search.edits import GROWTH, bounded_edit

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from compound.engine import Example, Message, Request
+from compound.engine import Message, Request
 from compound.errors import TooManyFailures
+from compound.example import Example
 from compound.execution.rng import stream
 from compound.execution.trace import Trace
-from compound.graph.bounds import CallBound, Extent, Outlook
+from compound.graph.bounds import CallBound, Extent
 from compound.graph.configuration import component_of
+from compound.optimization.bounds import Outlook
 from compound.optimization.method import Task
 from compound.optimizers.baselines.evolution import Evaluate, Record, Rewrite, Scored
 from compound.optimizers.search.proposing import ask

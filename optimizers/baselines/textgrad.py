@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from compound.engine import Example
 from compound.errors import TooManyFailures
+from compound.example import Example
 from compound.execution.rng import generator, stream
-from compound.graph.bounds import JobBound, Outlook
 from compound.graph.configuration import component_of
 from compound.narrowing import entry
+from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.baselines.criticism import WRITTEN, bounds, criticise, rewrite
 from compound.optimizers.search.opro import proposal

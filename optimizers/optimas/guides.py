@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from compound.engine import Example
+from compound.example import Example
 from compound.execution.trace import Call, Trace
 from compound.optimization.method import Proposal, Task
 from compound.optimizers.optimas.local_scoring import Recorded, Scores

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import Field
 
-from compound.engine import CallValues
+from compound.example import CallValues
 from compound.graph.configuration import canonical, readable, readable_values
 from compound.optimization.method import Proposal
 from compound.optimizers.optimas.guides import Guidance, whole_calls

@@ -14,11 +14,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from compound.engine import Example
+from compound.example import Example
 from compound.execution.rng import generator
-from compound.graph.bounds import JobBound, Outlook
 from compound.graph.configuration import canonical, component_of, components_of
 from compound.graph.space import Choice, Demos, Float, Int, Text
+from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.optimas.guides import Guidance, Guide, LearnedRewards
 from compound.optimizers.optimas.local_scoring import (

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from compound.engine import CallValues
+from compound.example import CallValues
 from compound.execution.ordered import in_turn
-from compound.execution.plan import values_of
 from compound.execution.rng import generator, stream
+from compound.execution.schedule import values_of
 from compound.execution.trace import Call, Trace
 from compound.graph.configuration import canonical
 from compound.graph.system import System

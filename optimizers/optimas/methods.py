@@ -31,7 +31,8 @@ from compound.rewards.settings import (
     RewardLearning,
     RewardSettings,
 )
-from compound.settings.base import OptimizeSettings, Settings
+from compound.settings.base import Settings
+from compound.settings.optimize import OptimizeSettings
 
 SCHEDULERS: Mapping[str, Callable[[], Scheduler]] = {
     "gaps": Gaps,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from compound.engine import Example
-from compound.graph.bounds import JobBound, Outlook
+from compound.example import Example
 from compound.graph.configuration import component_of
+from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.optimas.guides import Guide, LearnedRewards
 from compound.optimizers.optimas.rewarding import RunRewards, tunable

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, cast
 from pydantic import Field
 
 from compound.concurrency.threads import compute
-from compound.engine import Example
 from compound.errors import BudgetExhausted, TooManyFailures
+from compound.example import Example
 from compound.execution.rng import generator
 from compound.execution.trace import Trace
 from compound.graph.configuration import canonical, components_of, digest

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from compound.concurrency.threads import compute
-from compound.engine import Example
+from compound.example import Example
 from compound.execution.trace import Call, Trace
-from compound.graph.bounds import JobBound, Outlook
+from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
 from compound.optimization.scorer import TRAIN_SAMPLE
 from compound.optimizers.optimas.guides import Guide, LearnedRewards

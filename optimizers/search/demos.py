@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from compound.engine import Example, Metric
 from compound.evaluation.metrics import Comparison
+from compound.example import Example, Metric
 from compound.execution.trace import Call, Trace
 from compound.graph.component import Component, Output
 from compound.graph.configuration import canonical, plain_values

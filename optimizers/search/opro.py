@@ -12,10 +12,11 @@ from collections.abc import Collection, Sequence
 
 from compound.engine import Message, Request
 from compound.execution.rng import stream
-from compound.graph.bounds import CallBound, Extent, Outlook
+from compound.graph.bounds import CallBound, Extent
 from compound.graph.component import Component
 from compound.graph.configuration import component_of
 from compound.narrowing import entry
+from compound.optimization.bounds import Outlook
 from compound.optimization.method import Task
 from compound.optimizers.search.proposing import ask as send
 

@@ -13,13 +13,13 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from compound.engine import Example
+from compound.example import Example
 from compound.execution.rng import generator
 from compound.execution.trace import Trace
-from compound.graph.bounds import JobBound, Outlook
 from compound.graph.configuration import canonical, component_of
 from compound.graph.space import Demos, Text
 from compound.narrowing import entry
+from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.search import opro
 from compound.optimizers.search.demos import Found, bootstrap, corrected, draw

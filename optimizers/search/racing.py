@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from pydantic import Field
 
-from compound.engine import Example
+from compound.example import Example
 from compound.optimization.method import Scorer
 from compound.storage.state import State
 

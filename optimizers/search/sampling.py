@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from compound.engine import Example
+from compound.example import Example
 from compound.execution.rng import generator
-from compound.graph.bounds import JobBound, Outlook
 from compound.graph.configuration import canonical
 from compound.graph.space import Choice, Float, Int, Space
+from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.search.prompts import Contest, contest, raced, split
 from compound.optimizers.search.racing import rungs

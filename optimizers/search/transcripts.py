@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from compound.execution.trace import Trace
-from compound.graph.bounds import Extent, Outlook, Use
+from compound.graph.bounds import Extent, Use
 from compound.graph.component import Component
 from compound.graph.configuration import canonical, readable
 from compound.graph.system import System
+from compound.optimization.bounds import Outlook
 
 LONGEST = 600  # characters of one value
 FAILURE = 300  # bytes of the message of a failed call

@@ -12,7 +12,7 @@ from typing import cast
 
 from pydantic import Field
 
-from compound.engine import Example
+from compound.example import Example
 from compound.execution.rng import generator
 from compound.graph.configuration import canonical
 from compound.graph.space import Choice

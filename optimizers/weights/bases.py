@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from compound.engine import Engine
 from compound.errors import DeclarationError
-from compound.execution.plan import values_of
+from compound.execution.schedule import values_of
 from compound.graph.space import Weights
 from compound.graph.system import System
 

@@ -20,7 +20,7 @@ from compound.optimizers.weights.recipes.ppo import PPO, MAPPOSettings, PPOSetti
 from compound.optimizers.weights.recipes.prompt_r1 import PromptR1, PromptR1Settings
 from compound.optimizers.weights.recipes.recipe import Recipe, Sharing, TrainingSettings
 from compound.optimizers.weights.training import WeightTraining
-from compound.settings.base import OptimizeSettings
+from compound.settings.optimize import OptimizeSettings
 
 LONG = 30.0  # minibatches' runs that a job of training should at least be given: few long jobs
 

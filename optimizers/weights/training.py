@@ -24,14 +24,15 @@ from typing import Any
 from compound.components.engines.local import loading
 from compound.components.engines.prefilled import Prefilled
 from compound.concurrency.threads import compute
-from compound.engine import Adapter, Example
+from compound.engine import Adapter
 from compound.errors import BudgetExhausted, DeclarationError, first_of
-from compound.execution.plan import values_of
+from compound.example import Example
 from compound.execution.rng import generator, stream
-from compound.graph.bounds import JobBound, Outlook
+from compound.execution.schedule import values_of
 from compound.graph.configuration import components_of
 from compound.graph.system import System
 from compound.narrowing import entry
+from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import ROLLOUTS, Progress, Proposal, Task
 from compound.optimizers.weights import moments
 from compound.optimizers.weights.bases import base_format, base_model, refuse_reshaped, spaces

@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compound.engine import Example, Score
 from compound.errors import DataError, DeclarationError
 from compound.evaluation.metrics import token_f1
+from compound.example import Example, Score
 from compound.narrowing import entry
 
 THINK, PROMPT, ANSWER = "think", "interaction_prompt", "answer"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 
-from compound.engine import Values
+from compound.example import Values
 from compound.narrowing import entry
 
 Penalty = Callable[[Values, Values], float]

@@ -14,7 +14,7 @@ import pytest
 import compound as cp
 from compound.errors import DeclarationError
 from compound.optimizers.methods import fitting, method
-from compound.settings.base import OptimizeSettings
+from compound.settings.optimize import OptimizeSettings
 from compound.spec import load
 
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,8 @@ from compound.evaluation.metrics import accuracy, check_rows, exact_match, mrr, 
 from compound.report import summarize, write
 from compound.report.facts.documents import GainFacts
 from compound.runs.directory import RunDirectory, read_json
-from compound.settings.base import BudgetSettings, OptimizeSettings
+from compound.settings.common import BudgetSettings
+from compound.settings.optimize import OptimizeSettings
 from compound.testing import ScriptedLM
 
 QA = """
@@ -496,7 +497,7 @@ class TestMessages:
 
     def test_a_stop_that_was_asked_for_is_no_error(self, qa: Path, cli: Any, monkeypatch: Any) -> None:
         monkeypatch.setattr("compound.spec.program.Program.find_engine", lambda self, lm: named("small"))
-        begin_here = "compound.cli._stop_on_interrupt"
+        begin_here = "compound.cli.optimize._stop_on_interrupt"
         monkeypatch.setattr(begin_here, lambda recorder: recorder.stop())
         ran = cli("optimize", "qa.yaml", "-q")
         assert ran.code == 130

@@ -11,7 +11,7 @@ import pytest
 
 import compound as cp
 from compound.benchmarks.hover import best, main, queries, supported, titles, with_notes
-from compound.engine import Example
+from compound.example import Example
 from compound.narrowing import entry
 from compound.spec import load
 from compound.spec.program import Program

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import compound as cp
 from compound.benchmarks.papillon import Judged, judged, leakage, score
-from compound.engine import Completion, Example, Request
+from compound.engine import Completion, Request
 from compound.errors import DeclarationError, TransientError
+from compound.example import Example
 from compound.spec import load
 from compound.spec.program import Program
 from compound.testing import ScriptedLM

@@ -11,8 +11,8 @@ import pytest
 
 import compound as cp
 from compound.benchmarks.prompt_r1 import exchange, read, remember
-from compound.engine import Example
 from compound.errors import CallError, TransientError
+from compound.example import Example
 from compound.narrowing import entry
 from compound.spec import load
 from compound.spec.program import Program

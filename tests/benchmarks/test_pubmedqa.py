@@ -10,7 +10,7 @@ import pytest
 
 import compound as cp
 from compound.benchmarks.pubmedqa import How, by_rule, prepare, sentences, verdict
-from compound.engine import Example
+from compound.example import Example
 from compound.spec import load
 from compound.spec.program import Program
 from compound.testing import ScriptedLM

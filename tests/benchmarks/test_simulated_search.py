@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guiding import learning, offline_rewards, optimas
 
 from compound.benchmarks.measure import local_rewards
 from compound.benchmarks.simulated.mislabelled import SHARES, Mislabelled
@@ -17,7 +16,9 @@ from compound.benchmarks.simulated.search import search, world
 from compound.benchmarks.simulated.systems import SHAPES, Simulated
 from compound.optimizers.optimas.rewarding import RunRewards
 from compound.optimizers.search.prompts import PromptSearch
-from compound.settings.base import BudgetSettings, OptimizeSettings
+from compound.settings.common import BudgetSettings
+from compound.settings.optimize import OptimizeSettings
+from guiding import learning, offline_rewards, optimas
 
 REWARDS = optimas(model="none", min_rollouts=1, max_rollouts=1)
 

@@ -25,8 +25,9 @@ from compound.benchmarks.simulated.toy_model import (
     VOCABULARY,
 )
 from compound.benchmarks.simulated.toys import Toy, place_of, read_plan, read_turn, toy
-from compound.engine import Completion, Example, Message, Request
+from compound.engine import Completion, Message, Request
 from compound.errors import DeclarationError
+from compound.example import Example
 from compound.narrowing import entry
 from compound.testing import ScriptedLM
 

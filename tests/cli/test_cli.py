@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from compound import cli as module
+from compound.cli import entry_point as module
 from compound.graph.configuration import Configuration, load
 
 ROOT = Path(__file__).parents[2]
@@ -333,7 +333,7 @@ def test_a_defect_is_told_in_one_line_and_debug_shows_it(
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("compound.graph.draw.draw", broken)
+    monkeypatch.setattr("compound.report.figures.system.draw", broken)
     ran = cli("graph", "game.yaml")
     assert ran.code == 1
     assert ran.err.startswith("error: ZeroDivisionError: oops\nhint: this is a defect of compound")
@@ -361,7 +361,7 @@ def test_a_second_interrupt_says_how_to_go_on(cli: Any, monkeypatch: pytest.Monk
     def interrupted(arguments: list[str], **_: object) -> None:
         raise SystemExit(130)
 
-    monkeypatch.setattr("compound.cli.app", interrupted)
+    monkeypatch.setattr("compound.cli.entry_point.app", interrupted)
     found = cli("optimize", "game.yaml")
     assert found.code == 130
     assert "interrupted; run the same command to go on" in found.err
@@ -463,7 +463,7 @@ def test_an_error_of_the_system_that_names_no_file_is_told_as_one(
     def broken(*_: Any, **__: Any) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("compound.graph.draw.draw", broken)
+    monkeypatch.setattr("compound.report.figures.system.draw", broken)
     ran = cli("graph", "game.yaml")
     assert ran.code == 2
     assert ran.err.startswith(

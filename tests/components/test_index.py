@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numerics import SCORES
 
 from compound.components import index as module
 from compound.components.index import BM25, Dense, Index, PassageIndex, best
 from compound.errors import CallError, DataError, MissingExtra, ModelNotFound
+from numerics import SCORES
 
 CORPUS = [
     {"id": "p0", "title": "Cats", "text": "A cat purrs."},

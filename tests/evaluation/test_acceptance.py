@@ -18,8 +18,8 @@ import pytest
 from scipy import stats
 
 from compound.components.function import Function
-from compound.engine import Example
 from compound.evaluation.metrics import custom
+from compound.example import Example
 from compound.execution.rng import generator
 from compound.graph.component import Input
 from compound.graph.space import Text
@@ -31,7 +31,7 @@ from compound.optimizers.scheduling.scheduler import Uniform
 from compound.runs.directory import RunDirectory
 from compound.runs.recorder import Recorder
 from compound.runs.state import SearchState
-from compound.settings.base import OptimizeSettings
+from compound.settings.optimize import OptimizeSettings
 
 ALPHA = 0.05
 DECISIONS = 3

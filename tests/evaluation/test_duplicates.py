@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from compound.engine import Example
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.duplicates import in_data, overlaps
+from compound.example import Example
 
 GAME = Path(__file__).parents[1] / "files" / "game"
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.engine import Example, Score
 from compound.errors import BudgetExhausted, CallError, DataError, DeclarationError, TooManyFailures
 from compound.evaluation.evaluate import WINDOW, Evaluation, Row, Rules, evaluate, evaluate_all, gain_interval
 from compound.evaluation.metrics import custom, exact_match
+from compound.example import Example, Score
 from compound.execution.budget import Budget, Meter
 from compound.execution.cache import DiskCache, MemoryCache
 from compound.execution.executor import Executor

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compound.engine import Example, Metric, Score
 from compound.errors import CallError, DataError, DeclarationError
 from compound.evaluation.metrics import (
     METRICS,
@@ -26,6 +25,7 @@ from compound.evaluation.metrics import (
     recall_at_k,
     token_f1,
 )
+from compound.example import Example, Metric, Score
 
 WORDS = st.lists(st.sampled_from(["red", "Green", "blue", "the", "x1", "é", "no,"]), max_size=6).map(" ".join)
 LABELS = ["yes", "no", "maybe"]

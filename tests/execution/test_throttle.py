@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-import virtual
-from chaos.server import Fault, FaultyServer, Limiter
 from hypothesis import given
 from hypothesis import strategies as st
 
+import virtual
+from chaos.server import Fault, FaultyServer, Limiter
 from compound.components.engines.litellm import LiteLLMEngine
 from compound.components.engines.vllm.engine import VLLMEngine
 from compound.components.llm import LLM
@@ -140,7 +140,7 @@ def test_requests_beside_the_graph_wait_as_well() -> None:
 
 
 def test_an_evaluation_of_a_limited_model_has_no_failed_run() -> None:
-    from compound.engine import Example
+    from compound.example import Example
 
     rows = [Example(str(i), {"q": f"what is {i}"}, {"answer": str(i)}) for i in range(60)]
 

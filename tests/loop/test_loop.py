@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from guiding import proposals
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,8 +51,10 @@ from compound.runs.changes import FORMAT
 from compound.runs.directory import RunDirectory, read_json
 from compound.runs.recorder import Interrupted, Recorder
 from compound.runs.state import RunState
-from compound.settings.base import BudgetSettings, OptimizeSettings, make_settings
+from compound.settings.common import BudgetSettings
+from compound.settings.optimize import OptimizeSettings, make_settings
 from compound.testing import ScriptedLM
+from guiding import proposals
 
 ROOT = Path(__file__).parents[2]
 METRIC = exact_match("answer")

@@ -62,7 +62,8 @@ from compound.evaluation.metrics import exact_match
 from compound.optimizers import methods
 from compound.api.optimize import optimize
 from compound.runs.recorder import Interrupted
-from compound.settings.base import BudgetSettings, make_settings
+from compound.settings.optimize import make_settings
+from compound.settings.common import BudgetSettings
 from guiding import optimas, proposals
 from compound.graph.space import Choice, Demos, Text
 from compound.graph.system import System

@@ -20,7 +20,8 @@ from compound.graph.space import Float
 from compound.graph.system import System
 from compound.report import summarize
 from compound.runs.directory import RunDirectory
-from compound.settings.base import BudgetSettings, OptimizeSettings
+from compound.settings.common import BudgetSettings
+from compound.settings.optimize import OptimizeSettings
 
 DOWN: set[str] = set()  # examples whose calls fail, and how
 UNREADABLE: set[str] = set()

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from guiding import proposals
 
 from compound.api.estimate import estimate
 from compound.api.optimize import optimize
@@ -18,22 +17,25 @@ from compound.components.function import Function
 from compound.components.index import BM25
 from compound.components.llm import LLM
 from compound.components.retriever import Retriever
-from compound.engine import Engine, Example, Message, Request
+from compound.engine import Engine, Message, Request
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics import exact_match
-from compound.graph.bounds import Amount, CallBound, Extent, JobBound, Outlook, amount_of, of_values
+from compound.example import Example
+from compound.graph.bounds import CallBound, Extent, of_values
 from compound.graph.component import CallContext, Input, Operation
 from compound.graph.space import Choice, Demos, Text
 from compound.graph.survey import Limits, survey
 from compound.graph.system import System
 from compound.graph.types import Port
+from compound.optimization.bounds import Amount, JobBound, Outlook, amount_of
 from compound.optimization.method import Job, Method, Progress, Proposal, Task
 from compound.optimizers.methods import METHODS
 from compound.optimizers.scheduling.scheduler import Uniform
 from compound.report.forecast import forecast
-from compound.settings.base import OptimizeSettings, make_settings
+from compound.settings.optimize import OptimizeSettings, make_settings
 from compound.spec import Program
 from compound.testing import ScriptedLM
+from guiding import proposals
 
 WEIGHTS = ("ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo")
 PRICE = 0.001

@@ -20,7 +20,7 @@ from compound.graph.space import Choice, Float, Int, Text
 from compound.graph.system import System
 from compound.optimization.budget_plan import job_minibatch, usable
 from compound.report import closing, summarize
-from compound.settings.base import make_settings
+from compound.settings.optimize import make_settings
 from compound.testing import ScriptedLM
 
 

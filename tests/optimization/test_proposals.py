@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guiding import proposals
 
 from compound.api.optimize import Result, optimize
 from compound.api.progress import describe
@@ -25,8 +24,9 @@ from compound.graph.system import System
 from compound.optimization.proposals import LedgerState, NotAsked, Proposals
 from compound.report import closing, summarize
 from compound.report.facts.documents import ProposalFacts
-from compound.settings.base import make_settings
+from compound.settings.optimize import make_settings
 from compound.testing import ScriptedLM
+from guiding import proposals
 
 WRITES = ("write a new instruction", "between <prompt> and </prompt>", "What is wrong with", "Is the step")
 REFUSED = CallError("401 wrong key", hint="set THE_KEY to a key that may use lm")

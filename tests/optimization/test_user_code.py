@@ -19,7 +19,7 @@ from compound.optimization.role_checks import Proposing
 from compound.optimizers.baselines.random import RandomSearch
 from compound.registry.user_code import UserCodeError, definition
 from compound.registry.user_code import _place as place_of
-from compound.settings.base import BudgetSettings
+from compound.settings.common import BudgetSettings
 from compound.testing import ScriptedLM
 
 HEAD = """\

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from compound.api.optimize import optimize
 from compound.components.function import FirstOf, Function
 from compound.components.llm import LLM
-from compound.engine import Example, Score
 from compound.errors import BudgetExhausted, CallError, DeclarationError, MissingExtra, TooManyFailures
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics import custom
+from compound.example import Example, Score
 from compound.graph.component import Input
 from compound.graph.space import Demos, Text
 from compound.graph.system import System
@@ -32,7 +32,8 @@ from compound.optimization.method import Progress
 from compound.optimizers.baselines.gepa import GEPA, GEPASettings, pareto_size
 from compound.optimizers.methods import method
 from compound.runs.recorder import Interrupted, Recorder
-from compound.settings.base import BudgetSettings, OptimizeSettings
+from compound.settings.common import BudgetSettings
+from compound.settings.optimize import OptimizeSettings
 from compound.testing import ScriptedLM
 
 HIDDEN = "Answer in metres."

@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from guiding import local_search, offline_rewards, optimas
 
 from compound.api.optimize import Result, optimize
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.engine import Example
 from compound.errors import DeclarationError
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics import custom
+from compound.example import Example
 from compound.graph.component import Input
 from compound.graph.space import Choice, Text
 from compound.graph.system import System
@@ -30,8 +29,10 @@ from compound.rewards.pairs import Candidate, Draw, Sampling
 from compound.rewards.settings import PairSettings
 from compound.runs.directory import read_json
 from compound.runs.recorder import Interrupted
-from compound.settings.base import BudgetSettings, OptimizeSettings, make_settings
+from compound.settings.common import BudgetSettings
+from compound.settings.optimize import OptimizeSettings, make_settings
 from compound.testing import ScriptedLM
+from guiding import local_search, offline_rewards, optimas
 
 WORDS = ("red", "green", "blue", "big", "small")
 

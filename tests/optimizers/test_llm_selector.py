@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from compound.api.optimize import optimize
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.engine import Example, Score
 from compound.errors import CallError, TooManyFailures
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics import custom
+from compound.example import Example, Score
 from compound.execution.trace import Call, Failure, Trace
 from compound.graph.component import Input
 from compound.graph.space import Choice, Int
@@ -25,7 +25,8 @@ from compound.graph.system import System
 from compound.narrowing import entry
 from compound.optimizers.baselines.diagnoser import ask, blame
 from compound.optimizers.baselines.llm_selector import LLMSelector, plurality
-from compound.settings.base import BudgetSettings, OptimizeSettings
+from compound.settings.common import BudgetSettings
+from compound.settings.optimize import OptimizeSettings
 from compound.testing import ScriptedLM
 
 MODELS = ("small", "medium", "large")

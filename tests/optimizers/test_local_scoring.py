@@ -12,8 +12,8 @@ import pytest
 from compound.benchmarks.simulated.systems import Simulated
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.engine import CallValues, Example
 from compound.evaluation.metrics import custom
+from compound.example import CallValues, Example
 from compound.graph.component import Input
 from compound.graph.space import Choice, Text
 from compound.graph.system import System

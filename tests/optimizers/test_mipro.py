@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from compound.api.optimize import optimize
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.engine import Example, Score
 from compound.errors import CallError, DeclarationError
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics import custom
+from compound.example import Example, Score
 from compound.graph.component import Input
 from compound.graph.space import Choice, Demos, Text
 from compound.graph.system import System
@@ -28,7 +28,8 @@ from compound.optimizers.baselines.mipro import Mipro, MIPROSettings
 from compound.optimizers.methods import method
 from compound.optimizers.search.tpe import next_point
 from compound.optimizers.search.trials import JointSearch, Trial, promising, sizes, trials_for
-from compound.settings.base import BudgetSettings, OptimizeSettings
+from compound.settings.common import BudgetSettings
+from compound.settings.optimize import OptimizeSettings
 from compound.testing import ScriptedLM
 
 

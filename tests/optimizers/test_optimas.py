@@ -13,17 +13,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from guiding import learning, local_search, offline_rewards, optimas
 from scipy import stats
 
 from compound.benchmarks.simulated.systems import SHAPES, Simulated
 from compound.components.flow import Map
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.engine import Example, Metric
 from compound.errors import BudgetExhausted, DataError, DeclarationError, TooManyFailures
 from compound.evaluation.evaluate import Rules
 from compound.evaluation.metrics import custom
+from compound.example import Example, Metric
 from compound.execution.budget import Budget, Meter
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
@@ -51,6 +50,7 @@ from compound.rewards.model import LocalReward, RewardModel
 from compound.rewards.pairs import Candidate, Draw, Sampling, collect, compared, expected_cost
 from compound.rewards.template import Template
 from compound.testing import PlainMemory, ScriptedLM
+from guiding import learning, local_search, offline_rewards, optimas
 
 REWARDS = optimas(model="none", min_rollouts=1, max_rollouts=2)
 PROMPTS = PromptSearch(("edits",))

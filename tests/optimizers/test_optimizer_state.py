@@ -15,12 +15,11 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from guiding import local_search, offline_rewards, optimas
 
 import compound.optimizers
 from compound.components.llm import LLM
-from compound.engine import Example
 from compound.evaluation.metrics import custom
+from compound.example import Example
 from compound.graph.component import Input
 from compound.graph.space import Choice, Demos, Float, Text
 from compound.graph.system import System
@@ -42,6 +41,7 @@ from compound.optimizers.search.sampling import NumberProgress, NumberSearch, Sa
 from compound.optimizers.search.trials import JointSearch, Trial
 from compound.storage.state import State, StateError
 from compound.testing import PlainMemory, ScriptedLM
+from guiding import local_search, offline_rewards, optimas
 
 DEMO = {"inputs": {"question": "q"}, "outputs": {"output": "a"}}
 VALUES: dict[str, object] = {

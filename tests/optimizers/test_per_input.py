@@ -16,7 +16,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
-from guiding import local_search, optimas
 from safetensors.numpy import load_file, save_file
 
 import compound as cp
@@ -45,6 +44,7 @@ from compound.runs.directory import RunDirectory
 from compound.spec import dump, loads
 from compound.storage.artifacts import folder_digest, put
 from compound.storage.records import opened_document, sealed_document
+from guiding import local_search, optimas
 
 ROOT = Path(__file__).parents[2]
 Tool = Literal["low", "middle", "high"]

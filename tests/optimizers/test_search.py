@@ -20,10 +20,11 @@ from pydantic import BaseModel
 
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.engine import Completion, Example, Request
+from compound.engine import Completion, Request
 from compound.errors import CallError
 from compound.evaluation.evaluate import Evaluation, Row, Rules
 from compound.evaluation.metrics import custom, token_f1
+from compound.example import Example
 from compound.execution.executor import Executor
 from compound.execution.rng import generator
 from compound.execution.trace import Call, Failure, Trace

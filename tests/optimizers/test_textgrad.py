@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from compound.api.optimize import optimize
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.engine import Example, Score
 from compound.errors import CallError, TooManyFailures
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics import custom
+from compound.example import Example, Score
 from compound.execution.trace import Call, Failure, Trace
 from compound.graph.component import Input
 from compound.graph.space import Demos, Text
@@ -28,7 +28,8 @@ from compound.optimizers.baselines.criticism import criticise, rewrite
 from compound.optimizers.baselines.textgrad import TextGrad, held_out_size
 from compound.optimizers.methods import method
 from compound.optimizers.search.prompts import PromptSearch
-from compound.settings.base import BudgetSettings, OptimizeSettings
+from compound.settings.common import BudgetSettings
+from compound.settings.optimize import OptimizeSettings
 from compound.testing import ScriptedLM
 
 RIGHT = {0: 1, 1: 2, 2: 4, 3: 6, 4: 9, 5: 5}  # of ten questions, by the level in the prompt; else none

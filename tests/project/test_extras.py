@@ -71,7 +71,7 @@ ACTIONS = [
     ("gepa", "optimize(llm(), 'gepa', engines=lm)"),
     ("bm25s", "retrieve(cp.BM25('corpus.jsonl'))"),
     ("sentence_transformers", "retrieve(cp.Dense('corpus.jsonl', model=str(folder)))"),
-    ("matplotlib", "from compound.graph.draw import draw; draw(llm(), 'svg')"),
+    ("matplotlib", "from compound.report.figures.system import draw; draw(llm(), 'svg')"),
     ("pyarrow", "cp.evaluate(llm(), cp.Dataset('someone/numbers'), 'exact_match', engines=lm)"),
     (
         "sklearn",

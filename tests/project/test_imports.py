@@ -171,28 +171,6 @@ def test_the_search_for_heavy_imports_would_find_one() -> None:
     assert len(modules()) > 30
 
 
-def first_party(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
-    return names | {
-        alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
-    }
-
-
-@pytest.mark.parametrize(
-    ("package", "forbidden"),
-    [
-        ("components", ("compound.optimizers", "compound.rewards", "compound.benchmarks", "compound.cli")),
-        ("rewards", ("compound.optimizers", "compound.benchmarks", "compound.cli")),
-        ("optimizers", ("compound.benchmarks", "compound.cli")),
-        ("benchmarks", ("compound.cli",)),
-    ],
-)
-def test_lower_layers_know_nothing_of_higher_ones(package: str, forbidden: tuple[str, ...]) -> None:
-    for path in _python_files(ROOT / package):
-        assert not [name for name in first_party(path) if name.startswith(forbidden)], path
-
-
 def test_a_test_that_reaches_for_the_network_fails() -> None:
     with socket.socket() as door, pytest.raises(RuntimeError, match="tests run without a network"):
         door.connect(("192.0.2.1", 80))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from placing import training
 
 from compound import LLM, Input, System
 from compound.api.optimize import optimize
@@ -18,6 +17,7 @@ from compound.evaluation.metrics import custom
 from compound.execution.executor import Executor
 from compound.graph.space import LoRA, Text
 from compound.storage.artifacts import is_reference
+from placing import training
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),  # peft's

@@ -13,25 +13,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-from guiding import proposals
 from markdown_it import MarkdownIt
-from run_files import without_checksums
 from scipy import stats
 
 import compound as cp
 from compound.api.optimize import optimize
-from compound.engine import Example
 from compound.errors import ParseError, RunDirectoryError
 from compound.evaluation.dataset import Dataset, Split
 from compound.evaluation.metrics import exact_match
 from compound.evaluation.statistics import mean_interval
+from compound.example import Example
 from compound.report import closing, summarize, write
 from compound.report.facts.text import line_diff, visible, word_diff
 from compound.report.sections import _chosen
 from compound.runs.recorder import Interrupted, Listener, Recorder
-from compound.settings.base import BudgetSettings, OptimizeSettings, make_settings
+from compound.settings.common import BudgetSettings
+from compound.settings.optimize import OptimizeSettings, make_settings
 from compound.storage.records import opened_document, sealed_document
 from compound.testing import ScriptedLM
+from guiding import proposals
+from run_files import without_checksums
 
 HOSTILE = (
     "</style><script>alert(1)</script> | a & b\n```\n# Injected\n````\n| x | y |\n| --- | --- |\n"

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from guiding import learning, optimas
 from hypothesis import given
 from hypothesis import strategies as st
-from numerics import LOGPROBS, rounding
 
 from compound.components.function import Function
 from compound.components.llm import LLM
@@ -34,6 +32,8 @@ from compound.rewards.feature_store import FeatureStore
 from compound.rewards.fit import learn, texts_of
 from compound.rewards.model import load
 from compound.rewards.pairs import Candidate, Draw
+from guiding import learning, optimas
+from numerics import LOGPROBS, rounding
 
 WORDS = ["good", "bad", "text", "number", "output", ":", *"0123456789", "which", "is", "the", "of"]
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compound.engine import Example
 from compound.errors import DataError, DeclarationError
+from compound.example import Example
 from compound.rewards.credit.gated import Gate, Turn, gated, read_turn
 
 ASK = "<think>Who wrote it?</think><interaction_prompt>Who wrote Emma?</interaction_prompt>"

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from guiding import optimas
 
 import compound as cp
 from compound.components.function import Function
@@ -39,6 +38,7 @@ from compound.rewards.model import LocalReward, load
 from compound.rewards.pairs import Candidate, Draw, Sampling
 from compound.rewards.template import Template
 from compound.storage.records import opened_document, sealed_document
+from guiding import optimas
 
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
 TINY = NOTEBOOKS / "tiny_run"

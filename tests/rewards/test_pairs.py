@@ -17,10 +17,10 @@ from compound.benchmarks.measure import rewards_speed
 from compound.benchmarks.simulated.systems import SHAPES, Simulated, options_of
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.engine import Example
 from compound.errors import BudgetExhausted, DeclarationError
 from compound.evaluation.evaluate import Rules
 from compound.evaluation.metrics import custom, exact_match
+from compound.example import Example
 from compound.execution.budget import Budget, Meter
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor

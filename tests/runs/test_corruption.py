@@ -20,8 +20,6 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from guiding import optimas
-from run_files import without_checksums
 
 from compound.api.optimize import Result, optimize, read_result
 from compound.api.sync import list_runs
@@ -37,8 +35,11 @@ from compound.graph.space import Choice, Demos, Text
 from compound.graph.system import System
 from compound.report import summarize
 from compound.runs.directory import RunDirectory
-from compound.settings.base import BudgetSettings, OptimizeSettings
+from compound.settings.common import BudgetSettings
+from compound.settings.optimize import OptimizeSettings
 from compound.testing import ScriptedLM
+from guiding import optimas
+from run_files import without_checksums
 
 APPENDED = ("events.jsonl", "traces.jsonl", "memory.jsonl")
 Damage = Callable[[Path, random.Random], None]

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from compound.components.llm import LLM
-from compound.engine import Example, Usage
+from compound.engine import Usage
 from compound.errors import BudgetExhausted, RunDirectoryError
 from compound.evaluation.evaluate import Evaluation, Rules, evaluate
 from compound.evaluation.metrics import exact_match
+from compound.example import Example
 from compound.execution.budget import Budget, Meter
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace

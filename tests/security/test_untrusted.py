@@ -468,7 +468,7 @@ ALLOWED = {
     "compound/evaluation/hub.py": "looks through what the hub's library fetched",
     "compound/registry/engines.py": "asks whether a model's name is a folder",
     "compound/api/optimize.py": "asks whether a teacher, which the user's own file names, is there",
-    "compound/cli/__init__.py": "the standard output",
+    "compound/cli/entry_point.py": "the standard output",
     "compound/security/trust.py": "the user's own configuration file",
     "compound/api/check.py": "asks whether the data that the user's own file names is there",
     "components/engines/model_folder.py": "looks through a model's folder before a library reads it",

@@ -12,7 +12,6 @@ from typing import Any, get_args
 
 import jsonschema
 import pytest
-from placing import training
 from pydantic import BaseModel
 
 import compound as cp
@@ -21,10 +20,13 @@ from compound.errors import RunDirectoryError, SpecError
 from compound.optimizers.methods import METHODS, method
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPOSettings
 from compound.runs.changes import FORMAT, changed
-from compound.settings.base import CommonSettings, OptimizeSettings, Settings, make_settings
+from compound.settings.base import Settings
+from compound.settings.common import CommonSettings
+from compound.settings.optimize import OptimizeSettings, make_settings
 from compound.settings.renamed import OLD_SECTIONS
 from compound.settings.sections import optimize_model
 from compound.spec import load, loads, schema
+from placing import training
 
 ATLAS = Path(__file__).parents[2] / "benchmarks" / "atlas.yaml"
 MOST = 15  # fields of one model

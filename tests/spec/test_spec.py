@@ -19,10 +19,10 @@ from compound.components.function import Function
 from compound.components.index import BM25, Dense, PassageIndex
 from compound.components.llm import LLM
 from compound.components.retriever import Retriever
-from compound.engine import Example, Score
 from compound.errors import DeclarationError, SpecError
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics import TokenF1
+from compound.example import Example, Score
 from compound.graph.component import Output
 from compound.graph.space import Choice, Demos, Float, Int, Text, Weights
 from compound.spec import Program, load, loads, schema

@@ -12,7 +12,8 @@ from compound.optimizers.weights.loss.losses import VARIANTS
 from compound.optimizers.weights.recipes.mygo import MyGOSettings
 from compound.optimizers.weights.recipes.ppo import PPOSettings
 from compound.optimizers.weights.recipes.recipe import TrainingSettings
-from compound.settings.base import OptimizeSettings, Settings, make_settings
+from compound.settings.base import Settings
+from compound.settings.optimize import OptimizeSettings, make_settings
 
 PARTS = ("optimizer", "rollouts", "evaluation", "critic")
 

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import functools
 import gc
-import importlib
 import time
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -114,6 +113,8 @@ def _product_seconds(dtype: torch.dtype) -> float:
 
 def _torch() -> ModuleType:
     try:
-        return importlib.import_module("torch")
+        import torch
     except ImportError:
         raise MissingExtra("a model in this process", "torch", "local") from None
+    module: ModuleType = torch
+    return module

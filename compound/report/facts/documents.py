@@ -11,16 +11,9 @@ from typing import NotRequired, TypedDict
 
 from compound.evaluation.evaluate import Summary
 from compound.evaluation.statistics import IntervalDocument
+from compound.graph.draw import GraphDocument
 from compound.optimization.prospects import Detection, ProspectDocument
 from compound.runs.events import ChangeRow, Gain, Spent
-
-
-class Graph(TypedDict):
-    """A graph: nodes with kinds, edges with ports, and the label that each output reads."""
-
-    nodes: Sequence[Sequence[str]]
-    edges: Sequence[tuple[str, str, Sequence[str]]]
-    outputs: Mapping[str, str]
 
 
 class SplitData(TypedDict):
@@ -47,7 +40,7 @@ class RunConfig(TypedDict):
     metric: str
     signature: str
     start: dict[str, object]
-    graph: Graph
+    graph: GraphDocument
     defaults: dict[str, object]
     engines: NotRequired[dict[str, str]]
     data: dict[str, SplitData]
@@ -347,7 +340,7 @@ class Measured(TraceFacts):
     valid: SplitFacts
     test: SplitFacts
     methods: list[MethodRow]
-    graph: Graph
+    graph: GraphDocument
     curves: list[Curve]
     changes: list[ChangeDocument]
     decisions: list[DecisionFacts]

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from compound.errors import MissingExtra
-from compound.report.facts.documents import Graph
+from compound.graph.draw import GraphDocument
 from compound.report.figures.graph_layout import Box, Layout, Route, layout
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ SMALL = 0.062  # and one of an edge's label
 ROW, TALL = 0.78, 0.46  # inches from row to row, and of a node's height
 
 
-def graph_svg(drawing: Graph) -> str:
-    """Return a picture of a graph as `compound.api.optimize.drawing` describes it.
+def graph_svg(drawing: GraphDocument) -> str:
+    """Return a picture of a graph as `compound.graph.draw.as_document` describes it.
 
     Raises:
         MissingExtra: matplotlib is not installed.

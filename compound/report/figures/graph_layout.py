@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import networkx as nx
 
-from compound.report.facts.documents import Graph
+from compound.graph.draw import GraphDocument
 
 SWEEPS = 4
 Point = tuple[float, float]
@@ -49,7 +49,7 @@ class Layout:
     rows: int
 
 
-def layout(drawing: Graph) -> Layout:
+def layout(drawing: GraphDocument) -> Layout:
     """Lay out a graph as ``config.json`` holds it: nodes with kinds, edges with ports, outputs."""
     kinds = {str(name): str(kind) for name, kind in drawing["nodes"]}
     edges = {(a, b): ", ".join(ports) for a, b, ports in drawing["edges"] if a in kinds and b in kinds}

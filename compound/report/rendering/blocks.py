@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from compound.report.facts.documents import ExampleFacts, Graph, Side
+from compound.graph.draw import GraphDocument
+from compound.report.facts.documents import ExampleFacts, Side
 from compound.report.facts.text import number
 from compound.report.rendering.tables import Table
 
@@ -42,7 +43,7 @@ class Figure:
     caption: str
     svg: str = ""
     missing: str = ""
-    graph: Graph | None = None
+    graph: GraphDocument | None = None
     instead: str = "The plot is in report.html; the tables below hold its numbers."
 
 

@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from functools import singledispatch
 
+from compound.graph.draw import GraphDocument
 from compound.graph.space import Demo, as_demos
-from compound.report.facts.documents import Graph, RunFacts
+from compound.report.facts.documents import RunFacts
 from compound.report.facts.text import line, line_diff
 from compound.report.rendering.blocks import Block, Change, Code, Examples, Figure, Pairs, Section
 from compound.report.rendering.tables import Table
@@ -115,7 +116,7 @@ def _(block: Examples) -> str:
     return "\n".join(lines)
 
 
-def mermaid(drawing: Graph) -> str:
+def mermaid(drawing: GraphDocument) -> str:
     """Return a graph as a Mermaid flow chart."""
     ids = {name: f"n{i}" for i, (name, _) in enumerate(drawing["nodes"])}
     lines = ["flowchart LR"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import re
 import typing
@@ -15,7 +14,8 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, create_model
 from compound.evaluation.dataset import Split
 from compound.evaluation.metrics import METRICS
 from compound.registry.engines import KINDS as ENGINES
-from compound.settings.base import CommonSettings
+from compound.registry.engines import engine_class
+from compound.settings.common import CommonSettings
 from compound.settings.sections import Own, optimize_model
 from compound.spec.schema.components import (
     KINDS,
@@ -108,12 +108,6 @@ def _entry(name: str, factory: Callable[..., object]) -> type[Model]:
     return _model(f"{name}_entry", _summary(factory), **{name: (settings, ...)})
 
 
-def _engine_class(place: str) -> Callable[..., object]:
-    module, _, name = place.partition(":")
-    found: Callable[..., object] = getattr(importlib.import_module(module), name)
-    return found
-
-
 def _union(models: Mapping[str, type[Model]]) -> object:
     return typing.Union[tuple(Annotated[model, Tag(f"~{name}")] for name, model in models.items())]  # noqa: UP007
 
@@ -122,10 +116,8 @@ _METRICS = {
     **{name: _entry(name, factory) for name, factory in METRICS.items()},
     "custom": _model("custom_entry", "A metric of your own.", custom=(CustomMetric, ...)),
 }
-_ENGINES = {kind: _entry(kind, _engine_class(place)) for kind, place in ENGINES.items()}
-RUNS: Mapping[str, tuple[str, ...]] = {
-    kind: getattr(_engine_class(place), "runs", ()) for kind, place in ENGINES.items()
-}
+_ENGINES = {kind: _entry(kind, engine_class(kind)) for kind in ENGINES}
+RUNS: Mapping[str, tuple[str, ...]] = {kind: getattr(engine_class(kind), "runs", ()) for kind in ENGINES}
 """By kind of engine, the settings that say how to run a program: a file with one is as trusted as Python."""
 
 

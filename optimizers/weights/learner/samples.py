@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pydantic import Field
+
 from compound.engine import TokenRecord
+from compound.settings.base import Settings
 
 Group = tuple[str | int, ...]
 
@@ -67,3 +70,22 @@ def probe(tokens: Sequence[int], *, prompt: int = 1, answer: int | None = None) 
     end = None if answer is None else prompt + answer
     record = TokenRecord(tuple(tokens[:prompt]), tuple(tokens[prompt:end]), (), "stop")
     return Sample("", "", "", 0, record, 0.0)
+
+
+class SamplingSettings(Settings):
+    """Which examples a training step runs, and how their samples are drawn."""
+
+    examples: int = Field(default=4, ge=1)
+    """Train examples of a step."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature of the trained components; log-probabilities are those at this temperature."""
+    max_staleness: int = Field(default=0, ge=0)
+    """How many updates older than the trainer a sample's adapter may be. From 1 on, the next step's samples
+    are drawn while a step is trained."""
+    max_length: int = Field(default=8192, ge=8)
+    """Tokens of prompt and answer; longer samples are left out, and counted."""
+    mask_truncated: bool = False
+    """Exclude answers that were cut at `max_tokens` from the loss (DAPO's overlong filtering, TRL's
+    `mask_truncated_completions`). Their rewards still count in their group's statistics."""
+    failure_score: float | None = None
+    """The reward of a failed run; `optimize.failure_score` by default."""

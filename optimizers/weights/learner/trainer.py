@@ -18,14 +18,13 @@ from compound.optimizers.weights.learner.adapters import Adapters
 from compound.optimizers.weights.learner.batching import by_adapter, micro_batches, parts, size
 from compound.optimizers.weights.learner.forward import Pass, forward
 from compound.optimizers.weights.learner.monitor import Monitor
-from compound.optimizers.weights.learner.samples import Sample
+from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
 from compound.optimizers.weights.learner.saved import Saved
 from compound.optimizers.weights.learner.updates import OptimizerSettings, Rate, Updater, add_up, share
 from compound.optimizers.weights.learner.values import CriticSettings, value_head, values
 from compound.optimizers.weights.loss import corrections, diagnostics, losses
 from compound.optimizers.weights.loss.losses import PolicyLoss
 from compound.optimizers.weights.loss.objective import Objective
-from compound.optimizers.weights.recipes.rollouts import SamplingSettings
 from compound.storage.artifacts import Reference, put, verified
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat
 
-from compound.engine import Example
+from compound.example import Example
 from compound.execution.rng import generator
 from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.credit.regrouping import regroup

@@ -14,9 +14,9 @@ from typing import Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from compound.engine import Example
 from compound.errors import DeclarationError
-from compound.execution.plan import values_of
+from compound.example import Example
+from compound.execution.schedule import values_of
 from compound.graph.configuration import load
 from compound.graph.system import System
 from compound.optimizers.weights.credit.advantages import advantages

@@ -13,10 +13,11 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from compound.engine import Example
+from compound.example import Example
 from compound.graph.system import System
 from compound.optimizers.weights.credit.grouping import trajectory_samples
 from compound.optimizers.weights.credit.threshold import Selection, raise_threshold, select
+from compound.optimizers.weights.learner.samples import SamplingSettings
 from compound.optimizers.weights.loss.objective import ImitationObjective, ImitationObjectiveField
 from compound.optimizers.weights.recipes.recipe import (
     Credited,
@@ -26,7 +27,7 @@ from compound.optimizers.weights.recipes.recipe import (
     Work,
     scores_of,
 )
-from compound.optimizers.weights.recipes.rollouts import Rollout, SamplingSettings
+from compound.optimizers.weights.recipes.rollouts import Rollout
 from compound.storage.artifacts import is_reference
 from compound.storage.state import State
 

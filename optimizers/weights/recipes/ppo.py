@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import Field
 
 from compound.concurrency.threads import compute
-from compound.engine import Example
+from compound.example import Example
 from compound.optimizers.weights.credit.advantages import check_rewards
 from compound.optimizers.weights.credit.gae import explained_variance, gae, whiten
 from compound.optimizers.weights.learner.samples import Sample

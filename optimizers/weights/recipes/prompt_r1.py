@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from compound.engine import Example
+from compound.example import Example
 from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.credit.grouping import trajectory_samples
 from compound.optimizers.weights.learner.samples import Group, Sample

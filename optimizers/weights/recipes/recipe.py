@@ -16,11 +16,11 @@ from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from compound.engine import Example
 from compound.errors import DeclarationError, OutputTypeError, ParseError
+from compound.example import Example
 from compound.execution.trace import Call
 from compound.optimization.method import Task
-from compound.optimizers.weights.learner.samples import Sample
+from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
 from compound.optimizers.weights.learner.trainer import Trainer
 from compound.optimizers.weights.learner.updates import OptimizerSettings
 from compound.optimizers.weights.learner.values import CriticSettings
@@ -30,13 +30,7 @@ from compound.optimizers.weights.loss.objective import (
     PolicyObjective,
     PolicyObjectiveField,
 )
-from compound.optimizers.weights.recipes.rollouts import (
-    Rollout,
-    RolloutSettings,
-    Sampler,
-    SamplingSettings,
-    is_lost,
-)
+from compound.optimizers.weights.recipes.rollouts import Rollout, RolloutSettings, Sampler, is_lost
 from compound.optimizers.weights.recipes.selection import EvaluationSettings
 from compound.registry.code import find_code
 from compound.settings.base import Settings

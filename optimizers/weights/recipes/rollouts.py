@@ -15,38 +15,20 @@ from typing import Any
 
 from pydantic import Field
 
-from compound.engine import Example, Metric
 from compound.errors import TransientError
 from compound.evaluation.evaluate import Rules, refuse_broken, score
+from compound.example import Example, Metric
 from compound.execution.executor import Executor
 from compound.execution.ordered import in_turn
 from compound.execution.trace import Call, Failure, Trace
-from compound.graph.component import Component, Composite
+from compound.graph.component import Component
+from compound.graph.composite import Composite
 from compound.graph.system import System
-from compound.settings.base import Settings
+from compound.optimizers.weights.learner.samples import SamplingSettings
 
 FIRST, STEP = 3_000_000, 10_000  # sample indices of rollouts begin there; each step has so many
 SEVERAL = 4  # rollouts from which on a step may end before all of them are made
 BROKEN = (TransientError.kind, "metric")  # failures that are not of what was said
-
-
-class SamplingSettings(Settings):
-    """Which examples a training step runs, and how their samples are drawn."""
-
-    examples: int = Field(default=4, ge=1)
-    """Train examples of a step."""
-    temperature: float = Field(default=1.0, gt=0)
-    """Sampling temperature of the trained components; log-probabilities are those at this temperature."""
-    max_staleness: int = Field(default=0, ge=0)
-    """How many updates older than the trainer a sample's adapter may be. From 1 on, the next step's samples
-    are drawn while a step is trained."""
-    max_length: int = Field(default=8192, ge=8)
-    """Tokens of prompt and answer; longer samples are left out, and counted."""
-    mask_truncated: bool = False
-    """Exclude answers that were cut at `max_tokens` from the loss (DAPO's overlong filtering, TRL's
-    `mask_truncated_completions`). Their rewards still count in their group's statistics."""
-    failure_score: float | None = None
-    """The reward of a failed run; `optimize.failure_score` by default."""
 
 
 class RolloutSettings(SamplingSettings):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from compound.engine import Example
+from compound.example import Example
 from compound.execution.rng import generator
 from compound.optimizers.weights.learner.saved import Best
 from compound.settings.base import Settings

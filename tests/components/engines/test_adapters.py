@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from numerics import LOGPROBS, rounding
 
 torch = pytest.importorskip("torch")

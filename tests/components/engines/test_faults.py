@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos import server as chaos
-from chaos.server import Bill, Fault, FaultyServer
 
 import compound as cp
+from chaos import server as chaos
+from chaos.server import Bill, Fault, FaultyServer
 from compound.components.engines.litellm import LiteLLMEngine
 from compound.components.engines.remote import largest_answer
 from compound.components.engines.vllm.engine import VLLMEngine

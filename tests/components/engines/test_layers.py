@@ -13,13 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from numerics import GRADIENTS, LOGPROBS
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")  # first: importing it replaces the module of transformers by another
 transformers = pytest.importorskip("transformers")
-
-from placing import plain  # noqa: E402
 
 from compound.benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
 from compound.components.engines.local import loading, prefill  # noqa: E402
@@ -34,6 +33,7 @@ from compound.optimizers.weights.learner.adapters import Adapters, why_unshared 
 from compound.optimizers.weights.learner.batching import micro_batches  # noqa: E402
 from compound.optimizers.weights.learner.forward import forward, saving  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
+from placing import plain  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of families, about kernels that are not installed
 

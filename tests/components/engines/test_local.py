@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from numerics import LOGPROBS, REAL
 
 torch = pytest.importorskip("torch")
@@ -415,7 +416,8 @@ import compound.report
 import torch
 from compound.components.engines.local.engine import TransformersEngine
 from compound.api.optimize import optimize
-from compound.settings.base import BudgetSettings, OptimizeSettings
+from compound.settings.optimize import OptimizeSettings
+from compound.settings.common import BudgetSettings
 
 torch.set_num_threads(1)
 os.fsync = compound.report.write = lambda _: None

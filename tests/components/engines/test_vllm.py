@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import fake_vllm as fake
 import pytest
-from asking import ask, request, until
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fake_vllm as fake
+from asking import ask, request, until
 from compound.components.engines.prefilled import Prefilled
 from compound.components.engines.probe import APART, NOISE, TOLERANCE, VISIBLE, Probe, judge, read_probe
 from compound.components.engines.vllm.adapters import ALIKE, NOTHING, TOLD

@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import fake_vllm as fake
 import pytest
-from asking import request
 
+import fake_vllm as fake
+from asking import request
 from compound.components.engines.probe import CHECKS
 from compound.components.engines.vllm.adapters import ServedAdapters
 from compound.components.engines.vllm.api import Answer

@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import fake_vllm as fake
 import pytest
-from asking import ask, request, until
 
 import compound as cp
+import fake_vllm as fake
+from asking import ask, request, until
 from compound.components.engines.vllm import guard
 from compound.components.engines.vllm import server as vllm_server
 from compound.components.engines.vllm.engine import VLLMEngine

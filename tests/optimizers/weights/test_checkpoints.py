@@ -19,14 +19,13 @@ from compound.narrowing import entry
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from placing import training  # noqa: E402
-
 from compound.benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
 from compound.benchmarks.simulated.toys import Toy, toy  # noqa: E402
 from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
-from compound.engine import Adapter, Example, Score  # noqa: E402
+from compound.engine import Adapter  # noqa: E402
 from compound.errors import CompoundError  # noqa: E402
 from compound.evaluation.metrics import apply  # noqa: E402
+from compound.example import Example, Score  # noqa: E402
 from compound.execution.budget import Budget, Meter  # noqa: E402
 from compound.execution.cache import MemoryCache  # noqa: E402
 from compound.execution.executor import Executor  # noqa: E402
@@ -41,6 +40,7 @@ from compound.optimizers.weights.learner.saved import TrainingState  # noqa: E40
 from compound.optimizers.weights.recipes.selection import split  # noqa: E402
 from compound.storage.artifacts import verified  # noqa: E402
 from compound.testing import PlainMemory  # noqa: E402
+from placing import training  # noqa: E402
 
 SEED = 3
 SHORT = {"steps": 4, "examples": 2, "runs": 3, "lr": 0.01, "evaluation__every": 1, "evaluation__examples": 4}

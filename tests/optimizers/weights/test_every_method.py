@@ -14,19 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from numerics import rounding
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from placing import placed, read_by, trainings  # noqa: E402
-
 from compound.api.estimate import estimate  # noqa: E402
 from compound.api.optimize import describe, make_problem, optimize  # noqa: E402
 from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
-from compound.engine import Example, Score  # noqa: E402
 from compound.errors import ConfigurationError, DeclarationError, SpecError  # noqa: E402
 from compound.evaluation.metrics import custom  # noqa: E402
+from compound.example import Example, Score  # noqa: E402
 from compound.execution.cache import MemoryCache  # noqa: E402
 from compound.execution.executor import Executor  # noqa: E402
 from compound.graph.configuration import readable  # noqa: E402
@@ -48,6 +47,7 @@ from compound.optimizers.weights.recipes.recipe import Credited, Recipe  # noqa:
 from compound.optimizers.weights.telling import why_nothing  # noqa: E402
 from compound.spec import load  # noqa: E402
 from compound.testing import PlainMemory, ScriptedLM  # noqa: E402
+from placing import placed, read_by, trainings  # noqa: E402
 
 ATLAS = Path(__file__).parents[3] / "benchmarks" / "atlas.yaml"
 SMALL = {

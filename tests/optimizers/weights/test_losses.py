@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numerics import rounding
 from pydantic import ValidationError
 
 from compound.errors import DeclarationError
@@ -33,6 +32,7 @@ from compound.optimizers.weights.loss.losses import (
     sample_weights,
     value_loss,
 )
+from numerics import rounding
 
 LONGEST = 4  # a completion could have had
 

@@ -16,20 +16,19 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from placing import training  # noqa: E402
-
 from compound import LLM, Input, System  # noqa: E402
 from compound.api.optimize import optimize  # noqa: E402
 from compound.benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
 from compound.benchmarks.simulated.toys import toy  # noqa: E402
 from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
-from compound.engine import Metric  # noqa: E402
 from compound.evaluation.dataset import Dataset  # noqa: E402
 from compound.evaluation.metrics import custom  # noqa: E402
+from compound.example import Metric  # noqa: E402
 from compound.execution.rng import stream  # noqa: E402
 from compound.graph.space import LoRA, Text  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
+from placing import training  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -13,15 +13,15 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
-from placing import placed, read_by
 from pydantic import ValidationError
 
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.engine import Completion, Example, Metric, Request, Score, TokenRecord
+from compound.engine import Completion, Request, TokenRecord
 from compound.errors import BudgetExhausted, DeclarationError, TooManyFailures, TransientError
 from compound.evaluation.evaluate import Rules
 from compound.evaluation.metrics import custom
+from compound.example import Example, Metric, Score
 from compound.execution.budget import Meter
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
@@ -40,6 +40,7 @@ from compound.optimizers.weights.recipes.recipe import Credited, Recipe, Trainin
 from compound.optimizers.weights.recipes.rollouts import Sampler, beforehand, rolling
 from compound.rewards.credit.shaping import TooMany
 from compound.testing import ScriptedLM
+from placing import placed, read_by
 
 NAMES = ("a", "b", "c", "d")
 EXAMPLES = [Example(f"e{i}", {"x": f"word{i}"}) for i in range(3)]

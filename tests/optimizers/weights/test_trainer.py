@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from numerics import GRADIENTS, LOGPROBS
 from placing import Parts, plain
 

@@ -37,7 +37,7 @@ from compound.errors import RunDirectoryError
 from compound.optimizers.weights.learner import adapters
 from compound.optimizers.weights.learner import trainer
 from compound.api.optimize import optimize
-from compound.settings.base import make_settings
+from compound.settings.optimize import make_settings
 from placing import trainings
 
 os.fsync = compound.report.write = lambda _: None

@@ -1,0 +1,68 @@
+"""Run the command line: parse arguments, explain errors, and set the exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from compound.cli.errors import explain, explain_system, explained_imports
+from compound.cli.options import app
+from compound.errors import (
+    CompoundError,
+)
+from compound.security.sanitize import safe_output
+
+# Each module registers its commands; `--help` lists them in this order.
+# isort: split
+from compound.cli import optimize  # noqa: F401
+
+# isort: split
+from compound.cli import evaluate  # noqa: F401
+
+# isort: split
+from compound.cli import inspect  # noqa: F401
+
+# isort: split
+from compound.cli import models  # noqa: F401
+
+
+def main() -> NoReturn:
+    """Run the command line; every foreseeable error becomes a message and an exit code."""
+    arguments = [a for a in sys.argv[1:] if a != "--debug"]
+    debug = len(arguments) < len(sys.argv) - 1
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    if arguments == ["--version"]:
+        from compound import __version__
+
+        print(f"compound {__version__}")
+        sys.exit(0)
+    with safe_output():
+        _answer(arguments, debug)
+
+
+def _answer(arguments: list[str], debug: bool) -> NoReturn:
+    try:
+        with explained_imports():
+            app(arguments, prog_name="compound")
+    except CompoundError as error:
+        if debug:
+            raise
+        sys.exit(explain(error))
+    except (KeyboardInterrupt, SystemExit) as ended:  # typer turns the one into the other
+        if isinstance(ended, SystemExit) and ended.code != 130:
+            raise
+        print("interrupted; run the same command to go on", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as error:
+        if debug:
+            raise
+        if isinstance(error, OSError) and explain_system(error):
+            sys.exit(2)
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+        print("hint: this is a defect of compound; run again with --debug for the traceback", file=sys.stderr)
+        sys.exit(1)
+    sys.exit(0)

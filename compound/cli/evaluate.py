@@ -1,0 +1,138 @@
+"""The commands that run and evaluate a system."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from compound.errors import (
+    SpecError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from compound.evaluation.dataset import Dataset, Split
+    from compound.example import Example
+    from compound.execution.trace import Trace
+
+from compound.cli.options import (
+    AsJson,
+    Config,
+    File,
+    NoImport,
+    Quiet,
+    Sets,
+    TrustOption,
+    app,
+    load_program,
+    measurable,
+    show,
+)
+
+
+@app.command(
+    epilog="Examples: compound evaluate system.yaml --split dev --limit 8 --no-cache --json · "
+    "compound evaluate system.yaml --config runs/demo/best.json --min-score 0.4"
+)
+def evaluate(
+    file: File,
+    split: Annotated[str, typer.Option(help="train, valid or test, or a split's own name.")] = "valid",
+    limit: Annotated[Optional[int], typer.Option(min=1, help="At most so many examples.")] = None,  # noqa: UP045
+    repeats: Annotated[int, typer.Option(min=1, help="How often each example is run.")] = 1,
+    config: Config = None,
+    min_score: Annotated[Optional[float], typer.Option(help="Exit 1 below this mean.")] = None,  # noqa: UP045
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Call everything again.")] = False,
+    sets: Sets = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    no_import: NoImport = False,
+    trust: TrustOption = None,
+) -> None:
+    """Measure a system on a split: mean, 95 % interval, failures, cost."""
+    from compound.api.sync import evaluate as run_evaluation
+
+    program = load_program(file, sets, no_import, config, trust)
+    data, metric = measurable(program, "evaluate")
+    with _counting(quiet) as count:
+        evaluation = run_evaluation(
+            program.system, data, metric, _role(data, split),
+            limit=limit, repeats=repeats, settings=program.optimize, engines=program.find_engine,
+            cache=not no_cache, on_trace=count,
+        )  # fmt: skip
+    summary = evaluation.summary()
+    if as_json:
+        usage = evaluation.usage
+        show({**summary, "failures": evaluation.failures(), "calls": usage.calls, "tokens": usage.tokens,
+              "cost": usage.cost, "unpriced_calls": usage.unpriced,
+              "rows": [[r.example, r.score] for r in evaluation.rows]})  # fmt: skip
+    else:
+        from compound.report.facts.text import money
+
+        usage = evaluation.usage
+        limits = "" if summary["low"] is None else f" [{summary['low']:.4f}, {summary['high']:.4f}]"
+        print(
+            f"{split}: {summary['mean']:.4f}{limits} on "
+            f"{summary['n']} examples, {summary['failed']} failed, {usage.calls} calls, {usage.tokens} tokens"
+            + (f", {money(usage.cost, usage.unpriced)}" if usage.cost or usage.unpriced else "")
+        )
+        for reason, times in evaluation.failures()[:5]:
+            print(f"  {times} x {reason}")
+    if min_score is not None and summary["mean"] < min_score:
+        raise typer.Exit(1)
+
+
+@app.command(
+    epilog="Examples: compound run system.yaml question='Who wrote Emma?' · "
+    "compound run system.yaml --config runs/demo/best.json question='…' --json · "
+    "compound run system.yaml question='…' --trace"
+)
+def run(
+    file: File,
+    inputs: Annotated[Optional[list[str]], typer.Argument(help="NAME=VALUE for each input.")] = None,  # noqa: UP045
+    config: Config = None,
+    sample: Annotated[int, typer.Option(help="Which sample of the stochastic parts to draw.")] = 0,
+    trace: Annotated[bool, typer.Option("--trace", help="Show every call and its messages, too.")] = False,
+    sets: Sets = None,
+    as_json: AsJson = False,
+    no_import: NoImport = False,
+    trust: TrustOption = None,
+) -> None:
+    """Run a system once and print its outputs, with --trace every call, or all of it with --json."""
+    from compound.api.sync import read_inputs
+    from compound.api.sync import run as run_system
+    from compound.execution.trace import as_text, to_json
+
+    program = load_program(file, sets, no_import, config, trust)
+    values = read_inputs(program.system, inputs or [])
+    made = run_system(program.system, values, engines=program.find_engine, sample=sample, check=False)
+    if as_json:
+        show(to_json(made))
+    else:
+        if trace:
+            print(as_text(made), end="\n\n")
+        for name, value in made.outputs.items():
+            print(value if len(made.outputs) == 1 and isinstance(value, str) else f"{name}: {value}")
+    if made.failure is not None:
+        where = next((f"{call.address}: " for call in made.calls if call.failure is not None), "")
+        print(f"error: {where}{made.failure.kind}: {made.failure.message}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _role(data: Dataset, split: str) -> Split:
+    names: dict[str, Split] = {"train": "train", "valid": "valid", "test": "test"}
+    names.update({data.train: "train", data.valid: "valid"})
+    if data.test:
+        names[data.test] = "test"
+    if split not in names:
+        raise SpecError([f"--split {split}: no such split; possible: {', '.join(sorted(names))}"])
+    return names[split]
+
+
+def _counting(quiet: bool) -> AbstractContextManager[Callable[[Example, Trace], None]]:
+    from compound.api.progress import counting
+
+    return counting(quiet=quiet)

@@ -1,0 +1,152 @@
+"""The commands that check files, and show what runs left."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from compound.cli.errors import explain
+from compound.cli.options import AsJson, File, NoImport, Sets, Strict, TrustOption, app, load_program, show
+from compound.errors import (
+    CompoundError,
+    SpecError,
+)
+
+
+@app.command(
+    epilog="Examples: compound check system.yaml · compound check *.yaml · compound check a.yaml --no-import"
+)
+def check(
+    files: Annotated[list[Path], typer.Argument(help="YAML files of systems.", show_default=False)],
+    sets: Sets = None,
+    strict: Strict = False,
+    no_import: NoImport = False,
+    as_json: AsJson = False,
+    trust: TrustOption = None,
+) -> None:
+    """Check files: syntax, names, types, wiring, settings, the method, and the data that is on this machine.
+
+    Loads no model and downloads nothing; what is not there is listed as not checked. With --json, several
+    files give a list; every file is in it, with its problems. Exit code 2 when a file is wrong.
+    """
+    from compound.api.check import check_program, problems_of
+
+    found: list[dict[str, Any]] = []
+    codes = []
+    for file in files:
+        try:
+            checked = check_program(load_program(file, sets, no_import, trust=trust), strict=strict)
+        except CompoundError as error:
+            if len(files) > 1 and not isinstance(error, SpecError):
+                print(f"{file}:", file=sys.stderr)
+            codes.append(explain(error))
+            found.append({"file": str(file), "problems": problems_of(error, file)})
+            continue
+        found.append(checked.to_json())
+        for warning in checked.warnings:
+            print(f"{file}: warning: {warning}", file=sys.stderr)
+        if not as_json:
+            print(checked)
+    if as_json:
+        show(found if len(files) > 1 else found[0])
+    if codes:
+        raise typer.Exit(max(codes))
+
+
+@app.command(
+    epilog="Examples: compound graph system.yaml · compound graph system.yaml --format mermaid · "
+    "compound graph system.yaml --format svg > graph.svg"
+)
+def graph(
+    file: File,
+    form: Annotated[str, typer.Option("--format", help="text, mermaid or svg.")] = "text",
+    sets: Sets = None,
+    no_import: NoImport = False,
+    trust: TrustOption = None,
+) -> None:
+    """Draw the graph of a system."""
+    from compound.report.figures.system import draw
+
+    print(draw(load_program(file, sets, no_import, trust=trust).system, form))
+
+
+@app.command(epilog="Examples: compound report runs/demo · compound report runs/demo --json")
+def report(
+    run: Annotated[Path, typer.Argument(help="A run directory.", show_default=False)], as_json: AsJson = False
+) -> None:
+    """Write report.md and report.html of a run again, and print where they are."""
+    from compound.report import closing, summarize, write
+
+    if as_json:
+        show(summarize(run))
+        return
+    write(run)
+    print(closing(run))
+
+
+@app.command(
+    epilog="Examples: compound runs · compound runs --dir results · compound runs --verify · "
+    "compound runs runs/demo --verify"
+)
+def runs(
+    paths: Annotated[
+        Optional[list[Path]],  # noqa: UP045 - typer reads this at run time
+        typer.Argument(metavar="[RUN]...", help="Run directories to verify; all by default."),
+    ] = None,
+    folder: Annotated[Path, typer.Option("--dir", help="Where to look.")] = Path("runs"),
+    check_files: Annotated[
+        bool, typer.Option("--verify", help="Check every file for damage; exit code 1 if there is any.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List run directories with their results, or check whether their files are as they were written."""
+    from compound.api.sync import list_runs
+
+    if check_files:
+        _verify(paths or [], folder, as_json)
+        return
+    if paths:
+        raise SpecError([f"{paths[0]}: run directories are given together with --verify; to list, use --dir"])
+    rows = list_runs(folder)
+    if as_json:
+        show(rows)
+        return
+    if not rows:
+        print(f"no runs in {folder}")
+    for row in rows:
+        print(f"{row['run']:<32} {row['status']:<12} {row['result']}")
+
+
+def _verify(paths: list[Path], folder: Path, as_json: bool) -> None:
+    """Print what is wrong with run directories, and exit with 1 if anything is."""
+    from compound.api.sync import is_run, run_directories
+    from compound.api.verify import verify
+
+    chosen = paths or run_directories(folder)
+    none = {str(path): ["it is not a run directory"] for path in chosen if not is_run(path)}
+    found = {str(path): none.get(str(path)) or verify(path) for path in chosen}
+    if as_json:
+        show(found)
+    else:
+        if not found:
+            print(f"no runs in {folder}")
+        for run, problems in found.items():
+            if run in none:
+                print(f"{run}: not a run directory")
+                continue
+            print(f"{run}: {'ok' if not problems else f'{len(problems)} damaged'}")
+            for problem in problems:
+                print(f"  {problem}")
+    if any(found.values()):
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: compound schema > system.schema.json")
+def schema() -> None:
+    """Print the JSON Schema of the YAML file, for editors."""
+    from compound.spec import schema as spec_schema
+
+    show(spec_schema())

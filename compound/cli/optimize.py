@@ -1,0 +1,191 @@
+"""The commands that optimize."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from compound.errors import (
+    SpecError,
+)
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from compound.api.sweep import Stopper
+    from compound.runs.recorder import Recorder
+    from compound.spec import Program
+
+from compound.cli.options import (
+    AsJson,
+    Config,
+    File,
+    NoImport,
+    Quiet,
+    Sets,
+    Strict,
+    TrustOption,
+    app,
+    load_program,
+    measurable,
+    show,
+)
+
+
+@app.command(
+    epilog="Examples: compound optimize system.yaml · compound optimize system.yaml --run second "
+    "--set optimize.seed=1 · compound optimize system.yaml --config runs/first/best.json · compound optimize "
+    "system.yaml --dry-run"
+)
+def optimize(
+    file: File,
+    run: Annotated[str, typer.Option(help="Name of the run, a folder under runs/.")] = "",
+    run_dir: Annotated[Optional[Path], typer.Option(help="The run's folder, wherever it is.")] = None,  # noqa: UP045
+    new: Annotated[bool, typer.Option("--new", help="Start a fresh run beside an existing one.")] = False,
+    sets: Sets = None,
+    config: Config = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Check, resolve, and bound what it can cost; run nothing."),
+    ] = False,
+    strict: Strict = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    no_import: NoImport = False,
+    trust: TrustOption = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run the failed test rows of a finished run again.")
+    ] = False,
+) -> None:
+    """Optimize a system; an interrupted run continues where it was.
+
+    With --retry-failed, test rows of a finished run that failed for lack of an answer are run again, with the
+    same examples and random streams and within the test split's share of the budget. Decisions stay as they
+    were made; the report says what was run again.
+    """
+    from compound.api.optimize import optimize as run_optimization
+    from compound.api.progress import watching
+
+    program = load_program(file, sets, no_import, config, trust)
+    data, metric = measurable(program, "optimize")
+    path = _run_path(program.system.name, run, run_dir, new)
+    if dry_run:
+        _dry_run(program, path, as_json=as_json, strict=strict)
+        return
+    print(f"run directory: {path}", file=sys.stderr)
+
+    def begun(recorder: Recorder) -> None:
+        if recorder.run.path == path and recorder.resumed and not recorder.state.done:
+            print("continuing the run from its last checkpoint", file=sys.stderr)
+        _stop_on_interrupt(recorder)
+
+    with watching(program.optimize.budget.limits(), quiet=quiet) as listener:
+        result = run_optimization(
+            program.system, data, metric, program.optimize,
+            run_dir=path, engines=program.find_engine, folder=program.folder, text=program.text,
+            listener=listener, on_start=begun, strict=strict, retry_failed=retry_failed,
+        )  # fmt: skip
+    if as_json:
+        show(result.to_json())
+    else:
+        from compound.report import closing
+
+        print(closing(path))
+
+
+@app.command(
+    epilog="Examples: compound sweep system.yaml --methods search,random · compound sweep a.yaml b.yaml "
+    "--methods optimas,hbc,mipro --seeds 0,1,2 --set optimize.budget.system_runs=400 --run runs/table"
+)
+def sweep(
+    files: Annotated[list[Path], typer.Argument(help="YAML files of systems.", show_default=False)],
+    methods: Annotated[str, typer.Option(help="Methods, with commas between them.")],
+    seeds: Annotated[str, typer.Option(help="Seeds, with commas between them.")] = "0",
+    run: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="The sweep's folder.", show_default="runs/sweep"),
+    ] = None,
+    sets: Sets = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    no_import: NoImport = False,
+    trust: TrustOption = None,
+) -> None:
+    """Compare methods on several files and seeds; the same command goes on where it was.
+
+    Every run has the file's budget and a folder of its own. Finished runs are skipped. The table is in
+    sweep.md and sweep.json. Exit code 1 when a run failed.
+    """
+    from compound.api.progress import watching
+    from compound.api.sweep import Stopper, plan
+    from compound.api.sweep import sweep as run_sweep
+    from compound.report.comparison import closing
+    from compound.storage.paths import run_folder
+
+    programs = []
+    for file in files:
+        programs.append(load_program(file, sets, no_import, trust=trust))
+        measurable(programs[-1], "sweep")
+    run = run if run is not None else run_folder("sweep")
+    planned = plan(programs, _listed(methods), _numbers(seeds), run)
+    print(f"sweep directory: {run}", file=sys.stderr)
+    stopper = Stopper()
+    _stop_on_interrupt(stopper)
+    facts = run_sweep(
+        planned, run,
+        watch=lambda limits: watching(limits, quiet=quiet),
+        say=lambda line: None if quiet else print(line, file=sys.stderr, flush=True),
+        stopper=stopper,
+    )  # fmt: skip
+    if as_json:
+        show(facts)
+    else:
+        print(f"{closing(facts)}\n\ntable: {run / 'sweep.md'}")
+    if any(row["status"] == "failed" for row in facts["runs"]):
+        raise typer.Exit(1)
+
+
+def _listed(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
+def _numbers(text: str) -> list[int]:
+    items = _listed(text)
+    wrong = [item for item in items if not item.isdecimal()]
+    if wrong:
+        raise SpecError([f"--seeds {text}: {wrong[0]!r} is no seed; give whole numbers such as 0,1,2"])
+    return [int(item) for item in items]
+
+
+def _run_path(system: str, run: str, run_dir: Path | None, new: bool) -> Path:
+    from compound.storage.paths import run_folder, unused
+
+    path = run_dir if run_dir is not None else run_folder(run or system)
+    return unused(path) if new else path
+
+
+def _dry_run(program: Program, path: Path, *, as_json: bool, strict: bool) -> None:
+    """Print what a run can cost at most and what it can find."""
+    from compound.api.estimate import estimate
+    from compound.report.forecast import forecast
+
+    facts = {"run": str(path), **estimate(program, strict=strict)}
+    if as_json:
+        show(facts)
+    else:
+        print(forecast(facts))
+
+
+def _stop_on_interrupt(running: Recorder | Stopper) -> None:
+    """First Ctrl-C: finish the step and save. Second: stop now (still resumable)."""
+    import signal
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        running.stop()
+        print("\nstopping after this step; press Ctrl-C again to stop now", file=sys.stderr, flush=True)
+
+    signal.signal(signal.SIGINT, handle)

@@ -1,0 +1,92 @@
+"""The application, and the options that several commands share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from compound.errors import (
+    SpecError,
+)
+
+if TYPE_CHECKING:
+    from compound.evaluation.dataset import Dataset
+    from compound.example import Metric
+    from compound.spec import Program
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Declare a compound AI system as a graph, and let data improve it.",
+    epilog="With --debug, any command shows the traceback of an error.",
+)
+File = Annotated[Path, typer.Argument(help="The system's YAML file.", show_default=False)]
+Sets = Annotated[
+    Optional[list[str]],  # noqa: UP045 - typer reads this at run time
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one entry of the file, e.g. optimize.seed=1."),
+]
+NoImport = Annotated[
+    bool,
+    typer.Option(
+        "--no-import",
+        help="Refuse files that name code, programs, servers, keys or outside paths.",
+    ),
+]
+TrustOption = Annotated[
+    Optional[list[str]],  # noqa: UP045 - typer reads this at run time
+    typer.Option(
+        "--trust",
+        metavar="[NAME@]HOST",
+        help="Let the file send prompts to a server, and the environment variable NAME as the key.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Config = Annotated[
+    Optional[Path],  # noqa: UP045 - typer reads this at run time
+    typer.Option("--config", help="A configuration to bind, such as best.json."),
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse examples that are in several splits.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+
+
+def load_program(
+    file: Path,
+    sets: list[str] | None,
+    no_import: bool,
+    config: Path | None = None,
+    trust: list[str] | None = None,
+) -> Program:
+    """Read a YAML file with its overrides, and bind a configuration."""
+    from dataclasses import replace
+
+    from compound.graph.configuration import load
+    from compound.spec import load as load_spec
+
+    overrides = []
+    for item in sets or []:
+        key, separator, value = item.partition("=")
+        if not separator or not key:
+            raise SpecError([f"--set {item}: must be KEY=VALUE, such as optimize.seed=1"])
+        overrides.append((key, value))
+    program = load_spec(file, overrides=overrides, allow_import=not no_import, trust=trust or ())
+    if config is None:
+        return program
+    return replace(program, system=program.system.bind(load(config)))
+
+
+def show(value: object) -> None:
+    """Print JSON to stdout."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def measurable(program: Program, what: str) -> tuple[Dataset, Metric]:
+    """Return the data and the metric of a program, which `what` needs."""
+    data, metric = program.data, program.metric
+    if data is None or metric is None:
+        missing = [key for key, found in (("data", data), ("metric", metric)) if found is None]
+        raise SpecError([f"{program.path}:1:1: {what} needs `{key}:` in the file" for key in missing])
+    return data, metric

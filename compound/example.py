@@ -1,0 +1,51 @@
+"""Examples, their scores, and the metric protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from compound.formatting import short
+
+Values = Mapping[str, object]  # values of ports or settings, by name
+CallValues = tuple[Values, Values]  # inputs and outputs of one call
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a metric says of one output.
+
+    ``value`` is the number to raise, ``feedback`` words for optimizers that read, ``parts`` named
+    sub-scores for the report.
+    """
+
+    value: float
+    feedback: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Example:
+    """One row of data: what the system reads (``inputs``) and what the metric compares with (``gold``)."""
+
+    id: str
+    inputs: Values
+    gold: Values = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Example({self.id!r}, inputs={short(self.inputs)}, gold={short(self.gold)})"
+
+
+@runtime_checkable
+class Metric(Protocol):
+    """Scores a system's outputs against one example; `score` may also return an awaitable."""
+
+    @property
+    def name(self) -> str:
+        """A short name for tables."""
+        ...
+
+    def score(self, outputs: Values, example: Example) -> Score | Awaitable[Score]:
+        """Return a `Score`, or an awaitable of one."""
+        ...
