@@ -1,0 +1,79 @@
+"""Extensions that other packages install as entry points.
+
+A package declares them in its ``pyproject.toml``::
+
+    [project.entry-points."compound.optimizers"]
+    hill_climb = "my_package.hill_climb:HillClimb"
+
+Metadata alone is read until a name is used; only then is the package imported.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Literal
+
+from compound.errors import DeclarationError
+
+Group = Literal["components", "engines", "methods", "metrics", "optimizers"]
+GROUPS: tuple[Group, ...] = ("components", "engines", "methods", "metrics", "optimizers")
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """One entry point.
+
+    Attributes:
+        group: what it adds.
+        name: how files refer to it.
+        value: what it names, as ``module:name``.
+        distribution: the package that installs it.
+    """
+
+    group: Group
+    name: str
+    value: str
+    distribution: str
+    _entry_point: EntryPoint
+
+    def load(self) -> object:
+        """Import the module and return what the entry point names.
+
+        Raises:
+            DeclarationError: importing it failed, or there is no such name.
+        """
+        try:
+            found: object = self._entry_point.load()
+        except (Exception, SystemExit) as error:  # a package may raise anything
+            raise DeclarationError(
+                f"{self} cannot be loaded: {type(error).__name__}: {error}",
+                hint=f"reinstall or remove the package {self.distribution}",
+            ) from error
+        return found
+
+    def __str__(self) -> str:
+        return f"{self.name!r} ({self.value}, from {self.distribution})"
+
+
+@functools.cache
+def plugins(group: Group) -> Mapping[str, Plugin]:
+    """Return the installed extensions of a group, by name. Nothing is imported.
+
+    Raises:
+        DeclarationError: two packages use the same name.
+    """
+    found: dict[str, Plugin] = {}
+    for entry in entry_points(group=f"compound.{group}"):
+        distribution = "an unknown package" if entry.dist is None else entry.dist.name
+        plugin = Plugin(group, entry.name, entry.value, distribution, entry)
+        known = found.setdefault(entry.name, plugin)
+        if known.value != plugin.value:
+            raise DeclarationError(
+                f"two packages add {entry.name!r} to compound.{group}: "
+                f"{known.distribution} and {distribution}",
+                hint="uninstall one of them",
+            )
+    return found
