@@ -30,6 +30,10 @@ if TYPE_CHECKING:  # so that type checkers see what `__getattr__` finds
     from compound.components.llm import LLM as LLM
     from compound.components.retriever import Retriever as Retriever
     from compound.components.selector import Selector as Selector
+    from compound.engine import Completion as Completion
+    from compound.engine import Engine as Engine
+    from compound.engine import Message as Message
+    from compound.engine import Request as Request
     from compound.engine import Usage as Usage
     from compound.errors import CompoundError as CompoundError
     from compound.errors import RunFailed as RunFailed
@@ -41,10 +45,12 @@ if TYPE_CHECKING:  # so that type checkers see what `__getattr__` finds
     from compound.evaluation.metrics import recall_at_k as recall_at_k
     from compound.evaluation.metrics import token_f1 as token_f1
     from compound.example import Example as Example
+    from compound.example import Metric as Metric
     from compound.example import Score as Score
     from compound.execution.budget import Budget as Budget
     from compound.execution.executor import Executor as Executor
     from compound.execution.trace import Trace as Trace
+    from compound.graph.component import CallContext as CallContext
     from compound.graph.component import Component as Component
     from compound.graph.component import Input as Input
     from compound.graph.component import Operation as Operation
@@ -57,9 +63,21 @@ if TYPE_CHECKING:  # so that type checkers see what `__getattr__` finds
     from compound.graph.space import LoRA as LoRA
     from compound.graph.space import Text as Text
     from compound.graph.system import System as System
+    from compound.graph.types import Port as Port
+    from compound.optimization.method import Job as Job
+    from compound.optimization.method import Method as Method
+    from compound.optimization.method import Optimizer as Optimizer
+    from compound.optimization.method import Progress as Progress
+    from compound.optimization.method import Proposal as Proposal
+    from compound.optimization.method import Scheduler as Scheduler
+    from compound.optimization.method import Task as Task
     from compound.optimization.registration import method as method
+    from compound.optimizers.extension import optimizer as optimizer
+    from compound.optimizers.extension import recipe as recipe
+    from compound.optimizers.weights.recipes.recipe import Recipe as Recipe
     from compound.settings.base import Settings as Settings
     from compound.settings.optimize import OptimizeSettings as OptimizeSettings
+    from compound.storage.state import State as State
 
 __version__ = "0.1.0"
 
@@ -86,6 +104,24 @@ _HOME = {
     "OptimizeSettings": "compound.settings.optimize",
     "Settings": "compound.settings.base",
     "method": "compound.optimization.registration",
+    "optimizer": "compound.optimizers.extension",
+    "CallContext": "compound.graph.component",
+    "Port": "compound.graph.types",
+    "Engine": "compound.engine",
+    "Request": "compound.engine",
+    "Completion": "compound.engine",
+    "Message": "compound.engine",
+    "Metric": "compound.example",
+    "Job": "compound.optimization.method",
+    "Method": "compound.optimization.method",
+    "Optimizer": "compound.optimization.method",
+    "Progress": "compound.optimization.method",
+    "Proposal": "compound.optimization.method",
+    "Scheduler": "compound.optimization.method",
+    "Task": "compound.optimization.method",
+    "Recipe": "compound.optimizers.weights.recipes.recipe",
+    "State": "compound.storage.state",
+    "recipe": "compound.optimizers.extension",
     "Result": "compound.api.optimize",
     "accuracy": "compound.evaluation.metrics",
     "custom": "compound.evaluation.metrics",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -23,7 +23,8 @@ GROUPS = {
     "Spaces": "Text Demos Choice Int Float LoRA",
     "Running and optimizing": "run evaluate optimize load load_result load_system Executor Result Budget",
     "Data and metrics": "Dataset Example Score exact_match token_f1 accuracy mrr recall_at_k custom",
-    "Methods of your own": "method Settings",
+    "Extending": "method optimizer recipe Settings State Optimizer Task Job Method Progress Proposal "
+    "Scheduler Recipe Engine Request Completion Message Metric CallContext Port",
     "Values": "Configuration Trace Usage Component Operation CompoundError",
 }
 
@@ -55,14 +56,27 @@ def _entry(name: str) -> str:
     except (TypeError, ValueError):
         signature = "(…)"
     signature = re.sub(r" -> None$", "", signature) if inspect.isclass(value) else signature
-    code = f"```python\n{name}{_shorter(signature)}\n```"
-    return f"### `cp.{name}`\n\n{code}\n\n{_fenced(inspect.getdoc(value) or '')}"
+    is_protocol = getattr(value, "_is_protocol", False)
+    code = f"```python\n{name}{'' if is_protocol else _shorter(signature)}\n```"
+    methods = "".join(_methods(value)) if is_protocol or name == "Recipe" else ""
+    return f"### `cp.{name}`\n\n{code}\n\n{_fenced(inspect.getdoc(value) or '')}{methods}"
+
+
+def _methods(value: type) -> Iterator[str]:
+    """Yield an entry for each public method and property that a class declares."""
+    for name, member in vars(value).items():
+        is_property = isinstance(member, property)
+        if name.startswith("_") or not (is_property or inspect.isfunction(member)):
+            continue
+        shown = "" if is_property else re.sub(r"\bself(, )?", "", str(inspect.signature(member)))
+        prefix = "async " if inspect.iscoroutinefunction(member) else ""
+        yield f"\n\n- `{prefix}{name}{_shorter(shown)}`: {' '.join((inspect.getdoc(member) or '').split())}"
 
 
 def _shorter(signature: str) -> str:
     signature = re.sub(r"<(?:class|function) '?([\w.]+)'?(?: at \w+)?>", r"\1", signature)
     signature = re.sub(r" = <[^>]*>", " = …", signature)  # the address of an object changes by process
-    return re.sub(r"'|compound\.\w+\.|collections\.abc\.", "", signature)
+    return re.sub(r"'|compound\.(?:\w+\.)+|collections\.abc\.|\b(?:base|space)\.(?=[A-Z])", "", signature)
 
 
 def _fenced(doc: str) -> str:

@@ -29,6 +29,7 @@ from compound.optimizers.weights.bases import base_model, refuse_reshaped
 from compound.optimizers.weights.methods import LONG, POLICY_METHODS, NothingToTune
 from compound.optimizers.weights.training import WeightTraining
 from compound.registry.code import find_code
+from compound.registry.methods import installed
 from compound.settings.base import NoSettings
 from compound.settings.optimize import OptimizeSettings
 from compound.settings.references import references
@@ -132,8 +133,8 @@ def factory(name: str, folder: Path = Path()) -> MethodFactory:
     """Return what makes a method, and the model of its settings.
 
     Args:
-        name: one of `METHODS`, or ``module:function`` for one of your own.
-        folder: where that is looked for first.
+        name: one of `METHODS`, the name of an installed entry point, or ``module:name``.
+        folder: where a module is looked for first.
 
     Raises:
         DeclarationError: there is no such method.
@@ -142,8 +143,11 @@ def factory(name: str, folder: Path = Path()) -> MethodFactory:
         return MethodFactory(partial(staged, folder=folder), BetterTogetherSettings)
     if name in METHODS:
         return METHODS[name]
+    if name in installed():
+        return as_factory(installed()[name].load(), name)
     if ":" not in name:
-        raise DeclarationError(f"no method {name!r}", hint=f"{nearest(name, METHODS)}, or module:function")
+        possible = [*METHODS, *installed()]
+        raise DeclarationError(f"no method {name!r}", hint=f"{nearest(name, possible)}, or module:function")
     return as_factory(find_code(name, folder), name)
 
 

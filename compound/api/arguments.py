@@ -6,6 +6,7 @@ number of system runs as a budget. Everything else is refused with the way to wr
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
@@ -16,6 +17,7 @@ from compound.engine import Engine
 from compound.errors import DeclarationError, nearest
 from compound.evaluation.dataset import ROLES, Dataset
 from compound.evaluation.metrics import METRICS, Scoring, as_metric
+from compound.evaluation.named_metrics import metric_factory
 from compound.example import Example, Metric
 from compound.execution.budget import Budget
 from compound.graph.system import System
@@ -131,15 +133,16 @@ def metric_for(metric: GivenMetric, system: System) -> Metric:
             f"metric must be a metric or a function of (outputs, example), but is {metric!r:.80}",
             hint=f"such as cp.{next(iter(METRICS))}('answer')",
         )
-    if name not in METRICS:
-        raise DeclarationError(f"no metric {name!r}", hint=nearest(name, METRICS))
+    make = metric_factory(name)
+    if "output" not in inspect.signature(make).parameters:
+        return make()
     if len(system.outputs) > 1:
         outputs = ", ".join(system.outputs)
         raise DeclarationError(
             f"metric {name!r} must say which output it reads: system {system.name!r} has {outputs}",
-            hint=f"metric=cp.{name}({next(iter(system.outputs))!r})",
+            hint=f"metric={'cp.' if name in METRICS else ''}{name}({next(iter(system.outputs))!r})",
         )
-    return METRICS[name](next(iter(system.outputs)))
+    return make(next(iter(system.outputs)))
 
 
 def inputs_for(system: System, inputs: object) -> Mapping[str, object]:

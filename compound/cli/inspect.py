@@ -150,3 +150,33 @@ def schema() -> None:
     from compound.spec import schema as spec_schema
 
     show(spec_schema())
+
+
+@app.command(epilog="Examples: compound plugins · compound plugins --json")
+def plugins(as_json: AsJson = False) -> None:
+    """List the extensions that installed packages add, and whether each can be loaded."""
+    from compound.registry.plugins import GROUPS
+    from compound.registry.plugins import plugins as installed
+
+    found: list[dict[str, str]] = []
+    for plugin in (each for group in GROUPS for each in installed(group).values()):
+        try:
+            plugin.load()
+            problem = ""
+        except CompoundError as error:
+            problem = error.message
+        found.append(
+            {
+                "group": plugin.group, "name": plugin.name, "value": plugin.value,
+                "package": plugin.distribution, "problem": problem,
+            }
+        )  # fmt: skip
+    if as_json:
+        show(found)
+        return
+    for row in found:
+        print(
+            f"{row['group']}: {row['name']} ({row['value']}, from {row['package']}) {row['problem']}".rstrip()
+        )
+    if not found:
+        print("no installed package adds extensions", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from compound.errors import DeclarationError, nearest
 from compound.formatting import short
 from compound.graph.system import System
 from compound.optimization.method import Method
+from compound.registry.methods import method_of
 from compound.registry.user_code import UserCodeError, definition, refuse_signature, reported
 from compound.settings.base import NoSettings, S, Settings
 from compound.settings.optimize import OptimizeSettings
@@ -95,13 +97,22 @@ def method(
 
 
 def as_factory(found: object, name: str) -> MethodFactory:
-    """Return what ``module:function`` names as a factory; a plain function has no settings.
+    """Return what a name stands for as a factory: a method, an optimizer, a recipe, or a plain function.
+
+    A plain function has no settings. Classes are those that `optimizer` and `recipe` of
+    `compound.optimizers.extension` decorate.
 
     Raises:
-        DeclarationError: it is no function.
+        DeclarationError: it is none of these.
     """
+    found = method_of(found)
     if isinstance(found, MethodFactory):
         return found
+    if inspect.isclass(found):
+        raise UserCodeError(
+            f"{name} at {definition(found)} is a class, but a method is a function",
+            hint="decorate an optimizer with @cp.optimizer, and a recipe with @cp.recipe",
+        )
     if not callable(found):
         raise DeclarationError(f"{name} is not a function")
     refuse_signature(found, f"method {name!r}", "system", "optimize")

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from compound.errors import DeclarationError, nearest
 from compound.registry.code import find_code
-from compound.registry.methods import registered
+from compound.registry.methods import installed, method_of, registered
 from compound.settings.base import NoSettings, Settings
 from compound.settings.common import CommonSettings
 from compound.settings.renamed import OLD_SECTIONS, new_spellings, renamed_leaf
@@ -75,12 +75,14 @@ def defaults() -> dict[str, dict[str, object]]:
 def own_sections(
     values: Mapping[str, object], folder: Path = Path(), *, imports: bool = True
 ) -> dict[str, type[Settings] | None]:
-    """Return the models of sections that belong to methods of the form ``module:function``.
+    """Return the models of sections that belong to methods that are not built in.
+
+    These are methods of the form ``module:function``, and methods of installed packages.
 
     Args:
         values: what stands under ``optimize:``.
         folder: where code is looked for first.
-        imports: whether code may be imported; otherwise there is no model.
+        imports: whether code named as ``module:function`` may be imported; otherwise it has no model.
     """
     found: dict[str, type[Settings] | None] = {}
     for name in _own_methods(values):
@@ -89,7 +91,7 @@ def own_sections(
         raw = [each for each in (name, short) if each in values and not isinstance(values[each], Settings)]
         for section in raw:
             if not (section == short and known):
-                found[section] = _model_of(name, folder) if imports else None
+                found[section] = _model_of(name, folder, imports=imports)
     return found
 
 
@@ -99,16 +101,20 @@ def _own_methods(values: Mapping[str, object]) -> Iterator[str]:
     stages = together.get("stages") if isinstance(together, Mapping) else getattr(together, "stages", ())
     for names in ([values.get("method")], values.get("baselines"), stages, list(values)):
         if isinstance(names, Sequence) and not isinstance(names, str):
-            yield from (name for name in names if isinstance(name, str) and ":" in name)
+            texts = (name for name in names if isinstance(name, str))
+            yield from (name for name in texts if ":" in name or name in installed())
 
 
-def _model_of(name: str, folder: Path) -> type[Settings] | None:
+def _model_of(name: str, folder: Path, *, imports: bool) -> type[Settings] | None:
     """Return the model of a method's settings; ``None`` where importing fails: the method is refused then."""
+    plugin = installed().get(name)
+    if plugin is None and not imports:
+        return None
     try:
-        found = find_code(name, folder)
+        found = find_code(name, folder) if plugin is None else plugin.load()
     except DeclarationError:
         return None
-    model = getattr(found, "settings", NoSettings)
+    model = getattr(method_of(found), "settings", NoSettings)
     return model if isinstance(model, type) and issubclass(model, Settings) else None
 
 

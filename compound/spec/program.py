@@ -22,7 +22,7 @@ from compound.evaluation.metrics import METRICS, custom
 from compound.example import Metric, Values
 from compound.graph.system import System
 from compound.registry.engines import find_engine, open_engine
-from compound.registry.methods import registered
+from compound.registry.methods import installed, registered
 from compound.security.trust import Trust
 from compound.settings.base import Settings
 from compound.settings.optimize import OptimizeSettings
@@ -276,7 +276,7 @@ def _check_references(context: Context, settings: Settings, start: Address) -> N
 
 def _check_method(context: Context, name: str, address: Address) -> None:
     """Note a method that does not exist; one of the user's own is imported, so that it is found later."""
-    known = registered()
+    known = [*registered(), *installed()]
     if ":" in name:
         context.function(name, address)
     elif name not in known:

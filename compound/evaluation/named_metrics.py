@@ -1,0 +1,76 @@
+"""Metrics by name: those that are built in, and those of installed packages."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+
+from compound.errors import DeclarationError, nearest
+from compound.evaluation.metrics import METRICS, custom
+from compound.example import Metric
+from compound.formatting import short
+from compound.registry.plugins import Plugin, plugins
+from compound.registry.user_code import UserCodeError, definition, reported
+
+Factory = Callable[..., Metric]  # its parameters are the settings of the metric
+
+
+def installed() -> Mapping[str, Plugin]:
+    """Return the metrics of installed packages that no metric built in has the name of."""
+    return {name: plugin for name, plugin in plugins("metrics").items() if name not in METRICS}
+
+
+def metric_factory(name: str) -> Factory:
+    """Return what makes a metric.
+
+    An entry point of the group ``compound.metrics`` names a function or class whose typed parameters are the
+    settings, or a function of ``(outputs, example)``, which has none.
+
+    Raises:
+        DeclarationError: there is no such metric, or its package cannot be loaded.
+    """
+    if name in METRICS:
+        return METRICS[name]
+    if name not in installed():
+        raise DeclarationError(f"no metric {name!r}", hint=nearest(name, [*METRICS, *installed()]))
+    found = installed()[name].load()
+    if not callable(found):
+        raise UserCodeError(
+            f"metric {name!r} is {short(found)}",
+            hint="name a function of its settings, or of (outputs, example)",
+        )
+    if list(_parameters(found)) == ["outputs", "example"]:
+        scoring: Callable[..., object] = found
+
+        @functools.wraps(scoring, assigned=("__doc__", "__module__"))
+        def plain() -> Metric:
+            return custom(scoring, name)
+
+        del plain.__wrapped__
+        return plain
+    return _checked(name, found)
+
+
+def _parameters(found: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(found).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def _checked(name: str, found: Callable[..., object]) -> Factory:
+    """Return a factory that reports errors in the user's code, and refuses what is no metric."""
+
+    @functools.wraps(found)
+    def make(*arguments: object, **settings: object) -> Metric:
+        with reported(f"metric {name!r}", found):
+            made = found(*arguments, **settings)
+        if not isinstance(made, Metric):
+            raise UserCodeError(
+                f"metric {name!r} at {definition(found)} returned {short(made)}, which is no metric",
+                hint="return an object with name and score, such as cp.custom(function)",
+            )
+        return made
+
+    return make

@@ -1,0 +1,132 @@
+"""Decorators that make a method of an optimizer or a training recipe."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+from compound.formatting import short
+from compound.graph.configuration import component_of
+from compound.graph.space import Choice, Demos, Float, Int, Space, Text
+from compound.graph.system import System
+from compound.optimization.method import Job, Method, Optimizer
+from compound.optimization.registration import MethodFactory
+from compound.optimizers.scheduling.jobs import keys_of
+from compound.optimizers.scheduling.scheduler import Uniform
+from compound.optimizers.weights.methods import together
+from compound.optimizers.weights.recipes.recipe import Recipe, TrainingSettings
+from compound.registry.methods import ATTRIBUTE
+from compound.registry.user_code import UserCodeError, definition, refuse_signature
+from compound.settings.base import NoSettings, Settings
+from compound.settings.optimize import OptimizeSettings
+
+O = TypeVar("O", bound=type[Optimizer])  # noqa: E741
+R = TypeVar("R", bound=type[Recipe])
+
+TUNED: tuple[type[Space], ...] = (Text, Demos, Choice, Int, Float)
+
+
+def optimizer(
+    *,
+    settings: type[Settings] = NoSettings,
+    tunes: type[Space] | tuple[type[Space], ...] = TUNED,
+    by_component: bool = False,
+) -> Callable[[O], O]:
+    """Make a method of an optimizer class.
+
+    The method is chosen by ``optimize.method``: as ``module:Class``, or by the name of an entry point in the
+    group ``compound.optimizers``. For several optimizers or another scheduler, see `method`.
+
+    Args:
+        settings: the model of its settings, a subclass of `Settings`. The class is called with them; without
+            settings, it is called without arguments.
+        tunes: the kinds of parameters that it can change.
+        by_component: whether each component gets a job of its own; otherwise one job changes all parameters.
+
+    Example:
+        >>> import compound as cp
+        >>> from compound.optimization.method import Proposal
+        >>> class ShrinkSettings(cp.Settings):
+        ...     factor: float = 0.5
+        >>> @optimizer(settings=ShrinkSettings, tunes=cp.Float)
+        ... class Shrink:
+        ...     def __init__(self, settings):
+        ...         self.settings = settings
+        ...     async def propose(self, task):
+        ...         yield Proposal({})
+    """
+
+    def decorate(cls: O) -> O:
+        if not isinstance(cls, type) or not callable(getattr(cls, "propose", None)):
+            raise UserCodeError(
+                f"@cp.optimizer decorates {short(cls)} at {definition(cls)}, which has no method propose",
+                hint="write async def propose(self, task), which yields Progress and one Proposal at the end",
+            )
+        name = _name(cls)
+        refuse_signature(cls, f"optimizer {name!r}", *([] if settings is NoSettings else ["settings"]))
+
+        def make(system: System, optimize: OptimizeSettings, own: Settings) -> Method:
+            made = cls() if settings is NoSettings else cls(own)  # type: ignore[call-arg]  # checked above
+            keys = keys_of(system, *(tunes if isinstance(tunes, tuple) else (tunes,)))
+            return Method(name, {name: made}, _jobs(name, keys, by_component=by_component), Uniform())
+
+        make.__doc__ = cls.__doc__
+        setattr(cls, ATTRIBUTE, MethodFactory(make, settings))
+        return cls
+
+    return decorate
+
+
+def recipe(*, settings: type[TrainingSettings]) -> Callable[[R], R]:
+    """Make a method of a training recipe: it trains the weights of all components together.
+
+    The method is chosen by ``optimize.method``: as ``module:Class``, or by the name of an entry point in the
+    group ``compound.methods``.
+
+    Args:
+        settings: the model of its settings, a subclass of `TrainingSettings`; the class is called with them.
+            Where it has a field ``adapters``, that says which components share an adapter.
+
+    Example:
+        >>> from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings
+        >>> class LongRunsSettings(MMGRPOSettings):
+        ...     bonus: float = 0.1
+        >>> @recipe(settings=LongRunsSettings)
+        ... class LongRuns(MMGRPO):
+        ...     settings: LongRunsSettings
+    """
+
+    def decorate(cls: R) -> R:
+        if not (isinstance(cls, type) and issubclass(cls, Recipe)):
+            raise UserCodeError(
+                f"@cp.recipe decorates {short(cls)} at {definition(cls)}, which is not a subclass of Recipe",
+                hint="from compound.optimizers.weights.recipes.recipe import Recipe",
+            )
+        name = _name(cls)
+
+        def make(system: System, optimize: OptimizeSettings, own: TrainingSettings) -> Method:
+            return together(name, system, cls(own), getattr(own, "adapters", "each"))
+
+        make.__doc__ = cls.__doc__
+        setattr(cls, ATTRIBUTE, MethodFactory(make, settings))
+        return cls
+
+    return decorate
+
+
+def _jobs(name: str, keys: tuple[str, ...], *, by_component: bool) -> list[Job]:
+    if not by_component:
+        return [Job(name, keys)] if keys else []
+    components = dict.fromkeys(map(component_of, keys))
+    return [Job(name, tuple(key for key in keys if component_of(key) == each)) for each in components]
+
+
+def _name(cls: type) -> str:
+    """Return the name of a class in snake case.
+
+    >>> class HillClimb: ...
+    >>> _name(HillClimb)
+    'hill_climb'
+    """
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
