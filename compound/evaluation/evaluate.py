@@ -36,6 +36,7 @@ from compound.execution.executor import Executor, Settings
 from compound.execution.trace import Failure, FailureRow, Trace
 from compound.formatting import shown
 from compound.graph.system import System
+from compound.registry.user_code import located
 
 WINDOW = 4  # times the concurrency: how far runs may be ahead of the slowest one
 
@@ -368,7 +369,7 @@ async def score(trace: Trace, metric: Metric, example: Example, rules: Rules) ->
     except CompoundError:
         raise
     except Exception as error:  # noqa: BLE001 - a user's metric may raise anything; it is that run's failure
-        return _metric_failed(trace, Failure("metric", f"{type(error).__name__}: {error}"), rules)
+        return _metric_failed(trace, Failure("metric", located(error, metric)), rules)
     return trace.scored(found.value, found.feedback, found.parts)
 
 

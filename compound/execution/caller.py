@@ -32,6 +32,7 @@ from compound.graph.component import Component, Operation
 from compound.graph.configuration import digest
 from compound.graph.types import accepts, spell
 from compound.registry.policies import score
+from compound.registry.user_code import located
 from compound.security.sanitize import storable
 from compound.storage.artifacts import Reference, addressed
 
@@ -319,7 +320,7 @@ class Caller:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a component raises is its failed call
                 raise_missing_extra(error, attempt.address)
-                failure = Failure("error", f"{type(error).__name__}: {error}")
+                failure = Failure("error", located(error, component))
                 return Outcome({}, failure, usage + context.usage, tuple(context.tokens), tries, key=key)
             return Outcome(outputs, None, usage + context.usage, tuple(context.tokens), tries, key=key)
 

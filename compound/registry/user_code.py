@@ -12,7 +12,7 @@ from pathlib import Path
 
 from compound.errors import CompoundError
 
-__all__ = ["UserCodeError", "definition", "refuse_signature", "reported"]
+__all__ = ["UserCodeError", "definition", "located", "refuse_signature", "reported"]
 
 _PACKAGE = Path(__file__).parents[1]
 _OURS = tuple(  # the folders named here are links in a checkout
@@ -85,6 +85,23 @@ def _place(error: BaseException, code: object) -> str | None:
         if os.path.isfile(path) and not path.startswith(_OURS) and not is_library:
             return f"{frame.filename}:{frame.lineno}, in {frame.name}"
     return None
+
+
+def located(error: BaseException, code: object) -> str:
+    """Return an error as text, with the line of a user's code that raised it.
+
+    The file is named without its folder: the text is recorded in traces.
+
+    Args:
+        error: the error.
+        code: the function or the object that was called; it counts as a user's in a library, too.
+
+    >>> located(ValueError("no words"), print)
+    'ValueError: no words'
+    """
+    place = _place(error, code)
+    where = "" if place is None else f" ({os.path.basename(place)})"
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def refuse_signature(code: Callable[..., object], role: str, *parameters: str) -> None:

@@ -119,7 +119,8 @@ class TestFailures:
         assert result.mean == 0.5
         assert result.failed == 5
         assert result.summary()["n"] == 10
-        assert result.failures() == [("error: RuntimeError: down", 5)]
+        line = half.__code__.co_firstlineno + 2
+        assert result.failures() == [(f"error: RuntimeError: down (test_evaluate.py:{line}, in half)", 5)]
 
     @pytest.mark.parametrize("failure_score", [0.0, -1.0, 0.25])
     def test_a_failed_run_scores_what_the_rule_says(self, failure_score: float) -> None:

@@ -75,6 +75,12 @@ def boom(x: int) -> int:
     raise ValueError(f"cannot take {x}")
 
 
+def cannot_take(x: int) -> Failure:
+    """The failure of `boom`, with its line."""
+    line = boom.__code__.co_firstlineno + 1
+    return Failure("error", f"ValueError: cannot take {x} (test_executor.py:{line}, in boom)")
+
+
 def upper(text: str) -> str:
     return text.upper()
 
@@ -204,7 +210,7 @@ def test_a_condition_on_a_failed_node_fails_and_does_not_skip() -> None:
     guarded = f("guarded", plus)(x=X, when=f("guard", boom)(x=X).equals(1))
     trace = run(System("s", outputs={"y": f("sum", add)(a=X, b=guarded)}), {"x": 1})
     assert addresses(trace) == ["guard"]
-    assert trace.failure == Failure("error", "ValueError: cannot take 1")
+    assert trace.failure == cannot_take(1)
 
 
 # --- loops and maps ------------------------------------------------------------------------------------
@@ -465,10 +471,10 @@ def test_d10_a_failed_call_is_recorded_and_independent_branches_still_run() -> N
     after = f("after", plus)(x=broken)
     trace = run(System("s", outputs={"a": after, "b": f("next", times)(x=fine)}), {"x": 1})
     assert addresses(trace) == ["broken", "fine", "next"]
-    assert trace.call("broken").failure == Failure("error", "ValueError: cannot take 1")
+    assert trace.call("broken").failure == cannot_take(1)
     assert trace.call("broken").outputs == {}
     assert trace.call("next").outputs == {"output": 20}
-    assert (trace.outputs, trace.failure) == ({}, Failure("error", "ValueError: cannot take 1"))
+    assert (trace.outputs, trace.failure) == ({}, cannot_take(1))
 
 
 def test_d10_every_example_gives_a_trace_also_those_that_crash() -> None:
@@ -498,7 +504,7 @@ def test_a_failed_item_of_a_map_fails_the_run_but_the_others_are_in_the_trace() 
 
     trace = run(mapped(some), {"xs": [1, 2, 3]})
     assert [call.failure is None for call in trace.calls] == [True, False, True]
-    assert trace.failure == Failure("error", "ValueError: cannot take 2")
+    assert trace.failure == cannot_take(2)
 
 
 def test_a_failed_turn_ends_a_loop() -> None:
@@ -508,7 +514,7 @@ def test_a_failed_turn_ends_a_loop() -> None:
     body = System("turn", outputs={"x": f("shaky", shaky)(x=X)})
     trace = run(System("s", outputs={"y": Loop("l", body, carry={"x": "x"}, max_turns=9)(x=X)}), {"x": 0})
     assert addresses(trace) == ["l[0]/shaky", "l[1]/shaky", "l[2]/shaky"]
-    assert trace.failure == Failure("error", "ValueError: cannot take 2")
+    assert trace.failure == cannot_take(2)
 
 
 def test_a_parse_failure_keeps_the_fields_that_did_parse() -> None:
@@ -1067,7 +1073,7 @@ def test_a_trace_survives_json_whatever_its_values_are() -> None:
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
     again = from_json(json.loads(json.dumps(plain)))
     assert to_json(again) == plain
-    assert again.failure == trace.failure == Failure("error", "ValueError: cannot take 1")
+    assert again.failure == trace.failure == cannot_take(1)
 
 
 def test_a_trace_knows_which_calls_its_outputs_came_from() -> None:

@@ -72,6 +72,12 @@ def boom(x: int) -> int:
     raise ValueError(f"cannot take {x}")
 
 
+def cannot_take(x: int) -> Failure:
+    """The failure of `boom`, with its line."""
+    line = boom.__code__.co_firstlineno + 1
+    return Failure("error", f"ValueError: cannot take {x} (test_fork.py:{line}, in boom)")
+
+
 def total(xs: list[int]) -> int:
     return sum(xs)
 
@@ -475,7 +481,7 @@ def test_a_fork_can_mend_a_failed_call() -> None:
     fine, broken = lab.f("fine", plus)(x=X), lab.f("broken", boom)(x=X)
     system = System("s", outputs={"y": lab.f("sum", add)(a=fine, b=broken)})
     trace = lab.run(system, {"x": 1})
-    assert trace.failure == Failure("error", "ValueError: cannot take 1")
+    assert trace.failure == cannot_take(1)
     mended = lab.fork(system, trace, "broken", outputs={"output": 40})
     assert (lab.ran, mended.outputs, mended.failure) == (["sum"], {"y": 42}, None)
 
@@ -501,7 +507,7 @@ def test_a_fork_can_break_what_worked() -> None:
     )
     trace = lab.run(system, {"x": 1})
     fork = lab.fork(system, trace, "first", outputs={"output": -1})
-    assert (fork.outputs, fork.failure) == ({}, Failure("error", "ValueError: cannot take -1"))
+    assert (fork.outputs, fork.failure) == ({}, cannot_take(-1))
     assert [call.address for call in fork.calls] == ["first", "picky"]
 
 

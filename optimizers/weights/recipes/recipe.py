@@ -33,6 +33,7 @@ from compound.optimizers.weights.loss.objective import (
 from compound.optimizers.weights.recipes.rollouts import Rollout, RolloutSettings, Sampler, is_lost
 from compound.optimizers.weights.recipes.selection import EvaluationSettings
 from compound.registry.code import find_code
+from compound.registry.user_code import located
 from compound.settings.base import Settings
 from compound.settings.references import CodeName
 from compound.storage.state import State
@@ -257,7 +258,7 @@ def of_call(function: Callable[[Mapping[str, Any], Mapping[str, Any]], float]) -
             found = float(function(call.inputs, call.outputs))
         except Exception as error:
             raise DeclarationError(
-                f"the penalty of {call.component!r} failed: {type(error).__name__}: {error}",
+                f"the penalty of {call.component!r} failed: {located(error, function)}",
                 hint="it takes a call's inputs and outputs by name, and returns a number",
             ) from error
         if not math.isfinite(found):
