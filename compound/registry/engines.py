@@ -7,14 +7,18 @@ started for it; every other name goes to litellm (``openai/gpt-4o-mini``, ``host
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from compound.engine import Engine
-from compound.errors import DeclarationError
+from compound.errors import DeclarationError, nearest
+from compound.formatting import short
 from compound.graph.space import Weights
 from compound.graph.system import System
+from compound.registry.plugins import Plugin, plugins
+from compound.registry.user_code import UserCodeError, definition, reported
 
 Engines = Mapping[str, Engine] | Callable[[str], Engine]
 
@@ -62,12 +66,48 @@ def for_system(engines: Engines, system: System) -> Engines:
 
 
 def open_engine(kind: str, **settings: object) -> Engine:
-    """Make an engine of a kind (``transformers``, ``litellm`` or ``vllm``) with its settings."""
+    """Make an engine of a kind, built in or installed, with its settings."""
     return engine_class(kind)(**settings)
 
 
+def installed() -> Mapping[str, Plugin]:
+    """Return the kinds of engines of installed packages that no kind built in has the name of."""
+    return {name: plugin for name, plugin in plugins("engines").items() if name not in KINDS}
+
+
 def engine_class(kind: str) -> Callable[..., Engine]:
-    """Return the class of a kind of engine."""
-    module, _, name = KINDS[kind].partition(":")
-    found: Callable[..., Engine] = getattr(importlib.import_module(module), name)
-    return found
+    """Return the class of a kind of engine; its typed parameters are the settings in files.
+
+    Raises:
+        DeclarationError: there is no such kind, or its package cannot be loaded.
+    """
+    if kind in KINDS:
+        module, _, name = KINDS[kind].partition(":")
+        built_in: Callable[..., Engine] = getattr(importlib.import_module(module), name)
+        return built_in
+    if kind not in installed():
+        raise DeclarationError(f"no kind of engine {kind!r}", hint=nearest(kind, [*KINDS, *installed()]))
+    found = installed()[kind].load()
+    if not callable(found):
+        raise UserCodeError(
+            f"engine {kind!r} is {short(found)}, which is no class",
+            hint="name a class that implements Engine",
+        )
+    return _checked(kind, found)
+
+
+def _checked(kind: str, found: Callable[..., object]) -> Callable[..., Engine]:
+    """Return a function that reports errors in the user's code, and refuses what is no engine."""
+
+    @functools.wraps(found, updated=())
+    def make(*arguments: object, **settings: object) -> Engine:
+        with reported(f"engine {kind!r}", found):
+            made = found(*arguments, **settings)
+        if not isinstance(made, Engine):
+            raise UserCodeError(
+                f"engine {kind!r} at {definition(found)} is {short(made)}, which is no engine",
+                hint="an engine has name, concurrency, worst_case, generate and aclose",
+            )
+        return made
+
+    return make
