@@ -1,0 +1,1 @@
+"""Example extensions of compound, one for each role."""
