@@ -14,7 +14,7 @@ from compound.cli import app
 from compound.settings.common import BudgetSettings
 from compound.settings.optimize import OptimizeSettings
 from compound.settings.sections import model_at, settings_models
-from compound.spec.schema.model import POSSIBLE
+from compound.spec.file import POSSIBLE
 
 OUTPUT = Path(__file__).parent / "reference.md"
 GROUPS = {

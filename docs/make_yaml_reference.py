@@ -21,25 +21,26 @@ from pydantic.fields import FieldInfo
 from compound.settings.common import BudgetSettings
 from compound.settings.optimize import OptimizeSettings
 from compound.settings.sections import model_at, settings_models
-from compound.spec.schema import components
-from compound.spec.schema import model as file_model
+from compound.spec import file as file_model
+from compound.spec.kinds import body, code, first_of, function, llm, retriever, selector
 from compound.spec.schema import settings as file_settings
+from compound.spec.schema.wiring import Wiring
 
 OUTPUT = Path(__file__).parent / "yaml.md"
 
 MODELS: Mapping[str, type[BaseModel]] = {
     "file": file_model.File,
-    "wiring": components.Wiring,
-    "llm": components.LLMSettings,
-    "bm25": components.BM25Settings,
-    "dense": components.DenseSettings,
-    "passages": components.PassagesSettings,
-    "selector": components.SelectorSettings,
-    "function": components.FunctionSettings,
-    "first_of": components.FirstOfSettings,
-    "loop": components.LoopSettings,
-    "map": components.MapSettings,
-    "class": components.ClassEntry,
+    "wiring": Wiring,
+    "llm": llm.LLMSettings,
+    "bm25": retriever.BM25Settings,
+    "dense": retriever.DenseSettings,
+    "passages": retriever.PassagesSettings,
+    "selector": selector.SelectorSettings,
+    "function": function.FunctionSettings,
+    "first_of": first_of.FirstOfSettings,
+    "loop": body.LoopSettings,
+    "map": body.MapSettings,
+    "class": code.ClassEntry,
     "text": file_settings.TextSpace,
     "demos": file_settings.DemosSpace,
     "choice": file_settings.ChoiceSpace,
@@ -150,7 +151,7 @@ def keys(model: type[BaseModel]) -> str:
     rows = ["| key | value | default | what |", "| --- | --- | --- | --- |"]
     own = _annotations(model)
     for name, field in sorted(model.model_fields.items(), key=lambda item: item[0] not in own):
-        if model is not components.Wiring and name in HERE:
+        if model is not Wiring and name in HERE:
             continue
         about = " ".join(str(field.description or "").split()).replace("|", "\\|").replace("``", "`")
         rows.append(f"| `{field.alias or name}` | {value(model, name)} | {default(field)} | {about} |")

@@ -1,11 +1,12 @@
 """The YAML file: read with positions, checked as a whole, built into a `System`, and written again.
 
-From text to program: `yaml_source` (text to a tree that knows its lines) → `overrides` → `file_*` (the shape
-of the file) → `context`, `make`, `uses`, `edges`, `build` (the system) → `program`. Back: `spelling`, `dump`.
+Reading: `yaml` parses the text into a tree with positions and applies overrides; `shape` checks the tree by
+the models of `file` and `kinds`; `make`, `uses`, `edges` and `build` construct the system; `program` adds the
+rest. Writing: `dump`. Each component kind is a module of `kinds`: its schema, construction and spelling.
 """
 
 from compound.spec.dump import dump
+from compound.spec.file import schema
 from compound.spec.program import Program, load, loads
-from compound.spec.schema.model import schema
 
 __all__ = ["Program", "dump", "load", "loads", "schema"]

@@ -14,6 +14,7 @@ from compound.registry.code import find_code
 from compound.registry.engines import EMBEDDED
 from compound.security.untrusted import UntrustedFolder
 from compound.spec.yaml.document import Address, Document, dotted, shown
+from compound.storage.artifacts import Reference, located
 
 Made = TypeVar("Made")
 _ENGINES = ("local/", "vllm/")  # what the name of a model's engine puts before a folder or hub id
@@ -94,6 +95,11 @@ class Context:
         except ValueError:
             self.document.report(address, "is no path that a file can have", key=key)
         return self.folder / inside, self.folder
+
+    def stored(self, value: Reference, address: Address) -> Reference:
+        """Return a reference to a stored folder with an absolute path; report a path that is refused."""
+        self.place(value["path"], (*address, "path"))
+        return located(value, self.folder)
 
     def may_lead_to(self, given: str, address: Address, *, key: bool = False) -> bool:
         """Return whether a path or model may be read; note that it may not, without imports, outside."""

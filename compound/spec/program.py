@@ -31,9 +31,9 @@ from compound.settings.sections import Own, optimize_model, own_sections
 from compound.spec.build import Graph
 from compound.spec.consent import check_consent
 from compound.spec.context import OUTSIDE, Context, leads_out
-from compound.spec.schema.model import POSSIBLE, RUNS, CustomMetric, DataSettings, SplitBy, file_model
-from compound.spec.schema.model import Engine as EngineModel
-from compound.spec.schema.model import Metric as MetricModel
+from compound.spec.file import POSSIBLE, RUNS, CustomMetric, DataSettings, SplitBy, file_model
+from compound.spec.file import Engine as EngineModel
+from compound.spec.file import Metric as MetricModel
 from compound.spec.schema.types import Model
 from compound.spec.shape import fitted, note_misfits
 from compound.spec.yaml.document import Address, Document, shown

@@ -13,9 +13,9 @@ from pydantic_core import ErrorDetails
 from compound.errors import nearest
 from compound.settings.renamed import OLD_SECTIONS
 from compound.settings.sections import hint, model_at, outdated
-from compound.spec.schema.components import INDEXES
-from compound.spec.schema.model import POSSIBLE, TAGGED, File
+from compound.spec.file import POSSIBLE, TAGGED, File
 from compound.spec.schema.settings import SPACES
+from compound.spec.schema.wiring import WIRING_KEYS
 from compound.spec.yaml.document import Address, Document, shown
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ _MISSING: Mapping[Address, str] = {
 """How to write what is missing, where its key alone does not say so."""
 Kind = TypeVar("Kind")
 _ADAPTERS: dict[object, TypeAdapter[Any]] = {}  # by type, each adapter of its own
-_BESIDES = ("in", "when", "out", "settings")
 
 
 def _adapter(kind: TypeForm[Kind]) -> TypeAdapter[Kind]:
@@ -167,7 +166,7 @@ def _one_key(document: Document, detail: ErrorDetails, address: Address) -> None
         document.report(address, f"must be a mapping with one {noun}, but got {shown(value)}", _all(possible))
         return
     found = [key for key in value if key in possible]
-    others = [key for key in value if key not in possible and key not in _BESIDES]
+    others = [key for key in value if key not in possible and key not in WIRING_KEYS]
     if found:
         kinds = " and ".join(map(repr, found))
         document.report((*address, found[1]), f"names several: {kinds}", f"keep one {noun}", key=True)
@@ -177,15 +176,16 @@ def _one_key(document: Document, detail: ErrorDetails, address: Address) -> None
         document.report(address, f"names no {noun}", _all(possible), key=True)
 
 
-def _index(document: Document, detail: ErrorDetails, address: Address) -> None:
+def _one_label(document: Document, detail: ErrorDetails, address: Address) -> None:
+    key, labels = detail["msg"], str(detail["ctx"]["labels"]).split(", ")
     value = document.at(address)
     if not isinstance(value, dict):
         document.report(address, f"must be a mapping, but got {shown(value)}")
-    elif "index" not in value:
-        document.report(address, "'index' is missing", _all(INDEXES), key=True)
+    elif key not in value:
+        document.report(address, f"{key!r} is missing", _all(labels), key=True)
     else:
-        index = value["index"]
-        document.report((*address, "index"), f"unknown index {shown(index)}", nearest(str(index), INDEXES))
+        label = value[key]
+        document.report((*address, key), f"unknown {key} {shown(label)}", nearest(str(label), labels))
 
 
 def _all(names: Iterable[str]) -> str:
@@ -199,7 +199,7 @@ _SPECIAL: Mapping[str, Callable[[Document, ErrorDetails, Address], None]] = {
     "too_long": _count,
     "string_too_short": _count,
     "one_key": _one_key,
-    "index": _index,
+    "one_label": _one_label,
 }
 
 

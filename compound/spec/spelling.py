@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from compound.errors import DeclarationError
+from compound.graph.component import Component
 from compound.graph.space import Choice, Demos, Float, Int, LoRA, Space, Text, Weights
 from compound.graph.types import parse, spell
 from compound.registry.code import place_of
@@ -21,6 +22,13 @@ def spell_type(kind: object, where: str) -> str:
     if not same:
         raise DeclarationError(f"{where}: the type {text} cannot be written in YAML", hint="use a plain type")
     return text
+
+
+def spell_ports(component: Component) -> dict[str, str]:
+    """Return the types of a component's outputs as the file spells them."""
+    return {
+        name: spell_type(port.type, f"{component.name}.{name}") for name, port in component.outputs.items()
+    }
 
 
 def spell_space(space: Space, value: object) -> Tree:

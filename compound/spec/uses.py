@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from compound.graph.component import NAME, Component, Node
-from compound.spec.schema.components import When
 from compound.spec.schema.types import Reference
+from compound.spec.schema.wiring import When
 from compound.spec.shape import fitted
 from compound.spec.yaml.document import Address, Document
 

@@ -17,16 +17,10 @@ from compound.registry.engines import KINDS as ENGINES
 from compound.registry.engines import engine_class
 from compound.settings.common import CommonSettings
 from compound.settings.sections import Own, optimize_model
-from compound.spec.schema.components import (
-    KINDS,
-    BM25Settings,
-    Body,
-    DenseSettings,
-    PassagesSettings,
-    one_key,
-)
+from compound.spec.kinds.body import BUILT_IN, Body
 from compound.spec.schema.settings import TAGGED as SPACE_TAGS
 from compound.spec.schema.types import Code, Model, Name, Number
+from compound.spec.schema.wiring import one_key
 
 SplitBy = Annotated[
     Annotated[str, Tag("~column")] | Annotated[dict[Split, float], Tag("~shares")],
@@ -164,13 +158,15 @@ class _MadeFile(File):
     model_config = ConfigDict(use_attribute_docstrings=False)
 
 
-POSSIBLE: Mapping[str, Mapping[str, type[Model]]] = {"kind": KINDS, "metric": _METRICS, "engine": _ENGINES}
+POSSIBLE: Mapping[str, Mapping[str, type[Model]]] = {
+    "kind": {name: kind.entry for name, kind in BUILT_IN.items()},
+    "metric": _METRICS,
+    "engine": _ENGINES,
+}
 """The keys of which exactly one must be there, by what they choose."""
 TAGGED: Mapping[str, type[Model]] = {
     **SPACE_TAGS,
-    "~bm25": BM25Settings,
-    "~dense": DenseSettings,
-    "~passages": PassagesSettings,
+    **{tag: model for kind in BUILT_IN.values() for tag, model in kind.tags.items()},
     **{f"~{name}": model for group in POSSIBLE.values() for name, model in group.items()},
 }
 """Which model a part of an error's location stands for."""

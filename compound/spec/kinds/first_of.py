@@ -1,0 +1,46 @@
+"""The kind ``first_of``: the first of several inputs whose node ran."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from compound.components.function import FirstOf
+from compound.spec.kinds.kind import DumpContext, Kind, MakeContext
+from compound.spec.schema.types import Model, Name, Type
+from compound.spec.schema.wiring import Wiring
+from compound.spec.spelling import Tree, spell_type
+from compound.spec.yaml.text import Flow
+
+
+class FirstOfSettings(Model):
+    """Nothing but the ports."""
+
+    ports: list[Name] | None = None
+    """The ports in order of preference; those of `in` by default."""
+
+
+class FirstOfEntry(Wiring):
+    """Passes on the first of its inputs whose node ran; joins conditional branches."""
+
+    first_of: FirstOfSettings
+    """Usually {}."""
+    out: Type = Field(default="str", validate_default=True)
+    """The type of its inputs and its output."""
+
+
+def _make(entry: FirstOfEntry, context: MakeContext) -> FirstOf | None:
+    ports = tuple(entry.first_of.ports or entry.wires)
+    if not ports:
+        address = (*context.address, "first_of")
+        context.file.document.report(address, "has no inputs", "connect some under `in`", key=True)
+        return None
+    return FirstOf(context.name, entry.out, ports)
+
+
+def _dump(component: FirstOf, context: DumpContext) -> Tree:
+    ports = list(component.inputs)
+    kind = spell_type(component.outputs["output"].type, component.name)
+    return {"first_of": Flow({} if ports == list(context.wired) else {"ports": ports}), "out": kind}
+
+
+FIRST_OF_KIND = Kind("first_of", FirstOfEntry, _make, (FirstOf,), _dump)

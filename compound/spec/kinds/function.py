@@ -1,0 +1,77 @@
+"""The kind ``function``: a typed Python function."""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict, Field
+
+from compound.components.function import Function
+from compound.errors import DeclarationError
+from compound.graph.types import spell
+from compound.spec.kinds.kind import DumpContext, Kind, MakeContext, make_settings, report_unknown
+from compound.spec.schema.settings import AnySetting
+from compound.spec.schema.types import Code, Model
+from compound.spec.schema.wiring import Out, Wiring
+from compound.spec.spelling import Tree, spell_code, spell_ports
+from compound.spec.yaml.text import Flow
+
+
+class FunctionSettings(Model):
+    """A typed Python function; further keys set some of its parameters, and may be tuned."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, AnySetting]
+
+    call: Code
+    """The function, as module:name; modules are also found beside this file."""
+    timeout: float | None = Field(default=None, gt=0)
+    """Seconds for one try."""
+    retries: int = Field(default=0, ge=0)
+    """How often transient errors are tried again."""
+
+
+class FunctionEntry(Wiring):
+    """A Python function as a step; its ports come from its annotations."""
+
+    function: FunctionSettings
+    """The function and its settings."""
+    out: Out | None = None
+    """The types of several fields, when the function returns a mapping."""
+
+
+def _make(entry: FunctionEntry, context: MakeContext) -> Function | None:
+    file, inside, given = context.file, (*context.address, "function"), entry.function
+    settings = make_settings(given.model_extra or {})
+    function = file.function(given.call, (*inside, "call"))
+    if function is None or report_unknown(file, function, settings, inside):
+        return None
+    rest = {key: value for key, value in given.given.items() if key != "call"}
+    outputs = entry.out if isinstance(entry.out, dict) else None
+    component = file.attempt(
+        inside,
+        lambda: Function(context.name, function, outputs=outputs, **rest, **settings),
+        who=given.call,
+    )
+    if component is not None and outputs is None and entry.out is not None:
+        returned = component.outputs["output"].type
+        if entry.out != returned:
+            wrong = f"says {spell(entry.out)}, but the function returns {spell(returned)}"
+            file.document.report((*context.address, "out"), wrong)
+    return component
+
+
+def _dump(component: Function, context: DumpContext) -> Tree:
+    settings = {name: context.setting(name, value) for name, value in component.settings.items()}
+    reserved = [name for name in settings if name in FunctionSettings.model_fields]
+    if reserved:
+        raise DeclarationError(f"{component.name}: a setting named {reserved[0]!r} has no place in YAML")
+    limits = {"timeout": component.timeout} if component.timeout is not None else {}
+    tries = {"retries": component.retries} if component.retries else {}
+    call = spell_code(component.function, component.name)
+    outputs = {} if component._single else spell_ports(component)
+    return {
+        "function": {"call": call, **limits, **tries, **settings},
+        **({"out": Flow(outputs)} if outputs else {}),
+    }
+
+
+FUNCTION_KIND = Kind("function", FunctionEntry, _make, (Function,), _dump)

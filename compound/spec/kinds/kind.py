@@ -1,0 +1,139 @@
+"""The interface of a component kind, and the contexts in which it makes and writes components."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from compound.errors import DeclarationError, nearest
+from compound.graph.component import Component
+from compound.graph.space import Space
+from compound.graph.system import System
+from compound.spec.context import Context
+from compound.spec.schema.settings import SPACES, made
+from compound.spec.schema.types import Model
+from compound.spec.schema.wiring import Wiring
+from compound.spec.spelling import Tree, spell_space
+from compound.spec.yaml.document import Address
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+MakeBody = Callable[[Address, str], System | None]
+EntryT = TypeVar("EntryT", bound=Wiring)
+ComponentT = TypeVar("ComponentT", bound=Component)
+
+
+@dataclass(frozen=True)
+class MakeContext:
+    """The place of an entry in the file, and what its component is made with.
+
+    Attributes:
+        file: the context of the file.
+        name: the name of the component.
+        address: the address of the entry.
+        make_body: makes the system of a loop's or map's body, given its address and the component's name.
+    """
+
+    file: Context
+    name: str
+    address: Address
+    make_body: MakeBody
+
+
+@dataclass(frozen=True)
+class DumpContext:
+    """The system that a component is written for.
+
+    Attributes:
+        name: the name of the component.
+        values: the configuration that the system is bound to.
+        wired: the ports of the component's own node that are connected, in order.
+        dump_body: returns the graph of a loop's or map's body.
+    """
+
+    name: str
+    values: Mapping[str, object]
+    wired: Collection[str]
+    dump_body: Callable[[], Tree]
+
+    def setting(self, name: str, value: object) -> object:
+        """Return a setting as the file spells it; a space starts at the value that the system is bound to.
+
+        Raises:
+            DeclarationError: a plain value would be read as a space.
+        """
+        if isinstance(value, Space):
+            return spell_space(value, self.values.get(f"{self.name}.{name}", value.value))
+        if isinstance(value, Mapping) and any(key in value for key in SPACES):
+            raise DeclarationError(f"{self.name}.{name}: {value!r} would be read as a space to tune")
+        return value
+
+    def changed_fields(self, source: DataclassInstance, skip: Collection[str] = ("name",)) -> Tree:
+        """Return the fields of a dataclass that differ from their defaults."""
+        found: Tree = {}
+        for field in dataclasses.fields(source):
+            value = getattr(source, field.name)
+            default = field.default_factory() if callable(field.default_factory) else field.default
+            if field.name not in skip and not is_same(value, default):
+                found[field.name] = self.setting(field.name, value)
+        return found
+
+
+@dataclass(frozen=True)
+class Kind(Generic[EntryT, ComponentT]):
+    """A component kind.
+
+    Attributes:
+        name: the key of an entry that selects the kind.
+        entry: the model of an entry.
+        make: makes the component of an entry, or returns None after reporting why it cannot.
+        components: the classes of components that ``dump`` writes.
+        dump: returns the part of a component's entry that belongs to the kind.
+        tags: models of unions in the entry, by their tags in the locations of errors.
+        has_body: whether the settings hold a graph under the key ``body``.
+    """
+
+    name: str
+    entry: type[EntryT]
+    make: Callable[[EntryT, MakeContext], ComponentT | None]
+    components: tuple[type[ComponentT], ...]
+    dump: Callable[[ComponentT, DumpContext], Tree]
+    tags: Mapping[str, type[Model]] = dataclasses.field(default_factory=dict)
+    has_body: bool = False
+
+
+AnyKind = Kind[Any, Any]
+
+
+def make_settings(given: Mapping[str, object]) -> dict[str, Any]:
+    """Return settings of the file as arguments of a component, which checks them itself."""
+    return {key: made(value) for key, value in given.items()}
+
+
+def report_unknown(
+    context: Context, target: Callable[..., object], names: Iterable[str], address: Address
+) -> bool:
+    """Report settings that a function or class does not take; return whether there are any."""
+    try:
+        parameters = inspect.signature(target).parameters
+    except (TypeError, ValueError):
+        return False
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return False
+    unknown = [name for name in names if name not in parameters]
+    for name in unknown:
+        context.document.report((*address, name), "unknown setting", nearest(name, parameters), key=True)
+    return bool(unknown)
+
+
+def is_same(value: object, default: object) -> bool:
+    """Return whether two values are equal and of the same type.
+
+    >>> is_same(1, 1), is_same(1, True), is_same(1, 1.0)
+    (True, False, False)
+    """
+    return type(value) is type(default) and bool(value == default)

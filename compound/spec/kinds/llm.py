@@ -1,0 +1,90 @@
+"""The kind ``llm``: a call to a language model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import Field
+
+from compound.components.llm import LLM
+from compound.graph.space import Choice, Weights
+from compound.spec.kinds.kind import DumpContext, Kind, MakeContext, make_settings
+from compound.spec.schema.settings import (
+    CountSetting,
+    DemosSetting,
+    FloatSetting,
+    LabelSetting,
+    TextSetting,
+    WeightsSetting,
+)
+from compound.spec.schema.types import Model, Name, Type
+from compound.spec.schema.wiring import Out, Wiring
+from compound.spec.spelling import Tree, spell_ports, spell_type
+from compound.spec.yaml.text import Flow
+
+
+class LLMSettings(Model):
+    """A call to a language model."""
+
+    prompt: TextSetting = ""
+    """The instruction."""
+    demos: DemosSetting = Field(default=[])
+    """Worked examples shown before the inputs."""
+    lm: LabelSetting | None = None
+    """The model; the file's `lm` by default."""
+    temperature: FloatSetting = 0.0
+    """0 is greedy, and makes the component deterministic."""
+    max_tokens: CountSetting = 256
+    """The longest answer, in tokens."""
+    stop: list[str] = Field(default=[])
+    """Texts that end the answer."""
+    format: Literal["auto", "text", "fields", "json"] = "auto"
+    """How fields are written: text (one field), fields (`name: value` lines) or json."""
+    weights: WeightsSetting | None = None
+    """A LoRA adapter to train."""
+    takes: dict[Name, Type] | None = None
+    """Declared inputs and types; whatever is connected by default."""
+    system: str = ""
+    """A system message."""
+    timeout: float | None = Field(default=120.0, gt=0)
+    """Seconds for one try of a remote model."""
+    retries: int = Field(default=3, ge=0)
+    """How often transient errors are tried again."""
+
+
+class LLMEntry(Wiring):
+    """A language model as a typed step."""
+
+    llm: LLMSettings
+    """The model's settings."""
+    out: Out = Field(default="str", validate_default=True)
+    """The type of the answer, or the types of several fields."""
+
+
+def _make(entry: LLMEntry, context: MakeContext) -> LLM | None:
+    file, inside = context.file, (*context.address, "llm")
+    given = make_settings(entry.llm.given)
+    if isinstance(entry.llm.demos, list):
+        given["demos"] = tuple(demo.model_dump() for demo in entry.llm.demos)
+    lm = given.get("lm")
+    if lm is not None:
+        file.check_models(lm.options if isinstance(lm, Choice) else [lm], (*inside, "lm"))
+    if isinstance(weights := given.get("weights"), Weights) and weights.value is not None:
+        stored = file.stored(weights.value, (*inside, "weights", "value"))
+        given["weights"] = replace(weights, value=stored)
+    given |= {"stop": tuple(entry.llm.stop), "output": entry.out}
+    return file.attempt(inside, lambda: LLM(context.name, **given))
+
+
+def _dump(component: LLM, context: DumpContext) -> Tree:
+    given = context.changed_fields(component, ("name", "output", "takes"))
+    if component.takes is not None:
+        given["takes"] = {n: spell_type(kind, f"{component.name}.{n}") for n, kind in component.takes.items()}
+    outputs = spell_ports(component)
+    if outputs == {"output": "str"}:
+        return {"llm": given}
+    return {"llm": given, "out": outputs["output"] if list(outputs) == ["output"] else Flow(outputs)}
+
+
+LLM_KIND = Kind("llm", LLMEntry, _make, (LLM,), _dump)

@@ -1,0 +1,63 @@
+"""The part of an entry that all component kinds share: how its node is wired."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated
+
+from pydantic import Discriminator, Field, Tag
+
+from compound.spec.schema.types import Model, Name, Reference, Scalar, Type
+
+WIRING_KEYS = ("in", "when", "out", "settings")
+"""The keys of an entry that select no kind."""
+When = Annotated[
+    Annotated[Reference, Tag("~always")]
+    | Annotated[dict[Reference, Scalar], Field(min_length=1, max_length=1), Tag("~equals")],
+    Discriminator(lambda value: "~equals" if isinstance(value, Mapping) else "~always"),
+]
+Out = Annotated[
+    Annotated[Type, Tag("~one")] | Annotated[dict[Name, Type], Field(min_length=1), Tag("~several")],
+    Discriminator(lambda value: "~several" if isinstance(value, Mapping) else "~one"),
+]
+
+
+class Wiring(Model):
+    """How a node hangs in the graph."""
+
+    wires: dict[Name, Reference] = Field(default={}, alias="in")
+    """Which input or output feeds each port; edges may also feed settings."""
+    when: When | None = None
+    """Run the node only if this output is true, or equals a value: {$router.route: search}."""
+
+
+def one_key(names: Iterable[str], noun: str) -> Discriminator:
+    """Return the discriminator of entries that have exactly one of some keys.
+
+    Args:
+        names: the keys.
+        noun: what the key selects; see `compound.spec.shape.possible_keys`.
+    """
+    known = tuple(names)
+
+    def tag(value: object) -> str | None:
+        found = [name for name in known if name in value] if isinstance(value, Mapping) else []
+        return f"~{found[0]}" if len(found) == 1 else None
+
+    return Discriminator(tag, custom_error_type="one_key", custom_error_message=noun)
+
+
+def one_label(key: str, labels: Iterable[str]) -> Discriminator:
+    """Return the discriminator of mappings whose value at a key is one of some labels."""
+    known = tuple(labels)
+
+    def tag(value: object) -> str | None:
+        label = value.get(key) if isinstance(value, Mapping) else None
+        return f"~{label}" if label in known else None
+
+    return Discriminator(
+        tag,
+        custom_error_type="one_label",
+        custom_error_message=key,
+        custom_error_context={"labels": ", ".join(known)},
+    )
