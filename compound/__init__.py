@@ -64,6 +64,8 @@ if TYPE_CHECKING:  # so that type checkers see what `__getattr__` finds
     from compound.graph.space import Text as Text
     from compound.graph.system import System as System
     from compound.graph.types import Port as Port
+    from compound.optimization.bounds import JobBound as JobBound
+    from compound.optimization.bounds import Outlook as Outlook
     from compound.optimization.method import Job as Job
     from compound.optimization.method import Method as Method
     from compound.optimization.method import Optimizer as Optimizer
@@ -112,6 +114,8 @@ _HOME = {
     "Completion": "compound.engine",
     "Message": "compound.engine",
     "Metric": "compound.example",
+    "JobBound": "compound.optimization.bounds",
+    "Outlook": "compound.optimization.bounds",
     "Job": "compound.optimization.method",
     "Method": "compound.optimization.method",
     "Optimizer": "compound.optimization.method",

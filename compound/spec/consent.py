@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from compound.components.engines.credentials import SERVERS, Connection
 from compound.errors import DeclarationError
+from compound.registry.engines import KINDS
 from compound.security.trust import Trust, refusal
 from compound.spec.context import Context
 from compound.spec.yaml.document import Address
@@ -26,9 +27,10 @@ def check_consent(context: Context, kind: str, settings: Mapping[str, object], a
     Raises:
         ConfigurationError: the user's configuration file cannot be read.
     """
-    server, key = (_text(settings.get(name)) for name in ("api_base", "api_key_env"))
+    server_setting, server = _server(kind, settings)
+    key_setting, key = _key(settings)
     model = str(settings.get("model", ""))
-    named = (*address, "api_base" if server is not None else "model")
+    named = (*address, server_setting if server is not None else "model")
     try:
         if kind == "litellm":
             _check_provider(model, server)
@@ -40,7 +42,25 @@ def check_consent(context: Context, kind: str, settings: Mapping[str, object], a
         context.document.report_error(named, error)
         return
     if refused is not None:
-        context.document.report((*address, "api_base" if key is None else "api_key_env"), *refused)
+        context.document.report((*address, server_setting if key is None else key_setting), *refused)
+
+
+def _server(kind: str, settings: Mapping[str, object]) -> tuple[str, str | None]:
+    """Return the setting that names a server, and the server.
+
+    For an engine of an installed package, this is any setting that holds an address.
+    """
+    if kind not in KINDS:
+        for name, value in settings.items():
+            if isinstance(value, str) and (name == "api_base" or "://" in value):
+                return name, value
+    return "api_base", _text(settings.get("api_base"))
+
+
+def _key(settings: Mapping[str, object]) -> tuple[str, str | None]:
+    """Return the setting that names the environment variable of a key, and the variable."""
+    name = next((name for name in settings if name.endswith("key_env")), "api_key_env")
+    return name, _text(settings.get(name))
 
 
 def _text(value: object) -> str | None:

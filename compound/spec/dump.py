@@ -11,6 +11,7 @@ from compound.graph.composite import Composite
 from compound.graph.system import System
 from compound.spec.kinds.body import BUILT_IN
 from compound.spec.kinds.code import CLASS_KIND
+from compound.spec.kinds.installed import kind_of
 from compound.spec.kinds.kind import AnyKind, DumpContext
 from compound.spec.spelling import Tree, spell_type
 from compound.spec.yaml.text import Flow, write
@@ -96,7 +97,7 @@ class _Dumping:
         context = DumpContext(
             component.name, self._values, ports, functools.partial(self.graph, component.name)
         )
-        kind = _DUMPED.get(type(component), CLASS_KIND)
+        kind = _DUMPED.get(type(component)) or kind_of(component) or CLASS_KIND
         return {**kind.dump(component, context), **(_wiring(node) if node else {})}
 
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import re
 import typing
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, cast
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, create_model
 
 from compound.evaluation.dataset import Split
 from compound.evaluation.metrics import METRICS
+from compound.evaluation.named_metrics import installed as installed_metrics
+from compound.evaluation.named_metrics import metric_factory
 from compound.registry.engines import KINDS as ENGINES
 from compound.registry.engines import engine_class
+from compound.registry.engines import installed as installed_engines
 from compound.settings.common import CommonSettings
 from compound.settings.sections import Own, optimize_model
 from compound.spec.kinds.body import BUILT_IN, Body
+from compound.spec.kinds.installed import KINDS as KINDS_INSTALLED
+from compound.spec.schema.installed import MARK, Installed
 from compound.spec.schema.settings import TAGGED as SPACE_TAGS
+from compound.spec.schema.signature import entry_of, make_model
 from compound.spec.schema.types import Code, Model, Name, Number
 from compound.spec.schema.wiring import one_key
 
@@ -50,41 +54,6 @@ class DataSettings(Model):
     """The hub's name of a part of the data set."""
 
 
-class _Made(Model):
-    """A model made of fields that carry their descriptions: there is no source to look for them in."""
-
-    model_config = ConfigDict(use_attribute_docstrings=False)
-
-
-FieldOf = tuple[object, object]  # a field's type, and its default or description
-
-
-def _model(name: str, doc: str, **fields: FieldOf) -> type[Model]:
-    given = cast("dict[str, Any]", fields)  # what `create_model` declares
-    made: type[Model] = create_model(name, __base__=_Made, __doc__=doc, __module__=__name__, **given)
-    return made
-
-
-def _arguments(factory: Callable[..., object]) -> dict[str, FieldOf]:
-    """Return the parameters of a function or class as the fields of a model."""
-    described_by = vars(factory)["__init__"] if isinstance(factory, type) else factory
-    hints = typing.get_type_hints(described_by, include_extras=True)
-    doc = inspect.getdoc(factory) or ""
-    fields: dict[str, FieldOf] = {}
-    for name, parameter in inspect.signature(factory).parameters.items():
-        described = re.search(rf"^( +){name}: (.+(?:\n\1 +.+)*)$", doc, re.MULTILINE)
-        default = ... if parameter.default is parameter.empty else parameter.default
-        fields[name] = (
-            hints[name],
-            Field(default, description=" ".join(described[2].split()) if described else None),
-        )
-    return fields
-
-
-def _summary(factory: Callable[..., object]) -> str:
-    return (inspect.getdoc(factory) or "").split("\n", 1)[0]
-
-
 class CustomMetric(Model):
     """A function of (outputs, example) that returns a number or a Score."""
 
@@ -96,31 +65,28 @@ class CustomMetric(Model):
     """[low, high]: the least and the greatest score possible. Intervals then stay within them."""
 
 
-def _entry(name: str, factory: Callable[..., object]) -> type[Model]:
-    """Return the model of ``{name: {parameter: value}}``."""
-    settings = _model(f"{name}_settings", _summary(factory), **_arguments(factory))
-    return _model(f"{name}_entry", _summary(factory), **{name: (settings, ...)})
-
-
-def _union(models: Mapping[str, type[Model]]) -> object:
-    return typing.Union[tuple(Annotated[model, Tag(f"~{name}")] for name, model in models.items())]  # noqa: UP007
+def _union(models: Mapping[str, type[Model]], installed: Installed) -> object:
+    return typing.Union[
+        *(Annotated[model, Tag(f"~{name}")] for name, model in models.items()),
+        Annotated[Model, installed, Tag(installed.tag)],
+    ]
 
 
 _METRICS = {
-    **{name: _entry(name, factory) for name, factory in METRICS.items()},
-    "custom": _model("custom_entry", "A metric of your own.", custom=(CustomMetric, ...)),
+    **{name: entry_of(name, factory) for name, factory in METRICS.items()},
+    "custom": make_model("custom_entry", "A metric of your own.", {"custom": (CustomMetric, ...)}),
 }
-_ENGINES = {kind: _entry(kind, engine_class(kind)) for kind in ENGINES}
-RUNS: Mapping[str, tuple[str, ...]] = {kind: getattr(engine_class(kind), "runs", ()) for kind in ENGINES}
-"""By kind of engine, the settings that say how to run a program: a file with one is as trusted as Python."""
+_ENGINES = {kind: entry_of(kind, engine_class(kind)) for kind in ENGINES}
+METRICS_INSTALLED = Installed("metric", installed_metrics, lambda name: entry_of(name, metric_factory(name)))
+ENGINES_INSTALLED = Installed("engine", installed_engines, lambda kind: entry_of(kind, engine_class(kind)))
 
 
 if typing.TYPE_CHECKING:
     Metric = Model
     Engine = Model
 else:
-    Metric = Annotated[_union(_METRICS), one_key(_METRICS, "metric")]
-    Engine = Annotated[_union(_ENGINES), one_key(_ENGINES, "engine")]
+    Metric = Annotated[_union(_METRICS, METRICS_INSTALLED), one_key(_METRICS, "metric", METRICS_INSTALLED)]
+    Engine = Annotated[_union(_ENGINES, ENGINES_INSTALLED), one_key(_ENGINES, "engine", ENGINES_INSTALLED)]
 
 
 class File(Body):
@@ -164,6 +130,12 @@ POSSIBLE: Mapping[str, Mapping[str, type[Model]]] = {
     "engine": _ENGINES,
 }
 """The keys of which exactly one must be there, by what they choose."""
+INSTALLED: Mapping[str, Installed] = {
+    "kind": KINDS_INSTALLED,
+    "metric": METRICS_INSTALLED,
+    "engine": ENGINES_INSTALLED,
+}
+"""What installed packages add to these keys."""
 TAGGED: Mapping[str, type[Model]] = {
     **SPACE_TAGS,
     **{tag: model for kind in BUILT_IN.values() for tag, model in kind.tags.items()},
@@ -175,8 +147,35 @@ TAGGED: Mapping[str, type[Model]] = {
 def schema() -> dict[str, object]:
     """Return the JSON Schema (draft 2020-12) of the file."""
     found = {"$schema": "https://json-schema.org/draft/2020-12/schema", **file_model().model_json_schema()}
+    _add_installed(found, found["$defs"])
     _close(found)
     found["$defs"]["OptimizeSettings"]["additionalProperties"] = {"type": "object"}  # a method of one's own
+    return found
+
+
+def _add_installed(part: object, definitions: dict[str, object]) -> None:
+    """Put the entries of installed extensions in the place of their marks."""
+    if isinstance(part, dict):
+        for name, item in list(part.items()):
+            marks = [each for each in item if MARK in each] if name == "oneOf" else []
+            for mark in marks:
+                item.remove(mark)
+                item.extend(_references(INSTALLED[mark[MARK]], definitions))
+            _add_installed(item, definitions)
+    elif isinstance(part, list):
+        for item in part:
+            _add_installed(item, definitions)
+
+
+def _references(installed: Installed, definitions: dict[str, object]) -> list[dict[str, str]]:
+    """Return a reference to the model of each installed extension, and add the models to the definitions."""
+    found = []
+    for name in installed.names():
+        model = installed.model(name)
+        own = model.model_json_schema()
+        definitions.update(own.pop("$defs", {}))
+        definitions[model.__name__] = own
+        found.append({"$ref": f"#/$defs/{model.__name__}"})
     return found
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
+from compound.errors import CompoundError
 from compound.graph.component import Component
 from compound.spec.context import Context
 from compound.spec.kinds.body import BUILT_IN
-from compound.spec.kinds.kind import MakeBody, MakeContext
+from compound.spec.kinds.installed import KINDS as INSTALLED
+from compound.spec.kinds.installed import find_kind
+from compound.spec.kinds.kind import AnyKind, MakeBody, MakeContext
 from compound.spec.shape import fitted
 from compound.spec.yaml.document import Address
 
@@ -15,7 +19,7 @@ from compound.spec.yaml.document import Address
 def make_component(context: Context, name: str, address: Address, make_body: MakeBody) -> Component | None:
     """Return the component of an entry, or None when it is wrong; the mistakes are reported."""
     value = context.document.at(address)
-    named = [kind for key, kind in BUILT_IN.items() if isinstance(value, Mapping) and key in value]
+    named = _kinds_in(value) if isinstance(value, Mapping) else []
     entry = fitted(context.document, named[0].entry, address) if len(named) == 1 else None
     if entry is None:
         for kind in named:
@@ -25,3 +29,13 @@ def make_component(context: Context, name: str, address: Address, make_body: Mak
         return None
     component: Component | None = named[0].make(entry, MakeContext(context, name, address, make_body))
     return component
+
+
+def _kinds_in(entry: Mapping[str, object]) -> list[AnyKind]:
+    """Return the kinds that an entry names; those that cannot be loaded are reported as its shape."""
+    found = [kind for name, kind in BUILT_IN.items() if name in entry]
+    for name in INSTALLED.names():
+        if name in entry and name not in BUILT_IN:
+            with contextlib.suppress(CompoundError):
+                found.append(find_kind(name))
+    return found

@@ -9,6 +9,7 @@ of a key needs the user's consent; see `compound.security.trust`.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +19,11 @@ from compound.engine import Engine
 from compound.errors import DeclarationError, SpecError, nearest
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.hub import HUB, hub_id
-from compound.evaluation.metrics import METRICS, custom
+from compound.evaluation.metrics import custom
+from compound.evaluation.named_metrics import metric_factory
 from compound.example import Metric, Values
 from compound.graph.system import System
-from compound.registry.engines import find_engine, open_engine
+from compound.registry.engines import engine_class, find_engine, open_engine
 from compound.registry.methods import installed, registered
 from compound.security.trust import Trust
 from compound.settings.base import Settings
@@ -31,7 +33,7 @@ from compound.settings.sections import Own, optimize_model, own_sections
 from compound.spec.build import Graph
 from compound.spec.consent import check_consent
 from compound.spec.context import OUTSIDE, Context, leads_out
-from compound.spec.file import POSSIBLE, RUNS, CustomMetric, DataSettings, SplitBy, file_model
+from compound.spec.file import CustomMetric, DataSettings, SplitBy, file_model
 from compound.spec.file import Engine as EngineModel
 from compound.spec.file import Metric as MetricModel
 from compound.spec.schema.types import Model
@@ -229,7 +231,7 @@ def _engines(context: Context) -> dict[str, EngineSettings]:
         if kind in LOCAL and settings.given.get("api_base") is None:  # else it is a name on that server
             model = settings.given.get("model", "")
             context.may_lead_to(model, ("engines", name, kind, "model"))
-        for key in RUNS.get(kind, ()):
+        for key in getattr(inspect.unwrap(engine_class(kind)), "runs", ()):
             if key in settings.given and not context.allow_import:
                 address = ("engines", name, kind, key)
                 context.document.report(address, "says how to run a program, and imports are not allowed")
@@ -306,7 +308,7 @@ def _metric(context: Context) -> Metric | None:
     model = fitted(document, MetricModel | None, ("metric",))
     if model is None:
         return None
-    name = next(name for name in POSSIBLE["metric"] if name in type(model).model_fields)
+    name = next(iter(type(model).model_fields))
     settings, address = getattr(model, name), ("metric", name)
     if isinstance(settings, CustomMetric):
         function = context.function(settings.call, (*address, "call"))
@@ -315,7 +317,7 @@ def _metric(context: Context) -> Metric | None:
             return None
         make = functools.partial(custom, function, settings.name, bounds)
         return context.attempt((*address, "bounds"), make)
-    outputs, output = _keys(document, "outputs"), settings.output
-    if outputs and output not in outputs:
-        document.report((*address, "output"), f"no output {output!r}", nearest(output, outputs))
-    return context.attempt(address, functools.partial(METRICS[name], **settings.given))
+    outputs, output = _keys(document, "outputs"), getattr(settings, "output", None)
+    if outputs and output is not None and output not in outputs:
+        document.report((*address, "output"), f"no output {output!r}", nearest(str(output), outputs))
+    return context.attempt(address, functools.partial(metric_factory(name), **settings.given))

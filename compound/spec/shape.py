@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from compound.errors import nearest
 from compound.settings.renamed import OLD_SECTIONS
 from compound.settings.sections import hint, model_at, outdated
-from compound.spec.file import POSSIBLE, TAGGED, File
+from compound.spec.file import INSTALLED, POSSIBLE, TAGGED, File
 from compound.spec.schema.settings import SPACES
 from compound.spec.schema.wiring import WIRING_KEYS
 from compound.spec.yaml.document import Address, Document, shown
@@ -160,7 +160,7 @@ def _count(document: Document, detail: ErrorDetails, address: Address) -> None:
 
 def _one_key(document: Document, detail: ErrorDetails, address: Address) -> None:
     noun = detail["msg"]
-    possible = POSSIBLE[noun]
+    possible = [*POSSIBLE[noun], *INSTALLED[noun].names()]
     value = document.at(address)
     if not isinstance(value, dict):
         document.report(address, f"must be a mapping with one {noun}, but got {shown(value)}", _all(possible))
@@ -206,8 +206,10 @@ _SPECIAL: Mapping[str, Callable[[Document, ErrorDetails, Address], None]] = {
 def _model_at(loc: tuple[str | int, ...]) -> type[BaseModel]:
     """Return the model an error's location leads to: tags name models, keys name their fields."""
     model: type[BaseModel] = File
-    for part in loc:
-        if _is_mark(part):
+    for place, part in enumerate(loc):
+        if str(part).startswith("~installed-"):
+            model = INSTALLED[str(part).removeprefix("~installed-")].model(str(loc[place + 1]))
+        elif _is_mark(part):
             model = TAGGED.get(str(part), model)
         for name, field in model.model_fields.items():
             if part in (name, field.alias):

@@ -17,6 +17,7 @@ from compound.spec.kinds.code import CLASS_KIND
 from compound.spec.kinds.first_of import FIRST_OF_KIND
 from compound.spec.kinds.function import FUNCTION_KIND
 from compound.spec.kinds.hyperparameter import HYPERPARAMETER_KIND
+from compound.spec.kinds.installed import KINDS as INSTALLED
 from compound.spec.kinds.kind import AnyKind, DumpContext, Kind, MakeContext, make_settings
 from compound.spec.kinds.llm import LLM_KIND
 from compound.spec.kinds.retriever import RETRIEVER_KIND
@@ -118,8 +119,11 @@ if typing.TYPE_CHECKING:
     Entry = Wiring
 else:
     Entry = Annotated[
-        typing.Union[tuple(Annotated[kind.entry, Tag(f"~{kind.name}")] for kind in _KINDS)],  # noqa: UP007
-        one_key(BUILT_IN, "kind"),
+        typing.Union[
+            *(Annotated[kind.entry, Tag(f"~{kind.name}")] for kind in _KINDS),
+            Annotated[Wiring, INSTALLED, Tag(INSTALLED.tag)],
+        ],
+        one_key(BUILT_IN, "kind", INSTALLED),
     ]
 
 

@@ -180,8 +180,9 @@ def _free_form(value: object) -> str:
     return form(value).replace("~unknown", "~plain")
 
 
-def _either(*possible: str) -> Discriminator:
-    what = f"must be {', '.join(possible[:-1])} or {possible[-1]}"
+def one_form(*possible: str) -> Discriminator:
+    """Return the discriminator of a setting that is plain or a space; ``possible`` describes its forms."""
+    what = f"must be {' or '.join([', '.join(possible[:-1]), possible[-1]] if possible[1:] else possible)}"
     return Discriminator(form, custom_error_type="form", custom_error_message=what)
 
 
@@ -190,14 +191,14 @@ INT, FLOAT, LORA = "{int: [LOW, HIGH]}", "{float: [LOW, HIGH]}", "{lora: {rank: 
 _PLAIN_SCHEMA = {"not": {"type": "object", "anyOf": [{"required": [key]} for key in SPACES]}}
 
 TextSetting = Annotated[
-    Annotated[str, Tag("~plain")] | Annotated[TextSpace, Tag("~text")], _either("a text", TEXT)
+    Annotated[str, Tag("~plain")] | Annotated[TextSpace, Tag("~text")], one_form("a text", TEXT)
 ]
 DemosSetting = Annotated[
     Annotated[list[Demonstration], Tag("~plain")] | Annotated[DemosSpace, Tag("~demos")],
-    _either("a list of demonstrations", DEMOS),
+    one_form("a list of demonstrations", DEMOS),
 ]
 LabelSetting = Annotated[
-    Annotated[str, Tag("~plain")] | Annotated[ChoiceSpace, Tag("~choice")], _either("a text", CHOICE)
+    Annotated[str, Tag("~plain")] | Annotated[ChoiceSpace, Tag("~choice")], one_form("a text", CHOICE)
 ]
 OptionSetting = Annotated[
     Annotated[Scalar, Tag("~plain")] | Annotated[StoredFolder, Tag("~stored")],
@@ -205,19 +206,19 @@ OptionSetting = Annotated[
 ]
 IntSetting = Annotated[
     Annotated[int, Field(ge=1), Tag("~plain")] | Annotated[IntSpace, Tag("~int")],
-    _either("a whole number", INT),
+    one_form("a whole number", INT),
 ]
 CountSetting = Annotated[
     Annotated[int, Field(ge=1), Tag("~plain")]
     | Annotated[IntSpace, Tag("~int")]
     | Annotated[ChoiceSpace, Tag("~choice")],
-    _either("a whole number", INT, CHOICE),
+    one_form("a whole number", INT, CHOICE),
 ]
 FloatSetting = Annotated[
     Annotated[Number, Field(ge=0), Tag("~plain")] | Annotated[FloatSpace, Tag("~float")],
-    _either("a number", FLOAT),
+    one_form("a number", FLOAT),
 ]
-WeightsSetting = Annotated[Annotated[WeightsSpace, Tag("~lora")], _either("left out", LORA)]
+WeightsSetting = Annotated[Annotated[WeightsSpace, Tag("~lora")], one_form("left out", LORA)]
 AnySpace = Annotated[
     Annotated[TextSpace, Tag("~text")]
     | Annotated[DemosSpace, Tag("~demos")]
@@ -225,7 +226,7 @@ AnySpace = Annotated[
     | Annotated[IntSpace, Tag("~int")]
     | Annotated[FloatSpace, Tag("~float")]
     | Annotated[WeightsSpace, Tag("~lora")],
-    _either("a space to tune", INT, FLOAT, CHOICE, TEXT),
+    one_form("a space to tune", INT, FLOAT, CHOICE, TEXT),
 ]
 AnySetting = Annotated[
     Annotated[object, Tag("~plain"), WithJsonSchema(_PLAIN_SCHEMA)]

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Discriminator, Field, Tag
 
+from compound.spec.schema.installed import Installed
 from compound.spec.schema.types import Model, Name, Reference, Scalar, Type
 
 WIRING_KEYS = ("in", "when", "out", "settings")
@@ -31,7 +32,7 @@ class Wiring(Model):
     """Run the node only if this output is true, or equals a value: {$router.route: search}."""
 
 
-def one_key(names: Iterable[str], noun: str) -> Discriminator:
+def one_key(names: Iterable[str], noun: str, installed: Installed) -> Discriminator:
     """Return the discriminator of entries that have exactly one of some keys.
 
     Args:
@@ -41,8 +42,13 @@ def one_key(names: Iterable[str], noun: str) -> Discriminator:
     known = tuple(names)
 
     def tag(value: object) -> str | None:
-        found = [name for name in known if name in value] if isinstance(value, Mapping) else []
-        return f"~{found[0]}" if len(found) == 1 else None
+        if not isinstance(value, Mapping):
+            return None
+        found = [name for name in known if name in value]
+        others = [name for name in installed.names() if name in value and name not in known]
+        if len(found) + len(others) != 1:
+            return None
+        return f"~{found[0]}" if found else installed.tag
 
     return Discriminator(tag, custom_error_type="one_key", custom_error_message=noun)
 

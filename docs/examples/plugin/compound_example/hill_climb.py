@@ -48,7 +48,7 @@ class HillClimb:
             yield cp.Progress(state.to_json(), note=key, step=len(state.tried), of=len(task.keys))
         yield cp.Proposal(state.values, tried=2 * len(state.tried))
 
-    def bound(self, outlook: object) -> cp.JobBound:
+    def bound(self, outlook: cp.Outlook) -> cp.JobBound:
         """Declare that the optimizer requests nothing from models."""
         return cp.JobBound()
 

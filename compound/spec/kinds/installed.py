@@ -1,0 +1,85 @@
+"""Component kinds of installed packages: the settings are the parameters of the component's class."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+
+from pydantic import ConfigDict
+
+from compound.formatting import short
+from compound.graph.component import Component, Operation
+from compound.graph.composite import Composite
+from compound.registry.plugins import plugins
+from compound.registry.user_code import UserCodeError, definition, reported
+from compound.spec.kinds.code import checked, dump_arguments
+from compound.spec.kinds.kind import AnyKind, DumpContext, Kind, MakeContext, make_settings
+from compound.spec.schema.installed import Installed
+from compound.spec.schema.signature import make_model, settings_of, summary
+from compound.spec.schema.types import Model
+from compound.spec.schema.wiring import Wiring
+from compound.spec.spelling import Tree
+
+
+class _Made(Wiring):
+    """An entry made of fields that carry their descriptions."""
+
+    model_config = ConfigDict(use_attribute_docstrings=False)
+
+
+def names() -> Mapping[str, object]:
+    """Return the installed kinds, by name."""
+    return plugins("components")
+
+
+def find_kind(name: str) -> AnyKind:
+    """Return an installed kind.
+
+    Raises:
+        DeclarationError: its package cannot be loaded.
+        UserCodeError: it is not the class of a component.
+    """
+    return _kind(name, plugins("components")[name].load())
+
+
+@functools.cache
+def _kind(name: str, found: object) -> AnyKind:
+    if not (isinstance(found, type) and issubclass(found, Operation | Composite)):
+        raise UserCodeError(
+            f"component kind {name!r} is {short(found)}, which is not a subclass of Operation",
+            hint="name a class, such as class Shout(cp.Operation)",
+        )
+    made: Callable[..., Component] = found
+    settings = settings_of(name, found, skip=("self", "name"))
+    entry = make_model(f"{name}_entry", summary(found), {name: (settings, ...)}, _Made)
+
+    def make(entry: Wiring, context: MakeContext) -> Component | None:
+        given = make_settings(getattr(entry, name).given)
+
+        def build() -> Component:
+            with reported(f"component kind {name!r}", found):
+                return checked(made(context.name, **given), context.name)
+
+        return context.file.attempt((*context.address, name), build, who=f"{name} at {definition(found)}")
+
+    def dump(component: Component, context: DumpContext) -> Tree:
+        return {name: dump_arguments(component, context)}
+
+    return Kind(name, entry, make, (found,), dump)
+
+
+def kind_of(component: Component) -> AnyKind | None:
+    """Return the installed kind of a component, if its class belongs to one."""
+    for name, plugin in plugins("components").items():
+        place = f"{type(component).__module__}:{type(component).__qualname__}"
+        if plugin.value == place:
+            return _kind(name, type(component))
+    return None
+
+
+def _entry(name: str) -> type[Model]:
+    found: type[Model] = find_kind(name).entry
+    return found
+
+
+KINDS = Installed("kind", names, _entry)

@@ -1,0 +1,111 @@
+"""Models of settings, made from the typed parameters of a function or class."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any, Union, cast
+
+from pydantic import ConfigDict, Field, Tag, create_model
+
+from compound.graph.space import Choice, Demos, Float, Int, Space, Text, Weights
+from compound.spec.schema.settings import (
+    AnySetting,
+    ChoiceSpace,
+    DemosSpace,
+    FloatSpace,
+    IntSpace,
+    SpaceModel,
+    TextSpace,
+    WeightsSpace,
+    one_form,
+)
+from compound.spec.schema.types import Model, Number
+
+FieldOf = tuple[object, object]  # a field's type, and its default or description
+SPACES: Mapping[object, tuple[str, type[SpaceModel], str]] = {
+    Text: ("~text", TextSpace, "{tune: TEXT}"),
+    Demos: ("~demos", DemosSpace, "{tune: COUNT}"),
+    Choice: ("~choice", ChoiceSpace, "{choice: [A, B]}"),
+    Int: ("~int", IntSpace, "{int: [LOW, HIGH]}"),
+    Float: ("~float", FloatSpace, "{float: [LOW, HIGH]}"),
+    Weights: ("~lora", WeightsSpace, "{lora: {rank: 16}}"),
+}
+PLAIN: Mapping[object, str] = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+class _Made(Model):
+    """A model made of fields that carry their descriptions: there is no source to look for them in."""
+
+    model_config = ConfigDict(use_attribute_docstrings=False)
+
+
+def make_model(name: str, doc: str, fields: Mapping[str, FieldOf], base: type[Model] = _Made) -> type[Model]:
+    """Return a model with some fields."""
+    given = cast("dict[str, Any]", fields)  # what `create_model` takes
+    made: type[Model] = create_model(name, __base__=base, __doc__=doc, __module__=__name__, **given)
+    return made
+
+
+def entry_of(name: str, factory: Callable[..., object]) -> type[Model]:
+    """Return the model of ``{name: {parameter: value}}``."""
+    return make_model(f"{name}_entry", summary(factory), {name: (settings_of(name, factory), ...)})
+
+
+def settings_of(name: str, factory: Callable[..., object], skip: Collection[str] = ()) -> type[Model]:
+    """Return the model of the parameters of a function or class.
+
+    Args:
+        name: names the model.
+        factory: the function or class; its docstring describes the parameters.
+        skip: parameters that are left out.
+    """
+    return make_model(f"{name}_settings", summary(factory), _parameters(factory, skip))
+
+
+def _parameters(factory: Callable[..., object], skip: Collection[str]) -> dict[str, FieldOf]:
+    described_by = inspect.unwrap(factory)
+    described_by = described_by.__init__ if isinstance(described_by, type) else described_by  # type: ignore[misc]
+    hints = typing.get_type_hints(described_by, include_extras=True)
+    doc = inspect.getdoc(factory) or ""
+    fields: dict[str, FieldOf] = {}
+    for name, parameter in inspect.signature(factory).parameters.items():
+        if name in skip or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        described = re.search(rf"^( +){name}: (.+(?:\n\1 +.+)*)$", doc, re.MULTILINE)
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[name] = (
+            setting_type(hints[name]) if name in hints else AnySetting,
+            Field(default, description=" ".join(described[2].split()) if described else None),
+        )
+    return fields
+
+
+def setting_type(annotation: object) -> object:
+    """Return the type of a setting in the file: where a parameter takes a space, its spelling fits, too.
+
+    >>> setting_type(int)
+    <class 'int'>
+    """
+    is_union = typing.get_origin(annotation) in (Union, types.UnionType)
+    parts = typing.get_args(annotation) if is_union else (annotation,)
+    spaces = [part for part in parts if isinstance(part, type) and issubclass(part, Space)]
+    if not spaces:
+        return annotation
+    plain = [part for part in parts if part not in spaces]
+    options: list[object] = []
+    if plain:
+        numbers = tuple(Number if part is float else part for part in plain)
+        options.append(Annotated[Union[numbers], Tag("~plain")])  # noqa: UP007 - made of a tuple
+    options += dict.fromkeys(Annotated[SPACES[space][1], Tag(SPACES[space][0])] for space in spaces)
+    named = [PLAIN.get(part, "a plain value") for part in plain if part is not type(None)]
+    described = [*named, *(SPACES[space][2] for space in spaces)]
+    return Annotated[Union[tuple(options)], one_form(*dict.fromkeys(described))]  # noqa: UP007
+
+
+def summary(factory: Callable[..., object]) -> str:
+    """Return the first line of a docstring."""
+    return (inspect.getdoc(factory) or "").split("\n", 1)[0]
