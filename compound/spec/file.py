@@ -77,8 +77,12 @@ _METRICS = {
     "custom": make_model("custom_entry", "A metric of your own.", {"custom": (CustomMetric, ...)}),
 }
 _ENGINES = {kind: entry_of(kind, engine_class(kind)) for kind in ENGINES}
-METRICS_INSTALLED = Installed("metric", installed_metrics, lambda name: entry_of(name, metric_factory(name)))
-ENGINES_INSTALLED = Installed("engine", installed_engines, lambda kind: entry_of(kind, engine_class(kind)))
+METRICS_INSTALLED = Installed(
+    "metric", installed_metrics, lambda name: entry_of(name, metric_factory(name), "metric_")
+)
+ENGINES_INSTALLED = Installed(
+    "engine", installed_engines, lambda kind: entry_of(kind, engine_class(kind), "engine_")
+)
 
 
 if typing.TYPE_CHECKING:

@@ -50,8 +50,8 @@ def _kind(name: str, found: object) -> AnyKind:
             hint="name a class, such as class Shout(cp.Operation)",
         )
     made: Callable[..., Component] = found
-    settings = settings_of(name, found, skip=("self", "name"))
-    entry = make_model(f"{name}_entry", summary(found), {name: (settings, ...)}, _Made)
+    settings = settings_of(f"kind_{name}", found, skip=("self", "name"))
+    entry = make_model(f"kind_{name}_entry", summary(found), {name: (settings, ...)}, _Made)
 
     def make(entry: Wiring, context: MakeContext) -> Component | None:
         given = make_settings(getattr(entry, name).given)

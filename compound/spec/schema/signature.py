@@ -50,9 +50,10 @@ def make_model(name: str, doc: str, fields: Mapping[str, FieldOf], base: type[Mo
     return made
 
 
-def entry_of(name: str, factory: Callable[..., object]) -> type[Model]:
-    """Return the model of ``{name: {parameter: value}}``."""
-    return make_model(f"{name}_entry", summary(factory), {name: (settings_of(name, factory), ...)})
+def entry_of(name: str, factory: Callable[..., object], prefix: str = "") -> type[Model]:
+    """Return the model of ``{name: {parameter: value}}``; the models' own names begin with a prefix."""
+    settings = settings_of(f"{prefix}{name}", factory)
+    return make_model(f"{prefix}{name}_entry", summary(factory), {name: (settings, ...)})
 
 
 def settings_of(name: str, factory: Callable[..., object], skip: Collection[str] = ()) -> type[Model]:

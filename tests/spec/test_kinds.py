@@ -1,0 +1,300 @@
+"""Component kinds, metrics and engines of installed packages, as files name them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import compound as cp
+from compound.errors import SpecError
+from compound.registry import plugins as module
+from compound.registry.plugins import plugins
+from compound.spec import dump, loads, schema
+
+SOURCE = '''\
+import compound as cp
+
+
+class Shout(cp.Operation):
+    """Shout a text.
+
+    Args:
+        name: the name of the component.
+        mark: what stands at the end.
+        times: how often.
+    """
+
+    kind, version = "shout", "1"
+    inputs = {"text": cp.Port(str)}
+    outputs = {"output": cp.Port(str)}
+
+    def __init__(self, name: str, mark: str | cp.Text = "!", times: int | cp.Int = 1, calm: bool = False) -> None:
+        if mark == "?":
+            raise ValueError("that is a question")
+        self.name, self.mark, self.times, self.calm = name, mark, times, calm
+
+    @property
+    def settings(self):
+        return {"mark": self.mark, "times": self.times}
+
+    async def run(self, inputs, values, call):
+        return {"output": inputs["text"].upper() + values["mark"] * values["times"]}
+
+
+class Needs(Shout):
+    def __init__(self, name: str, mark: str) -> None:
+        super().__init__(name, mark)
+
+
+class Renamed(Shout):
+    def __init__(self, name: str) -> None:
+        super().__init__("other")
+
+
+def length(output: str, most: int = 3) -> cp.Metric:
+    """Score 1 for short texts."""
+    return cp.custom(lambda outputs, example: float(len(outputs[output]) <= most), "length")
+
+
+class Parrot:
+    """Repeat."""
+
+    name, concurrency, remote, priced = "parrot", 1, False, True
+    runs = ("program",)
+
+    def __init__(self, words: int = 3, server: str = "", token_key_env: str | None = None, program: str = "") -> None:
+        self.words = words
+
+    def worst_case(self, request):
+        return cp.Usage(1, 1, request.max_tokens)
+
+    async def generate(self, request):
+        return cp.Completion("polly", cp.Usage(1, 1, 1), "stop")
+
+    async def aclose(self):
+        pass
+
+
+number = 3
+'''
+FILE = """\
+system: demo
+lm: smollm2
+inputs: {text: str}
+components:
+  loud: {ENTRY, in: {text: $text}}
+outputs: {y: $loud}
+"""
+
+
+class Distribution:
+    name = "demo-package"
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    (tmp_path / "shouting.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    named = {
+        "components": {
+            "shout": "Shout", "needs": "Needs", "renamed": "Renamed", "none": "number", "gone": "gone", "llm": "Shout",
+        },
+        "metrics": {"length": "length"},
+        "engines": {"parrot": "Parrot"},
+    }  # fmt: skip
+    points = {
+        f"compound.{group}": [
+            EntryPoint(name, f"shouting:{value}", f"compound.{group}") for name, value in names.items()
+        ]
+        for group, names in named.items()
+    }
+    for point in (point for group in points.values() for point in group):
+        vars(point)["dist"] = Distribution()
+    monkeypatch.setattr(module, "entry_points", lambda group: points.get(group, []))
+    plugins.cache_clear()
+    yield
+    plugins.cache_clear()
+    sys.modules.pop("shouting", None)
+
+
+def file(entry: str, **more: str) -> str:
+    return FILE.replace("ENTRY", entry) + "".join(f"{key}: {value}\n" for key, value in more.items())
+
+
+def problems(text: str, **options: Any) -> list[str]:
+    with pytest.raises(SpecError) as info:
+        loads(text, **options)
+    return [problem.removeprefix("system.yaml:") for problem in info.value.problems]
+
+
+class TestKinds:
+    def test_settings_are_arguments(self) -> None:
+        system = loads(file('shout: {mark: "!!", times: {int: [1, 3], value: 2}}')).system
+        assert cp.run(system, {"text": "a"}).outputs == {"y": "A!!!!"}
+        assert system.parameters == {"loud.times": cp.Int(1, 3, value=2)}
+
+    def test_defaults(self) -> None:
+        assert cp.run(loads(file("shout: {}")).system, {"text": "a"}).outputs == {"y": "A!"}
+
+    def test_it_is_allowed_where_imports_are_not(self) -> None:
+        assert loads(file("shout: {}"), allow_import=False).system.nodes
+
+    def test_a_kind_that_is_built_in_stays_what_it_is(self) -> None:
+        system = loads(file("llm: {prompt: Say it.}")).system
+        assert isinstance(system.components["loud"], cp.LLM)
+
+    def test_a_file_without_it_imports_nothing(self) -> None:
+        loads(file("llm: {}"))
+        assert "shouting" not in sys.modules
+
+    def test_it_is_written_back_by_its_name(self) -> None:
+        system = loads(file('shout: {mark: {tune: "!"}, times: 2}')).system
+        text = dump(system)
+        assert 'shout: {mark: {tune: "!"}, times: 2}' in text or "shout:\n      mark: {tune: '!'}" in text
+        again = loads(text).system
+        assert (again.signature, dump(again)) == (system.signature, text)
+
+    @pytest.mark.parametrize(
+        ("entry", "said"),
+        [
+            ("shout: {mrak: x}", "5:18: components.loud.shout.mrak: unknown key; did you mean 'mark'?"),
+            ("shout: {mark: 3}", "5:24: components.loud.shout.mark: must be a text, but got 3"),
+            (
+                "shout: {times: {choice: [1]}}",
+                "5:25: components.loud.shout.times: must be a whole number or {int: [LOW, HIGH]}, "
+                "but got {'choice': [1]}",
+            ),
+            (
+                "shout: {times: {int: [3, 1]}}",
+                "5:25: components.loud.shout.times: Int: low <= high must hold",
+            ),
+            ("shout: {calm: {tune: x}}", "5:24: components.loud.shout.calm: must be true or false"),
+            ("shout: 3", "5:17: components.loud.shout: must be a mapping, but got 3"),
+            ("needs: {}", "5:10: components.loud.needs: 'mark' is missing"),
+            ("shuot: {}", "5:10: components.loud.shuot: unknown kind; did you mean 'shout'?"),
+            (
+                "shout: {}, needs: {mark: x}",
+                "5:21: components.loud.needs: names several: 'shout' and 'needs'",
+            ),
+        ],
+    )
+    def test_mistakes_in_the_file_are_reported_at_their_place(self, entry: str, said: str) -> None:
+        assert [problem for problem in problems(file(entry)) if problem.startswith(said)], problems(
+            file(entry)
+        )
+
+    @pytest.mark.parametrize(
+        ("entry", "said"),
+        [
+            ('shout: {mark: "?"}', r"component kind 'shout' failed at .*shouting.py:19, in __init__: ValueError"),
+            ("renamed: {}", "a component named 'loud' must keep its name, but says 'other'"),
+            ("none: {}", "component kind 'none' is 3, which is not a subclass of Operation"),
+            ("gone: {}", r"'gone' \(shouting:gone, from demo-package\) cannot be loaded: AttributeError"),
+        ],
+    )  # fmt: skip
+    def test_mistakes_of_the_package_are_named(self, entry: str, said: str) -> None:
+        with pytest.raises(SpecError, match=said) as info:
+            loads(file(entry))
+        assert "system.yaml:5:" in str(info.value)
+
+    def test_it_stands_in_bodies_too(self) -> None:
+        text = """\
+system: demo
+inputs: {xs: "list[str]"}
+components:
+  each:
+    map:
+      over: text
+      body:
+        inputs: {text: str}
+        components:
+          loud: {shout: {times: 2}, in: {text: $text}}
+        outputs: {y: $loud}
+    in: {text: $xs}
+outputs: {ys: $each.y}
+"""
+        assert cp.run(loads(text).system, {"xs": ["a"]}).outputs == {"ys": ["A!!"]}
+
+
+class TestMetrics:
+    def test_a_file_names_it(self) -> None:
+        metric = loads(file("shout: {}", metric="{length: {output: y, most: 1}}")).metric
+        assert metric is not None
+        assert metric.score({"y": "ab"}, cp.Example("e", {})) == cp.Score(0.0)
+
+    @pytest.mark.parametrize(
+        ("metric", "said"),
+        [
+            ("{length: {output: z}}", "7:27: metric.length.output: no output 'z'; possible: y"),
+            ("{length: {output: y, mots: 1}}", "7:30: metric.length.mots: unknown key; did you mean 'most'?"),
+            ("{lenght: {}}", "7:10: metric.lenght: unknown metric; did you mean 'length'?"),
+        ],
+    )
+    def test_mistakes(self, metric: str, said: str) -> None:
+        assert said in problems(file("shout: {}", metric=metric)), problems(file("shout: {}", metric=metric))
+
+
+class TestEngines:
+    def test_a_file_names_it(self) -> None:
+        program = loads(file("llm: {lm: bird}", engines="{bird: {parrot: {words: 2}}}"))
+        assert vars(program.find_engine("bird")) == {"words": 2}
+        assert cp.run(program.system, {"text": "a"}).outputs == {"y": "polly"}
+
+    def test_mistakes(self) -> None:
+        assert "7:27: engines.bird.parrot.wodrs: unknown key; did you mean 'words'?" in problems(
+            file("llm: {lm: bird}", engines="{bird: {parrot: {wodrs: 2}}}")
+        )
+
+    def test_a_server_needs_consent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        text = file("llm: {lm: bird}", engines='{bird: {parrot: {server: "https://birds.example/v1"}}}')
+        (said,) = problems(text)
+        assert said.startswith("7:35: engines.bird.parrot.server: ")
+        assert "birds.example" in said
+        assert loads(text, trust=["birds.example"]).system.nodes
+
+    def test_a_key_needs_consent(self) -> None:
+        text = file(
+            "llm: {lm: bird}",
+            engines='{bird: {parrot: {server: "https://birds.example/v1", token_key_env: BIRD_KEY}}}',
+        )
+        (said,) = problems(text, trust=["birds.example"])
+        assert said.startswith("7:78: engines.bird.parrot.token_key_env: ")
+        assert loads(text, trust=["BIRD_KEY@birds.example"]).system.nodes
+
+    def test_a_program_needs_imports(self) -> None:
+        text = file("llm: {lm: bird}", engines="{bird: {parrot: {program: sh}}}")
+        assert loads(text).system.nodes
+        (said,) = problems(text, allow_import=False)
+        assert said == (
+            "7:36: engines.bird.parrot.program: says how to run a program, and imports are not allowed"
+        )
+
+
+def test_the_schema_holds_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = module.entry_points(group="compound.components")
+    monkeypatch.setattr(
+        module,
+        "entry_points",
+        lambda group: [p for p in points if p.name == "shout"] if group.endswith("ponents") else [],
+    )
+    plugins.cache_clear()
+    validator = jsonschema.Draft202012Validator(schema())
+    good = {
+        "system": "demo", "inputs": {"text": "str"}, "outputs": {"y": "$loud"},
+        "components": {"loud": {"shout": {"mark": {"tune": "!"}}, "in": {"text": "$text"}}},
+    }  # fmt: skip
+    assert list(validator.iter_errors(good)) == []
+    bad = {**good, "components": {"loud": {"shout": {"mrak": "!"}}}}
+    assert list(validator.iter_errors(bad))
+
+
+def test_without_extensions_the_schema_has_no_mark_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "entry_points", lambda group: [])
+    plugins.cache_clear()
+    assert "x-installed" not in str(schema())
