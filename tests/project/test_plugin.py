@@ -1,0 +1,67 @@
+"""The package of example extensions: installed as a user would, used by name, and tested by its own tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PLUGIN = ROOT / "docs" / "examples" / "plugin"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that holds the package, and beside it a copy of its files."""
+    folder = tmp_path_factory.mktemp("plugin")
+    shutil.copytree(PLUGIN, folder / "source", ignore=shutil.ignore_patterns("build", "*.egg-info", "runs"))
+    install = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "pip", *install, "--target", str(folder / "site"), "."],
+        cwd=folder / "source", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return folder
+
+
+def run(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT), str(installed / "site")])
+    return subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=installed / "source", env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_the_command_lists_its_extensions(installed: Path) -> None:
+    found = json.loads(run(installed, "compound", "plugins", "--json").stdout)
+    own = [row for row in found if row["package"] == "compound-example"]
+    assert {(row["group"], row["name"]) for row in own} == {
+        ("components", "template"), ("engines", "echo"), ("methods", "top_share"), ("metrics", "brevity"),
+        ("optimizers", "hill_climb"),
+    }  # fmt: skip
+    assert [row["problem"] for row in own] == [""] * 5
+
+
+def test_a_file_uses_them(installed: Path) -> None:
+    ran = run(installed, "compound", "optimize", "system.yaml", "--run", "one", "--json", "--quiet")
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert found["configuration"]["question_template.text"] == "{}"
+    assert found["test_after"]["mean"] > found["test_before"]["mean"] + 0.4
+    assert list(found["baselines"]) == ["hill_climb"]
+
+
+def test_an_unknown_setting_is_reported_at_its_place(installed: Path) -> None:
+    ran = run(installed, "compound", "check", "system.yaml", "--set", "optimize.hill_climb.stepp=1")
+    assert ran.returncode == 2
+    assert "optimize.hill_climb.stepp: unknown key; did you mean 'step'?" in ran.stderr
+
+
+def test_its_own_tests_pass(installed: Path) -> None:
+    ran = run(installed, "pytest", "-q", "-p", "no:cacheprovider", "tests")
+    assert ran.returncode == 0, ran.stdout
