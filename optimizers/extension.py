@@ -17,7 +17,7 @@ from compound.optimizers.scheduling.scheduler import Uniform
 from compound.optimizers.weights.methods import together
 from compound.optimizers.weights.recipes.recipe import Recipe, TrainingSettings
 from compound.registry.methods import ATTRIBUTE
-from compound.registry.user_code import UserCodeError, definition, refuse_signature
+from compound.registry.user_code import UserCodeError, check_signature, definition
 from compound.settings.base import NoSettings, Settings
 from compound.settings.optimize import OptimizeSettings
 
@@ -64,7 +64,7 @@ def optimizer(
                 hint="write async def propose(self, task), which yields Progress and one Proposal at the end",
             )
         name = _name(cls)
-        refuse_signature(cls, f"optimizer {name!r}", *([] if settings is NoSettings else ["settings"]))
+        check_signature(cls, f"optimizer {name!r}", *([] if settings is NoSettings else ["settings"]))
 
         def make(system: System, optimize: OptimizeSettings, own: Settings) -> Method:
             made = cls() if settings is NoSettings else cls(own)  # type: ignore[call-arg]  # checked above

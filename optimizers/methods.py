@@ -25,7 +25,7 @@ from compound.optimizers.scheduling.jobs import by_component, keys_of, text_jobs
 from compound.optimizers.scheduling.scheduler import Uniform
 from compound.optimizers.search.prompts import OPROSettings, PromptSearch, PromptSettings
 from compound.optimizers.search.sampling import NumberSearch
-from compound.optimizers.weights.bases import base_model, refuse_reshaped
+from compound.optimizers.weights.bases import base_model, check_sampling_engine
 from compound.optimizers.weights.methods import LONG, POLICY_METHODS, NothingToTune
 from compound.optimizers.weights.training import WeightTraining
 from compound.registry.code import find_code
@@ -151,7 +151,7 @@ def factory(name: str, folder: Path = Path()) -> MethodFactory:
     return as_factory(find_code(name, folder), name)
 
 
-def refuse_untrainable(made: Method, system: System, engine_of: Callable[[str], Engine]) -> None:
+def check_trainable(made: Method, system: System, engine_of: Callable[[str], Engine]) -> None:
     """Raise where weights are to be trained of a model that cannot be; nothing is loaded or started.
 
     Raises:
@@ -164,7 +164,7 @@ def refuse_untrainable(made: Method, system: System, engine_of: Callable[[str], 
         if fixed:  # a model that is chosen may be another one when it is trained
             base_model(system, fixed, engine_of)
             if not _imitates(made.optimizers[job.optimizer]):
-                refuse_reshaped(system, fixed, engine_of)
+                check_sampling_engine(system, fixed, engine_of)
 
 
 def _imitates(optimizer: Optimizer) -> bool:

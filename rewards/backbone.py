@@ -21,7 +21,7 @@ from compound.components.engines import adapter_files, model_folder, models
 from compound.components.engines.local.loading import device, fastest_dtype
 from compound.components.index import PACKAGED_MODEL, weights_folder
 from compound.errors import CompoundError, ConfigurationError, MissingExtra
-from compound.execution.rng import only_torch
+from compound.execution.rng import fork_torch_rng
 from compound.rewards.feature_store import FeatureStore
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Backbone:
         """Put a fresh LoRA adapter on every linear layer; only it is trained."""
         peft = _peft()
         config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", bias="none")
-        with only_torch(seed, "adapter"), _known_warning():
+        with fork_torch_rng(seed, "adapter"), _known_warning():
             self.model = peft.get_peft_model(self.model, config)
         self.name_adapter()
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compound.execution.rng import generator, only_torch
+from compound.execution.rng import fork_torch_rng, generator
 from compound.rewards.backbone import Backbone
 from compound.rewards.fit import PairTexts
 from compound.rewards.template import Reading
@@ -100,7 +100,7 @@ def train(
     if not backbone.adapter:
         backbone.add_adapter(training.rank, training.alpha, seed)
     seen, apart = _items(texts, held_out=False), _items(texts, held_out=True)
-    with only_torch(seed, "training"):  # the heads' weights, and dropout
+    with fork_torch_rng(seed, "training"):  # the heads' weights, and dropout
         heads = torch.nn.Linear(backbone.dim, len(texts), bias=False).to(backbone.model.device)
         return _descend(backbone, heads, (seen, apart), training, seed, note or (lambda _: None))
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from compound.engine import Completion, Message, Request
 from compound.errors import CallError, first_of
-from compound.execution.rng import generator, stream
+from compound.execution.rng import derive_seed, generator
 from compound.graph.configuration import readable, readable_values
 from compound.graph.system import System
 from compound.rewards.alignment import NOTHING, Accuracy, mean_right
@@ -94,7 +94,7 @@ async def judge(
     asked = _questions(buffer, system, component, judging, held_out)
 
     async def one(question: _Question, swapped: bool) -> float:
-        seed = stream(judging.seed, "judge", component, question.number, swapped)
+        seed = derive_seed(judging.seed, "judge", component, question.number, swapped)
         request = ask(template, question.pair, question.others, judging, swapped=swapped, seed=seed)
         try:
             text = (await generate(request)).text

@@ -27,7 +27,7 @@ from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
 from compound.graph.configuration import canonical
 from compound.graph.system import System
-from compound.optimization.method import Bench, Method, Optimizer, Progress, Proposal, Task
+from compound.optimization.method import JobContext, Method, Optimizer, Progress, Proposal, Task
 from compound.optimization.problem import Problem
 from compound.optimization.scorer import JobScorer
 from compound.optimizers.scheduling.scheduler import Uniform
@@ -146,8 +146,10 @@ class Job:
         problem = Problem(system, train, (), (), metric, OptimizeSettings(), method, engines)
         self.scorer = JobScorer(problem, self.executor, system, share, 0.0)
         given = {"keys": tuple(system.parameters), "seed": 1, "minibatch": 4, "candidates": 8, **task}
-        bench = Bench(self.executor, metric, problem.rules, memory)
-        self.task = Task(system=system, train=train, scorer=self.scorer, bench=bench, pool_seed=2, **given)
+        context = JobContext(self.executor, metric, problem.rules, memory)
+        self.task = Task(
+            system=system, train=train, scorer=self.scorer, context=context, pool_seed=2, **given
+        )
 
     @property
     def spent(self) -> float:

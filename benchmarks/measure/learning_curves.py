@@ -33,10 +33,10 @@ from compound.evaluation.metrics import apply
 from compound.example import Example, Metric, Score
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
-from compound.execution.rng import generator, stream
+from compound.execution.rng import derive_seed, generator
 from compound.graph.system import System
 from compound.narrowing import entry
-from compound.optimization.method import Bench, Proposal, Task
+from compound.optimization.method import JobContext, Proposal, Task
 from compound.optimization.problem import Problem
 from compound.optimization.scorer import JobScorer
 from compound.optimizers.methods import method
@@ -136,12 +136,12 @@ async def _trained(case: Case, task: Toy, model: str, folder: Path) -> dict[str,
     executor = Executor({model: engine}, cache=MemoryCache(), seed=case.seed, folder=memory.folder)
     chosen = method(case.method, task.system, settings)
     problem = Problem(task.system, task.train, (), (), metric, settings, chosen, {})
-    bench = Bench(executor, metric, problem.rules, memory)
+    bench = JobContext(executor, metric, problem.rules, memory)
     system = task.system
     try:
         before = await _measured(executor, system, task)
         for number, job in enumerate(chosen.jobs):
-            seed = stream(case.seed, "job", number)
+            seed = derive_seed(case.seed, "job", number)
             scorer = JobScorer(problem, executor, system, float("inf"), 0.0)
             given = Task(system, job.keys, task.train, scorer, seed, case.seed, 8, 8, bench)
             async for event in chosen.optimizers[job.optimizer].propose(given):

@@ -30,7 +30,7 @@ from compound.execution.rng import generator
 from compound.narrowing import entry
 from compound.optimization.method import Job, JobRecord, Scheduler
 from compound.optimizers.optimas.methods import OptimasSettings
-from compound.optimizers.scheduling.scheduler import UCB, Gaps, Thompson, Uniform
+from compound.optimizers.scheduling.scheduler import UCB, RewardGapScheduler, Thompson, Uniform
 from compound.settings.common import BudgetSettings
 from compound.settings.optimize import OptimizeSettings
 
@@ -123,7 +123,7 @@ def regret(_: str, seed: int) -> dict[str, float]:
     order = generator(seed, "which").permutation(len(HEADROOM)).tolist()
     schedulers: Mapping[str, Scheduler] = {
         "uniform": Uniform(),
-        "gaps": Gaps(),
+        "gaps": RewardGapScheduler(),
         "ucb": UCB(),
         "thompson": Thompson(),
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compound.components.engines.models import quiet
-from compound.execution.rng import only_torch
+from compound.execution.rng import fork_torch_rng
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,7 +41,7 @@ def make_toy_model(folder: Path, seed: int = 0) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     _save_tokenizer(folder)
-    with only_torch(seed, "toy model"), quiet():
+    with fork_torch_rng(seed, "toy model"), quiet():
         _random_model().save_pretrained(folder)
     return folder
 

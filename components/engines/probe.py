@@ -36,7 +36,7 @@ four; servers that take turns are all asked if they are at most 8. Each later ve
 server of four outlasts three versions with probability 0.1 %. It costs 8 requests of one short prompt for the
 version, and 8 for the base and each other version on the server. A balancer that leads all requests of one
 client to one server passes, and samples come from the server that was checked. Each sampled answer must also
-name its version as the model it comes from (`refuse_other_model`).
+name its version as the model it comes from (`check_probe_model`).
 
 What remains undetected: a server that goes bad, or joins, after the checks and still answers under the
 version's name; and a balancer that treats short prompts, or `/v1/completions`, unlike the samples' chats.
@@ -141,7 +141,7 @@ def rotated(tokens: Sequence[int], by: int) -> tuple[int, ...]:
     return (*tokens[by:], *tokens[:by])
 
 
-def refuse_other_model(answered: object, wanted: str) -> None:
+def check_probe_model(answered: object, wanted: str) -> None:
     """Check the model that an answer names; servers that name none are believed.
 
     Raises:

@@ -15,7 +15,7 @@ from pathlib import Path
 from compound.api.optimize import make_problem
 from compound.errors import CompoundError, SeveralErrors, SpecError
 from compound.evaluation.dataset import ROLES, Dataset
-from compound.evaluation.duplicates import in_data, refuse
+from compound.evaluation.duplicates import check_no_overlaps, in_data
 from compound.evaluation.examples import read_examples
 from compound.evaluation.hub import HUB
 from compound.evaluation.metrics import check_rows
@@ -127,7 +127,7 @@ def check_program(program: Program, *, strict: bool = False) -> Checked:
     if program.data is not None and is_local(program.data):
         found = in_data(program.data, list(program.system.inputs))
         if strict:
-            refuse(found)
+            check_no_overlaps(found)
         checked.warnings.extend(map(str, found))
         checked.notes.extend(_prospects(program))
     return checked
@@ -188,7 +188,7 @@ def _check_method(program: Program) -> Iterator[str]:
         if "method" in settings.model_fields_set:
             raise
         return
-    methods.refuse_untrainable(made, system, program.find_engine)
+    methods.check_trainable(made, system, program.find_engine)
 
 
 def _missing_corpora(program: Program) -> Iterator[str]:

@@ -11,7 +11,7 @@ from compound.api.optimize import make_problem, resolved
 from compound.engine import Completion, Engine, Request, Usage
 from compound.errors import CompoundError
 from compound.evaluation.dataset import Dataset
-from compound.evaluation.duplicates import overlaps, refuse
+from compound.evaluation.duplicates import check_no_overlaps, overlaps
 from compound.evaluation.metrics import Comparison
 from compound.execution.executor import Executor
 from compound.graph.bounds import CallBound, Use
@@ -64,7 +64,7 @@ def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
     splits = {"train": problem.train, "valid": problem.valid, "test": problem.test}
     equal = overlaps(splits, program.data.id)
     if strict:
-        refuse(equal)
+        check_no_overlaps(equal)
     return {
         "system": problem.system.name,
         "data": _sizes(program.data, problem),
@@ -152,16 +152,16 @@ def bound(problem: Problem) -> Bound:
 def _search(allowed: Allowance, find: _Opened) -> Amount:
     """Return what one system run can take, when runs are counted by the calls that were really made.
 
-    A run whose other calls come from the cache counts as a part of one: so many parts may all be the dearest
-    call.
+    A run whose other calls come from the cache counts as a part of one: so many parts may all be the most
+    expensive call.
     """
-    dearest = Amount()
+    largest = Amount()
     for name, use in allowed.survey.uses.items():
         each = _call(name, use, find)
         if each.calls and not allowed.outlook.system.components[name].cacheable and allowed.survey.counted:
             each = unbounded(f"{name!r} asks a model in every run, even in one that is cached")
-        dearest = dearest.joined(each)
-    return dearest.times(allowed.survey.counted) if allowed.survey.counted else _whole_run(allowed, find)
+        largest = largest.joined(each)
+    return largest.times(allowed.survey.counted) if allowed.survey.counted else _whole_run(allowed, find)
 
 
 def _whole_run(allowed: Allowance, find: _Opened) -> Amount:
@@ -176,7 +176,7 @@ def _call(name: str, use: Use, find: _Opened) -> Amount:
         return unbounded(f"component {name!r} does not declare what it asks of models (Component.reach)")
     if not math.isfinite(use.calls) and use.requests:
         return unbounded(f"how often {name!r} is called is known only at run time")
-    return sum((find.dearest(request).times(request.calls) for request in use.requests), Amount())
+    return sum((find.max_request_cost(request).times(request.calls) for request in use.requests), Amount())
 
 
 def _proposals(allowed: Allowance, find: _Opened, own: tuple[str, ...]) -> list[tuple[str, Amount]]:
@@ -188,7 +188,7 @@ def _proposals(allowed: Allowance, find: _Opened, own: tuple[str, ...]) -> list[
             found[f"requests by {each.job.optimizer}"] = unbounded(hint)
         for request in each.requests:
             what = f"{each.job.optimizer}: {request.purpose}"
-            each_one = find.dearest(replace(request, lms=request.lms or own))
+            each_one = find.max_request_cost(replace(request, lms=request.lms or own))
             found[what] = found.get(what, Amount()) + each_one.times(request.calls)
     return [(what, amount) for what, amount in found.items() if amount.calls]
 
@@ -216,7 +216,7 @@ class _Opened:
     def __init__(self, problem: Problem) -> None:
         self._find = Executor(problem.engines).engine
 
-    def dearest(self, request: CallBound) -> Amount:
+    def max_request_cost(self, request: CallBound) -> Amount:
         """Return what one request can take, of any of the models that it may go to."""
         found = Amount()
         for lm in request.lms:

@@ -15,7 +15,7 @@ from compound import report as reports
 from compound.concurrency.blocking import blocking
 from compound.errors import FRESH, CompoundError, DataError, RunDirectoryError
 from compound.evaluation.dataset import Dataset, Split
-from compound.evaluation.duplicates import overlaps, refuse
+from compound.evaluation.duplicates import check_no_overlaps, overlaps
 from compound.evaluation.evaluate import Evaluation, gain_interval
 from compound.evaluation.examples import read_examples
 from compound.evaluation.metrics import check_rows
@@ -30,8 +30,8 @@ from compound.graph.fingerprint import described
 from compound.graph.system import System
 from compound.loop.loop import OptimizationLoop, final_configuration
 from compound.loop.retry import retry_failed as retry_rows
-from compound.optimization.budget_plan import refuse_too_small
-from compound.optimization.preflight import engine_names, refuse_unpriced
+from compound.optimization.budget_plan import check_budget
+from compound.optimization.preflight import check_prices, engine_names
 from compound.optimization.problem import Problem
 from compound.optimization.prospects import outlook
 from compound.optimizers import methods
@@ -189,7 +189,7 @@ def optimize(
     splits = {"train": problem.train, "valid": problem.valid, "test": problem.test}
     equal = overlaps(splits, data.id)
     if strict:
-        refuse(equal)
+        check_no_overlaps(equal)
     problem = replace(problem, outlook={**outlook(problem), "duplicates": [str(item) for item in equal]})
     described = describe(problem)
     new = UntrustedFolder(path).kind("config.json") is None
@@ -245,7 +245,7 @@ def _search(problem: Problem, recorder: Recorder, main: Recorder) -> None:
     """
     path = str(main.run.path)
     stopped = f"stopped; everything so far is saved in {path}; optimize with run_dir={path!r} to continue"
-    refuse_foreign_folders(problem, recorder)
+    check_stored_folders(problem, recorder)
     with continued(recorder):
         blocking(OptimizationLoop(problem, recorder).run(), interrupted=stopped)
     save_best(problem, recorder)
@@ -278,7 +278,7 @@ def continued(recorder: Recorder) -> Iterator[None]:
         ) from error
 
 
-def refuse_foreign_folders(problem: Problem, recorder: Recorder) -> None:
+def check_stored_folders(problem: Problem, recorder: Recorder) -> None:
     """Refuse a state that refers to a folder outside of the run which the system did not start from.
 
     Raises:
@@ -403,16 +403,16 @@ def make_problem(
     method = methods.method(settings.method, system, settings, folder)
     others = [methods.method(name, system, settings, folder) for name in settings.baselines]
     for each in (method, *others):  # what cannot be done is refused before anything is spent
-        methods.refuse_untrainable(each, system, Executor(engines).engine)
+        methods.check_trainable(each, system, Executor(engines).engine)
     engines = for_system(engines, system)
     method = replace(method, jobs=[job.within(len(splits["train"])) for job in method.jobs])
     _decidable(len(splits["valid"]), settings.alpha)
     problem = Problem(
         system, splits["train"], splits["valid"], splits["test"], metric, settings, method, engines, folder
     )
-    refuse_too_small(problem)
+    check_budget(problem)
     for each in (method, *others):
-        refuse_unpriced(replace(problem, method=each))
+        check_prices(replace(problem, method=each))
     return problem
 
 

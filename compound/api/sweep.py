@@ -117,7 +117,7 @@ def plan(
         for reason in [_inapplicable(program, method)]
     ]
     for run in runs:
-        _refuse_another(run)
+        _check_same_configuration(run)
     return runs
 
 
@@ -241,7 +241,7 @@ def _inapplicable(program: Program, method: str) -> str:
     return ""
 
 
-def _refuse_another(run: Planned) -> None:
+def _check_same_configuration(run: Planned) -> None:
     """Refuse a directory whose run was begun with other settings: the table would compare unlike things."""
     if run.inapplicable or UntrustedFolder(run.path).kind("config.json") is None:
         return

@@ -1,4 +1,4 @@
-"""A gate that many tasks may pass together, and that one task may close to be alone behind it."""
+"""A readers-writer lock for tasks of one event loop."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 
-class Gate:
-    """A lock with many shared holders or one exclusive holder, for tasks of one event loop.
+class RWLock:
+    """A lock that is held by any number of readers, or by one writer.
 
-    Shared and exclusive phases alternate: tasks that waited while the gate was closed all pass when it opens,
-    before it can be closed again. Neither side can starve the other.
+    Readers and writers alternate: all readers that waited for a writer are admitted when it releases the
+    lock, before the next writer. Neither side can starve the other.
 
-    >>> async def passing(gate: Gate, name: str, seen: list[str]) -> None:
-    ...     async with gate.open():
+    >>> async def passing(lock: RWLock, name: str, seen: list[str]) -> None:
+    ...     async with lock.read():
     ...         await asyncio.sleep(0)
     ...         seen.append(name)
     >>> async def main() -> list[str]:
-    ...     gate, seen = Gate(), []
-    ...     first = asyncio.create_task(passing(gate, "first", seen))
+    ...     lock, seen = RWLock(), []
+    ...     first = asyncio.create_task(passing(lock, "first", seen))
     ...     await asyncio.sleep(0)
-    ...     async with gate.alone():
-    ...         second = asyncio.create_task(passing(gate, "second", seen))
+    ...     async with lock.write():
+    ...         second = asyncio.create_task(passing(lock, "second", seen))
     ...         await asyncio.sleep(0.01)
     ...         seen.append("alone")
     ...     await second
@@ -41,8 +41,8 @@ class Gate:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[None]:
-        """Be inside while the block runs, with others; waits while the gate is closed."""
+    async def read(self) -> AsyncIterator[None]:
+        """Hold the lock together with other readers; wait while a writer holds it or waits for it."""
         if self._closed:
             await self._admitted()
         else:
@@ -53,8 +53,8 @@ class Gate:
             self._leave()
 
     @contextlib.asynccontextmanager
-    async def alone(self) -> AsyncIterator[None]:
-        """Close the gate, wait until all holders have left, and reopen it when the block ends."""
+    async def write(self) -> AsyncIterator[None]:
+        """Hold the lock alone: refuse new readers, and wait until all readers have released it."""
         async with self._turn:
             self._closed = True
             try:
@@ -65,7 +65,7 @@ class Gate:
                 self._admit()
 
     async def _admitted(self) -> None:
-        """Wait until the gate opens; whoever opens it counts this task as inside."""
+        """Wait until the writer releases the lock; it counts this task as a reader."""
         admission = asyncio.get_running_loop().create_future()
         self._waiting.append(admission)
         try:

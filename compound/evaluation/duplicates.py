@@ -147,7 +147,7 @@ def in_data(data: Dataset, inputs: list[str]) -> list[Overlap]:
     return overlaps(splits, data.id)
 
 
-def refuse(found: list[Overlap]) -> None:
+def check_no_overlaps(found: list[Overlap]) -> None:
     """Raise where splits share examples.
 
     Raises:

@@ -340,10 +340,10 @@ class _Collector:
 
     def _stop_when_broken(self) -> None:
         if self._failures.total() > self._rules.max_failed * self.total:
-            refuse_broken(self._failures.most_common(), self.total, self._rules)
+            raise_too_many_failures(self._failures.most_common(), self.total, self._rules)
 
 
-def refuse_broken(failures: Sequence[tuple[str, int]], total: int, rules: Rules) -> NoReturn:
+def raise_too_many_failures(failures: Sequence[tuple[str, int]], total: int, rules: Rules) -> NoReturn:
     """Raise `TooManyFailures` with the most frequent of the failures."""
     reason, count = failures[0]
     raise TooManyFailures(

@@ -129,7 +129,7 @@ class Comparison(ABC):
             if not seen[shown]:
                 unmatched.setdefault(shown, []).append(example.id)
         if unmatched:
-            self._refuse_labels(labels, unmatched)
+            self._raise_unmatched(labels, unmatched)
 
     def _reachable(self, labels: Sequence[object], accepted: list[object]) -> bool:
         """Return whether any value of the output scores more than nothing."""
@@ -138,7 +138,7 @@ class Comparison(ABC):
         except CallError:  # the metric does not read such outputs at all, and says so of each run
             return True
 
-    def _refuse_labels(self, labels: Sequence[object], unmatched: Mapping[str, Sequence[str]]) -> NoReturn:
+    def _raise_unmatched(self, labels: Sequence[object], unmatched: Mapping[str, Sequence[str]]) -> NoReturn:
         """Refuse gold values that no label matches: their rows would score 0 without a word, in every run.
 
         An output of text can say anything, but one of labels cannot say these, whatever is optimized.

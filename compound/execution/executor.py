@@ -25,7 +25,7 @@ from compound.execution.cache import Cache
 from compound.execution.caller import Attempt, Caller
 from compound.execution.forks import Fork, make_fork
 from compound.execution.outcomes import Outcome
-from compound.execution.rng import stream
+from compound.execution.rng import derive_seed
 from compound.execution.schedule import (
     ABSENT,
     FAILED,
@@ -33,9 +33,9 @@ from compound.execution.schedule import (
     Step,
     finish,
     gather,
-    misfit,
     prepare,
     read,
+    setting_type_error,
     skipped_output,
     values_of,
 )
@@ -180,7 +180,7 @@ class Executor:
         run = _Run(system, trace.example, index, trace.seed, False, others or {}, fork)
         return await self._traced(run, trace.inputs)
 
-    async def again(
+    async def resample_call(
         self,
         system: System,
         trace: Trace,
@@ -204,7 +204,7 @@ class Executor:
         assert isinstance(component, Operation)  # `make_fork` refuses a composite
         wired = {name: value for name, value in call.inputs.items() if name in component.settings}
         values = {**values_of(component, system), **wired, **(settings or {})}
-        seed = stream(trace.seed, "call", trace.example, address, sample)
+        seed = derive_seed(trace.seed, "call", trace.example, address, sample)
         outcome = await self._caller.call(Attempt(component, address, call.inputs, values, seed, False))
         return replace(
             call,
@@ -317,7 +317,7 @@ class Executor:
         )
         address = prefix + node.name
         here = (*place, step.place)
-        wrong = misfit(step, values) if step.wired_settings else ""
+        wrong = setting_type_error(step, values) if step.wired_settings else ""
         if wrong:
             given = {port: value.data for port, value in arguments.items()}
             call = Call(address, node.name, node.component.name, parents, given, {}, Failure("type", wrong),
@@ -409,7 +409,7 @@ class Executor:
                 return replace(fork.kept[address], reused=True)
             else:
                 fork.dirty.add(address)
-        seed = stream(run.seed, "call", run.example, address, sample)
+        seed = derive_seed(run.seed, "call", run.example, address, sample)
         assert isinstance(node.component, Operation)  # `connect` takes nothing else that is no composite
         attempt = Attempt(node.component, address, inputs, values, seed, run.bypass)
         started = time.perf_counter()

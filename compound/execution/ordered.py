@@ -15,7 +15,7 @@ from compound.execution.executor import Executor
 T = TypeVar("T")
 
 
-async def in_turn(
+async def gather_ordered(
     executor: Executor,
     making: Sequence[Callable[[], Awaitable[T]]],
     settle: Callable[[int, T], object],

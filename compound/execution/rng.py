@@ -1,7 +1,7 @@
 """Random streams by name: every random choice draws from one named by who makes it and for what.
 
 No choice draws from a global generator, so nothing depends on import order, threads or completion order.
-Where a library knows no other one, `only_torch` lends it its own, and gives it back as it was.
+Where a library knows no other one, `fork_torch_rng` lends it its own, and gives it back as it was.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from contextlib import contextmanager
 import numpy as np
 
 
-def stream(*names: str | int | float) -> int:
+def derive_seed(*names: str | int | float) -> int:
     """Return the 63-bit seed of the stream with these names.
 
-    >>> stream(0, "call", "example-1") == stream(0, "call", "example-1")
+    >>> derive_seed(0, "call", "example-1") == derive_seed(0, "call", "example-1")
     True
-    >>> stream(0, "a", "b") == stream(0, "ab")
+    >>> derive_seed(0, "a", "b") == derive_seed(0, "ab")
     False
     """
     text = "\x1f".join([f"{type(name).__name__}:{name}" for name in names])
@@ -28,23 +28,23 @@ def stream(*names: str | int | float) -> int:
 
 def generator(*names: str | int | float) -> np.random.Generator:
     """Return numpy's counter-based generator for the stream with these names."""
-    return np.random.Generator(np.random.Philox(stream(*names)))
+    return np.random.Generator(np.random.Philox(derive_seed(*names)))
 
 
 _LENT = threading.Lock()
 
 
 @contextmanager
-def only_torch(*names: str | int | float) -> Iterator[None]:
+def fork_torch_rng(*names: str | int | float) -> Iterator[None]:
     """Make torch's global generator the stream with these names, for code that draws from no other one.
 
     Afterwards it is as it was. One thread at a time holds it.
 
     >>> import torch
     >>> state = torch.get_rng_state()
-    >>> with only_torch(0, "weights"):
+    >>> with fork_torch_rng(0, "weights"):
     ...     first = torch.rand(1)
-    >>> with only_torch(0, "weights"):
+    >>> with fork_torch_rng(0, "weights"):
     ...     bool(torch.rand(1) == first)
     True
     >>> bool((torch.get_rng_state() == state).all())
@@ -53,5 +53,5 @@ def only_torch(*names: str | int | float) -> Iterator[None]:
     import torch
 
     with _LENT, torch.random.fork_rng():
-        torch.manual_seed(stream(*names))
+        torch.manual_seed(derive_seed(*names))
         yield

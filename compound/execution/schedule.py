@@ -60,7 +60,7 @@ def prepare(system: System, bound: System) -> ExecutionPlan:
     return ExecutionPlan(steps, system.successors, waiting, roots, chain)
 
 
-def misfit(step: Step, values: Mapping[str, object]) -> str:
+def setting_type_error(step: Step, values: Mapping[str, object]) -> str:
     """Return which setting got a value of another type over its wire, or ``""``."""
     for name in step.wired_settings:
         kind = step.node.inputs[name].type

@@ -17,7 +17,7 @@ from compound.errors import ConfigurationError
 from compound.formatting import MOST_NAMES, short
 from compound.security.sanitize import storable
 from compound.security.untrusted import UntrustedFolder
-from compound.storage.artifacts import addressed, is_reference, kept, located, refuse_outside, verified
+from compound.storage.artifacts import addressed, check_inside, is_reference, kept, located, verified
 from compound.storage.records import Damaged, parse, written
 
 FORMAT = 1
@@ -243,6 +243,6 @@ def load(path: str | Path) -> Configuration:
         )
     for key, value in configuration.items():
         if is_reference(value):
-            refuse_outside(f"{key} in {path}", value["path"])
+            check_inside(f"{key} in {path}", value["path"])
             verified(value, target.parent)
     return configuration.located(target.parent)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from compound.engine import Engine
 from compound.execution.budget import Meter
-from compound.optimization.allowance import Allowance, allowance, caps, dearest, runs_left
+from compound.optimization.allowance import Allowance, allowance, caps, max_request_cost, runs_left
 from compound.optimization.bounds import Amount
 from compound.optimization.budget_plan import BudgetPlan, fewest_of, make_plan, usable
 from compound.optimization.method import Job
@@ -80,7 +80,7 @@ class RunBudget:
         if not caps(self._meter.budget, self._meter.usage, self._proposals.usage):
             return Amount(calls=1)
         requests = [request for allowed in self.allowance.jobs for request in allowed.requests]
-        return dearest(requests, self._engine, self._own_lm)
+        return max_request_cost(requests, self._engine, self._own_lm)
 
     @property
     def _own_lm(self) -> tuple[str, ...]:

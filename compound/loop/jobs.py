@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from compound.errors import BudgetExhausted
-from compound.execution.rng import stream
+from compound.execution.rng import derive_seed
 from compound.loop.context import RunContext
 from compound.optimization.allowance import caps, requests_of, within
 from compound.optimization.budget_plan import job_minibatch
-from compound.optimization.method import Bench, Job, JobRecord, Progress, Proposal, Task
+from compound.optimization.method import Job, JobContext, JobRecord, Progress, Proposal, Task
 from compound.optimization.proposals import described, since
 from compound.optimization.role_checks import Proposing, choose_job
 from compound.optimization.scorer import JobScorer
@@ -76,7 +76,7 @@ class Jobs:
         if search.job is None:
             method = context.problem.method
             opening = method.opening if not search.history else None
-            seed = stream(context.problem.settings.seed, "scheduler")
+            seed = derive_seed(context.problem.settings.seed, "scheduler")
             job = opening or choose_job(method, search.history, seed)
             search.job = JobState(
                 optimizer=job.optimizer,
@@ -141,11 +141,11 @@ class Jobs:
             keys=job.keys,
             train=problem.train,
             scorer=scorer,
-            seed=stream(settings.seed, "job", number),
-            pool_seed=stream(settings.seed, "pool"),
+            seed=derive_seed(settings.seed, "job", number),
+            pool_seed=derive_seed(settings.seed, "pool"),
             minibatch=job_minibatch(settings.minibatch, job.share),
             candidates=settings.candidates,
-            bench=Bench(
+            context=JobContext(
                 context.executor, problem.metric, problem.rules, context.recorder.memory, problem.folder
             ),
             tried=[known for known in context.search.tried if set(known.values) == set(job.keys)],

@@ -135,7 +135,9 @@ def requests_of(problem: Problem, job: Job, runs: float, outlook: Outlook) -> in
     return None if bound is None else math.ceil(bound.calls)
 
 
-def dearest(requests: Sequence[CallBound], find: Callable[[str], Engine], own: tuple[str, ...]) -> Amount:
+def max_request_cost(
+    requests: Sequence[CallBound], find: Callable[[str], Engine], own: tuple[str, ...]
+) -> Amount:
     """Return the most that any one of some requests takes, of everything."""
     found = Amount()
     for request in requests:

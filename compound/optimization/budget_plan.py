@@ -141,7 +141,7 @@ def baseline_runs(problem: Problem) -> int:
     return len(problem.valid) * (problem.settings.repeats if stochastic(problem.system) else 1)
 
 
-def refuse_too_small(problem: Problem) -> None:
+def check_budget(problem: Problem) -> None:
     """Raise where the budget of system runs holds nothing whatsoever to try.
 
     Raises:

@@ -125,7 +125,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class Tried:
+class ScoredCandidate:
     """A candidate somebody scored: the memory that optimizers share across iterations."""
 
     values: Mapping[str, Any]
@@ -232,7 +232,7 @@ class Memory(Protocol):
 
 
 @dataclass(frozen=True)
-class Bench:
+class JobContext:
     """What a job needs to run parts of a system by itself: forks, single calls, and their scores.
 
     ``folder`` is where code and files that the settings name are looked for.
@@ -259,7 +259,7 @@ class Task:
             of a run, so that their traces come from the cache.
         minibatch: examples for a candidate's first comparison.
         candidates: how many candidates to consider.
-        bench: runs forks and single calls, and remembers things from job to job.
+        context: runs forks and single calls, and remembers things from job to job.
         tried: what earlier tasks learned about these keys.
         resume: the last `Progress.state` of an interrupted attempt.
     """
@@ -272,8 +272,8 @@ class Task:
     pool_seed: int
     minibatch: int
     candidates: int
-    bench: Bench
-    tried: Sequence[Tried] = ()
+    context: JobContext
+    tried: Sequence[ScoredCandidate] = ()
     resume: Mapping[str, Any] | None = None
 
 

@@ -71,7 +71,7 @@ def engine_names(problem: Problem) -> dict[str, str]:
     return found
 
 
-def refuse_unpriced(problem: Problem) -> None:
+def check_prices(problem: Problem) -> None:
     """Refuse a limit of cost where a model has no known price, as the first call would.
 
     Raises:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
 from compound.evaluation.power import POWER, detectable, examples_needed, least_improved, least_p
-from compound.execution.rng import stream
+from compound.execution.rng import derive_seed
 from compound.optimization.allowance import Allowance, allowance
 from compound.optimization.bounds import Bounded
 from compound.optimization.budget_plan import (
@@ -127,7 +127,7 @@ def prospects(problem: Problem, plan: BudgetPlan, free: float, allowed: Allowanc
     total = sum(job.weight for job in method.jobs) * plan.decisions
     if method.jobs_each is not None:
         total *= method.jobs_each / len(method.jobs)
-    left, seed = free, stream(settings.seed, "scheduler")
+    left, seed = free, derive_seed(settings.seed, "scheduler")
     for _ in range(plan.jobs):
         chosen = choose_job(method, history, seed)
         job = next(j for j in method.jobs if (j.optimizer, j.keys) == (chosen.optimizer, chosen.keys))

@@ -12,7 +12,7 @@ from compound.formatting import short
 from compound.graph.system import System
 from compound.optimization.method import Method
 from compound.registry.methods import method_of
-from compound.registry.user_code import UserCodeError, definition, refuse_signature, reported
+from compound.registry.user_code import UserCodeError, check_signature, definition, reported
 from compound.settings.base import NoSettings, S, Settings
 from compound.settings.optimize import OptimizeSettings
 
@@ -90,7 +90,7 @@ def method(
     """
 
     def register(make: Callable[[System, OptimizeSettings, S], Method]) -> MethodFactory:
-        refuse_signature(make, "a method", "system", "optimize", "settings")
+        check_signature(make, "a method", "system", "optimize", "settings")
         return MethodFactory(make, settings)
 
     return register
@@ -115,7 +115,7 @@ def as_factory(found: object, name: str) -> MethodFactory:
         )
     if not callable(found):
         raise DeclarationError(f"{name} is not a function")
-    refuse_signature(found, f"method {name!r}", "system", "optimize")
+    check_signature(found, f"method {name!r}", "system", "optimize")
     make: Callable[[System, OptimizeSettings], Method] = found
 
     @functools.wraps(make)

@@ -12,7 +12,7 @@ from compound.errors import CompoundError, nearest
 from compound.formatting import short
 from compound.graph.system import System
 from compound.optimization.method import Job, JobRecord, Method, Optimizer, Progress, Proposal, Task
-from compound.registry.user_code import UserCodeError, definition, refuse_signature, reported
+from compound.registry.user_code import UserCodeError, check_signature, definition, reported
 from compound.storage.state import StateError
 
 __all__ = ["Proposing", "choose_job"]
@@ -43,7 +43,7 @@ class Proposing:
         propose = getattr(self.optimizer, "propose", None)
         if not callable(propose):
             raise UserCodeError(f"{self._role} has no method propose", hint=_ASYNC_GENERATOR)
-        refuse_signature(propose, f"propose of optimizer {self.name!r}", "task")
+        check_signature(propose, f"propose of optimizer {self.name!r}", "task")
         with reported(f"optimizer {self.name!r}", self.optimizer):
             events = propose(task)
         if not hasattr(events, "__aiter__"):

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from compound.engine import Completion, Request
 from compound.errors import DeclarationError
-from compound.evaluation.evaluate import Evaluation, OnTrace, evaluate_all, refuse_broken
+from compound.evaluation.evaluate import Evaluation, OnTrace, evaluate_all, raise_too_many_failures
 from compound.evaluation.statistics import binomial_tail
 from compound.example import Example
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
 from compound.graph.configuration import canonical
 from compound.graph.system import System
-from compound.optimization.method import Tried
+from compound.optimization.method import ScoredCandidate
 from compound.optimization.proposals import Outcome, Proposals
 from compound.settings.references import references
 
@@ -69,7 +69,7 @@ class JobScorer:
         self._incumbent = incumbent
         self._share = share
         self._spent = spent
-        self._scores: dict[str, Tried] = {}
+        self._scores: dict[str, ScoredCandidate] = {}
         give_up = problem.settings.budget.max_proposal_failures
         self._proposals = proposals or Proposals(executor.meter, give_up=give_up)
         self._runs_left = runs_left or executor.meter.remaining_runs
@@ -92,7 +92,7 @@ class JobScorer:
         evaluations = await self._evaluate(candidates, examples, None)
         for values, evaluation in zip(candidates, evaluations, strict=True):
             full = {**self._incumbent.configuration.to_json(), **values}
-            self._scores[canonical(full)] = Tried(full, evaluation.mean, len(examples))
+            self._scores[canonical(full)] = ScoredCandidate(full, evaluation.mean, len(examples))
         return evaluations
 
     async def traces(self, values: Mapping[str, Any], examples: Sequence[Example]) -> list[Trace]:
@@ -120,7 +120,7 @@ class JobScorer:
         )  # fmt: skip
         fewest = min(evaluation.failed for evaluation in evaluations)
         if binomial_tail(fewest, len(examples), rules.max_failed) < CHANCE:
-            refuse_broken(evaluations[0].failures(), len(examples), rules)
+            raise_too_many_failures(evaluations[0].failures(), len(examples), rules)
         return evaluations
 
     async def generate(self, request: Request, lm: str | None = None) -> Completion:
@@ -148,19 +148,19 @@ class JobScorer:
             raise DeclarationError("no model to write prompts with", hint=_where_to_name(self._problem))
         return str(chosen)
 
-    def snapshot(self) -> list[Tried]:
+    def snapshot(self) -> list[ScoredCandidate]:
         """Return the candidates scored so far, for a checkpoint."""
         return list(self._scores.values())
 
-    def restore(self, scored: Sequence[Tried]) -> None:
+    def restore(self, scored: Sequence[ScoredCandidate]) -> None:
         """Continue from a `snapshot` of the same job, made before an interruption."""
         self._scores = {canonical(candidate.values): candidate for candidate in scored}
 
-    def tried(self, keys: Sequence[str]) -> list[Tried]:
+    def tried(self, keys: Sequence[str]) -> list[ScoredCandidate]:
         """Return what was scored with some keys changed and no others, for the memory of later jobs."""
         start = self._incumbent.configuration.to_json()
         return [
-            Tried({k: t.values[k] for k in keys}, t.score, t.n)
+            ScoredCandidate({k: t.values[k] for k in keys}, t.score, t.n)
             for t in self._scores.values()
             if all(k in keys or value == start.get(k) for k, value in t.values.items())
         ]

@@ -67,7 +67,7 @@ def place_of(found: object) -> str | None:
 
 def _import(name: str, folder: Path) -> ModuleType:
     with _LOCK, _searching(folder):
-        _refuse_hidden(name.partition(".")[0], folder)
+        _check_not_hidden(name.partition(".")[0], folder)
         before = set(sys.modules)
         try:
             return importlib.import_module(name)
@@ -108,7 +108,7 @@ def _searching(folder: Path) -> Iterator[None]:
         sys.path[:] = path
 
 
-def _refuse_hidden(top: str, folder: Path) -> None:
+def _check_not_hidden(top: str, folder: Path) -> None:
     """Refuse a module beside the file when another one of its name is already imported."""
     file = getattr(sys.modules.get(top), "__file__", None)
     here = [path for path in (folder / f"{top}.py", folder / top / "__init__.py") if os.path.isfile(path)]

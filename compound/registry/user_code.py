@@ -12,7 +12,7 @@ from pathlib import Path
 
 from compound.errors import CompoundError
 
-__all__ = ["UserCodeError", "definition", "located", "refuse_signature", "reported"]
+__all__ = ["UserCodeError", "check_signature", "definition", "located", "reported"]
 
 _PACKAGE = Path(__file__).parents[1]
 _OURS = tuple(  # the folders named here are links in a checkout
@@ -104,7 +104,7 @@ def located(error: BaseException, code: object) -> str:
     return f"{type(error).__name__}: {error}{where}"
 
 
-def refuse_signature(code: Callable[..., object], role: str, *parameters: str) -> None:
+def check_signature(code: Callable[..., object], role: str, *parameters: str) -> None:
     """Refuse a function that cannot be called with some positional arguments.
 
     Raises:

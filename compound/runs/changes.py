@@ -64,7 +64,7 @@ def changed(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...]) ->
         RunDirectoryError: it is no run directory, or another version wrote it.
     """
     stored = read_json(path, "config.json")
-    _refuse_another_format(path, stored)
+    _check_format(path, stored)
     before, after = _flat(stored), _flat(config)
     keys = [
         key
@@ -84,7 +84,7 @@ def changed(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...]) ->
     return sorted(told.values())
 
 
-def _refuse_another_format(path: Path, stored: Mapping[str, Any]) -> None:
+def _check_format(path: Path, stored: Mapping[str, Any]) -> None:
     found = stored.get("format", 1)
     if isinstance(found, int) and found < FORMAT and "optimize" in stored:  # else it is no run of ours
         raise RunDirectoryError(

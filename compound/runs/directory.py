@@ -80,10 +80,10 @@ class RunDirectory:
             RunDirectoryError: the folder exists and holds something, or cannot be written.
         """
         folder = UntrustedFolder(path)
-        _refuse_used(folder)
+        _check_unused(folder)
         run = cls(folder.make().path)
         try:
-            _refuse_used(folder)  # another process may have been faster
+            _check_unused(folder)  # another process may have been faster
             if text:  # a system declared in Python has none
                 run.write("system.yaml", text)
             run.write_json(CONFIG, config)
@@ -201,7 +201,7 @@ class RunDirectory:
         self._lock.release()
 
 
-def _refuse_used(folder: UntrustedFolder) -> None:
+def _check_unused(folder: UntrustedFolder) -> None:
     """Refuse a place where a run cannot begin: it holds more than a crash before the config leaves."""
     path = folder.path
     with named(path):
@@ -213,7 +213,7 @@ def _refuse_used(folder: UntrustedFolder) -> None:
         )
 
 
-def _refuse_history(folder: UntrustedFolder) -> None:
+def _check_history(folder: UntrustedFolder) -> None:
     """Refuse to begin anew where a run was recorded; before the first checkpoint there is one event at most.
 
     Raises:
@@ -306,7 +306,7 @@ def load_checkpoint(place: str | Path | UntrustedFolder) -> Checkpoint | None:
     """
     folder = as_folder(place)
     if folder.kind(CHECKPOINT) is None:
-        _refuse_history(folder)
+        _check_history(folder)
         return None
     try:
         found = read_checkpoint(read_json(folder, CHECKPOINT), APPENDED)
@@ -314,11 +314,11 @@ def load_checkpoint(place: str | Path | UntrustedFolder) -> Checkpoint | None:
         raise RunDirectoryError(f"{folder}/{CHECKPOINT} cannot be read: {error}") from None
     if found.format == FORMAT:
         for name in APPENDED:
-            _refuse_shorter(folder, name, found.lengths[name])
+            _check_length(folder, name, found.lengths[name])
     return found
 
 
-def _refuse_shorter(folder: UntrustedFolder, name: str, size: int) -> None:
+def _check_length(folder: UntrustedFolder, name: str, size: int) -> None:
     if size > folder.size(name):
         raise RunDirectoryError(f"{folder}/{name} is shorter than its checkpoint says; it was changed")
 
@@ -369,7 +369,7 @@ def last_checksum(folder: UntrustedFolder, name: str, size: int) -> str:
     Raises:
         RunDirectoryError: a record is damaged, or none ends at that length.
     """
-    _refuse_shorter(folder, name, size)
+    _check_length(folder, name, size)
     end, checksum = 0, ""
     if size:
         with folder.reader(name) as file:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, NonNegativeFloat, PlainSerializer, PlainV
 from compound.evaluation.evaluate import Evaluation, EvaluationDocument
 from compound.execution.budget import MeterState, StoredUsage
 from compound.optimization.budget_plan import BudgetPlan
-from compound.optimization.method import JobRecord, Tried
+from compound.optimization.method import JobRecord, ScoredCandidate
 from compound.optimization.proposals import LedgerState
 from compound.storage.state import State, first_problem
 
@@ -67,7 +67,7 @@ class JobState(State):
     proposal_limits: dict[str, float]
     ledger_before: LedgerState
     progress: dict[str, object] | None = None
-    scored: list[Tried] = Field(default_factory=list)
+    scored: list[ScoredCandidate] = Field(default_factory=list)
 
 
 class SearchState(State):
@@ -100,7 +100,7 @@ class SearchState(State):
     idle_rounds: int = 0
     job: JobState | None = None
     history: list[JobRecord] = Field(default_factory=list)
-    tried: list[Tried] = Field(default_factory=list)
+    tried: list[ScoredCandidate] = Field(default_factory=list)
     stopped: str = ""
 
 

@@ -187,7 +187,7 @@ class UntrustedFolder:
         """
         found = self._status(name)
         if found is not None:
-            self._refuse_shared(found, name)
+            self._check_hard_links(found, name)
         return self.path.joinpath(*self._parts(name))
 
     def digest(self) -> str:
@@ -267,7 +267,7 @@ class UntrustedFolder:
         raw = content.encode(errors="backslashreplace") if isinstance(content, str) else content
         *above, last = self._parts(name)
         if (found := self._status(name)) is not None:
-            self._refuse_special(found, self._shown(name), stat.S_IFDIR)
+            self._check_file_type(found, self._shown(name), stat.S_IFDIR)
         temporary = f".{last}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY}"
         with self._reported(name), self._opened(*above) as folder:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE
@@ -358,9 +358,9 @@ class UntrustedFolder:
             descriptor = os.open(last, flags | SAFE, 0o666, dir_fd=folder)
         try:
             opened = os.fstat(descriptor)
-            self._refuse_special(opened, self._shown(name), stat.S_IFDIR)
+            self._check_file_type(opened, self._shown(name), stat.S_IFDIR)
             if flags & os.O_WRONLY:
-                self._refuse_shared(opened, name)
+                self._check_hard_links(opened, name)
         except BaseException:
             os.close(descriptor)
             raise
@@ -381,10 +381,10 @@ class UntrustedFolder:
             found = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
             return None
-        self._refuse_special(found, shown)
+        self._check_file_type(found, shown)
         return found
 
-    def _refuse_special(self, found: os.stat_result, shown: str, other: int = 0) -> None:
+    def _check_file_type(self, found: os.stat_result, shown: str, other: int = 0) -> None:
         """Refuse what is neither a file nor a folder, or is of another kind that is not wanted here."""
         kind = stat.S_IFMT(found.st_mode)
         if kind == other:
@@ -396,7 +396,7 @@ class UntrustedFolder:
                 "trust it",
             )
 
-    def _refuse_shared(self, found: os.stat_result, name: str) -> None:
+    def _check_hard_links(self, found: os.stat_result, name: str) -> None:
         """Refuse a file that is written in place and has another name: that one would change, too."""
         if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
             raise self._error(

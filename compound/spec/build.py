@@ -107,7 +107,7 @@ class Graph:
         if first != address:
             hint = f"the first is at {self._document.label(first, key=True)}"
             self._document.report(address, f"a second component is named {name!r}", hint, key=True)
-        self._refuse_input(name, address)
+        self._check_input(name, address)
         return read_use(self._document, name, address, self._made[name])
 
     def _further_node(self, name: str) -> Use:
@@ -115,14 +115,14 @@ class Graph:
         component, used, visible = None, self._document.at((*address, "use")), self._visible()
         if name in self._entries:
             self._document.report(address, "a component's own node has this name", "choose another", key=True)
-        self._refuse_input(name, address)
+        self._check_input(name, address)
         if isinstance(used, str) and NAME.match(used):
             component = self._find(used)
             if used not in visible:
                 self._document.report((*address, "use"), f"no component {used!r}", nearest(used, visible))
         return read_use(self._document, name, address, component)
 
-    def _refuse_input(self, name: str, address: Address) -> None:
+    def _check_input(self, name: str, address: Address) -> None:
         if name in self._inputs:
             what = f"${name} would name an input and a node"
             self._document.report(address, what, "rename one of them", key=True)

@@ -58,7 +58,7 @@ class _Dumping:
         """Return a graph: its inputs, the components that are declared in it, further nodes, outputs."""
         system = self._graphs[name]
         owned = [c for c in self._components.values() if self._home(c.name) == name]
-        self._refuse_clashes(system, {c.name for c in owned})
+        self._check_node_names(system, {c.name for c in owned})
         places = {node: place for place, node in enumerate(system.nodes)}
         owned.sort(key=lambda c: places.get(c.name, len(places)))
         names = {c.name for c in owned}
@@ -81,7 +81,7 @@ class _Dumping:
         """Return a graph and the ones around it, innermost first."""
         return [TOP] if graph == TOP else [graph, *self._around(self._home(graph))]
 
-    def _refuse_clashes(self, system: System, owned: set[str]) -> None:
+    def _check_node_names(self, system: System, owned: set[str]) -> None:
         for name, node in system.nodes.items():
             if name in system.inputs:
                 raise DeclarationError(f"${name} would name an input and a node", hint="rename one of them")

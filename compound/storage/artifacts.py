@@ -84,7 +84,7 @@ def verified(reference: Reference, folder: Path | None = None) -> Path:
         found = UntrustedFolder(path.parent, error=ConfigurationError)
         name = path.name
     else:
-        refuse_outside("a reference", given)
+        check_inside("a reference", given)
         found = UntrustedFolder(folder, error=ConfigurationError)
         name = PurePosixPath(given).as_posix()
     if found.kind(name) != "folder":
@@ -102,7 +102,7 @@ def verified(reference: Reference, folder: Path | None = None) -> Path:
     return path
 
 
-def refuse_outside(entry: str, path: str) -> None:
+def check_inside(entry: str, path: str) -> None:
     """Refuse a path in somebody's file that leads outside of the file's folder.
 
     Raises:

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from compound.concurrency.questions import Questions
 from compound.errors import BudgetExhausted, MissingExtra
-from compound.execution.rng import stream
+from compound.execution.rng import derive_seed
 from compound.narrowing import entry
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
@@ -128,7 +128,7 @@ class GEPA:
         answers = Answers(task, self.lm, state.answers)
         evolve = partial(
             search, start=start, feedback=examples[size:], pareto=examples[:size], batch=self.batch,
-            seed=stream(task.seed, "gepa"),
+            seed=derive_seed(task.seed, "gepa"),
         )  # fmt: skip
         try:
             with Questions[Question](evolve, "gepa") as questions:

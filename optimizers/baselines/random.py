@@ -15,7 +15,14 @@ from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.search.demos import draw
 from compound.optimizers.search.edits import GROWTH, bounded_edit
-from compound.optimizers.search.prompts import CandidateRace, Pools, bootstrapped, contest, raced, split
+from compound.optimizers.search.prompts import (
+    CandidateRace,
+    Pools,
+    bootstrapped,
+    race_incumbent,
+    raced,
+    split,
+)
 
 EDITS = 2  # the most edits of a text
 
@@ -37,7 +44,7 @@ class RandomSearch:
             pools = await bootstrapped(task, pool_examples)
             state = CandidateRace(candidates=self._candidates(task, pools))
             yield Progress(state.to_json(), f"{len(state.candidates)} random configurations")
-        async for event in contest(task, state.candidates, examples, state):
+        async for event in race_incumbent(task, state.candidates, examples, state):
             yield event
 
     def _candidates(self, task: Task, pools: Pools) -> list[dict[str, object]]:

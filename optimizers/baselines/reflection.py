@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from compound.engine import Message, Request
 from compound.errors import TooManyFailures
 from compound.example import Example
-from compound.execution.rng import stream
+from compound.execution.rng import derive_seed
 from compound.execution.trace import Trace
 from compound.graph.bounds import CallBound, Extent
 from compound.graph.configuration import component_of
@@ -70,7 +70,7 @@ class Answers:
         try:
             traces = await task.scorer.traces(question.texts, examples)
         except TooManyFailures:  # a text that breaks the runs only loses
-            return [task.bench.rules.failure_score] * len(examples), []
+            return [task.context.rules.failure_score] * len(examples), []
         records = [self._records(*run, question.texts) for run in zip(traces, examples, strict=True)]
         return [trace.score or 0.0 for trace in traces], records
 
@@ -93,7 +93,9 @@ class Answers:
         """Return what the model writes in place of a text; ``None`` when that is of no use."""
         if not question.records:
             return None
-        request = reflect(question.text, question.records, stream(self._task.seed, "gepa", len(self.all)))
+        request = reflect(
+            question.text, question.records, derive_seed(self._task.seed, "gepa", len(self.all))
+        )
         space = self._task.system.parameters[question.key]
 
         def read(reply: str) -> str | None:

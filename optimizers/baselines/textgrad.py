@@ -16,7 +16,7 @@ from pydantic import Field
 
 from compound.errors import TooManyFailures
 from compound.example import Example
-from compound.execution.rng import generator, stream
+from compound.execution.rng import derive_seed, generator
 from compound.graph.configuration import component_of
 from compound.narrowing import entry
 from compound.optimization.bounds import JobBound, Outlook
@@ -133,7 +133,7 @@ class TextGrad:
             traces = await task.scorer.traces(values, [learn[i] for i in order])
         except TooManyFailures:  # a prompt that breaks the runs is given up
             return state.best
-        seeds = [stream(task.seed, "textgrad", kind, step) for kind in ("criticise", "rewrite")]
+        seeds = [derive_seed(task.seed, "textgrad", kind, step) for kind in ("criticise", "rewrite")]
         request = criticise(component, prompt, traces, seeds[0])
         criticism = await ask(task, request, self.lm, lambda reply: reply.strip() or None)
         if criticism is None:

@@ -36,8 +36,8 @@ from compound.optimizers.search.prompts import (
     Contest,
     PromptSearch,
     bootstrapped,
-    contest,
     demo_keys,
+    race_incumbent,
     split,
     text_keys,
 )
@@ -201,7 +201,7 @@ class LocalSearch:
             )
             yield Proposal(best, tried=tried, note=note, facts=facts)
             return
-        async for event in contest(task, state.finalists, split(task)[1], state):
+        async for event in race_incumbent(task, state.finalists, split(task)[1], state):
             if isinstance(event, Progress):
                 yield event
                 continue

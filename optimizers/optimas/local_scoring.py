@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from compound.example import CallValues
-from compound.execution.ordered import in_turn
-from compound.execution.rng import generator, stream
+from compound.execution.ordered import gather_ordered
+from compound.execution.rng import derive_seed, generator
 from compound.execution.schedule import values_of
 from compound.execution.trace import Call, Trace
 from compound.graph.configuration import canonical
 from compound.graph.system import System
-from compound.optimization.method import Bench, Task
+from compound.optimization.method import JobContext, Task
 from compound.optimizers.search.prompts import demo_keys, text_keys
 from compound.rewards.model import Vector
 from compound.settings.base import Settings
@@ -139,7 +139,7 @@ class LocalScorer:
     async def _another(self, state: Scoring, more: More) -> list[dict[str, object]]:
         """Return candidates that were not scored yet."""
         seen = {canonical(scored.values) for scored in state.scored}
-        task = replace(self.task, seed=stream(self.task.seed, "round", state.rounds))
+        task = replace(self.task, seed=derive_seed(self.task.seed, "round", state.rounds))
         return [values for values in await more(task, state.scored) if canonical(values) not in seen]
 
     def _is_affordable(self, state: Scoring, places: Sequence[Place]) -> bool:
@@ -189,7 +189,7 @@ class LocalScorer:
             for values in candidates
             for place in places
         ]
-        made = await run_alone(self.task.bench, system, jobs)
+        made = await run_alone(self.task.context, system, jobs)
         read = [(call.inputs, call.outputs) for call in made if call.failure is None]
         rewards = iter(self.model.rewards(self.component, read).tolist())
         found = np.array([np.nan if call.failure else next(rewards) for call in made])
@@ -198,24 +198,24 @@ class LocalScorer:
 
 
 async def run_alone(
-    bench: Bench, system: System, jobs: Sequence[tuple[Place, Mapping[str, object]]]
+    context: JobContext, system: System, jobs: Sequence[tuple[Place, Mapping[str, object]]]
 ) -> list[Call]:
     """Make calls of traces again with other settings, all in flight together; returns them in order.
 
     Raises:
         BudgetExhausted: the budget ended before all were made.
     """
-    executor = bench.executor
+    executor = context.executor
 
     async def one(place: Place, settings: Mapping[str, object]) -> Call:
         trace, call, sample = place
-        return await executor.again(system, trace, call.address, settings=settings, sample=sample)
+        return await executor.resample_call(system, trace, call.address, settings=settings, sample=sample)
 
-    return await in_turn(
+    return await gather_ordered(
         executor,
         [partial(one, *job) for job in jobs],
         lambda number, call: executor.settle_call(call, jobs[number][0][0]),
-        bench.rules.concurrency,
+        context.rules.concurrency,
         [trace.share(call) for (trace, call, _), _ in jobs],
     )
 

@@ -21,9 +21,9 @@ from compound.optimizers.optimas.local_scoring import LocalSearchSettings
 from compound.optimizers.optimas.offline import OfflineRewards
 from compound.optimizers.optimas.weights import LocalTraining, LocalTrainingChoice, LocalTrainingField
 from compound.optimizers.scheduling.jobs import by_component, keys_of
-from compound.optimizers.scheduling.scheduler import UCB, Gaps, Thompson, Uniform
+from compound.optimizers.scheduling.scheduler import UCB, RewardGapScheduler, Thompson, Uniform
 from compound.optimizers.search.prompts import PromptSearch, PromptSettings
-from compound.optimizers.weights.methods import refuse_unknown
+from compound.optimizers.weights.methods import check_component_names
 from compound.rewards.settings import (
     BackboneSettings,
     FreshPairSettings,
@@ -35,7 +35,7 @@ from compound.settings.base import Settings
 from compound.settings.optimize import OptimizeSettings
 
 SCHEDULERS: Mapping[str, Callable[[], Scheduler]] = {
-    "gaps": Gaps,
+    "gaps": RewardGapScheduler,
     "uniform": Uniform,
     "ucb": UCB,
     "thompson": Thompson,
@@ -122,7 +122,9 @@ def guided(
     jobs = by_component(system, "local", "local")
     trained = keys_of(system, Weights)
     if trained:
-        refuse_unknown(f"{name}.training.{settings.training.name}", trained, settings.training.settings)
+        check_component_names(
+            f"{name}.training.{settings.training.name}", trained, settings.training.settings
+        )
     jobs += [Job("weights", (key,)) for key in trained]
     everything = tuple(key for job in jobs for key in job.keys)
     opening = Job("offline", everything, weight=offline) if offline else None

@@ -93,7 +93,7 @@ class RunRewards:
         Raises:
             DataError: the buffer is damaged, or another system's.
         """
-        memory = task.bench.memory
+        memory = task.context.memory
         buffer = PairBuffer.read(memory.records(), task.system, learning.pairs.sampling)
         return RunRewards(learning, task, memory, buffer)
 
@@ -127,10 +127,10 @@ class RunRewards:
         iteration: int,
     ) -> Collected:
         """Collect pairs of some components, and remember them."""
-        bench = self.task.bench
+        context = self.task.context
         found = await collect(
-            bench.executor, self.task.system, traced, components, bench.metric,
-            sampling=self.buffer.sampling, rules=bench.rules, round_=iteration, proposals=proposals,
+            context.executor, self.task.system, traced, components, context.metric,
+            sampling=self.buffer.sampling, rules=context.rules, round_=iteration, proposals=proposals,
         )  # fmt: skip
         self._remember(found.draws, iteration, len({example.id for example, _ in traced}))
         return found

@@ -26,7 +26,7 @@ from compound.optimizers.weights.credit.grouping import call_samples
 from compound.optimizers.weights.learner.values import CriticSettings
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, GRPOSettings
 from compound.optimizers.weights.recipes.ppo import PPO, PPOSettings, estimated
-from compound.optimizers.weights.recipes.recipe import Credited, PolicyRecipe, Work
+from compound.optimizers.weights.recipes.recipe import Credited, PolicyRecipe, RecipeContext
 from compound.optimizers.weights.recipes.rollouts import is_lost
 from compound.optimizers.weights.training import WeightTraining
 from compound.rewards.settings import RewardLearning
@@ -90,34 +90,36 @@ class LocalDraws(PolicyRecipe):
         return examples * (1.0 + self.share)
 
     async def evaluate(
-        self, work: Work, values: Mapping[str, Any], examples: Sequence[Example]
+        self, context: RecipeContext, values: Mapping[str, Any], examples: Sequence[Example]
     ) -> list[float]:
         """Return the local reward of an answer to each input that the component has on held-out examples."""
-        (component,) = work.trained
-        recorded = await self._recorded(work, component, examples)
-        jobs = [((trace, call, TRAIN_SAMPLE), values_of(work, component)) for trace, call in recorded]
-        answered = await run_alone(work.task.bench, work.task.system, jobs)
+        (component,) = context.trained
+        recorded = await self._recorded(context, component, examples)
+        jobs = [((trace, call, TRAIN_SAMPLE), values_of(context, component)) for trace, call in recorded]
+        answered = await run_alone(context.task.context, context.task.system, jobs)
         found = [call for call in answered if not is_lost(call.failure)]
         return await compute(self._rewards, component, found)
 
     @staticmethod
-    async def _recorded(work: Work, component: str, examples: Sequence[Example]) -> list[tuple[Trace, Call]]:
+    async def _recorded(
+        context: RecipeContext, component: str, examples: Sequence[Example]
+    ) -> list[tuple[Trace, Call]]:
         """Return the component's calls in the incumbent's runs."""
-        traces = [t for t in await work.task.scorer.traces({}, examples) if is_whole(t)]
+        traces = [t for t in await context.task.scorer.traces({}, examples) if is_whole(t)]
         return [(trace, call) for trace in traces for call in trace.calls_of(component)]
 
-    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
         """Draw answers to the inputs that the component has in the incumbent's runs."""
-        (component,) = work.trained
-        recorded = await self._recorded(work, component, examples)
-        settings = {**work.sampler.rules.settings.get(component, {}), **values_of(work, component)}
+        (component,) = context.trained
+        recorded = await self._recorded(context, component, examples)
+        settings = {**context.sampler.rules.settings.get(component, {}), **values_of(context, component)}
         jobs = [
-            ((trace, call, work.sampler.index(number)), settings)
+            ((trace, call, context.sampler.index(number)), settings)
             for trace, call in recorded
             for number in range(self.settings.rollouts.runs)
         ]
-        answered = await run_alone(work.task.bench, work.task.system, jobs)
-        work.sampler.count([call.failure for call in answered])
+        answered = await run_alone(context.task.context, context.task.system, jobs)
+        context.sampler.count([call.failure for call in answered])
         made = [(job, call) for job, call in zip(jobs, answered, strict=True) if not is_lost(call.failure)]
         rewards = await compute(self._rewards, component, [call for _, call in made])
         samples = [
@@ -128,7 +130,7 @@ class LocalDraws(PolicyRecipe):
             )
         ]
         if isinstance(self.settings, PPOSettings):
-            valued, expected = await estimated(work, self.settings.critic, samples)
+            valued, expected = await estimated(context, self.settings.critic, samples)
             return Credited(valued, rewards, expected)
         trained, facts = advantages(samples, self.settings.scale)
         return Credited(trained, rewards, asdict(facts))
@@ -142,9 +144,9 @@ class LocalDraws(PolicyRecipe):
         return [next(given) if call.failure is None else worst for call in calls]
 
 
-def values_of(work: Work, component: str) -> dict[str, Any]:
+def values_of(context: RecipeContext, component: str) -> dict[str, Any]:
     """Return the present weights of a component, as a setting of its calls."""
-    return {"weights": work.sampler.system.configuration[f"{component}.weights"]}
+    return {"weights": context.sampler.system.configuration[f"{component}.weights"]}
 
 
 @dataclass(frozen=True)

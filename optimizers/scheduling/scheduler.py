@@ -42,7 +42,7 @@ class Uniform:
 
 
 @dataclass(frozen=True)
-class Gaps:
+class RewardGapScheduler:
     """The rule of OPTIMAS (appendix E): probability proportional to a component's mean reward gap.
 
     The gaps are live: those of each component's latest pairs, as the last job that measured them recorded. A

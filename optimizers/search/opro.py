@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from compound.engine import Message, Request
-from compound.execution.rng import stream
+from compound.execution.rng import derive_seed
 from compound.graph.bounds import CallBound, Extent
 from compound.graph.component import Component
 from compound.graph.configuration import component_of
@@ -70,7 +70,7 @@ async def written(
     request = ask(
         purpose(task.system.components[component_of(key)]),
         [(entry(task.system.configuration, key, str), None), *history],
-        stream(task.seed, "opro", attempt),
+        derive_seed(task.seed, "opro", attempt),
     )
     space, before = task.system.parameters[key], {task.system.configuration[key], *(t for t, _ in history)}
 

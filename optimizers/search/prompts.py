@@ -142,7 +142,7 @@ class PromptSearch:
             found = sum(map(len, pools.values()))
             note = f"{len(state.candidates)} candidates, {found} demonstrations found"
             yield Progress(state.to_json(), note)
-        async for event in contest(task, state.candidates, examples, state):
+        async for event in race_incumbent(task, state.candidates, examples, state):
             yield event
 
     async def candidates(self, task: Task, pools: Pools) -> list[dict[str, object]]:
@@ -207,7 +207,7 @@ async def bootstrapped(task: Task, examples: Sequence[Example]) -> dict[str, lis
     traces = await task.scorer.traces({}, examples)
     served = [trace.example for trace in traces if is_whole(trace) and (trace.score or 0.0) > 0]
     traces += await _earlier(task, [example.id for example in examples], served)
-    corrections = corrected(traces, task.system, task.bench.metric, {e.id: e for e in task.train})
+    corrections = corrected(traces, task.system, task.context.metric, {e.id: e for e in task.train})
     components = {key: task.system.components[component_of(key)] for key in keys}
     return {key: bootstrap(traces, component, corrections) for key, component in components.items()}
 
@@ -220,7 +220,7 @@ async def _earlier(task: Task, seen: Sequence[str], served: Sequence[str]) -> li
         seen: names of the examples that it ran the incumbent on.
         served: those of them whose runs demonstrations come from.
     """
-    current, known = task.system.configuration.to_json(), Sources.of(task.bench.memory)
+    current, known = task.system.configuration.to_json(), Sources.of(task.context.memory)
     traces, before = list[Trace](), list[str]()
     for source in known.sources:
         is_current = source.configuration == current
@@ -231,7 +231,7 @@ async def _earlier(task: Task, seen: Sequence[str], served: Sequence[str]) -> li
             traces += await task.scorer.traces(source.configuration, again)
     known.sources = [source for source in known.sources if source.configuration != current]
     known.sources.append(Source(configuration=current, examples=sorted({*before, *served})))
-    known.store(task.bench.memory)
+    known.store(task.context.memory)
     return traces
 
 
@@ -284,7 +284,7 @@ def raced(outlook: Outlook) -> int:
     return plan[0][0] if plan else 0
 
 
-async def contest(
+async def race_incumbent(
     task: Task,
     candidates: Sequence[Mapping[str, object]],
     examples: Sequence[Example],

@@ -15,7 +15,7 @@ from compound.graph.configuration import canonical
 from compound.graph.space import Choice, Float, Int, Space
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
-from compound.optimizers.search.prompts import Contest, contest, raced, split
+from compound.optimizers.search.prompts import Contest, race_incumbent, raced, split
 from compound.optimizers.search.racing import rungs
 from compound.optimizers.search.tpe import next_point
 from compound.storage.state import State
@@ -72,7 +72,7 @@ class NumberSearch:
                 state.finalists = _best(state.samples) or _drawn(task, len(examples))
             count = len(state.finalists)
             yield Progress(state.to_json(), f"{count} setting{'s' * (count != 1)} to race")
-        async for result in contest(task, state.finalists, examples, state):
+        async for result in race_incumbent(task, state.finalists, examples, state):
             yield result
 
     async def _sample(

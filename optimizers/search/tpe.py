@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from compound.errors import MissingExtra
-from compound.execution.rng import stream
+from compound.execution.rng import derive_seed
 from compound.graph.space import Choice, Float, Int, Space
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def next_point(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     distributions = {name: _distribution(space) for name, space in spaces.items()}
     sampler = optuna.samplers.TPESampler(
-        seed=stream(seed, "trial", len(trials) + len(pending)) % 2**32,
+        seed=derive_seed(seed, "trial", len(trials) + len(pending)) % 2**32,
         n_startup_trials=STARTUP,
         constant_liar=True,
     )

@@ -20,7 +20,7 @@ def base_model(system: System, trained: Sequence[str], engine_of: Callable[[str]
     """
     found: dict[str, str] = {}
     for component, engine in _engines(system, trained, engine_of).items():
-        _refuse_rank(system, component, engine)
+        _check_rank(system, component, engine)
         model = getattr(engine, "trainable", None)
         if model is None:
             raise DeclarationError(
@@ -31,7 +31,7 @@ def base_model(system: System, trained: Sequence[str], engine_of: Callable[[str]
     return _one(found, "base model", "give them one lm, or freeze some with weights: null")
 
 
-def _refuse_rank(system: System, component: str, engine: Engine) -> None:
+def _check_rank(system: System, component: str, engine: Engine) -> None:
     """Raise where an engine says that an adapter is too large for it."""
     space, most = system.parameters[f"{component}.weights"], getattr(engine, "max_lora_rank", None)
     assert isinstance(space, Weights)  # it is trained
@@ -42,7 +42,7 @@ def _refuse_rank(system: System, component: str, engine: Engine) -> None:
         )
 
 
-def refuse_reshaped(system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]) -> None:
+def check_sampling_engine(system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]) -> None:
     """Raise where tokens are sampled from another distribution than the one whose gradient is taken.
 
     The trainer computes the softmax at the temperature of rollouts. Under top-p, top-k, penalties or a

@@ -63,7 +63,7 @@ def required(name: str, system: System) -> tuple[str, ...]:
     return keys
 
 
-def refuse_unknown(section: str, keys: Sequence[str], settings: TrainingSettings) -> None:
+def check_component_names(section: str, keys: Sequence[str], settings: TrainingSettings) -> None:
     """Raise where a setting names a component that is not trained, or nothing may be forked."""
     trained = tuple(dict.fromkeys(map(component_of, keys)))
     for setting in ("penalties", "forks"):
@@ -82,7 +82,7 @@ def refuse_unknown(section: str, keys: Sequence[str], settings: TrainingSettings
 
 def _method(name: str, recipe: Recipe, jobs: Sequence[Job], adapters: Sharing) -> Method:
     keys = [key for job in jobs for key in job.keys]
-    refuse_unknown(name, keys, recipe.settings)
+    check_component_names(name, keys, recipe.settings)
     partition(components_of(keys), adapters)
     optimizers: Mapping[str, Optimizer] = {name: WeightTraining(recipe, adapters)}
     timed = [_timed(job, recipe) for job in jobs]

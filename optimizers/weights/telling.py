@@ -6,10 +6,10 @@ import resource
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from compound.optimizers.weights.drawn import Drawn
 from compound.optimizers.weights.learner.samples import Sample
 from compound.optimizers.weights.learner.saved import Step
 from compound.optimizers.weights.recipes.recipe import Recipe
+from compound.optimizers.weights.step_batch import StepBatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -54,7 +54,7 @@ def _reward(sample: Sample) -> float:
     return sample.reward
 
 
-def why_nothing(recipe: Recipe, drawn: Drawn) -> str:
+def why_nothing(recipe: Recipe, drawn: StepBatch) -> str:
     """Return why a step has no samples."""
     facts = drawn.facts
     if facts["failed"] and facts["failed"] >= len(drawn.credited.scores):

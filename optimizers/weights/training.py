@@ -27,7 +27,7 @@ from compound.concurrency.threads import compute
 from compound.engine import Adapter
 from compound.errors import BudgetExhausted, DeclarationError, first_of
 from compound.example import Example
-from compound.execution.rng import generator, stream
+from compound.execution.rng import derive_seed, generator
 from compound.execution.schedule import values_of
 from compound.graph.configuration import components_of
 from compound.graph.system import System
@@ -35,14 +35,14 @@ from compound.narrowing import entry
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import ROLLOUTS, Progress, Proposal, Task
 from compound.optimizers.weights import moments
-from compound.optimizers.weights.bases import base_format, base_model, refuse_reshaped, spaces
-from compound.optimizers.weights.drawn import Drawn
+from compound.optimizers.weights.bases import base_format, base_model, check_sampling_engine, spaces
 from compound.optimizers.weights.learner.adapters import Adapters, partition
 from compound.optimizers.weights.learner.saved import Best, Saved, Step, Stored, TrainingState
 from compound.optimizers.weights.learner.trainer import OPTIMIZERS, VALUE, Trainer
-from compound.optimizers.weights.recipes.recipe import Recipe, Sharing, TrainingSettings, Work
+from compound.optimizers.weights.recipes.recipe import Recipe, RecipeContext, Sharing, TrainingSettings
 from compound.optimizers.weights.recipes.rollouts import Sampler, rolling
 from compound.optimizers.weights.recipes.selection import held_out_size, is_better, split
+from compound.optimizers.weights.step_batch import StepBatch
 from compound.optimizers.weights.telling import examples_of, format_step, peak, why_nothing
 from compound.storage.artifacts import Reference, discard, folder_digest, is_reference, put, verified
 
@@ -126,7 +126,7 @@ class TrainingSession:
     @property
     def folder(self) -> Path:
         """Where adapters and checkpoints are."""
-        return self.task.bench.memory.folder
+        return self.task.context.memory.folder
 
     @property
     def cost(self) -> float:
@@ -136,10 +136,10 @@ class TrainingSession:
     def open(self, state: TrainingState) -> None:
         """Load the base, and continue from where the job was, or from what earlier jobs of the run left."""
         system = self.task.system
-        engine_of = self.task.bench.executor.engine
+        engine_of = self.task.context.executor.engine
         model = base_model(system, self.trained, engine_of)
         if not self.recipe.likelihood:
-            refuse_reshaped(system, self.trained, engine_of)
+            check_sampling_engine(system, self.trained, engine_of)
         dtype = base_format(system, self.trained, engine_of)
         adapters = Adapters(model, spaces(system, self._groups), seed=self.task.seed, dtype=dtype)
         self.trainer = Trainer(
@@ -169,7 +169,7 @@ class TrainingSession:
         """Have engines that can say so take adapters of these shapes, before a step is spent on them."""
         if state.saved is not None:
             return
-        system, engine_of = self.task.system, self.task.bench.executor.engine
+        system, engine_of = self.task.system, self.task.context.executor.engine
         for name, some in self._groups.items():
             engine = engine_of(entry(values_of(system.components[some[0]], system), "lm", str))
             if hasattr(engine, "admit"):
@@ -180,7 +180,7 @@ class TrainingSession:
 
     @property
     def _memory(self) -> dict[str, Any]:
-        return self.task.bench.memory.state
+        return self.task.context.memory.state
 
     @property
     def _recipe(self) -> str:
@@ -263,10 +263,10 @@ class TrainingSession:
 
     async def evaluate(self, state: TrainingState) -> TrainingState:
         """Score the weights of a state on the held-out train examples; return the next state."""
-        meter, step = self.task.bench.executor.meter, state.step
-        work = self._work(state, step, dict(state.kept))
+        meter, step = self.task.context.executor.meter, state.step
+        context = self._work(state, step, dict(state.kept))
         with meter.capped(self.task.scorer.left):
-            scores = await self.recipe.evaluate(work, self.values(state.saved), self.split.held_out)
+            scores = await self.recipe.evaluate(context, self.values(state.saved), self.split.held_out)
         score, best = fmean(scores) if scores else None, state.best
         if score is not None and is_better(score, step, best):
             best = Best(step=step, score=score, saved=state.saved)
@@ -317,10 +317,10 @@ class TrainingSession:
         found = {"step": number + 1, "saved": saved, "ahead": ahead, "kept": kept, "max_runs": max_runs}
         return state.model_copy(update={**found, "curve": [*state.curve, brief]})
 
-    async def _drawn(self, state: TrainingState, kept: dict[str, object]) -> Drawn:
+    async def _drawn(self, state: TrainingState, kept: dict[str, object]) -> StepBatch:
         """Return the samples of a state's step: those that were drawn ahead, or new ones."""
         if state.ahead:
-            return Drawn.read(verified(state.ahead, self.folder))
+            return StepBatch.read(verified(state.ahead, self.folder))
         return await self._draw(state, state.step, kept)
 
     async def _ahead(self, state: TrainingState, number: int, kept: dict[str, object]) -> Stored | None:
@@ -331,41 +331,41 @@ class TrainingSession:
             return None
         return put(drawn.write, self.folder, "ahead")
 
-    async def _draw(self, state: TrainingState, number: int, kept: dict[str, object]) -> Drawn:
+    async def _draw(self, state: TrainingState, number: int, kept: dict[str, object]) -> StepBatch:
         """Sample with the weights of a state, and give credit, within the job's share of the budget."""
-        meter, begun = self.task.bench.executor.meter, time.perf_counter()
-        work, before, runs = self._work(state, number, kept), self._prefilled(), meter.system_runs
+        meter, begun = self.task.context.executor.meter, time.perf_counter()
+        context, before, runs = self._work(state, number, kept), self._prefilled(), meter.system_runs
         with meter.capped(self.task.scorer.left):
-            credited = await self.recipe.collect(work, self.examples(number))
-        work.sampler.refuse_broken()
+            credited = await self.recipe.collect(context, self.examples(number))
+        context.sampler.check_failures()
         read, seconds = self._prefilled() - before, time.perf_counter() - begun
         facts = {
-            "prompt_tokens": read.tokens, "prompt_tokens_cached": read.cached, **work.sampler.facts,
+            "prompt_tokens": read.tokens, "prompt_tokens_cached": read.cached, **context.sampler.facts,
             "runs": meter.system_runs - runs, "sample_seconds": seconds,
         }  # fmt: skip
-        return Drawn(credited, facts)
+        return StepBatch(credited, facts)
 
-    async def _train(self, drawn: Drawn, number: int) -> tuple[Saved, dict[str, Any]]:
+    async def _train(self, drawn: StepBatch, number: int) -> tuple[Saved, dict[str, Any]]:
         """Update, store, and record; return what is to be restored from, and what the trainer saw."""
         facts = await compute(self.trainer.step, drawn.credited.samples, number)
         saved = await compute(self.trainer.save, self.folder)
-        self.task.bench.memory.append(self._record(number, drawn, facts))
+        self.task.context.memory.append(self._record(number, drawn, facts))
         return saved, facts
 
     def _prefilled(self) -> Prefilled:
         """Return what the engine says it read so far."""
         system = self.task.system
         lm = entry(values_of(system.components[self.trained[0]], system), "lm", str)
-        return getattr(self.task.bench.executor.engine(lm), "prefill", Prefilled())
+        return getattr(self.task.context.executor.engine(lm), "prefill", Prefilled())
 
-    def _work(self, state: TrainingState, number: int, kept: dict[str, object]) -> Work:
+    def _work(self, state: TrainingState, number: int, kept: dict[str, object]) -> RecipeContext:
         """Return what the recipe works with."""
         task = self.task
-        rules = rolling(task.bench.rules, task.system, self.trained, self.recipe.sampling)
+        rules = rolling(task.context.rules, task.system, self.trained, self.recipe.sampling)
         system = task.system.bind({**task.system.configuration, **self.values(state.saved)})
-        sampler = Sampler(task.bench.executor, system, task.bench.metric, rules, self._index(number))
-        seed = stream(task.seed, "step", number)
-        return Work(sampler, self.trained, seed, self.trainer, task, kept, task.bench.folder)
+        sampler = Sampler(task.context.executor, system, task.context.metric, rules, self._index(number))
+        seed = derive_seed(task.seed, "step", number)
+        return RecipeContext(sampler, self.trained, seed, self.trainer, task, kept, task.context.folder)
 
     def _index(self, number: int) -> int:
         """Return a number for the step that no step of another job has."""
@@ -380,7 +380,7 @@ class TrainingSession:
             found.append(train[generator(self.task.seed, "epoch", epoch).permutation(len(train))[at]])
         return list({example.id: example for example in found}.values())  # an epoch's end may meet its next
 
-    def _record(self, number: int, drawn: Drawn, trained: Mapping[str, Any]) -> dict[str, Any]:
+    def _record(self, number: int, drawn: StepBatch, trained: Mapping[str, Any]) -> dict[str, Any]:
         credited = drawn.credited
         scores = {"reward": credited.reward, "rollouts": len(credited.scores)}
         job = {"seed": self.task.seed, "recipe": type(self.recipe).__name__, "keys": list(self.task.keys)}

@@ -235,7 +235,9 @@ class TestMethod:
         prompts = PromptSearch()
         opening.run(offline_rewards(REWARDS, prompts, Cloning()))
         later = job(system("odd"), METRIC, train, share=500, minibatch=4, keys=("weigher.by",))
-        later.task = replace(later.task, bench=replace(later.task.bench, memory=opening.task.bench.memory))
+        later.task = replace(
+            later.task, context=replace(later.task.context, memory=opening.task.context.memory)
+        )
         _, proposal = later.run(local_search(REWARDS, prompts, guide=Cloning()))
         assert proposal.values == {"weigher.by": 3}
         assert proposal.facts["local_gain"] == pytest.approx(1)
@@ -269,7 +271,7 @@ class TestPrompts:
         assignment = job(small, custom(colourful), train, lambda: ScriptedLM(answer), share=500, minibatch=4)
         target = {"output": "red green blue"}
         buffer = PairBuffer(small.identity)
-        memory = assignment.task.bench.memory
+        memory = assignment.task.context.memory
         CloningMemory(start=small.configuration.to_json()).store(memory)
         for example in train[:8]:
             found = (Candidate(target, (1.0, 1.0)), Candidate({"output": "small"}, (0.0, 0.0)))

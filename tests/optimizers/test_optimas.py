@@ -33,14 +33,14 @@ from compound.graph.space import Choice, Demos, Text
 from compound.graph.system import System
 from compound.graph.types import Port
 from compound.narrowing import entry
-from compound.optimization.method import Bench, Job, JobRecord, Proposal, Tried
+from compound.optimization.method import Job, JobContext, JobRecord, Proposal, ScoredCandidate
 from compound.optimizers.optimas.guides import Guidance, LearnedRewards
 from compound.optimizers.optimas.local import LocalSearch
 from compound.optimizers.optimas.local_scoring import Gain, boltzmann, run_alone
 from compound.optimizers.optimas.methods import OptimasSettings
 from compound.optimizers.optimas.offline import Collecting, collect_pairs, settings_of
 from compound.optimizers.optimas.rewarding import RewardMemory, RunRewards
-from compound.optimizers.scheduling.scheduler import UCB, Gaps, Thompson, Uniform
+from compound.optimizers.scheduling.scheduler import UCB, RewardGapScheduler, Thompson, Uniform
 from compound.optimizers.search.prompts import PromptSearch, Source, Sources, bootstrapped, set_apart
 from compound.rewards.alignment import Accuracy
 from compound.rewards.features import FeatureMap, NoBackbone
@@ -72,10 +72,10 @@ class TestAgain:
         (example,) = world.examples(1)
         trace = asyncio.run(executor.run(system, example.inputs, example=example.id))
         fork = asyncio.run(executor.fork(system, trace, "c", resample=7, settings={"option": 2}))
-        alone = asyncio.run(Executor().again(system, trace, "c", sample=7, settings={"option": 2}))
+        alone = asyncio.run(Executor().resample_call(system, trace, "c", sample=7, settings={"option": 2}))
         assert alone.outputs == fork.call("c").outputs
         assert alone.inputs == trace.call("c").inputs
-        same = asyncio.run(Executor().again(system, trace, "c", sample=trace.sample))
+        same = asyncio.run(Executor().resample_call(system, trace, "c", sample=trace.sample))
         assert same.outputs == trace.call("c").outputs
 
     def test_it_costs_its_share_of_a_run_once(self) -> None:
@@ -84,7 +84,7 @@ class TestAgain:
         trace = executor.settle(asyncio.run(executor.run(system, example.inputs, example=example.id)))
         before = executor.meter.system_runs
         for _ in range(2):  # the second time it comes from the cache
-            call = asyncio.run(executor.again(system, trace, "c", sample=7))
+            call = asyncio.run(executor.resample_call(system, trace, "c", sample=7))
             executor.settle_call(call, trace)
             assert executor.meter.system_runs == pytest.approx(before + 1 / 5)
 
@@ -93,7 +93,7 @@ class TestAgain:
         (example,) = world.examples(1)
         trace = asyncio.run(executor.run(system, example.inputs, example=example.id))
         with pytest.raises(DeclarationError, match="another configuration"):
-            asyncio.run(executor.again(system.bind({"c.option": 2}), trace, "c"))
+            asyncio.run(executor.resample_call(system.bind({"c.option": 2}), trace, "c"))
 
     def test_a_wired_setting_keeps_what_the_wire_brought(self) -> None:
         def scale(x: float, by: float) -> float:
@@ -105,8 +105,8 @@ class TestAgain:
         )
         executor = Executor()
         trace = asyncio.run(executor.run(system, {"x": 2.0, "by": 5.0}))
-        assert asyncio.run(executor.again(system, trace, "scale")).outputs == {"output": 10.0}
-        changed = asyncio.run(executor.again(system, trace, "scale", settings={"by": 3.0}))
+        assert asyncio.run(executor.resample_call(system, trace, "scale")).outputs == {"output": 10.0}
+        changed = asyncio.run(executor.resample_call(system, trace, "scale", settings={"by": 3.0}))
         assert changed.outputs == {"output": 6.0}
 
 
@@ -161,7 +161,7 @@ def test_d3_outputs_stay_with_their_inputs_whatever_the_latency(job: Any) -> Non
     made = job(system, custom(lambda outputs, example: 0.0), rows)
     traces = asyncio.run(made.scorer.traces({}, rows))
     jobs = [((t, t.calls[0], t.sample), {"option": o}) for o in range(6) for t in traces]
-    calls = asyncio.run(run_alone(made.task.bench, system, jobs))
+    calls = asyncio.run(run_alone(made.task.context, system, jobs))
     assert [c.outputs["y"] for c in calls] == [f"{o} {i}" for o in range(6) for i in range(8)]
     assert made.spent == pytest.approx(8 + 5 * 8)  # the incumbent's option is in the cache
 
@@ -174,13 +174,15 @@ def test_calls_made_alone_stay_within_the_budget_of_system_runs(tmp_path: Path) 
     meter = Meter(Budget(system_runs=4))
     executor = Executor({"lm": lm}, cache=MemoryCache(), meter=meter)
     trace = executor.settle(asyncio.run(executor.run(system, {"x": "a"}, example="e")))
-    bench = Bench(executor, custom(lambda outputs, example: 0.0), Rules(concurrency=8), PlainMemory(tmp_path))
+    context = JobContext(
+        executor, custom(lambda outputs, example: 0.0), Rules(concurrency=8), PlainMemory(tmp_path)
+    )
     settings = [{"temperature": 1.0}] * 20
     jobs = [((trace, trace.calls[0], number), own) for number, own in enumerate(settings, 1)]
-    assert len(asyncio.run(run_alone(bench, system, jobs[:4]))) == 4
+    assert len(asyncio.run(run_alone(context, system, jobs[:4]))) == 4
     assert meter.system_runs == 1 + 4 / 2
     with pytest.raises(BudgetExhausted, match="of 4 system runs"):
-        asyncio.run(run_alone(bench, system, jobs))
+        asyncio.run(run_alone(context, system, jobs))
     assert meter.system_runs <= 4
     assert len(lm.requests) <= 2 * 4
 
@@ -261,8 +263,8 @@ class TestLocalSearch:
         made.run(local_search(REWARDS, PROMPTS))
         assert RunRewards.open(made.task, learning(REWARDS)).draws("same") == known  # more would say the same
         other = job(system.bind({"same.by": 2}), custom(lambda o, e: 1.0), made.task.train)
-        bench = replace(other.task.bench, memory=made.task.bench.memory)
-        other.task = replace(other.task, bench=bench)
+        context = replace(other.task.context, memory=made.task.context.memory)
+        other.task = replace(other.task, context=context)
         other.run(local_search(REWARDS, PROMPTS))
         assert len(RunRewards.open(other.task, learning(REWARDS)).draws("same")) > len(
             known
@@ -284,7 +286,7 @@ class TestLocalSearch:
     def test_another_systems_buffer_is_refused_and_nothing_is_spent(self, job: Any) -> None:
         world = Simulated("chain", noise=0.0)
         made = job(world.system(), world, world.examples(20), keys=("a.option",))
-        made.task.bench.memory.append({"system": "another", "iteration": 1, "draw": draw_json()})
+        made.task.context.memory.append({"system": "another", "iteration": 1, "draw": draw_json()})
         with pytest.raises(DataError, match="belongs to another system"):
             made.run(local_search(REWARDS, PROMPTS))
         assert made.spent == 0
@@ -397,7 +399,7 @@ class TestRaces:
         plain.run(local_search(self.SETTINGS, PROMPTS, guide=LearnedRewards(adapts=False)))
         assert not proposal.facts["steered"]
         assert made.spent == plain.spent
-        assert not list(plain.task.bench.memory.records())
+        assert not list(plain.task.context.memory.records())
         buffer = RunRewards.open(made.task, learning(self.SETTINGS)).buffer
         pairs = [pair for pair, _ in buffer.pairs("b")]
         assert len({pair.example for pair in pairs}) >= 4
@@ -514,7 +516,7 @@ class TestTogether:
 
     def test_what_one_of_them_tried_alone_says_nothing_about_all(self, job: Any) -> None:
         """A writer of prompts looked for the others' texts in what an earlier job had tried, and found none."""
-        keys, tried = ("first.prompt",), (Tried({"first.prompt": "Say it."}, 0.3, 4),)
+        keys, tried = ("first.prompt",), (ScoredCandidate({"first.prompt": "Say it."}, 0.3, 4),)
         made = self.made(job, keys=keys, tried=tried)
         settings = replace_settings(min_accuracy=1.0, check_below=1.01, inputs=1)
         _, proposal = made.run(local_search(settings, PromptSearch(("edits", "opro"), lm="lm")))
@@ -565,7 +567,7 @@ class TestPools:
         before = {**made.task.system.configuration.to_json(), "echo.prompt": "Shout."}
         asyncio.run(made.scorer.traces(before, set_apart(made.task)[:6]))
         first = [example.id for example in set_apart(made.task)[:6]]
-        memory, earlier = made.task.bench.memory, Source(configuration=before, examples=first)
+        memory, earlier = made.task.context.memory, Source(configuration=before, examples=first)
         Sources(sources=[earlier]).store(memory)
         assert sorted(self.found(made, 4)) == ["loud"] * 6 + ["soft"] * 4
         assert made.spent == 10
@@ -799,14 +801,14 @@ class TestSchedulers:
 
     def test_gaps_are_drawn_in_proportion(self) -> None:
         history = [self.step("x", gaps={"a": 0.4, "b": 0.1, "c": 0.0, "d": 0.0})]
-        scheduler = Gaps(floor=0.0)
+        scheduler = RewardGapScheduler(floor=0.0)
         counts = Counter(scheduler.choose(self.JOBS, history, seed).keys[0][0] for seed in range(1000))
         assert set(counts) == {"a", "b"}
         assert stats.binomtest(counts["a"], 1000, 0.8).pvalue > 1e-3
 
     def test_d1_every_component_is_visited(self) -> None:
         """D1: a reseeded generator and frozen probabilities chose one component for ever."""
-        for scheduler in (Gaps(), UCB(), Thompson(), Uniform()):
+        for scheduler in (RewardGapScheduler(), UCB(), Thompson(), Uniform()):
             for seed in range(7):
                 history: list[JobRecord] = []
                 for _ in range(24):
@@ -818,7 +820,7 @@ class TestSchedulers:
     def test_gaps_are_live(self) -> None:
         """What counts is the last measurement, not the first."""
         history = [self.step("x", gaps={"a": 1.0, "b": 0.0}), self.step("x", gaps={"a": 0.0, "b": 1.0})]
-        scheduler = Gaps(floor=0.0)
+        scheduler = RewardGapScheduler(floor=0.0)
         assert {scheduler.choose(self.JOBS[:2], history, seed).keys[0] for seed in range(20)} == {"b.option"}
 
     def test_gaps_are_drawn_without_replacement(self) -> None:
@@ -828,7 +830,9 @@ class TestSchedulers:
             gaps = {"a": 1.0, "b": 0.5, "c": 0.5, "d": 0.5}
             history = [self.step("x", gaps=gaps)]
             for _ in range(8):
-                history.append(self.step(Gaps().choose(self.JOBS, history, seed).keys[0][0], gaps=gaps))
+                history.append(
+                    self.step(RewardGapScheduler().choose(self.JOBS, history, seed).keys[0][0], gaps=gaps)
+                )
             names = [step.keys[0][0] for step in history[1:]]
             assert sorted(names[:4]) == sorted(names[4:]) == list("abcd")
             assert names[3] != names[4]
@@ -842,17 +846,21 @@ class TestSchedulers:
         for seed in range(50):
             history = [self.step("x", gaps=gaps)]
             for _ in range(10):
-                history.append(self.step(Gaps().choose(self.JOBS, history, seed).keys[0][0], gaps=gaps))
+                history.append(
+                    self.step(RewardGapScheduler().choose(self.JOBS, history, seed).keys[0][0], gaps=gaps)
+                )
             names = [step.keys[0][0] for step in history[1:]]
             assert names.count("a") >= 4
             assert all(one != next_ for one, next_ in pairwise(names))
             others.update(name for name in names if name != "a")
         assert set(others) == set("bcd")
-        assert Gaps().choose(self.JOBS[:1], [self.step("a", gaps=gaps)], 0).keys == ("a.option",)
+        assert RewardGapScheduler().choose(self.JOBS[:1], [self.step("a", gaps=gaps)], 0).keys == (
+            "a.option",
+        )
 
     def test_every_choice_says_what_it_was_made_from(self) -> None:
         history = [self.step(name, gain=0.1, gaps={"a": 0.2}) for name in "abcd"]
-        for scheduler in (Gaps(), UCB(), Thompson(), Uniform()):
+        for scheduler in (RewardGapScheduler(), UCB(), Thompson(), Uniform()):
             reason = scheduler.choose(self.JOBS, history, 0).reason
             assert reason
             assert all(isinstance(value, float) for value in reason.values())

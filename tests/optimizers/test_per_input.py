@@ -553,7 +553,7 @@ class TestLocalSearch:
         made = self.job(job)
         _, proposal = made.run(self.search())
         reference = proposal.values["tool.choice"]
-        assert folder_digest(made.task.bench.memory.folder / reference["path"]) == reference["sha256"]
+        assert folder_digest(made.task.context.memory.folder / reference["path"]) == reference["sha256"]
         assert proposal.after > proposal.before
 
     def test_interrupted_anywhere_it_proposes_the_same(self, job: Any) -> None:

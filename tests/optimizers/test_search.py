@@ -32,7 +32,16 @@ from compound.graph.component import Input
 from compound.graph.configuration import canonical
 from compound.graph.space import Choice, Demos, Float, Int, Text
 from compound.graph.system import System
-from compound.optimization.method import Bench, Job, JobRecord, Optimizer, Progress, Proposal, Task, Tried
+from compound.optimization.method import (
+    Job,
+    JobContext,
+    JobRecord,
+    Optimizer,
+    Progress,
+    Proposal,
+    ScoredCandidate,
+    Task,
+)
 from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.scheduling.scheduler import Uniform
 from compound.optimizers.search import edits
@@ -146,7 +155,7 @@ def task(target: System, scorer: Any, *, train: int = 120, **changes: Any) -> Ta
         "pool_seed": 2,
         "minibatch": 8,
         "candidates": 8,
-        "bench": Bench(
+        "context": JobContext(
             Executor(), custom(lambda outputs, example: 0.0), Rules(), PlainMemory(Path("unused"))
         ),
         **changes,
@@ -777,8 +786,8 @@ class TestPromptSearch:
         """The memory across iterations: earlier jobs' candidates, and the incumbent's true score."""
         keys = ("answerer.prompt", "answerer.demos")
         tried = [
-            Tried({"answerer.prompt": "Old one.", "answerer.demos": []}, 0.75, 8),
-            Tried({"answerer.prompt": "Answer the question.", "answerer.demos": []}, 0.25, 8),
+            ScoredCandidate({"answerer.prompt": "Old one.", "answerer.demos": []}, 0.75, 8),
+            ScoredCandidate({"answerer.prompt": "Answer the question.", "answerer.demos": []}, 0.25, 8),
         ]
         scorer = Simulated(lambda _: 0.5, written=["<prompt>Fresh.</prompt>"])
         proposed(PromptSearch(("opro",)), task(system(), scorer, keys=keys, tried=tried))
@@ -808,7 +817,7 @@ class TestPromptSearch:
         first = Simulated(lambda _: 0.5)
         progress, _ = proposed(PromptSearch(("edits",)), task(plain, first))
         made = progress[0].state["candidates"]
-        tried = [Tried(c, 0.5, 8) for c in made]
+        tried = [ScoredCandidate(c, 0.5, 8) for c in made]
         again, _ = proposed(PromptSearch(("edits",)), task(plain, Simulated(lambda _: 0.5), tried=tried))
         assert not {canonical(c) for c in again[0].state["candidates"]} & {canonical(c) for c in made}
 

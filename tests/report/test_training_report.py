@@ -21,7 +21,7 @@ from rich.console import Console
 from compound.api.progress import Screen, describe
 from compound.benchmarks.measure import training_course
 from compound.errors import RunDirectoryError
-from compound.execution.rng import stream
+from compound.execution.rng import derive_seed
 from compound.report import closing, comparison, write
 from compound.report.comparison import SweepRun, compare
 from compound.report.figures.graph import PALETTE
@@ -52,7 +52,7 @@ def component(**facts: Any) -> dict[str, Any]:
 
 def record(step: int = 0, job: int = 0, **facts: Any) -> dict[str, Any]:
     """Return the record of a step of the job of a number, as the loop counts."""
-    about = {"kind": "training", "step": step, "seed": stream(SEED, "job", job), "recipe": "MMGRPO"}
+    about = {"kind": "training", "step": step, "seed": derive_seed(SEED, "job", job), "recipe": "MMGRPO"}
     usual = {
         "keys": ["second.weights", "first.weights"], "reward": 0.5, "groups": 4, "skipped": 1, "left_out": 0,
         "sample_seconds": 2.0, "train_seconds": 1.0, "norms": {"first": 1.0},

@@ -482,7 +482,7 @@ ALLOWED = {
     "rewards/policy.py": "files in the new folder that `put` fills",
     "optimizers/weights/learner/adapters.py": "files in the new folder that `put` fills, or that `verified` has read",
     "optimizers/weights/learner/trainer.py": "files in the new folder that `put` fills, or that `verified` has read",
-    "optimizers/weights/drawn.py": "files in the new folder that `put` fills, or that `verified` has read",
+    "optimizers/weights/step_batch.py": "files in the new folder that `put` fills, or that `verified` has read",
     "optimizers/weights/training.py": "lists names of folders to delete, which `discard` checks",
 }
 

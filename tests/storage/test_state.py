@@ -19,7 +19,7 @@ from compound.evaluation.evaluate import Evaluation, Row
 from compound.execution.budget import MeterState
 from compound.execution.trace import Failure
 from compound.optimization.budget_plan import BudgetPlan
-from compound.optimization.method import JobRecord, Tried
+from compound.optimization.method import JobRecord, ScoredCandidate
 from compound.optimization.proposals import LedgerState, Tally
 from compound.runs.checkpoint import read_checkpoint
 from compound.runs.directory import APPENDED
@@ -66,10 +66,10 @@ WHOLE = RunState(
         job=JobState(
             optimizer="numbers", keys=("a.k",), reason={"gap": 0.5}, share=math.inf, spent_before=3.5,
             proposal_limits={"cost": 0.1}, ledger_before=LedgerState(), progress={"format": 1, "step": 2},
-            scored=[Tried({"a.k": 2}, 0.5, 8)],
+            scored=[ScoredCandidate({"a.k": 2}, 0.5, 8)],
         ),
         history=[JobRecord(job=0, optimizer="prompts", keys=("a.prompt",), values={"a.prompt": "Go."}, runs=3.5)],
-        tried=[Tried({"a.prompt": "Go."}, 0.25, 8)],
+        tried=[ScoredCandidate({"a.prompt": "Go."}, 0.25, 8)],
     ),
     test_before=FinalEvaluation(evaluation=EVALUATION),
     test_after=FinalEvaluation(skipped="no budget"),

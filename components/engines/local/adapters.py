@@ -58,10 +58,10 @@ class AdapterCache:
             for name, (a, b) in additions.items():
                 stack.callback(self._layers[name].register_forward_hook(_adding(a.T, b.T)).remove)
             if adapter and new:
-                self._refuse_another_base(adapter)
+                self._check_base(adapter)
             yield adapter.sha256 if adapter else ""
 
-    def _refuse_another_base(self, adapter: Adapter) -> None:
+    def _check_base(self, adapter: Adapter) -> None:
         """Raise where an adapter fits the layers, but says something else than when it was trained."""
         probe = read_probe(Path(adapter.path))
         if probe is None:

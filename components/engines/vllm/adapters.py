@@ -6,7 +6,7 @@ one name: neither a request during a swap nor the server's prefix cache, which g
 Loading waits for the requests in flight, and requests that come later wait for it: a server's numbers compare
 exactly only when nothing else is computed with them, and vLLM 0.32 crashes on a prompt's log-probabilities
 among requests with adapters (the CPU's kernel takes the wrong rows). One task loads every version that is
-wanted at the time while the gate is closed once; then all calls that waited sample concurrently.
+wanted at the time while the lock is closed once; then all calls that waited sample concurrently.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from compound.components.engines.probe import (
 )
 from compound.components.engines.remote import MAY_PASS, first_line
 from compound.components.engines.vllm.api import API
-from compound.concurrency.rwlock import Gate
+from compound.concurrency.rwlock import RWLock
 from compound.engine import Adapter
 from compound.errors import AdapterNotServed, CallError, CompoundError, TransientError
 from compound.storage.artifacts import SHOWN, verified
@@ -72,7 +72,7 @@ class ServedAdapters:
 
     def __init__(self, api: API, most: int, timeout: float, checks: int = CHECKS) -> None:
         self._api, self._most, self._timeout, self._checks = api, most, timeout, checks
-        self._gate = Gate()
+        self._lock = RWLock()
         self._calls: Counter[str] = Counter()  # that use a version or wait for it, by digest
         self._loading: dict[str, Loading] = {}
         self._loader: asyncio.Task[None] | None = None
@@ -91,7 +91,7 @@ class ServedAdapters:
             TransientError: the server does not answer.
         """
         if adapter is None:
-            async with self._gate.open():
+            async with self._lock.read():
                 yield self._api.model
             return
         digest = adapter.sha256
@@ -101,7 +101,7 @@ class ServedAdapters:
                 await self._loaded(adapter)
             if digest in self.served:  # unless it was lost in between
                 self.served[digest] = self.served.pop(digest)
-            async with self._gate.open():
+            async with self._lock.read():
                 yield _name(adapter)
         finally:
             self._calls[digest] -= 1
@@ -130,9 +130,9 @@ class ServedAdapters:
         await asyncio.shield(wanted.done)
 
     async def _load_wanted(self) -> None:
-        """Close the gate, and load every version that calls wait for until none is left."""
+        """Close the lock, and load every version that calls wait for until none is left."""
         try:
-            async with self._gate.alone():
+            async with self._lock.write():
                 while self._loading:
                     await self._settle(next(iter(self._loading.values())))
         finally:

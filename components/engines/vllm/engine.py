@@ -22,7 +22,7 @@ from compound.components.engines.options import (
     options,
 )
 from compound.components.engines.prefilled import Prefilled
-from compound.components.engines.probe import refuse_other_model
+from compound.components.engines.probe import check_probe_model
 from compound.components.engines.remote import largest_answer, longest_prompt
 from compound.components.engines.vllm import chat as vllm_chat
 from compound.components.engines.vllm import link as vllm_link
@@ -128,7 +128,7 @@ class VLLMEngine:
         self._link: Link | None = None
         self._opening: asyncio.Task[Link] | None = None
         self._starts = 0
-        _refuse_ours(self.args, model)
+        _check_arguments(self.args, model)
 
     @property
     def name(self) -> str:  # noqa: D102
@@ -244,7 +244,7 @@ class VLLMEngine:
             )
         said = link.api.read(answer)
         if request.adapter is not None:
-            refuse_other_model(said.get("model"), name)
+            check_probe_model(said.get("model"), name)
         completion, cached = vllm_chat.completion(request, said, worst, self.model)
         used, _ = bounded(completion.usage, worst)
         self.prefill += Prefilled(used.prompt_tokens, cached)
@@ -318,7 +318,7 @@ class VLLMEngine:
             await link.close()
 
 
-def _refuse_ours(args: Sequence[str], model: str) -> None:
+def _check_arguments(args: Sequence[str], model: str) -> None:
     """Refuse arguments of ``vllm serve`` that the engine sets, also where their names are cut short."""
     for argument in args:
         name = argument.partition("=")[0].removeprefix("--").replace("_", "-")

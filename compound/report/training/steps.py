@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import TypeGuard
 
 from compound.errors import CompoundError
-from compound.execution.rng import stream
+from compound.execution.rng import derive_seed
 from compound.graph.configuration import components_of
 from compound.report.facts.documents import (
     AnswerFacts,
@@ -107,7 +107,7 @@ def _jobs(record: Record) -> list[tuple[int, list[Step]]]:
         jobs.setdefault(found.get("seed"), []).append(found)
     seed = record.config["optimize"]["seed"]
     numbers: dict[object, int] = {
-        stream(seed, "job", n): n + 1 for n in range(len(record.all("job")) + 1)
+        derive_seed(seed, "job", n): n + 1 for n in range(len(record.all("job")) + 1)
     }  # one may be under way
     places = enumerate(jobs.items(), 1)
     return [(numbers.get(job, place), steps) for place, (job, steps) in places]

@@ -139,7 +139,7 @@ class _Reading:
         if self._values > MAX_VALUES:
             self._stop(event, f"the file has more than {MAX_VALUES} values")
         self._document.mark(address, _start(event))
-        self._refuse_extras(event, address)
+        self._check_extras(event, address)
         if isinstance(event, yaml.ScalarEvent):
             return self._scalar(event, address)
         if isinstance(event, yaml.SequenceStartEvent):
@@ -154,7 +154,7 @@ class _Reading:
         while not isinstance(event := self._next(), end):
             yield event
 
-    def _refuse_extras(self, event: yaml.Event, address: Address) -> None:
+    def _check_extras(self, event: yaml.Event, address: Address) -> None:
         anchor, tag = getattr(event, "anchor", None), getattr(event, "tag", None)
         if isinstance(event, yaml.AliasEvent):
             self._document.report(address, f"the alias *{anchor} is refused", "repeat the value")
@@ -184,7 +184,7 @@ class _Reading:
             if self._is_half(event.value, inside):
                 self._skip()
                 continue
-            self._refuse_extras(event, inside)
+            self._check_extras(event, inside)
             found[event.value] = self._value(self._next(), inside)
         return found
 

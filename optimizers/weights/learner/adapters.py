@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from compound.components.engines import model_folder, models
 from compound.components.engines.local import loading
 from compound.errors import CompoundError, ConfigurationError, DeclarationError, MissingExtra
-from compound.execution.rng import only_torch
+from compound.execution.rng import fork_torch_rng
 from compound.graph.component import check_name
 from compound.graph.space import Weights
 from compound.optimizers.weights.learner.targets import resolve
@@ -69,7 +69,7 @@ class Adapters:
         self._alias = {
             name: f"a{number}" for number, name in enumerate(self.spaces)
         }  # any name is one of ours
-        _refuse_other_logits(model, self.base, self.tokenizer)
+        _check_logits(model, self.base, self.tokenizer)
         self.unshared = why_unshared(self.base, self.tokenizer)
         self.model = _wrapped(self.base, {self._alias[n]: space for n, space in self.spaces.items()}, seed)
         self._before: dict[Name, list[float]] = {}
@@ -231,7 +231,7 @@ def _logprobs(folder: Path) -> list[float] | None:
         return None
 
 
-def _refuse_other_logits(name: str, base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def _check_logits(name: str, base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise where what is trained is not what the model says, since it changes its logits in its own way."""
     import torch
 
@@ -291,7 +291,7 @@ def _wrapped(base: PreTrainedModel, spaces: Mapping[Name, Weights], seed: int) -
     except ImportError:
         raise MissingExtra("training", "peft", "train") from None
     model = None
-    with only_torch(seed, "adapters"), warnings.catch_warnings():
+    with fork_torch_rng(seed, "adapters"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
         for name, space in spaces.items():
             config = peft.LoraConfig(

@@ -67,7 +67,7 @@ def _cut(
     return batches
 
 
-def parts(samples: Sequence[Sample], count: int, *seed: int | str) -> list[list[Sample]]:
+def minibatches(samples: Sequence[Sample], count: int, *seed: int | str) -> list[list[Sample]]:
     """Shuffle groups and deal them into parts of about equal size; a group is never torn apart.
 
     >>> from compound.engine import TokenRecord

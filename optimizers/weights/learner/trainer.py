@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from compound.errors import CompoundError
 from compound.optimizers.weights.learner.adapters import Adapters
-from compound.optimizers.weights.learner.batching import by_adapter, micro_batches, parts, size
+from compound.optimizers.weights.learner.batching import by_adapter, micro_batches, minibatches, size
 from compound.optimizers.weights.learner.forward import Pass, forward
 from compound.optimizers.weights.learner.monitor import Monitor
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
@@ -111,11 +111,11 @@ class Trainer:
         divergence = self.policy is not None and self.policy.beta > 0
         monitor = Monitor(samples, kept, divergence=divergence, masked=masked, device=self.adapters.device)
         if self.policy is not None:
-            self._refuse_stale(kept)
+            self._check_staleness(kept)
         with self._memory():
             known = self._known(self._learned_from(kept))
             for turn in range(self.optimizer.epochs):
-                for part in parts(kept, self.optimizer.minibatches, self.seed, "step", number, turn):
+                for part in minibatches(kept, self.optimizer.minibatches, self.seed, "step", number, turn):
                     self._update(part, number, known, monitor)
         facts = {**monitor.facts(), "train_seconds": time.perf_counter() - begun}
         return {**facts, "unshared": self.adapters.unshared} if self.adapters.unshared else facts
@@ -311,7 +311,7 @@ class Trainer:
         shared = False if self.adapters.unshared else None
         return forward(model, batch, shared=shared, bonus=bonus, temperature=temperature)
 
-    def _refuse_stale(self, samples: Sequence[Sample]) -> None:
+    def _check_staleness(self, samples: Sequence[Sample]) -> None:
         """Raise where a sample's weights are not those of now, or of the few updates before that may pass."""
         for sample in samples:
             known = self.versions[self.adapter_of[sample.component]][-1 - self.rollouts.max_staleness :]

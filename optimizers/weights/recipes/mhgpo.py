@@ -27,11 +27,11 @@ from compound.optimizers.weights.recipes.recipe import (
     GroupSettings,
     Penalties,
     PolicyRecipe,
+    RecipeContext,
     Sharing,
-    Work,
     scores_of,
 )
-from compound.optimizers.weights.recipes.rollouts import Fork, Rollout, beforehand, calls_of
+from compound.optimizers.weights.recipes.rollouts import Fork, Rollout, calls_of, upstream_components
 from compound.rewards.credit.propagation import Credit
 
 Kind = Literal["is", "fof", "rr"]
@@ -74,70 +74,72 @@ class MHGPO(PolicyRecipe):
         later = sum((components - k) / components for k in range(components))
         return examples * self.settings.rollouts.runs * (later if self.kind == "is" else 1.0)
 
-    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
         """Run, fork, propagate, compare."""
         settings, runs = self.settings, self.settings.rollouts.runs
         own = settings if isinstance(settings, MHGPORandomSettings) else MHGPORandomSettings()
         if self.kind == "rr":
-            rollouts = await _drawn(work, examples, runs, own.forks)
+            rollouts = await _drawn(context, examples, runs, own.forks)
         else:
-            rollouts = await (_everywhere if self.kind == "is" else _first)(work, examples, runs)
-        found = earned(work, rollouts, _group, settings.penalties)
+            rollouts = await (_everywhere if self.kind == "is" else _first)(context, examples, runs)
+        found = earned(context, rollouts, _group, settings.penalties)
         samples, facts = list(found.samples), dict(found.facts)
         if self.kind == "is":
             samples = [sample for sample in samples if sample.address == sample.group[-1]]
         elif self.kind == "rr":
             size = own.group or max(2, runs)
-            samples, more = _regrouped(samples, rollouts, size, work.seed)
+            samples, more = _regrouped(samples, rollouts, size, context.seed)
             facts |= more
         trained, groups = advantages(samples, settings.scale)
         return Credited(trained, scores_of(rollouts), {**asdict(groups), **facts})
 
 
-async def _first(work: Work, examples: Sequence[Example], count: int) -> list[Rollout]:
+async def _first(context: RecipeContext, examples: Sequence[Example], count: int) -> list[Rollout]:
     """Fork at the first agent: what comes before it is the same in every run."""
-    shared = beforehand(work.sampler.system, work.trained)
-    runs = await work.sampler.runs(examples, range(count), shared=shared)
-    return [_at_entry(work, rollout) for rollout in runs]
+    shared = upstream_components(context.sampler.system, context.trained)
+    runs = await context.sampler.runs(examples, range(count), shared=shared)
+    return [_at_entry(context, rollout) for rollout in runs]
 
 
-async def _everywhere(work: Work, examples: Sequence[Example], count: int) -> list[Rollout]:
+async def _everywhere(context: RecipeContext, examples: Sequence[Example], count: int) -> list[Rollout]:
     """Fork at every agent: at the first one by whole runs, at later ones from the first of these."""
-    runs = await _first(work, examples, count)
+    runs = await _first(context, examples, count)
     wanted = [
         Fork(rollout, call.address, place * count + number)
         for rollout in runs
         if rollout.number == 0
-        for place, call in enumerate(calls_of(rollout.trace, work.trained))
+        for place, call in enumerate(calls_of(rollout.trace, context.trained))
         if place
         for number in range(count)
     ]
-    return [*runs, *await work.sampler.forks(wanted)]
+    return [*runs, *await context.sampler.forks(wanted)]
 
 
 async def _drawn(
-    work: Work, examples: Sequence[Example], count: int, forks: Mapping[str, float]
+    context: RecipeContext, examples: Sequence[Example], count: int, forks: Mapping[str, float]
 ) -> list[Rollout]:
     """Fork at one agent of each example, drawn by the settings' probabilities."""
-    runs = [replace(run, fork=_agent(work, run, forks)) for run in await work.sampler.runs(examples, [0])]
+    runs = [
+        replace(run, fork=_agent(context, run, forks)) for run in await context.sampler.runs(examples, [0])
+    ]
     wanted = [Fork(run, run.fork, number) for run in runs if run.fork for number in range(1, count)]
-    return [*runs, *await work.sampler.forks(wanted)]
+    return [*runs, *await context.sampler.forks(wanted)]
 
 
-def _at_entry(work: Work, rollout: Rollout) -> Rollout:
+def _at_entry(context: RecipeContext, rollout: Rollout) -> Rollout:
     """Return a whole run as what it is among forks: one at its first agent."""
-    calls = calls_of(rollout.trace, work.trained)
+    calls = calls_of(rollout.trace, context.trained)
     return replace(rollout, fork=calls[0].address if calls else "")
 
 
-def _agent(work: Work, rollout: Rollout, forks: Mapping[str, float]) -> str:
+def _agent(context: RecipeContext, rollout: Rollout, forks: Mapping[str, float]) -> str:
     """Return the address of the agent to fork at, ``""`` where a run called none."""
-    calls = calls_of(rollout.trace, work.trained)
+    calls = calls_of(rollout.trace, context.trained)
     times = Counter(call.component for call in calls)
     weights = [forks.get(call.component, 1.0) / times[call.component] for call in calls]
     if not sum(weights):
         return ""
-    rng = generator(work.seed, "fork", rollout.example.id)
+    rng = generator(context.seed, "fork", rollout.example.id)
     return calls[int(rng.choice(len(calls), p=[w / sum(weights) for w in weights]))].address
 
 

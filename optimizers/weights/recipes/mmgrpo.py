@@ -25,8 +25,8 @@ from compound.optimizers.weights.recipes.recipe import (
     Credited,
     GroupSettings,
     PolicyRecipe,
+    RecipeContext,
     Sharing,
-    Work,
     learnable,
     scores_of,
 )
@@ -77,18 +77,18 @@ class MMGRPO(PolicyRecipe):
 
     settings: GRPOSettings
 
-    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
         """Run every example several times, by the system and by its teachers."""
         rollouts = [
-            *await work.sampler.runs(examples, range(self.settings.own_runs)),
-            *await _taught(work, self.settings, examples),
+            *await context.sampler.runs(examples, range(self.settings.own_runs)),
+            *await _taught(context, self.settings, examples),
         ]
         samples = [
             sample
             for rollout in learnable(rollouts)
             for sample in trajectory_samples(
-                rollout.trace, work.trained,
-                rollout=rollout.number, fallback=work.fallback, on_policy=not rollout.teacher,
+                rollout.trace, context.trained,
+                rollout=rollout.number, fallback=context.fallback, on_policy=not rollout.teacher,
             )
         ]  # fmt: skip
         grouped = module_groups(
@@ -96,7 +96,7 @@ class MMGRPO(PolicyRecipe):
             size=self.settings.group,
             padding=self.settings.padding,
             rollouts=Counter(rollout.example.id for rollout in learnable(rollouts)),
-            seed=work.seed,
+            seed=context.seed,
         )
         trained, facts = advantages(
             merged(grouped.samples), self.settings.scale, references=grouped.references
@@ -109,22 +109,26 @@ class MMGRPO(PolicyRecipe):
         return Credited(trained, scores_of(rollouts), {**asdict(facts), **counts})
 
 
-async def _taught(work: Work, settings: GRPOSettings, examples: Sequence[Example]) -> list[Rollout]:
+async def _taught(
+    context: RecipeContext, settings: GRPOSettings, examples: Sequence[Example]
+) -> list[Rollout]:
     """Return the runs of teachers: the system with another configuration, on the same model."""
     found: list[Rollout] = []
     number = settings.own_runs
     for path, count in settings.teachers.items():
-        teacher = work.sampler.system.bind(load(work.folder / path))
-        _refuse_another_model(work, teacher, path)
-        found += await work.sampler.runs(examples, range(number, number + count), teacher, teacher=path)
+        teacher = context.sampler.system.bind(load(context.folder / path))
+        _check_same_model(context, teacher, path)
+        found += await context.sampler.runs(examples, range(number, number + count), teacher, teacher=path)
         number += count
     return found
 
 
-def _refuse_another_model(work: Work, teacher: System, path: str) -> None:
+def _check_same_model(context: RecipeContext, teacher: System, path: str) -> None:
     """Raise where a teacher's tokens would be of another vocabulary: they are trained on as they are."""
-    for component in work.trained:
-        own, other = (values_of(s.components[component], s).get("lm") for s in (work.sampler.system, teacher))
+    for component in context.trained:
+        own, other = (
+            values_of(s.components[component], s).get("lm") for s in (context.sampler.system, teacher)
+        )
         if own != other:
             raise DeclarationError(
                 f"the teacher {path} answers {component!r} with {other!r}, but {own!r} is trained",

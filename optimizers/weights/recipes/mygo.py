@@ -22,9 +22,9 @@ from compound.optimizers.weights.loss.objective import ImitationObjective, Imita
 from compound.optimizers.weights.recipes.recipe import (
     Credited,
     Recipe,
+    RecipeContext,
     Sharing,
     TrainingSettings,
-    Work,
     scores_of,
 )
 from compound.optimizers.weights.recipes.rollouts import Rollout
@@ -105,21 +105,21 @@ class MyGO(Recipe):
         """Return the most: every attempt at every example."""
         return examples * self.settings.attempts
 
-    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
         """Attempt the examples; keep the attempts that reach the threshold."""
-        settings, state = self.settings, work.recall(MyGOState)
+        settings, state = self.settings, context.recall(MyGOState)
         warming = state.imitated < settings.cold_start
-        system = None if settings.online else self._first(work, state)
-        attempts = await self._first_pass(work, examples, system)
+        system = None if settings.online else self._first(context, state)
+        attempts = await self._first_pass(context, examples, system)
         first = scores_of([rollouts[0] for rollouts in attempts.values()])
         bar = settings.max_reward if warming else self._raised(state, first)
-        await self._more(work, attempts, system, bar)
+        await self._more(context, attempts, system, bar)
         numbers = self._selected(attempts, bar).kept
         chosen = [attempts[example][number] for example in attempts for number in numbers[example]]
         samples = [
             sample.with_advantage(1.0)
             for rollout in chosen
-            for sample in trajectory_samples(rollout.trace, work.trained, rollout=rollout.number)
+            for sample in trajectory_samples(rollout.trace, context.trained, rollout=rollout.number)
             if rollout.trace.call(sample.address).failure is None  # what nobody read is not to be imitated
         ]
         if warming:
@@ -127,17 +127,17 @@ class MyGO(Recipe):
             state.policy = None
         else:
             state.threshold = bar
-        work.keep(state)
+        context.keep(state)
         made = sum(map(len, attempts.values()))
         facts = {"threshold": bar, "attempts": made, "kept": len(chosen), "warming": warming}
         return Credited(samples, first, facts)
 
     @staticmethod
     async def _first_pass(
-        work: Work, examples: Sequence[Example], system: System | None
+        context: RecipeContext, examples: Sequence[Example], system: System | None
     ) -> dict[str, list[Rollout]]:
         """Return the first attempt at each example: what the step's threshold is raised by."""
-        made = await work.sampler.attempts([(example, 0) for example in examples], system)
+        made = await context.sampler.attempts([(example, 0) for example in examples], system)
         return {rollout.example.id: [rollout] for rollout in made}
 
     def _raised(self, state: MyGOState, first: Sequence[float]) -> float:
@@ -154,7 +154,7 @@ class MyGO(Recipe):
         return before + settings.pace * (goal - before)
 
     async def _more(
-        self, work: Work, attempts: dict[str, list[Rollout]], system: System | None, bar: float
+        self, context: RecipeContext, attempts: dict[str, list[Rollout]], system: System | None, bar: float
     ) -> None:
         """Attempt the examples again until enough attempts of each are kept, or the most are made.
 
@@ -167,7 +167,7 @@ class MyGO(Recipe):
                 for example, rollouts in attempts.items()
                 for number in range(lacking.get(example, 0))
             ]
-            for rollout in await work.sampler.attempts(wanted, system):
+            for rollout in await context.sampler.attempts(wanted, system):
                 attempts[rollout.example.id].append(rollout)
 
     def _lacking(self, attempts: Mapping[str, Sequence[Rollout]], bar: float) -> dict[str, int]:
@@ -190,15 +190,15 @@ class MyGO(Recipe):
         return select(rewards, bar, keep=keep, most=most, rule=self._rule)
 
     @staticmethod
-    def _first(work: Work, state: MyGOState) -> System:
+    def _first(context: RecipeContext, state: MyGOState) -> System:
         """Return what attempts are made with offline: the policy after the cold start, or the job's first."""
-        present = work.sampler.system.configuration
+        present = context.sampler.system.configuration
         if state.policy is None:
-            weights = {f"{name}.weights": present[f"{name}.weights"] for name in work.trained}
+            weights = {f"{name}.weights": present[f"{name}.weights"] for name in context.trained}
             state.policy = {
                 key: dict(value) if is_reference(value) else None for key, value in weights.items()
             }
-        return work.sampler.system.bind({**present, **state.policy})
+        return context.sampler.system.bind({**present, **state.policy})
 
     @property
     def _rule(self) -> str:

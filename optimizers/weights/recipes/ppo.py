@@ -25,8 +25,8 @@ from compound.optimizers.weights.recipes.recipe import (
     Penalties,
     PolicyRecipe,
     PolicySettings,
+    RecipeContext,
     Sharing,
-    Work,
     scores_of,
 )
 
@@ -59,16 +59,16 @@ class PPO(PolicyRecipe):
         """The settings of the value head."""
         return self.settings.critic
 
-    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
         """Run every example several times; estimate advantages token by token."""
-        rollouts = await work.sampler.runs(examples, range(self.settings.rollouts.runs))
-        found = earned(work, rollouts, lambda rollout, credit: (), self.settings.penalties)
-        samples, facts = await estimated(work, self.settings.critic, found.samples)
+        rollouts = await context.sampler.runs(examples, range(self.settings.rollouts.runs))
+        found = earned(context, rollouts, lambda rollout, credit: (), self.settings.penalties)
+        samples, facts = await estimated(context, self.settings.critic, found.samples)
         return Credited(samples, scores_of(rollouts), {**found.facts, **facts})
 
 
 async def estimated(
-    work: Work, settings: CriticSettings, samples: Sequence[Sample]
+    context: RecipeContext, settings: CriticSettings, samples: Sequence[Sample]
 ) -> tuple[list[Sample], dict[str, Any]]:
     """Return samples with advantages by generalized advantage estimation, whitened over the step.
 
@@ -78,10 +78,10 @@ async def estimated(
     the log-ratios.
     """
     check_rewards(samples)
-    valued = await compute(work.trainer.values, samples)
+    valued = await compute(context.trainer.values, samples)
     far: list[tuple[float, ...]] = [()] * len(valued)
     if settings.kl_reward:
-        far = await compute(work.trainer.divergences, valued)
+        far = await compute(context.trainer.divergences, valued)
     found = []
     for sample, kl in zip(valued, far, strict=True):
         if len(sample.values) != sample.length:  # it is too long: the trainer leaves it out, and counts it

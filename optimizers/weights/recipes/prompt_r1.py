@@ -19,8 +19,8 @@ from compound.optimizers.weights.recipes.recipe import (
     Credited,
     GroupSettings,
     PolicyRecipe,
+    RecipeContext,
     Sharing,
-    Work,
     learnable,
     scores_of,
 )
@@ -39,9 +39,9 @@ class PromptR1(PolicyRecipe):
 
     settings: PromptR1Settings
 
-    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
         """Run every example several times and compare the conversations."""
-        rollouts = await work.sampler.runs(examples, range(self.settings.rollouts.runs))
+        rollouts = await context.sampler.runs(examples, range(self.settings.rollouts.runs))
         samples = [
             replace(
                 sample,
@@ -50,7 +50,7 @@ class PromptR1(PolicyRecipe):
             )
             for rollout in learnable(rollouts)
             for sample in trajectory_samples(
-                rollout.trace, work.trained, rollout=rollout.number, fallback=work.fallback
+                rollout.trace, context.trained, rollout=rollout.number, fallback=context.fallback
             )
         ]
         trained, facts = advantages(samples, self.settings.scale, references=once_each(samples))

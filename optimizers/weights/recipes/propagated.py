@@ -8,7 +8,7 @@ from typing import Any
 
 from compound.optimizers.weights.credit.grouping import call_samples
 from compound.optimizers.weights.learner.samples import Group, Sample
-from compound.optimizers.weights.recipes.recipe import Penalties, Work, learnable
+from compound.optimizers.weights.recipes.recipe import Penalties, RecipeContext, learnable
 from compound.optimizers.weights.recipes.rollouts import Rollout
 from compound.rewards.credit.propagation import Credit, propagate
 
@@ -23,11 +23,13 @@ class Earned:
     facts: dict[str, Any]
 
 
-def earned(work: Work, rollouts: Sequence[Rollout], group: GroupOf, penalties: Penalties) -> Earned:
+def earned(
+    context: RecipeContext, rollouts: Sequence[Rollout], group: GroupOf, penalties: Penalties
+) -> Earned:
     """Return a sample for each call of trained components, once however many forks share it.
 
     Args:
-        work: the step.
+        context: the step.
         rollouts: of one or more examples; forks of one run are among them.
         group: the group of a call, from the first rollout it is in and its credit.
         penalties: functions by component, which are added to the rewards of its calls.
@@ -36,12 +38,12 @@ def earned(work: Work, rollouts: Sequence[Rollout], group: GroupOf, penalties: P
     for rollout in learnable(rollouts):
         by_example.setdefault(rollout.example.id, []).append(rollout)
     samples: list[Sample] = []
-    rules, paid = work.penalties(penalties), dict[str, list[float]]()
+    rules, paid = context.penalties(penalties), dict[str, list[float]]()
     unreached = 0
     for example, own in by_example.items():
         found = propagate(
-            [rollout.trace for rollout in own], work.trained,
-            penalties=rules, fallback=work.fallback,
+            [rollout.trace for rollout in own], context.trained,
+            penalties=rules, fallback=context.fallback,
         )  # fmt: skip
         unreached += len(found.unreached)
         for credit in found.credits:

@@ -92,7 +92,7 @@ class GroupSettings(PolicySettings):
 
 
 @dataclass(frozen=True)
-class Work:
+class RecipeContext:
     """What a recipe works with in one step.
 
     Attributes:
@@ -200,18 +200,18 @@ class Recipe(ABC):
         return float(examples)
 
     async def evaluate(
-        self, work: Work, values: Mapping[str, Any], examples: Sequence[Example]
+        self, context: RecipeContext, values: Mapping[str, Any], examples: Sequence[Example]
     ) -> list[float]:
         """Return the score of each held-out example with the weights that ``values`` name.
 
         The system runs as it is declared, not as in rollouts: at its own temperature, one run per example,
         with the same sample index at every step. Runs that were lost have no score.
         """
-        traces = await work.task.scorer.traces(values, examples)
+        traces = await context.task.scorer.traces(values, examples)
         return [trace.score for trace in traces if trace.score is not None and not is_lost(trace.failure)]
 
     @abstractmethod
-    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
         """Make rollouts of some examples and turn them into samples with advantages."""
 
 

@@ -16,10 +16,10 @@ from typing import Any
 from pydantic import Field
 
 from compound.errors import TransientError
-from compound.evaluation.evaluate import Rules, refuse_broken, score
+from compound.evaluation.evaluate import Rules, raise_too_many_failures, score
 from compound.example import Example, Metric
 from compound.execution.executor import Executor
-from compound.execution.ordered import in_turn
+from compound.execution.ordered import gather_ordered
 from compound.execution.trace import Call, Failure, Trace
 from compound.graph.component import Component
 from compound.graph.composite import Composite
@@ -125,7 +125,7 @@ class Sampler:
         What components draw that are ``shared`` is the same in all runs of an example.
 
         Raises:
-            TooManyFailures: see `refuse_broken`.
+            TooManyFailures: see `raise_too_many_failures`.
         """
         wanted = [(example, number) for example in examples for number in numbers]
         return await self.attempts(wanted, system, teacher, shared=shared)
@@ -141,7 +141,7 @@ class Sampler:
         """Run examples as the rollouts of theirs that are named, all in flight together; results in order.
 
         Raises:
-            TooManyFailures: see `refuse_broken`.
+            TooManyFailures: see `raise_too_many_failures`.
         """
         first = dict.fromkeys(shared, self.index(0))
 
@@ -158,7 +158,7 @@ class Sampler:
         """Make forks, all in flight together; what follows the forked call is drawn anew, too.
 
         Raises:
-            TooManyFailures: see `refuse_broken`.
+            TooManyFailures: see `raise_too_many_failures`.
         """
 
         async def one(fork: Fork) -> Rollout:
@@ -184,7 +184,7 @@ class Sampler:
             scored = await score(rollout.trace, self.metric, rollout.example, self.rules)
             return replace(rollout, trace=scored)
 
-        rollouts = await in_turn(
+        rollouts = await gather_ordered(
             self.executor,
             [partial(one, make) for make in making],
             lambda _, rollout: self.executor.settle(rollout.trace),
@@ -197,14 +197,14 @@ class Sampler:
         """Count what was made, and what became of it.
 
         Raises:
-            TooManyFailures: see `refuse_broken`; not before several were made.
+            TooManyFailures: see `raise_too_many_failures`; not before several were made.
         """
         self.made += len(failures)
         self.failures.update((failure.kind, failure.message) for failure in failures if failure)
         if self.made >= SEVERAL:
-            self.refuse_broken()
+            self.check_failures()
 
-    def refuse_broken(self) -> None:
+    def check_failures(self) -> None:
         """Raise where the step says too little of the weights; call it when all of its rollouts are made.
 
         Raises:
@@ -212,7 +212,7 @@ class Sampler:
         """
         broken = Counter({message: n for (kind, message), n in self.failures.items() if kind in BROKEN})
         if broken.total() > self.rules.max_failed * self.made:
-            refuse_broken(broken.most_common(), self.made, self.rules)
+            raise_too_many_failures(broken.most_common(), self.made, self.rules)
 
 
 def is_lost(failure: Failure | None) -> bool:
@@ -220,7 +220,7 @@ def is_lost(failure: Failure | None) -> bool:
     return failure is not None and failure.kind == TransientError.kind
 
 
-def beforehand(system: System, trained: Collection[str]) -> set[str]:
+def upstream_components(system: System, trained: Collection[str]) -> set[str]:
     """Return the components that run before the trained ones, or beside them: they read nothing of theirs."""
     held = {name: _components(node.component) for name, node in system.nodes.items()}
     first = [name for name, components in held.items() if not components.isdisjoint(trained)]
@@ -238,7 +238,9 @@ def calls_of(trace: Trace, components: Sequence[str]) -> list[Call]:
     return [call for call in trace.calls if call.component in components and call.tokens]
 
 
-def warm(system: System, components: Sequence[str], temperature: float) -> Mapping[str, Mapping[str, object]]:
+def rollout_settings(
+    system: System, components: Sequence[str], temperature: float
+) -> Mapping[str, Mapping[str, object]]:
     """Return the settings of rollouts: trained components sample at one temperature."""
     return {
         c: {"temperature": temperature} for c in components if "temperature" in system.components[c].settings
@@ -249,5 +251,7 @@ def rolling(rules: Rules, system: System, components: Sequence[str], settings: S
     """Return the rules of rollouts."""
     score_of_failed = rules.failure_score if settings.failure_score is None else settings.failure_score
     return replace(
-        rules, failure_score=score_of_failed, settings=warm(system, components, settings.temperature)
+        rules,
+        failure_score=score_of_failed,
+        settings=rollout_settings(system, components, settings.temperature),
     )

@@ -29,7 +29,7 @@ from compound.errors import (
     SpecError,
     TransientError,
 )
-from compound.optimizers.methods import method, refuse_untrainable
+from compound.optimizers.methods import check_trainable, method
 from compound.registry.engines import find_engine
 from compound.spec import loads
 from compound.storage.artifacts import folder_digest
@@ -692,7 +692,7 @@ def check_training(settings: str, rank: int = 8, name: str = "mmgrpo") -> None:
     """Do what ``compound check`` does with a system that trains a model on vLLM."""
     text = TRAINED.replace("SETTINGS", settings).replace("RANK", str(rank)).replace("METHOD", name)
     program = loads(text)
-    refuse_untrainable(method(name, program.system, program.optimize), program.system, program.find_engine)
+    check_trainable(method(name, program.system, program.optimize), program.system, program.find_engine)
 
 
 @pytest.mark.parametrize("extra", ["top_p: 0.95", "top_k: 20", "min_p: 0.1", "repetition_penalty: 1.1"])

@@ -22,7 +22,7 @@ from compound.components.engines.probe import CHECKS
 from compound.components.engines.vllm.adapters import ServedAdapters
 from compound.components.engines.vllm.api import Answer
 from compound.components.engines.vllm.engine import VLLMEngine
-from compound.concurrency.rwlock import Gate
+from compound.concurrency.rwlock import RWLock
 from compound.engine import Adapter
 from compound.errors import AdapterNotServed, CompoundError, TransientError
 from compound.storage.artifacts import SHOWN, folder_digest
@@ -169,13 +169,13 @@ def test_one_closing_of_the_gate_loads_all_versions_that_are_wanted(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closings = []
-    alone = Gate.alone
+    write_lock = RWLock.write
 
-    def counted(gate: Gate) -> Any:
-        closings.append(gate)
-        return alone(gate)
+    def counted(lock: RWLock) -> Any:
+        closings.append(lock)
+        return write_lock(lock)
 
-    monkeypatch.setattr(Gate, "alone", counted)
+    monkeypatch.setattr(RWLock, "write", counted)
 
     async def run() -> None:
         api = Scripted()
@@ -218,7 +218,7 @@ def test_the_version_used_longest_ago_is_unloaded_not_one_that_a_call_waits_for(
         burst = Burst(api, adapters)
         burst.leave.set()
         calls = [asyncio.create_task(burst.call(adapter)) for adapter in (new, older)]
-        await api.loading.wait()  # the gate is closed, and a call waits for `older`
+        await api.loading.wait()  # the lock is closed, and a call waits for `older`
         api.held.set()
         await asyncio.gather(*calls)
         assert api.log[-2:] == [("unload", name(old)), ("load", name(new))]
@@ -228,15 +228,15 @@ def test_the_version_used_longest_ago_is_unloaded_not_one_that_a_call_waits_for(
 
 def test_calls_that_wait_while_the_gate_is_closed_pass_before_it_closes_again(write: Write) -> None:
     async def run() -> list[str]:
-        gate, seen = Gate(), []
+        lock, seen = RWLock(), []
 
         async def exclusive(label: str, until: asyncio.Event) -> None:
-            async with gate.alone():
+            async with lock.write():
                 seen.append(label)
                 await until.wait()
 
         async def passing(label: str) -> None:
-            async with gate.open():
+            async with lock.read():
                 seen.append(label)
 
         first, second = asyncio.Event(), asyncio.Event()
@@ -255,27 +255,27 @@ def test_calls_that_wait_while_the_gate_is_closed_pass_before_it_closes_again(wr
 
 def test_a_call_cancelled_at_the_moment_it_is_let_in_does_not_stay_inside() -> None:
     async def run() -> None:
-        gate, closed = Gate(), asyncio.Event()
+        lock, closed = RWLock(), asyncio.Event()
 
         async def exclusive() -> None:
-            async with gate.alone():
+            async with lock.write():
                 await closed.wait()
 
         async def passing() -> None:
-            async with gate.open():
+            async with lock.read():
                 raise AssertionError("it was cancelled")
 
         holder = asyncio.create_task(exclusive())
         await settled()
         caller = asyncio.create_task(passing())
         await settled()
-        gate._admit()  # what opening does
+        lock._admit()  # what opening does
         caller.cancel()
         closed.set()
         await holder
         with suppress(asyncio.CancelledError):
             await caller
-        async with asyncio.timeout(30), gate.alone():
+        async with asyncio.timeout(30), lock.write():
             pass
 
     asyncio.run(run())

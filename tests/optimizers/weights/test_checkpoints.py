@@ -30,7 +30,7 @@ from compound.execution.budget import Budget, Meter  # noqa: E402
 from compound.execution.cache import MemoryCache  # noqa: E402
 from compound.execution.executor import Executor  # noqa: E402
 from compound.graph.system import System  # noqa: E402
-from compound.optimization.method import Bench, Progress, Proposal, Task  # noqa: E402
+from compound.optimization.method import JobContext, Progress, Proposal, Task  # noqa: E402
 from compound.optimization.problem import Problem  # noqa: E402
 from compound.optimization.scorer import JobScorer  # noqa: E402
 from compound.optimizers.methods import method  # noqa: E402
@@ -129,10 +129,12 @@ class Run:
         )
         chosen = method(self.name, system, settings)
         problem = Problem(system, self.task.train, (), (), metric, settings, chosen, {})
-        bench = Bench(executor, metric, problem.rules, self.memory)
+        context = JobContext(executor, metric, problem.rules, self.memory)
         scorer = JobScorer(problem, executor, system, float("inf"), 0.0)
         job = chosen.jobs[0]
-        given = Task(system, job.keys, self.task.train, scorer, 7 + number, SEED, 8, 8, bench, resume=resume)
+        given = Task(
+            system, job.keys, self.task.train, scorer, 7 + number, SEED, 8, 8, context, resume=resume
+        )
         proposal = Proposal({})
         try:
             async for event in chosen.optimizers[job.optimizer].propose(given):

@@ -29,13 +29,12 @@ from compound.example import Example, Score  # noqa: E402
 from compound.execution.cache import MemoryCache  # noqa: E402
 from compound.execution.executor import Executor  # noqa: E402
 from compound.graph.configuration import readable  # noqa: E402
-from compound.optimization.method import Bench, Job, Proposal, Task  # noqa: E402
+from compound.optimization.method import Job, JobContext, Proposal, Task  # noqa: E402
 from compound.optimization.problem import Problem  # noqa: E402
 from compound.optimization.scorer import JobScorer  # noqa: E402
 from compound.optimizers.methods import method  # noqa: E402
 from compound.optimizers.optimas.weights import LocalDraws  # noqa: E402
 from compound.optimizers.weights.bases import base_format, base_model  # noqa: E402
-from compound.optimizers.weights.drawn import Drawn  # noqa: E402
 from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
 from compound.optimizers.weights.loss.losses import VARIANTS  # noqa: E402
 from compound.optimizers.weights.loss.objective import ImitationObjective, PolicyObjective  # noqa: E402
@@ -44,6 +43,7 @@ from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, GRPOSettings, MMG
 from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings  # noqa: E402
 from compound.optimizers.weights.recipes.ppo import PPO, PPOSettings  # noqa: E402
 from compound.optimizers.weights.recipes.recipe import Credited, Recipe  # noqa: E402
+from compound.optimizers.weights.step_batch import StepBatch  # noqa: E402
 from compound.optimizers.weights.telling import why_nothing  # noqa: E402
 from compound.spec import load  # noqa: E402
 from compound.testing import PlainMemory, ScriptedLM  # noqa: E402
@@ -105,14 +105,14 @@ async def trained(
     problem = Problem(program.system, (), (), (), metric, settings, chosen, program.find_engine)
     assert program.data
     train = program.data.examples("train", list(program.system.inputs), limit=12, seed=0)
-    bench = Bench(executor, metric, problem.rules, memory)
+    context = JobContext(executor, metric, problem.rules, memory)
     values: dict[str, Any] = dict(start or {})
     jobs = [*([chosen.opening] if chosen.opening else []), *chosen.jobs]
     for number, job in enumerate(jobs):
         system = program.system.bind({**program.system.configuration, **values})
         begun = executor.meter.system_runs
         scorer = JobScorer(problem, executor, system, share, begun)
-        task = Task(system, job.keys, train, scorer, number, 0, 2, 2, bench)
+        task = Task(system, job.keys, train, scorer, number, 0, 2, 2, context)
         async for event in chosen.optimizers[job.optimizer].propose(task):
             if isinstance(event, Proposal):
                 values |= event.values
@@ -354,7 +354,7 @@ def test_what_a_file_names_is_looked_for_beside_it_and_belongs_to_the_run(
     ],
 )
 def test_why_a_step_has_nothing_to_learn_from(recipe: Recipe, facts: dict[str, Any], why: str) -> None:
-    drawn = Drawn(Credited([], [0.0, 0.0], facts), {"failed": 0, "failure": "", **facts})
+    drawn = StepBatch(Credited([], [0.0, 0.0], facts), {"failed": 0, "failure": "", **facts})
     assert why_nothing(recipe, drawn) == why
 
 

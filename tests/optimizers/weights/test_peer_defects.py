@@ -24,7 +24,7 @@ from compound.components.engines.local.engine import TransformersEngine  # noqa:
 from compound.evaluation.dataset import Dataset  # noqa: E402
 from compound.evaluation.metrics import custom  # noqa: E402
 from compound.example import Metric  # noqa: E402
-from compound.execution.rng import stream  # noqa: E402
+from compound.execution.rng import derive_seed  # noqa: E402
 from compound.graph.space import LoRA, Text  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
@@ -72,7 +72,7 @@ def rows(examples: Sequence[Any]) -> list[dict[str, Any]]:
 
 def drawn(outputs: Any, example: Any) -> float:
     """Score whatever was said, so that no group is without variance."""
-    return stream(0, json.dumps(outputs["said"])) % 1000 / 1000
+    return derive_seed(0, json.dumps(outputs["said"])) % 1000 / 1000
 
 
 def test_m1_a_step_trains_on_all_of_its_own_rollouts_and_on_no_others(

@@ -36,8 +36,8 @@ from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings
 from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings
 from compound.optimizers.weights.recipes.ppo import PPO, PPOSettings
 from compound.optimizers.weights.recipes.prompt_r1 import PromptR1, PromptR1Settings, once_each
-from compound.optimizers.weights.recipes.recipe import Credited, Recipe, TrainingSettings, Work
-from compound.optimizers.weights.recipes.rollouts import Sampler, beforehand, rolling
+from compound.optimizers.weights.recipes.recipe import Credited, Recipe, RecipeContext, TrainingSettings
+from compound.optimizers.weights.recipes.rollouts import Sampler, rolling, upstream_components
 from compound.rewards.credit.shaping import TooMany
 from compound.testing import ScriptedLM
 from placing import placed, read_by
@@ -176,9 +176,9 @@ class Lab:
         metric = metric or custom(mean_digit, "digit")
         sampler = Sampler(executor, present or self.system, metric, rules, step)
         task = cast("Any", self)  # recipes read no more of a task than its system
-        work = Work(sampler, trained, step, cast("Any", self.critic), task, self.kept, folder)
-        credited = asyncio.run(made.collect(work, examples))
-        sampler.refuse_broken()
+        context = RecipeContext(sampler, trained, step, cast("Any", self.critic), task, self.kept, folder)
+        credited = asyncio.run(made.collect(context, examples))
+        sampler.check_failures()
         return credited
 
 
@@ -269,7 +269,7 @@ class TestGroups:
         entries = [prompts for (component, _), prompts in groups.items() if component == "a"]
         assert {len(prompts) for prompts in entries} == {1}
         assert len({prompt for prompts in entries for prompt in prompts}) > 1
-        assert beforehand(lab.system, ("a", "b")) == {"start"}
+        assert upstream_components(lab.system, ("a", "b")) == {"start"}
 
     def test_forks_are_by_component_however_often_it_is_called(self) -> None:
         lab = Lab(2, {"runs": 2})
@@ -280,8 +280,8 @@ class TestGroups:
         last = LLM("b", prompt=Text("b"), weights=LoRA())(x=joined)
         lab.system = System("often", outputs={"y": last}, lm="lm")
         examples = [Example(f"e{i}", {"x": f"w{i}"}) for i in range(200)]
-        work = lab.collect(mhgpo("rr"), examples=examples)
-        forked = [s for s in work.samples if s.group[0] != "mixed" and s.group[1] == s.group[-1]]
+        context = lab.collect(mhgpo("rr"), examples=examples)
+        forked = [s for s in context.samples if s.group[0] != "mixed" and s.group[1] == s.group[-1]]
         of_b = len({s.example for s in forked if s.component == "b"})
         of_a = len({s.example for s in forked if s.component == "a"})
         assert 0.35 < of_b / (of_a + of_b) < 0.65  # a quarter, were every call as likely

@@ -33,7 +33,13 @@ from compound.optimizers.weights.credit.advantages import advantages  # noqa: E4
 from compound.optimizers.weights.learner import adapters as adapters_module  # noqa: E402
 from compound.optimizers.weights.learner import trainer as trainer_module  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters, partition  # noqa: E402
-from compound.optimizers.weights.learner.batching import micro_batches, padded_size, parts, shared_size, size  # noqa: E402
+from compound.optimizers.weights.learner.batching import (  # noqa: E402
+    micro_batches,
+    minibatches,
+    padded_size,
+    shared_size,
+    size,
+)
 from compound.optimizers.weights.learner.forward import forward, saving  # noqa: E402
 from compound.optimizers.weights.learner.head import Output  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
@@ -417,7 +423,7 @@ def test_micro_batches_do_not_change_an_update(
 
 def test_every_sample_is_trained_on_whatever_the_number_of_parts() -> None:
     samples = some(components=("x", "y"), groups=3, each=5)
-    dealt = parts(samples, 4, 0)
+    dealt = minibatches(samples, 4, 0)
     assert sorted(id(s) for part in dealt for s in part) == sorted(id(s) for s in samples)
     for part in dealt:
         for sample in part:  # a group is in one part
@@ -685,8 +691,8 @@ def test_what_a_job_began_with_is_not_deleted(folder: Path, tmp_path: Path) -> N
     assert begun
     agent = LLM("x", weights=LoRA(rank=4))(question=Input("question"))
     system = System("one", outputs={"answer": agent}, lm="lm").bind({"x.weights": begun})
-    bench = SimpleNamespace(memory=SimpleNamespace(folder=tmp_path, state={}))
-    task: Any = SimpleNamespace(system=system, keys=("x.weights",), train=[0], bench=bench, seed=0)
+    context = SimpleNamespace(memory=SimpleNamespace(folder=tmp_path, state={}))
+    task: Any = SimpleNamespace(system=system, keys=("x.weights",), train=[0], context=context, seed=0)
     session = TrainingSession(task, MMGRPO(MMGRPOSettings()))
     adapters = made(folder, "x", noise=0.0)
     trainer = PLAIN.trainer(adapters, {"x": "x"})

@@ -12,8 +12,8 @@ from compound.optimizers.weights.credit.grouping import trajectory_samples
 from compound.optimizers.weights.loss.objective import ImitationObjective
 from compound.optimizers.weights.recipes.recipe import (
     Credited,
+    RecipeContext,
     TrainingSettings,
-    Work,
     learnable,
     scores_of,
 )
@@ -52,14 +52,14 @@ class TopShare(cp.Recipe):
         """Return the system runs of a step."""
         return examples * self.settings.rollouts.runs
 
-    async def collect(self, work: Work, examples: Sequence[cp.Example]) -> Credited:
+    async def collect(self, context: RecipeContext, examples: Sequence[cp.Example]) -> Credited:
         """Run each example several times, and keep the best runs."""
-        rollouts = await work.sampler.runs(examples, range(self.settings.rollouts.runs))
+        rollouts = await context.sampler.runs(examples, range(self.settings.rollouts.runs))
         samples = []
         for example in examples:
             runs = [r for r in learnable(rollouts) if r.example.id == example.id and r.trace.failure is None]
             runs.sort(key=lambda rollout: rollout.score, reverse=True)
             for rollout in runs[: max(1, round(self.settings.share * len(runs)))]:
-                found = trajectory_samples(rollout.trace, work.trained, rollout=rollout.number)
+                found = trajectory_samples(rollout.trace, context.trained, rollout=rollout.number)
                 samples += [sample.with_advantage(1.0) for sample in found]
         return Credited(samples, scores_of(rollouts), {"imitated": len(samples)})

@@ -16,7 +16,7 @@ FILE = "drawn.json"
 
 
 @dataclass(frozen=True)
-class Drawn:
+class StepBatch:
     """What one step is to be trained on.
 
     Attributes:
@@ -39,7 +39,7 @@ class Drawn:
         (folder / FILE).write_text(json.dumps(found) + "\n", encoding="utf-8")
 
     @classmethod
-    def read(cls, folder: Path) -> Drawn:
+    def read(cls, folder: Path) -> StepBatch:
         """Read what `write` wrote."""
         found = json.loads((folder / FILE).read_text(encoding="utf-8"))
         samples = [_sample(row) for row in found["samples"]]
