@@ -147,7 +147,7 @@ def check_probe_model(answered: object, wanted: str) -> None:
     Raises:
         AdapterNotServed: it is not the adapter's.
 
-    >>> refuse_other_model("0123abcd", "0123abcd")
+    >>> check_probe_model("0123abcd", "0123abcd")
     """
     if answered is not None and answered != wanted:
         raise AdapterNotServed(

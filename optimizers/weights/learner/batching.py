@@ -73,7 +73,7 @@ def minibatches(samples: Sequence[Sample], count: int, *seed: int | str) -> list
     >>> from compound.engine import TokenRecord
     >>> record = TokenRecord((1,), (2,), (-0.5,), "stop")
     >>> some = [Sample("a", "e", "a", 0, record, 1.0, group=(i // 2,)) for i in range(6)]
-    >>> [len(part) for part in parts(some, 2, 0)]
+    >>> [len(part) for part in minibatches(some, 2, 0)]
     [4, 2]
     """
     groups: dict[Group, list[Sample]] = {}
