@@ -1,4 +1,4 @@
-"""From values to a prompt, and from a model's text back to typed fields.
+"""Format values as a prompt, and parse a model's text into typed fields.
 
 The prompt puts what all calls of a component share first (instruction, demonstrations) and the inputs
 last, so that engines can compute the shared part once.

@@ -1,6 +1,6 @@
 """Every error a user can meet, and the functions that make their messages useful.
 
-A message says what holds, what was found, where, and how to go on. Errors that refine a builtin
+A message states what is required, what was found, where, and how to fix it. Errors that refine a builtin
 inherit it as well, so that ``except ValueError`` keeps working.
 """
 
@@ -20,7 +20,7 @@ FRESH = "pass new=True, or another run_dir"  # the command line says it in its o
 class CompoundError(Exception):
     """Base of every error this package raises on purpose.
 
-    ``hint`` says how to go on; the command line prints it on a line of its own.
+    ``hint`` states how to fix it; the command line prints it on a line of its own.
     """
 
     def __init__(self, message: str, *, hint: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Where computed features are kept: in memory, and in a run's folder.
+"""Stores of computed features: in memory, and in the folder of a run.
 
 How a text is batched moves its last digits. A run that continues after a crash must therefore read what it
 computed before, not compute it again in other company. Each record has a checksum; one that is damaged is

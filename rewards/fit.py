@@ -1,4 +1,4 @@
-"""From a pair buffer to a reward model: heads on fixed features, or a LoRA-trained backbone first.
+"""Fit a reward model to a pair buffer: heads on fixed features, or on a LoRA-trained backbone.
 
 Every component's head is fitted anew to the whole buffer, older pairs weighing less: what one component
 learns online never makes another forget. A trained backbone goes on from its last weights, on batches that

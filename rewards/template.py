@@ -1,4 +1,4 @@
-"""What a reward model reads of a call: its inputs and its output, as two texts and as numbers.
+"""The input of a reward model: the inputs and the output of a call as two texts and as numbers.
 
 The texts go to the backbone. The numbers are what typed ports know without reading: a value, a length, how
 much of an output repeats an input. They are named, so that a reward can be explained by them.

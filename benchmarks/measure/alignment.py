@@ -1,4 +1,4 @@
-"""What good local rewards are worth on a real system, and how many inputs they take (OPTIMAS, figure 6).
+"""Measure the value of good local rewards on a real system, and the inputs they require (OPTIMAS, figure 6).
 
     python -m compound.benchmarks.measure.alignment benchmarks/atlas.yaml runs/atlas --component answerer
 

@@ -1,4 +1,4 @@
-"""How fast the in-process engine is: 64 calls made together, against one direct batch and one-by-one calls.
+"""Measure the throughput of the in-process engine: 64 concurrent calls, one direct batch, single calls.
 
 ``python -m compound.benchmarks.measure.engine_throughput`` prints JSON and saves it. Every way answers the
 same prompts greedily with the same number of new tokens (ends are switched off), in one process and number

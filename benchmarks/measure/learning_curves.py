@@ -1,4 +1,4 @@
-"""Whether every way of training weights learns: toy tasks with a known optimum, a tiny model, controls.
+"""Measure whether every training recipe learns: toy tasks with a known optimum, a tiny model, controls.
 
     python -m compound.benchmarks.measure.learning_curves [--only TASK/METHOD] [--seeds 0,1,2]
 

@@ -1,4 +1,4 @@
-"""What local rewards are worth, on simulated systems whose optimum is known.
+"""Measure the value of local rewards on simulated systems with a known optimum.
 
     python -m compound.benchmarks.measure.local_rewards [PART ...]
 

@@ -1,4 +1,4 @@
-"""What the framework itself costs: no model, only graphs.
+"""Measure the overhead of the framework, without models.
 
 Run ``python -m compound.benchmarks.measure.overhead``.
 

@@ -1,4 +1,4 @@
-"""How well local rewards rank, on simulated systems whose best possible ranking is known."""
+"""Measure the ranking accuracy of local rewards on simulated systems with a known best ranking."""
 
 from __future__ import annotations
 

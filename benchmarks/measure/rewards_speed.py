@@ -1,4 +1,4 @@
-"""What local rewards cost: calls to collect pairs, scoring outputs, and the memory of training the backbone.
+"""Measure the cost of local rewards: calls to collect pairs, scoring outputs, memory of backbone training.
 
 ``python -m compound.benchmarks.measure.rewards_speed`` prints JSON and saves it. Calls are counted, so
 exact. Times are CPU times of one thread, blocks of both ways taking turns in one process, so that a busy

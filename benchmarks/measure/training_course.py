@@ -1,4 +1,4 @@
-"""How trainings went, agent by agent: what replies were fined, and how varied they were.
+"""Summarize the course of trainings for each agent: penalties, and variety of replies.
 
     python -m compound.benchmarks.measure.training_course NAME=RUN ... --output FILE
 

@@ -1,4 +1,4 @@
-"""What a training step costs: against TRL's own trainer, with prompts read once, and with several adapters.
+"""Measure the cost of a training step: against TRL's trainer, with shared prompts, with several adapters.
 
     python -m compound.benchmarks.measure.weights_speed [PART ...]
 

@@ -1,4 +1,4 @@
-"""Where a model's weights come from: a folder, the embedded model's package, or the Hugging Face hub.
+"""Locate the weights of a model: a folder, the package of the embedded model, or the Hugging Face hub.
 
 The embedded model ``smollm2`` (SmolLM2-135M-Instruct) is published as a Python package that holds one
 GGUF file. Reading that takes half a minute, so it is converted once into a folder of safetensors.

@@ -1,4 +1,4 @@
-"""How many tokens of prompts an engine had to read, and how many of them it had read before."""
+"""Count the prompt tokens that an engine processed, and those that it reused."""
 
 from __future__ import annotations
 

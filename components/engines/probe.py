@@ -1,4 +1,4 @@
-"""Whether a server really samples with the adapter it has acknowledged.
+"""Verify that a server samples with the adapter that it has acknowledged.
 
 A server that says yes and goes on with the old weights spoils training in silence: the samples look right,
 and their gradients are those of another policy. So each adapter brings a probe, made by whoever wrote it: a

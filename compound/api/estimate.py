@@ -1,4 +1,4 @@
-"""What an optimization can cost at most, and what it can find, before it runs."""
+"""Estimate the cost of an optimization, and what it can detect, before it runs."""
 
 from __future__ import annotations
 

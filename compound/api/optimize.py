@@ -159,7 +159,7 @@ def optimize(
     strict: bool = False,
     retry_failed: bool = False,
 ) -> Result:
-    """Optimize a system, or go on with an interrupted run in the same directory.
+    """Optimize a system, or resume an interrupted run in the same directory.
 
     Args:
         system: what to optimize, bound to the configuration to start from.
@@ -170,7 +170,7 @@ def optimize(
         engines: models by name; resolved by convention when left out.
         folder: where code and files that the settings name are looked for first.
         text: the file the system came from, kept in the run directory.
-        listener: receives events while the run goes on.
+        listener: receives events during the run.
         on_start: receives the recorder, whose `Recorder.stop` ends the run after the next step.
         strict: whether to refuse examples that are in several splits; they are named in any case.
         retry_failed: run the failed test rows of a finished run again (`compound.loop.retry`), rather than
@@ -422,7 +422,7 @@ def _decidable(n: int, alpha: float) -> None:
     if n < least:
         raise DataError(
             f"{n} validation examples cannot show an improvement at alpha={alpha:g}",
-            hint=f"give at least {least}; 40 are a good start",
+            hint=f"give at least {least}; 40 is a good default",
         )
 
 
@@ -537,7 +537,7 @@ def _read_result(folder: UntrustedFolder) -> Result:
     stored = load_checkpoint(folder)
     if stored is None or stored.state.before is None or stored.state.search is None:
         raise RunDirectoryError(
-            f"{folder} has no result yet", hint="continue it with the command that began it"
+            f"{folder} has no result yet", hint="continue it with the command that started it"
         )
     state, search = stored.state, stored.state.search
     with understood(folder):

@@ -142,7 +142,7 @@ def sweep(
         What ``sweep.json`` holds.
 
     Raises:
-        Interrupted: the sweep was asked to stop; the same call goes on.
+        Interrupted: the sweep was asked to stop; the same call resumes it.
     """
     UntrustedFolder(folder).make()
     stopper = stopper or Stopper()
@@ -193,7 +193,7 @@ def _end_if_asked(stopper: Stopper, folder: Path, *, always: bool = False) -> No
     if always or stopper.asked or place.kind(STOP) is not None:
         place.remove(STOP)
         raise Interrupted(
-            f"stopped; everything so far is saved in {folder}", hint="run the same command to go on"
+            f"stopped; everything so far is saved in {folder}", hint="run the same command to resume"
         )
 
 
@@ -257,7 +257,7 @@ def _check_same_configuration(run: Planned) -> None:
     keys = changed(run.path, describe(problem), MAY_DIFFER)
     if keys:
         raise RunDirectoryError(
-            f"{run.path} was begun with another configuration; changed: {'; '.join(keys)}",
+            f"{run.path} was started with another configuration; changed: {'; '.join(keys)}",
             hint="all runs of a sweep have the file's settings; choose another --run, or remove that folder",
         )
 

@@ -157,7 +157,7 @@ def optimize(
     new: bool = False,
     **changes: object,
 ) -> Result:
-    """Optimize a system, or go on with an interrupted run in the same directory.
+    """Optimize a system, or resume an interrupted run in the same directory.
 
     Args:
         system: what to optimize, bound to the configuration to start from.
@@ -208,7 +208,7 @@ def load_result(path: str | Path) -> Result:
     if stored is None or not stored.state.done:
         raise RunDirectoryError(
             f"{path} holds a run that is not finished",
-            hint="continue it with the command that began it; `compound report` shows what it found so far",
+            hint="continue it with the command that started it; `compound report` shows what it found so far",
         )
     return read_result(path)
 

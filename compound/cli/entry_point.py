@@ -52,7 +52,7 @@ def _answer(arguments: list[str], debug: bool) -> NoReturn:
     except (KeyboardInterrupt, SystemExit) as ended:  # typer turns the one into the other
         if isinstance(ended, SystemExit) and ended.code != 130:
             raise
-        print("interrupted; run the same command to go on", file=sys.stderr)
+        print("interrupted; run the same command to resume", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

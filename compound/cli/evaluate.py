@@ -42,10 +42,10 @@ def evaluate(
     file: File,
     split: Annotated[str, typer.Option(help="train, valid or test, or a split's own name.")] = "valid",
     limit: Annotated[Optional[int], typer.Option(min=1, help="At most so many examples.")] = None,  # noqa: UP045
-    repeats: Annotated[int, typer.Option(min=1, help="How often each example is run.")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs per example.")] = 1,
     config: Config = None,
     min_score: Annotated[Optional[float], typer.Option(help="Exit 1 below this mean.")] = None,  # noqa: UP045
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Call everything again.")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Ignore the cache.")] = False,
     sets: Sets = None,
     as_json: AsJson = False,
     quiet: Quiet = False,

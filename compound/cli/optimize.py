@@ -43,7 +43,7 @@ from compound.cli.options import (
 def optimize(
     file: File,
     run: Annotated[str, typer.Option(help="Name of the run, a folder under runs/.")] = "",
-    run_dir: Annotated[Optional[Path], typer.Option(help="The run's folder, wherever it is.")] = None,  # noqa: UP045
+    run_dir: Annotated[Optional[Path], typer.Option(help="Run directory.")] = None,  # noqa: UP045
     new: Annotated[bool, typer.Option("--new", help="Start a fresh run beside an existing one.")] = False,
     sets: Sets = None,
     config: Config = None,
@@ -102,8 +102,8 @@ def optimize(
 )
 def sweep(
     files: Annotated[list[Path], typer.Argument(help="YAML files of systems.", show_default=False)],
-    methods: Annotated[str, typer.Option(help="Methods, with commas between them.")],
-    seeds: Annotated[str, typer.Option(help="Seeds, with commas between them.")] = "0",
+    methods: Annotated[str, typer.Option(help="Comma-separated methods.")],
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0",
     run: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="The sweep's folder.", show_default="runs/sweep"),
@@ -114,7 +114,7 @@ def sweep(
     no_import: NoImport = False,
     trust: TrustOption = None,
 ) -> None:
-    """Compare methods on several files and seeds; the same command goes on where it was.
+    """Compare methods on several files and seeds; the same command resumes.
 
     Every run has the file's budget and a folder of its own. Finished runs are skipped. The table is in
     sweep.md and sweep.json. Exit code 1 when a run failed.

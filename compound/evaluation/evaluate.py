@@ -349,7 +349,7 @@ def raise_too_many_failures(failures: Sequence[tuple[str, int]], total: int, rul
     raise TooManyFailures(
         f"{sum(times for _, times in failures)} of {total} runs failed, more than the share max_failed="
         f"{rules.max_failed:g} allows; most often ({count} times): {reason}",
-        hint="mend the cause, or raise max_failed",
+        hint="fix the cause, or raise max_failed",
     )
 
 

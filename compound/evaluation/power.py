@@ -1,4 +1,4 @@
-"""What the acceptance test can detect: computed before a run, from its validation examples and its level.
+"""Statistical power of the acceptance test, from the number of validation examples and the level.
 
 The numbers are exact for scores of 0 and 1, where the paired permutation test of
 `compound.evaluation.statistics` is the sign test of the examples whose score changed. Graded scores can do

@@ -21,7 +21,7 @@ from compound.engine import NO_USAGE, Usage
 from compound.errors import BudgetExhausted, DeclarationError
 from compound.storage.state import State
 
-HINT = "raise the limit; a run that has not ended yet then goes on"
+HINT = "raise the limit, and run the same command to resume"
 MARGIN = 0.2  # of the runs that limits other than system_runs are expected to hold
 
 

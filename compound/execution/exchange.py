@@ -1,4 +1,4 @@
-"""What a call sent to a model and what came back, word for word, for traces and caches.
+"""The messages of a model call, word for word, as traces and caches record them.
 
 Long texts are cut, so that a trace stays readable. ``COMPOUND_RECORD_MESSAGES=0`` records nothing of this:
 prompts and answers then leave no copy beside the inputs and outputs of components.

@@ -1,4 +1,4 @@
-"""What a fork changes in a trace, and what it may keep; checked before anything runs."""
+"""Validate forks: which calls of a trace change, and which may be kept."""
 
 from __future__ import annotations
 

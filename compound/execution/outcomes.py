@@ -1,4 +1,4 @@
-"""What came of a call, and how a cache keeps it: as a row of JSON types."""
+"""Outcomes of calls, and their representation in the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run did: calls, which form a DAG of their own, and the trace that holds them.
+"""Traces: the calls of a run, which form a directed acyclic graph.
 
 An address names a call: the node's path with loop and map indices, ``agent[1]/reader``. A failed call
 keeps its error and whatever it produced before failing.

@@ -1,4 +1,4 @@
-"""What user code does, as a digest: for cache keys, and to notice that a run's code has changed.
+"""Digests of user code, for cache keys and to detect changes when a run is resumed.
 
 Byte code and constants count, file and line do not. Code that it calls is not looked into.
 """

@@ -1,4 +1,4 @@
-"""How many requests for proposals the jobs of a run may make, and what they leave for system runs.
+"""Limits on requests for proposals, and the system runs that they leave.
 
 The dry run and the loop work it out in the same way, before the first candidate is seen; the loop then
 holds jobs to it. So what the dry run says is a bound.

@@ -1,4 +1,4 @@
-"""How a budget is divided between decisions and jobs, and what is too little for either."""
+"""Divide a budget between decisions and jobs, and check that it suffices."""
 
 from __future__ import annotations
 

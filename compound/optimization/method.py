@@ -1,4 +1,4 @@
-"""What optimizers and schedulers are: the types they share with the loop.
+"""The interfaces of optimizers, schedulers and methods, and the types that they exchange with the loop.
 
 An optimizer receives a `Task` and is an async generator: it yields `Progress`, whose state is
 checkpointed, and last one `Proposal`. Given the state back, it goes on from there.

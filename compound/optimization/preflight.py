@@ -1,4 +1,4 @@
-"""What can be known of a run's models before the first call: their names, their prices, their keys."""
+"""Check models before the first call: names, prices and keys."""
 
 from __future__ import annotations
 

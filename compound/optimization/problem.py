@@ -1,4 +1,4 @@
-"""What is to be optimized: a system, examples, a metric, and how."""
+"""The optimization problem: a system, examples, a metric, and settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run can hope for: said before anything is spent, and again in its report.
+"""Prospects of a run: the gains it can detect and the candidates it can try, before anything is spent.
 
 How small a gain the acceptance test can detect with the validation examples there are, how many candidates
 each job can compare with the budget there is, and which parameters cannot be tried at all.

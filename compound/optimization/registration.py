@@ -1,4 +1,4 @@
-"""How a method is registered: what makes it, and the model of its settings."""
+"""Register methods together with the models of their settings."""
 
 from __future__ import annotations
 

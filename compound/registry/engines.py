@@ -1,4 +1,4 @@
-"""From a model's name to its engine, by convention.
+"""Find engines by the name of a model, and kinds of engines by name.
 
 ``smollm2``, a folder, or ``local/NAME`` run in this process; ``vllm/NAME`` runs in a vLLM server that is
 started for it; every other name goes to litellm (``openai/gpt-4o-mini``, ``hosted_vllm/Qwen/Qwen3-8B``,

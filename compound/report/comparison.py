@@ -1,4 +1,4 @@
-"""What the runs of a sweep found, side by side: facts, tables, and the page ``sweep.md``.
+"""Compare the runs of a sweep: facts, tables, and the page ``sweep.md``.
 
 Means are over seeds. All seeds read the same test examples, so an interval over seeds alone claims too much
 where runs hardly differ, and one over examples alone where they differ much: the wider of the two is given,

@@ -1,4 +1,4 @@
-"""What stands in the report, in which order: sections of blocks that both forms know how to write."""
+"""The sections of a report, in order, as blocks."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _examples(facts: RunFacts) -> list[Block]:
 
 def _use(facts: RunFacts) -> list[Block]:
     if not facts["files"]["best.json"]:
-        return ["The search writes best.json when it ends; the command that began the run goes on with it."]
+        return ["The search writes best.json when it ends; the command that started the run resumes it."]
     names = [name.lstrip("$") for name, kind in facts["graph"]["nodes"] if kind == "input"]
     words, inputs = (
         join.join(form % name for name in names) for join, form in ((" ", "%s=…"), (", ", '"%s": …'))
@@ -178,7 +178,7 @@ def _provenance(facts: RunFacts) -> list[Block]:
     pairs = [
         ("system", facts["system"]), ("signature", found["signature"]), ("metric", facts["metric"]),
         ("method", facts["method"]), ("seed", str(facts["seed"])), ("budget", _spelled(limits)),
-        ("settings that are not the default", _spelled(others)), ("defaults", _spelled(found["defaults"])),
+        ("non-default settings", _spelled(others)), ("defaults", _spelled(found["defaults"])),
         ("models", _spelled(found["engines"])),
         ("configuration at the start", found["start"]), ("best configuration", found["best"]),
         ("began", _moment(found["began"])), ("last recorded", _moment(found["ended"])),

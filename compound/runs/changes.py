@@ -1,4 +1,4 @@
-"""By what a configuration differs from the one that a run was begun with, in the terms of the file."""
+"""Compare a configuration with that of an existing run, in the terms of the file."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ def _check_format(path: Path, stored: Mapping[str, Any]) -> None:
         raise RunDirectoryError(
             f"{path} was written by an earlier version of compound: its config.json has format {found}, this "
             f"version writes {FORMAT}. It can be read, but not continued",
-            hint=f"continue it with the version that began it, or {FRESH}",
+            hint=f"continue it with the version that started it, or {FRESH}",
         )
     if isinstance(found, int) and found > FORMAT:
         raise RunDirectoryError(
             f"{path}/config.json has format {found}, but this version reads formats up to {FORMAT}",
-            hint="continue the run with the version of compound that began it",
+            hint="continue the run with the version of compound that started it",
         )
 
 

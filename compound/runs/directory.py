@@ -242,7 +242,7 @@ def room(folder: Path) -> Iterator[None]:
         if getattr(error, "errno", None) in FULL or any(said in str(error) for said in SAID_FULL):
             raise RunDirectoryError(
                 f"there is no room left on the disk of {folder}: {error}",
-                hint="free some, then give the same command again: the run goes on from its last checkpoint",
+                hint="free some space, and run the same command: the run resumes from its last checkpoint",
             ) from error
         raise
 

@@ -1,4 +1,4 @@
-"""What a run records, as the reports read it: one typed dictionary for each kind of event.
+"""The events of a run: one typed dictionary for each kind.
 
 A run writes an event for whatever it does; its file is sealed line by line (`compound.storage.records`).
 Only what is read of events is declared here.

@@ -1,4 +1,4 @@
-"""What a run leaves behind: events, traces, checkpoints, and live news for whoever watches."""
+"""Record a run: events, traces, checkpoints, and notifications for listeners."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Recorder:
             self._forget_stop_files()
             raise Interrupted(
                 f"stopped; everything so far is saved in {self.run.path}",
-                hint="run the same command to go on",
+                hint="run the same command to resume",
             )
 
     def _asked(self) -> bool:

@@ -89,7 +89,7 @@ class CommonSettings(Settings):
     alpha: float = Field(default=0.05, gt=0, lt=1)
     """The chance, over the whole run, of accepting a configuration that is no better."""
     repeats: int = Field(default=1, ge=1)
-    """How often each example is run when a stochastic system is measured."""
+    """Runs per example when a stochastic system is evaluated."""
     baselines: tuple[MethodName, ...] = ()
     """Methods run beside the main one, each with the same budget, for the table of the report."""
     concurrency: int = Field(default=64, ge=1)

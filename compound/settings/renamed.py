@@ -1,4 +1,4 @@
-"""What settings of earlier versions are called now.
+"""Settings of earlier versions, with their present names.
 
 Until configuration format 2, ``optimize.prompts``, ``optimize.rewards`` and ``optimize.weights`` held the
 settings of all methods. Now each method has a section of its own (docs/adr/0026).

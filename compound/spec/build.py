@@ -1,4 +1,4 @@
-"""From a file's components and references to a `System`, finding every wrong edge on the way.
+"""Build a `System` from the components and references of a file, and report every invalid edge.
 
 All nodes are first made without wires: their ports are known then, so that each edge is checked alone,
 whatever is wrong elsewhere. Only a graph without mistakes is wired for good.

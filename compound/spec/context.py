@@ -1,4 +1,4 @@
-"""What every part of a file is built with: where it stands, what it may import, which models there are."""
+"""The context in which a file is built: its location, permitted imports, and known models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a `System` to the text of its YAML file: what `load` reads back as the same system."""
+"""Write a `System` as YAML that `load` reads back as the same system."""
 
 from __future__ import annotations
 

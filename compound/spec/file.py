@@ -1,4 +1,4 @@
-"""What the YAML file may hold, as one pydantic model; the JSON Schema for editors comes from it."""
+"""The pydantic model of the YAML file, and the JSON Schema made from it."""
 
 from __future__ import annotations
 

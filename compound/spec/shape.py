@@ -1,4 +1,4 @@
-"""From a document to typed models; what does not fit is noted with its place and the nearest name."""
+"""Validate a document against typed models; report mistakes with their position and the nearest name."""
 
 from __future__ import annotations
 

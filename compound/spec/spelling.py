@@ -1,4 +1,4 @@
-"""How types, spaces and Python code are spelled in the YAML file."""
+"""Write types, spaces and Python code as the YAML file spells them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the nodes of a graph are wired in the file: which references feed which ports."""
+"""Read the wiring of nodes: which references feed which ports."""
 
 from __future__ import annotations
 

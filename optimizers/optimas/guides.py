@@ -1,4 +1,4 @@
-"""What guides a local search: learned local rewards here, or a baseline's scores in their place."""
+"""Guides of a local search: learned local rewards, or the scores of a baseline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which job comes next. A scheduler sees only the history, so a resumed run chooses the same.
+"""Schedulers: choose the next job from the history alone, so that a resumed run chooses the same.
 
 Every choice carries the numbers it was made from in ``Job.reason``.
 """

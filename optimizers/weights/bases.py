@@ -1,4 +1,4 @@
-"""What a training is of: the one base that its components share, and the shape of each adapter on it."""
+"""Determine the base model that trained components share, and the shapes of their adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a local reward goes by: named features, words, other heads, and time.
+"""Explain a local reward by named features, words, other heads, and time.
 
 All of it works on rows of features and held-out margins, so it holds for any backbone. Nothing here draws.
 """

@@ -1,4 +1,4 @@
-"""What `compound.rewards.inspection.inspect` finds, as values: of a pair, of a head, of a run."""
+"""Results of inspecting local rewards: views of a pair, of a head, and of a run."""
 
 from __future__ import annotations
 

@@ -501,7 +501,7 @@ class TestMessages:
         monkeypatch.setattr(begin_here, lambda recorder: recorder.stop())
         ran = cli("optimize", "qa.yaml", "-q")
         assert ran.code == 130
-        assert "stopped; everything so far is saved in runs/qa; run the same command to go on" in ran.err
+        assert "stopped; everything so far is saved in runs/qa; run the same command to resume" in ran.err
         assert "error:" not in ran.err
         again = cli("optimize", "qa.yaml", "-q")
         assert "continuing the run from its last checkpoint" in again.err

@@ -348,7 +348,7 @@ def test_a_stopped_sweep_exits_130(game: Path, cli: Any) -> None:
     (game / "out" / "STOP").touch()
     code, _, err = cli("sweep", "game.yaml", "--methods", "random", *SMALL)
     assert code == 130
-    assert "run the same command to go on" in err
+    assert "run the same command to resume" in err
     assert cli("sweep", "game.yaml", "--methods", "random", *SMALL)[0] == 0
 
 

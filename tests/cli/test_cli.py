@@ -364,7 +364,7 @@ def test_a_second_interrupt_says_how_to_go_on(cli: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr("compound.cli.entry_point.app", interrupted)
     found = cli("optimize", "game.yaml")
     assert found.code == 130
-    assert "interrupted; run the same command to go on" in found.err
+    assert "interrupted; run the same command to resume" in found.err
 
 
 # --- places that cannot be used ------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def test_time_is_a_limit_too() -> None:
     clock.now += 119.0
     settled(spend(meter, Usage(1), Usage(1)))
     clock.now += 1.0
-    assert "2.0 of 2 minutes are used; raise the limit; a run that has not ended yet then goes on" in refusal(
+    assert "2.0 of 2 minutes are used; raise the limit, and run the same command to resume" in refusal(
         lambda: spend(meter, Usage(1), Usage(1))
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -195,3 +196,15 @@ def test_type_checkers_see_the_names_that_are_loaded_lazily() -> None:
 
 def homes() -> dict[str, str]:
     return {name: place.partition(":")[0] for name, place in compound._HOME.items()}
+
+
+def test_the_first_line_of_a_module_is_no_riddle() -> None:
+    """It names a thing or says what the module does; it does not open a question."""
+    opening = re.compile(r"(What|Where|How|From|Which|Whether|Why|By)\b")
+    first = {
+        str(path.relative_to(ROOT)): (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").split(
+            "\n"
+        )[0]
+        for path in modules()
+    }
+    assert {path: line for path, line in first.items() if opening.match(line) or not line} == {}

@@ -354,7 +354,7 @@ def test_an_unfinished_run_is_reported_as_such(tmp_path: Path, events: int) -> N
     facts = summarize(path)
     assert facts["missing"]
     assert facts["sentence"].startswith(("Unfinished: ", "Nothing is measured yet"))
-    assert "goes on with it" in page(path).text
+    assert "resumes it" in page(path).text
     assert headings((path / "report.md").read_text(encoding="utf-8"))[1] == "Methods"
     assert closing(path)
 

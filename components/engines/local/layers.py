@@ -1,4 +1,4 @@
-"""What kinds of layers a model has, and so what the states that its cache holds can be used for.
+"""Determine the kinds of layers of a model, and how the states in its cache can be reused.
 
 Keys and values of attention layers belong to single tokens: they can be repeated for several rows, cut after
 any token, and put behind padding. The state of a linear attention, convolution or state-space layer belongs

@@ -1,4 +1,4 @@
-"""What a vLLM server is sent for a request, and what its answer says: OpenAI's chat and vLLM's fields."""
+"""Requests to a vLLM server and its answers, in the format of OpenAI's chat API with vLLM's fields."""
 
 from __future__ import annotations
 

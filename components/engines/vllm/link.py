@@ -1,4 +1,4 @@
-"""From an engine's settings to a server that is ready: one that runs already, or one of our own."""
+"""Connect an engine to a server: one that is running, or one that is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the report says of a run, as JSON types: one typed dictionary for each of its parts.
+"""The facts of a report as JSON types: one typed dictionary for each part.
 
 `compound.report.facts.facts` and its neighbours make them, the tables and figures read them, and
 `compound.report.summarize` returns the whole.

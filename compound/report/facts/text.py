@@ -1,4 +1,4 @@
-"""How the report says things: numbers, intervals, values, and what changed between two texts."""
+"""Format numbers, intervals, values and text differences for reports."""
 
 from __future__ import annotations
 

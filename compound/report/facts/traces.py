@@ -1,4 +1,4 @@
-"""What the recorded traces tell: costs by component, failures by reason, and the examples that moved.
+"""Summarize recorded traces: costs by component, failures by reason, and examples whose score changed.
 
 Validation and test runs leave traces, the search's train runs do not; what those spent is in the rest.
 """

@@ -1,4 +1,4 @@
-"""Where a graph's nodes and edges go: layers from left to right, long edges led between the nodes.
+"""Lay out a graph: layers from left to right, with long edges routed between the nodes.
 
 A node's layer is the longest path to it; one that reads nothing stands right before its first reader,
 outputs stand last. An edge over several layers passes through waypoints, which take part in the order of

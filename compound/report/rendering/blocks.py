@@ -1,4 +1,4 @@
-"""What a section of the report is made of; each form of the report knows how to write each kind."""
+"""The blocks that sections of a report consist of; each output format renders every kind of block."""
 
 from __future__ import annotations
 

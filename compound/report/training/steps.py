@@ -1,4 +1,4 @@
-"""What training weights looked like, step by step: the records, their facts, and the report's section.
+"""Records of training steps: facts, and the section of the report.
 
 A training step leaves one record in ``memory.jsonl``. A run trains in one job or in several, one after the
 other; the baselines of a run have records of their own, in their own directories.

@@ -1,4 +1,4 @@
-"""What a plain (unquoted) YAML scalar means, by the rules of YAML 1.2: reading and writing share them."""
+"""Interpret plain (unquoted) scalars by the rules of YAML 1.2, for reading and writing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which samples go through the model together, and which make up an update."""
+"""Divide samples into micro-batches for the model and minibatches for updates."""
 
 from __future__ import annotations
 

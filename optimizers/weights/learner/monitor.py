@@ -1,4 +1,4 @@
-"""What a training step looked like, component by component: the numbers of the papers' training curves."""
+"""Metrics of a training step for each component, as in the training curves of the papers."""
 
 from __future__ import annotations
 

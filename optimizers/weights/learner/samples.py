@@ -1,4 +1,4 @@
-"""What the trainer is fed with: calls as they were sampled, token by token, and what they earned."""
+"""Samples for the trainer: sampled calls, token by token, with their rewards and advantages."""
 
 from __future__ import annotations
 

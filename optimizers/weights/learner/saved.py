@@ -1,4 +1,4 @@
-"""What a training stores between its steps, as typed states."""
+"""The state that a training stores between steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training step did to the policy: shares of tokens that were cut, and how far the policy moved."""
+"""Diagnostics of a policy update: clipped fractions, and divergence from the sampling policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tells one way of training weights from another: how rollouts are made, and who gets which credit.
+"""Training recipes: rollouts and credit.
 
 Everything else is shared: sampling, the trainer, checkpoints, budgets
 (`compound.optimizers.weights.training`).
@@ -85,8 +85,8 @@ class GroupSettings(PolicySettings):
         """Refuse groups of one run, which leave nothing to compare."""
         if self.rollouts.runs < 2 and self.scale != "none":
             raise ValueError(
-                f"the runs of an example are compared, but rollouts.runs is {self.rollouts.runs}; 8 are a "
-                "good start; or take method ppo, or scale: none, which compares nothing"
+                f"the runs of an example are compared, but rollouts.runs is {self.rollouts.runs}; 8 is a "
+                "good default; or use method ppo, or scale: none, which compares nothing"
             )
         return self
 
