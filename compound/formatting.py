@@ -1,4 +1,4 @@
-"""Short texts for `repr`: values cut to a readable length, lists of names with the number left out.
+"""Format values, lists of names and counts as short texts.
 
 A notebook shows the repr of whatever a cell ends with, and error messages quote it: it must not grow with
 prompts, demonstrations or the number of paths through a graph.
@@ -44,3 +44,12 @@ def shown(kind: str, *positional: str, **parts: str) -> str:
     """
     named = [f"{name}={part}" for name, part in parts.items() if part]
     return f"{kind}({', '.join([*positional, *named])})"
+
+
+def plural(n: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> plural(1, "example"), plural(2000, "example")
+    ('1 example', '2,000 examples')
+    """
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from compound.errors import DataError, MissingExtra
 from compound.execution.rng import generator
+from compound.formatting import plural
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float32] | NDArray[np.float64]
@@ -186,7 +187,8 @@ def folds(inputs: Sequence[str], seed: int) -> NDArray[np.int64]:
     distinct = sorted(set(inputs))
     if len(distinct) < LEAST_INPUTS:
         raise DataError(
-            f"preference pairs of {len(distinct)} inputs cannot train a reward: none could be held out",
+            f"preference pairs of {plural(len(distinct), 'input')} cannot train a reward: "
+            "none could be held out",
             hint=f"at least {LEAST_INPUTS} inputs need outputs that lead to different scores",
         )
     order = generator(seed, "folds").permutation(len(distinct))

@@ -7,7 +7,7 @@ not checked. No model is loaded, and nothing is downloaded.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from compound.evaluation.duplicates import check_no_overlaps, in_data
 from compound.evaluation.examples import read_examples
 from compound.evaluation.hub import HUB
 from compound.evaluation.metrics import check_rows
+from compound.formatting import plural
 from compound.optimization.prospects import outlook
 from compound.optimizers import methods
 from compound.optimizers.weights.methods import NothingToTune
@@ -61,7 +62,7 @@ class Checked:
 
     def __str__(self) -> str:
         system = self.program.system
-        size = f"{_counted(system.nodes, 'node')}, {_counted(system.parameters, 'parameter')} to tune"
+        size = f"{plural(len(system.nodes), 'node')}, {plural(len(system.parameters), 'parameter')} to tune"
         head = f"{self.program.path}: ok: {size}"
         notes = [f"  note: {note}" for note in self.notes]
         return "\n".join([head, *notes, *(f"  not checked: {part}" for part in self.not_checked)])
@@ -97,10 +98,6 @@ def _problem(text: str, file: Path, *, spec: bool = True) -> dict[str, object]:
         "where": where["where"] if where else "",
         "message": rest[where.end() :] if where else rest,
     }
-
-
-def _counted(items: Sized, noun: str) -> str:
-    return f"{len(items)} {noun}" if len(items) == 1 else f"{len(items)} {noun}s"
 
 
 def check_program(program: Program, *, strict: bool = False) -> Checked:

@@ -23,7 +23,7 @@ from compound.evaluation.statistics import Interval
 from compound.example import Example, Metric
 from compound.execution.executor import Executor
 from compound.execution.sender import Engines
-from compound.formatting import shown
+from compound.formatting import plural, shown
 from compound.graph.configuration import Configuration, digest, load, readable
 from compound.graph.draw import as_document
 from compound.graph.fingerprint import described
@@ -421,7 +421,7 @@ def _decidable(n: int, alpha: float) -> None:
     least = math.ceil(-math.log2(alpha))
     if n < least:
         raise DataError(
-            f"{n} validation examples cannot show an improvement at alpha={alpha:g}",
+            f"{plural(n, 'validation example')} cannot show an improvement at alpha={alpha:g}",
             hint=f"give at least {least}; 40 is a good default",
         )
 

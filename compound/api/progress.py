@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from compound.formatting import plural
 from compound.optimization.method import ROLLOUTS
 from compound.runs.recorder import Listener
 from compound.security.sanitize import printable, raw
@@ -284,7 +285,7 @@ def counting(*, quiet: bool = False) -> Iterator[Callable[[Example, Trace], None
         if not quiet and (sys.stderr.isatty() or len(scores) % 50 == 0):
             end = "\r" if sys.stderr.isatty() else "\n"
             print(
-                f"{len(scores)} runs, mean {sum(scores) / len(scores):.4f}",
+                f"{plural(len(scores), 'run')}, mean {sum(scores) / len(scores):.4f}",
                 end=end,
                 file=sys.stderr,
                 flush=True,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from compound.evaluation.power import POWER, detectable, examples_needed, least_improved, least_p
 from compound.execution.rng import derive_seed
+from compound.formatting import plural
 from compound.optimization.allowance import Allowance, allowance
 from compound.optimization.bounds import Bounded
 from compound.optimization.budget_plan import (
@@ -188,14 +189,11 @@ def _smaller(problem: Problem) -> list[str]:
     splits = {"train": problem.train, "valid": problem.valid, "test": problem.test}
     asked = {role: getattr(settings, f"{role}_size") for role in splits if f"{role}_size" in chosen}
     return [
-        f"optimize.{role}_size is {size}, but the {role} split has {_rows(len(splits[role]))}: all are used"
+        f"optimize.{role}_size is {size}, but the {role} split has {plural(len(splits[role]), 'row')}: "
+        "all are used"
         for role, size in asked.items()
         if size is not None and len(splits[role]) < size and splits[role]
     ]
-
-
-def _rows(n: int) -> str:
-    return f"{n} row" if n == 1 else f"{n} rows"
 
 
 def _untried(found: Sequence[Prospect], limit: float | None) -> list[str]:
@@ -209,8 +207,8 @@ def _untried(found: Sequence[Prospect], limit: float | None) -> list[str]:
 def _detectable(facts: Detection, plan: BudgetPlan) -> str:
     n, level, gain = facts["examples"], facts["level"], facts["detectable_gain"]
     needed = ", ".join(f"+{gain} needs {n}" for gain, n in facts["examples_needed"].items() if n is not None)
-    times = f"{plan.decisions} decision{'s' if plan.decisions > 1 else ''}"
-    start = f"{n} validation examples and {times} at level {level:.3g}"
+    times = plural(plan.decisions, "decision")
+    start = f"{plural(n, 'validation example')} and {times} at level {level:.3g}"
     if gain is None:
         return f"{start} detect no gain with {POWER:.0%} probability; {needed} examples"
     rest = facts["detectable_gain_if_some_get_worse"]

@@ -21,10 +21,11 @@ from compound.evaluation.statistics import (
     cluster_mean_interval,
     interval_of_means,
 )
+from compound.formatting import plural
 from compound.report.facts.documents import Took
 from compound.report.facts.facts import took
 from compound.report.facts.record import Record, plain
-from compound.report.facts.text import Interval, count, interval, money, plural, seconds, signed, visible
+from compound.report.facts.text import Interval, count, interval, money, seconds, signed, visible
 from compound.report.rendering.markdown import escaped, written
 from compound.report.rendering.tables import Table, table
 from compound.report.training.steps import method_training

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compound.report.facts.text import count, money, plural
+from compound.formatting import plural
+from compound.report.facts.text import count, money
 from compound.report.writing import aligned
 
 NUMBERS = ("calls", "prompt_tokens", "completion_tokens")

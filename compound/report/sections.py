@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from compound.errors import MissingExtra
+from compound.formatting import plural
 from compound.report.facts.documents import ProposalFacts, ReportFacts, RetryFacts, RunFacts, SpentFacts
-from compound.report.facts.text import count, money, number, p_value, plural, seconds, shown
+from compound.report.facts.text import count, money, number, p_value, seconds, shown
 from compound.report.figures.curve import curve_svg
 from compound.report.figures.graph import graph_svg
 from compound.report.rendering import tables

@@ -14,6 +14,7 @@ from typing import Literal
 from pydantic import Field
 
 from compound.execution.rng import generator
+from compound.formatting import plural
 from compound.graph.configuration import canonical
 from compound.graph.space import Demos, Text
 from compound.narrowing import entry
@@ -84,7 +85,9 @@ class Mipro:
             values = {key: await self._values(task, key, pools.get(key, ())) for key in task.keys}
             state = self._start(task, {key: some for key, some in values.items() if some}, len(examples))
             count = sum(map(len, state.values.values()))
-            yield Progress(state.to_json(), f"{count} values for {len(state.values)} parameters")
+            yield Progress(
+                state.to_json(), f"{plural(count, 'value')} for {plural(len(state.values), 'parameter')}"
+            )
         larger = examples[: state.larger]
         if state.values and larger:
             async for after in rounds(task, state, larger):

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from compound.example import Example
 from compound.execution.rng import generator
+from compound.formatting import plural
 from compound.graph.configuration import canonical, component_of, components_of
 from compound.graph.space import Choice, Demos, Float, Int, Text
 from compound.optimization.bounds import JobBound, Outlook
@@ -113,7 +114,7 @@ class LocalSearch:
             state = LocalProgress.from_json(task.resume)
         else:
             state = await self._start(task, rewards, component)
-            yield Progress(state.to_json(), f"{len(state.scoring.candidates)} candidates")
+            yield Progress(state.to_json(), plural(len(state.scoring.candidates), "candidate"))
         if state.phase == "collecting":
             note = await self._collect(task, rewards, component, state.pairs)
             state.phase = "searching"

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from compound.example import Example
+from compound.formatting import plural
 from compound.graph.configuration import component_of
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
@@ -152,4 +153,4 @@ async def collect_pairs(
     traced = list(zip(fresh, await rewards.task.scorer.traces({}, fresh), strict=True))
     found = await rewards.collect(components, traced, state.proposals, state.iteration)
     state.inputs += len(fresh)
-    return f"{len(found.pairs)} pairs from {len(fresh)} inputs"
+    return f"{plural(len(found.pairs), 'pair')} from {plural(len(fresh), 'input')}"

@@ -16,6 +16,7 @@ from pydantic import Field
 from compound.example import Example
 from compound.execution.rng import generator
 from compound.execution.trace import Trace
+from compound.formatting import plural
 from compound.graph.configuration import canonical, component_of
 from compound.graph.space import Demos, Text
 from compound.narrowing import entry
@@ -140,7 +141,7 @@ class PromptSearch:
             pools = await bootstrapped(task, pool_examples) if "demos" in self.proposers else {}
             state = CandidateRace(candidates=await self.candidates(task, pools))
             found = sum(map(len, pools.values()))
-            note = f"{len(state.candidates)} candidates, {found} demonstrations found"
+            note = f"{plural(len(state.candidates), 'candidate')}, {plural(found, 'demonstration')} found"
             yield Progress(state.to_json(), note)
         async for event in race_incumbent(task, state.candidates, examples, state):
             yield event

@@ -22,6 +22,7 @@ from compound.components.engines.options import Count, Wait, check_settings
 from compound.components.engines.prefilled import Prefilled
 from compound.engine import Completion, Message, Request, TokenRecord, Usage
 from compound.errors import CallError, TransientError
+from compound.formatting import plural
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -241,7 +242,7 @@ class TransformersEngine:
         try:
             decoder.run(rows, adapter)
         except (RuntimeError, MemoryError) as error:
-            told = f"{self.name} failed on {len(rows)} calls: {error}"
+            told = f"{self.name} failed on {plural(len(rows), 'call')}: {error}"
             if isinstance(error, MemoryError) or "memory" in str(error):
                 told += "; lower max_batch or max_batch_tokens"
             raise TransientError(told) from error  # it says nothing of what was asked

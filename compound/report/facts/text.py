@@ -125,11 +125,6 @@ def seconds(value: float | None) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def plural(n: int, word: str) -> str:
-    """Return ``1 example``, ``2 examples``."""
-    return f"{n:,} {word}{'' if n == 1 else 's'}"
-
-
 def clip(text: str, limit: int = LONG) -> str:
     """Cut a text and say how long it was."""
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text):,} characters)"

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from compound.evaluation.evaluate import Summary
+from compound.formatting import plural
 from compound.optimization.proposals import described
 from compound.report.facts.documents import GainFacts, Headline, Measured, ProposalFacts
-from compound.report.facts.text import interval, number, p_value, plural, signed
+from compound.report.facts.text import interval, number, p_value, signed
 
 GUIDE = "docs/guides/nothing_found.md, 'My run found nothing, what now?'"
 ONE_SIDED = 0.05  # a p-value below it may stand beside a two-sided interval that includes zero

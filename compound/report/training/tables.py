@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from compound.errors import MissingExtra
+from compound.formatting import plural
 from compound.report.facts.documents import MethodTraining, TrainingFacts
-from compound.report.facts.text import count, line, number, plural, seconds
+from compound.report.facts.text import count, line, number, seconds
 from compound.report.rendering.blocks import Block, Figure
 from compound.report.rendering.tables import Table, table
 from compound.report.training.figures import caption, shown, training_svg
