@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,18 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from compound.cli import main
-from compound.engine import Completion, Request
-from compound.example import Example, Metric
-from compound.execution.cache import MemoryCache
-from compound.execution.executor import Executor
-from compound.graph.configuration import canonical
-from compound.graph.system import System
-from compound.optimization.method import JobContext, Method, Optimizer, Progress, Proposal, Task
-from compound.optimization.problem import Problem
-from compound.optimization.scorer import JobScorer
-from compound.optimizers.scheduling.scheduler import Uniform
-from compound.settings.optimize import OptimizeSettings
-from compound.testing import PlainMemory, ScriptedLM
+from compound.testing import OptimizerJob
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
@@ -116,97 +101,10 @@ def _own_cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, 
         monkeypatch.setenv("COMPOUND_CACHE", str(_session_cache))
 
 
-class Job:
-    """One job of an optimizer as the loop gives it: a real scorer, cache and meter, and a scripted model.
-
-    Args:
-        system: what to optimize.
-        metric: the global reward.
-        train: the examples to learn from.
-        lm: the model ``lm``; made anew for each job, where a script keeps count.
-        share: the system runs the job may spend.
-        task: other fields of the task.
-    """
-
-    def __init__(
-        self,
-        system: System,
-        metric: Metric,
-        train: Sequence[Example],
-        lm: Callable[[], ScriptedLM] = lambda: ScriptedLM([]),
-        share: float = float("inf"),
-        **task: Any,
-    ) -> None:
-        self._given = (system, metric, train, lm, share, task)
-        self.lm = lm()
-        memory = PlainMemory(Path(tempfile.mkdtemp()))
-        self.executor = Executor({"lm": self.lm}, cache=MemoryCache(), folder=memory.folder)
-        method = Method("none", {}, [], Uniform())
-        engines = {"lm": self.lm}
-        problem = Problem(system, train, (), (), metric, OptimizeSettings(), method, engines)
-        self.scorer = JobScorer(problem, self.executor, system, share, 0.0)
-        given = {"keys": tuple(system.parameters), "seed": 1, "minibatch": 4, "candidates": 8, **task}
-        context = JobContext(self.executor, metric, problem.rules, memory)
-        self.task = Task(
-            system=system, train=train, scorer=self.scorer, context=context, pool_seed=2, **given
-        )
-
-    @property
-    def spent(self) -> float:
-        """System runs so far."""
-        return self.executor.meter.system_runs
-
-    def asked_models(self) -> list[str | None]:
-        """Return a list that grows by the name of each model the optimizer asks; ``lm`` answers for all."""
-        asked_of: list[str | None] = []
-        original = self.scorer.generate
-
-        async def watch(request: Request, lm: str | None = None) -> Completion:
-            asked_of.append(lm)
-            return await original(request, "lm")
-
-        self.scorer.generate = watch  # type: ignore[method-assign]
-        return asked_of
-
-    def run(self, optimizer: Optimizer) -> tuple[list[Any], Proposal]:
-        """Run to the end; returns the states and the proposal."""
-        return asyncio.run(self._collect(optimizer, None, None))
-
-    def run_interrupted(self, optimizer: Optimizer, after: int) -> tuple[list[Any], Proposal]:
-        """Stop after some progress, and go on from the state as a checkpoint holds it."""
-        states, _ = asyncio.run(self._collect(optimizer, None, after))
-        rest, proposal = asyncio.run(self._collect(optimizer, states[-1], None))
-        return states + rest, proposal
-
-    def check_resume(self, optimizer: Optimizer) -> None:
-        """Interrupt the same job after every progress: the rest must be as if nothing had happened."""
-        states, proposal = self.run(optimizer)
-        assert len(states) >= 3
-        for after in range(1, len(states) + 1):
-            system, metric, train, lm, share, task = self._given
-            again = Job(system, metric, train, lm, share, **task)
-            assert again.run_interrupted(optimizer, after) == (states, proposal)
-            assert again.spent == self.spent
-
-    async def _collect(
-        self, optimizer: Optimizer, resume: Mapping[str, Any] | None, most: int | None
-    ) -> tuple[list[Any], Proposal]:
-        states: list[Any] = []
-        async for event in optimizer.propose(replace(self.task, resume=resume)):
-            if isinstance(event, Proposal):
-                return states, event
-            assert isinstance(event, Progress)
-            states.append(json.loads(canonical(event.state)))  # as it is now, not as it may become
-            if len(states) == most:
-                break
-        assert most is not None
-        return states, Proposal({})
-
-
 @pytest.fixture(scope="session")
-def job() -> type[Job]:
+def job() -> type[OptimizerJob]:
     """Jobs of optimizers, run for real."""
-    return Job
+    return OptimizerJob
 
 
 LINES = (

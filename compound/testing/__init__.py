@@ -1,157 +1,41 @@
-"""Test doubles that are part of the product: a scripted model, and helpers to tell what ran."""
+"""Test doubles, and conformance kits that test an implementation of a role.
+
+A kit is a plain class. Inherit it in a test module under a name that starts with ``Test``, and override its
+hooks: pytest then collects its checks. `run_kit` runs them without pytest. The kits are loaded when they are
+first used, so that the doubles stay light to import.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
+import importlib
+from typing import TYPE_CHECKING
 
-import numpy as np
+from compound.testing.doubles import PlainMemory as PlainMemory
+from compound.testing.doubles import ScriptedLM as ScriptedLM
 
-from compound.engine import Completion, Request, Usage
-from compound.errors import CallError
-from compound.execution.rng import generator
+if TYPE_CHECKING:  # so that type checkers see what `__getattr__` finds
+    from compound.testing.checks import run_kit as run_kit
+    from compound.testing.optimizer_job import OptimizerJob as OptimizerJob
+    from compound.testing.optimizer_kit import OptimizerKit as OptimizerKit
 
-Reply = str | Exception | Completion
-Script = Sequence[Reply] | Mapping[str, Reply] | Callable[..., object]
+_HOME = {
+    "OptimizerJob": "compound.testing.optimizer_job",
+    "OptimizerKit": "compound.testing.optimizer_kit",
+    "run_kit": "compound.testing.checks",
+}
 
-
-class ScriptedLM:
-    """A model that answers from a script, for tests and simulations.
-
-    Args:
-        script: a list (answered in order), a mapping (the first key found in the last message answers),
-            or a function of the last message, or of the message and the request's random generator
-            (two parameters); it may be async. A reply that is an exception is raised.
-        latency: seconds to wait, or a function of the request's generator.
-        price: dollars for each word, read or written.
-        priced: whether that price counts as known.
-        remote: whether time limits count the wait for an answer.
-
-    Usage counts words as tokens. ``requests`` keeps what was asked.
-
-    Example:
-        >>> from compound.engine import Message
-        >>> lm = ScriptedLM({"capital of France": "Paris"})
-        >>> ask = Request((Message("user", "What is the capital of France?"),))
-        >>> asyncio.run(lm.generate(ask)).text
-        'Paris'
-    """
-
-    def __init__(
-        self,
-        script: Script,
-        *,
-        name: str = "scripted",
-        concurrency: int = 64,
-        latency: float | Callable[[np.random.Generator], float] = 0.0,
-        price: float = 0.0,
-        priced: bool = True,
-        remote: bool = True,
-    ) -> None:
-        self._script = script
-        self._name = name
-        self._concurrency = concurrency
-        self._latency = latency
-        self._price = price
-        self.priced = priced
-        self.remote = remote
-        self.requests: list[Request] = []
-        self.in_flight = 0
-        self.most_in_flight = 0
-
-    @property
-    def name(self) -> str:
-        """The model's name."""
-        return self._name
-
-    @property
-    def concurrency(self) -> int:
-        """How many requests may be in flight."""
-        return self._concurrency
-
-    def worst_case(self, request: Request) -> Usage:
-        """Return the words of the prompt and ``max_tokens``, at this model's price per token."""
-        words = _words(request)
-        return Usage(
-            1, words, request.max_tokens, self._price * (words + request.max_tokens), int(not self.priced)
-        )
-
-    async def generate(self, request: Request) -> Completion:
-        """Answer from the script."""
-        number = len(self.requests)
-        self.requests.append(request)
-        self.in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self.in_flight)
-        try:
-            rng = generator("scripted", request.seed)
-            wait = self._latency(rng) if callable(self._latency) else self._latency
-            if wait:
-                await asyncio.sleep(wait)
-            return await self._answer(request, number)
-        finally:
-            self.in_flight -= 1
-
-    async def _answer(self, request: Request, number: int) -> Completion:
-        reply = self._reply(request, number)
-        if isinstance(reply, Awaitable):
-            reply = await reply
-        if isinstance(reply, Exception):
-            raise reply
-        if isinstance(reply, Completion):
-            return reply
-        said = str(reply)
-        for stop in request.stop:
-            said = said.split(stop, maxsplit=1)[0]
-        words = re.findall(r"\s*\S+", said)
-        text = "".join(words[: request.max_tokens])
-        used = min(len(words), request.max_tokens)
-        prompt = _words(request)
-        return Completion(
-            text,
-            Usage(1, prompt, used, self._price * (prompt + used), int(not self.priced)),
-            "length" if len(words) > used else "stop",
-        )
-
-    def _reply(self, request: Request, number: int) -> object:
-        message = request.cued[-1].content
-        script = self._script
-        if callable(script):
-            code = getattr(script, "__code__", None)
-            if code is not None and code.co_argcount - (hasattr(script, "__self__")) >= 2:
-                return script(message, generator("reply", request.seed))
-            return script(message)
-        if isinstance(script, Mapping):
-            for key, reply in script.items():
-                if key in message:
-                    return reply
-            raise CallError(f"the script has no answer to {message!r:.200}")
-        if number >= len(script):
-            raise CallError(f"the script has {len(script)} answers, but this is request {number + 1}")
-        return script[number]
-
-    async def aclose(self) -> None:
-        """Do nothing: a script holds no resources."""
+__all__ = sorted([*_HOME, "PlainMemory", "ScriptedLM"])  # noqa: PLE0605 - the kits are loaded lazily
 
 
-def _words(request: Request) -> int:
-    return sum(len(message.content.split()) for message in request.cued)
+if not TYPE_CHECKING:  # which would believe that every name is there
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOME:
+            raise AttributeError(f"module 'compound.testing' has no attribute {name!r}")
+        value = getattr(importlib.import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
 
 
-class PlainMemory:
-    """A method's memory outside a run directory; implements `compound.optimization.method.Memory`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.state: dict[str, object] = {}
-        self.folder = folder
-        self._records: list[str] = []
-
-    def append(self, record: Mapping[str, object]) -> None:
-        """Add a record."""
-        self._records.append(json.dumps(record))
-
-    def records(self) -> list[dict[str, object]]:
-        """Return the records as they would be read."""
-        return [json.loads(record) for record in self._records]
+def __dir__() -> list[str]:
+    return __all__

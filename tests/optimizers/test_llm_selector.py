@@ -210,7 +210,7 @@ class TestSelection:
     @pytest.mark.parametrize("alpha", [0.0, 1.0])
     def test_it_resumes_from_every_step(self, job: Any, share: float, alpha: float) -> None:
         job(two_steps(), METRIC, rows(30), lambda: ScriptedLM(accuser), share).check_resume(
-            LLMSelector(alpha)
+            lambda: LLMSelector(alpha)
         )
 
     @settings(max_examples=60)

@@ -153,7 +153,7 @@ class TestSearch:
     @pytest.mark.parametrize("share", [math.inf, 400, 120])
     def test_it_resumes_from_every_round(self, job: Any, share: float) -> None:
         target = two_steps(demos=Demos(max=2)).bind({"first.prompt": BEST["first.prompt"]})
-        job(target, METRIC, rows(90), scripted(), share).check_resume(Mipro(("edits", "opro")))
+        job(target, METRIC, rows(90), scripted(), share).check_resume(lambda: Mipro(("edits", "opro")))
 
     @settings(max_examples=60)
     @given(

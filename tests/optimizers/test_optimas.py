@@ -35,7 +35,6 @@ from compound.graph.types import Port
 from compound.narrowing import entry
 from compound.optimization.method import Job, JobContext, JobRecord, Proposal, ScoredCandidate
 from compound.optimizers.optimas.guides import Guidance, LearnedRewards
-from compound.optimizers.optimas.local import LocalSearch
 from compound.optimizers.optimas.local_scoring import Gain, boltzmann, run_alone
 from compound.optimizers.optimas.methods import OptimasSettings
 from compound.optimizers.optimas.offline import Collecting, collect_pairs, settings_of
@@ -291,17 +290,12 @@ class TestLocalSearch:
             made.run(local_search(REWARDS, PROMPTS))
         assert made.spent == 0
 
-    @pytest.mark.parametrize("optimizer", [local_search(REWARDS, PROMPTS), offline_rewards(REWARDS, PROMPTS)])
-    def test_interrupted_anywhere_it_proposes_the_same(self, job: Any, optimizer: Any) -> None:
+    @pytest.mark.parametrize("make", [local_search, offline_rewards])
+    def test_interrupted_anywhere_it_proposes_the_same(self, job: Any, make: Any) -> None:
         world = Simulated("chain", noise=0.1, options=12, common=False)
-        keys = ("b.option",) if isinstance(optimizer, LocalSearch) else tuple(world.system().parameters)
+        keys = ("b.option",) if make is local_search else tuple(world.system().parameters)
         made = job(world.system(), world, world.examples(60), keys=keys, share=150.0)
-        states, proposal = made.run(optimizer)
-        assert len(states) >= 2
-        for after in range(1, len(states) + 1):
-            again = job(world.system(), world, world.examples(60), keys=keys, share=150.0)
-            assert again.run_interrupted(optimizer, after) == (states, proposal)
-            assert again.spent == made.spent
+        assert len(made.check_resume(lambda: make(REWARDS, PROMPTS))) >= 2
 
     def test_what_failed_is_not_run_again_for_being_interrupted(self, job: Any) -> None:
         """Failed calls are not in the cache: who records the incumbent's calls anew would pay for them."""
@@ -309,14 +303,9 @@ class TestLocalSearch:
         rows = [Example(f"e{i}", {"x": i}) for i in range(30)]
         metric = custom(lambda o, e: len(o["y"].split()) / 6)
         search = local_search(replace_settings(check_below=1.01), PROMPTS)
-        made = job(system, metric, rows)
-        states, proposal = made.run(search)
+        _, proposal = job(system, metric, rows).run(search)
         assert proposal.facts["steered"]
-        assert len(states) >= 4
-        for after in range(1, len(states) + 1):
-            again = job(system, metric, rows)
-            assert again.run_interrupted(search, after) == (states, proposal)
-            assert again.spent == made.spent
+        assert len(job(system, metric, rows).check_resume(lambda: search)) >= 4
 
     @pytest.mark.parametrize("share", [10.0, 30.0, 60.0, 120.0])
     def test_it_keeps_about_to_its_share(self, job: Any, share: float) -> None:
@@ -534,10 +523,7 @@ class TestTogether:
             replace_settings(min_accuracy=1.0, check_below=1.01, inputs=1),
             ("first.prompt", "first.demos"),
         )
-        search = local_search(settings, PROMPTS)
-        states, proposal = self.made(job, keys=keys).run(search)
-        for after in range(1, len(states) + 1):
-            assert self.made(job, keys=keys).run_interrupted(search, after) == (states, proposal)
+        assert self.made(job, keys=keys).check_resume(lambda: local_search(settings, PROMPTS))
 
 
 class TestPools:

@@ -1,0 +1,104 @@
+"""Shared by the kits: run one without pytest, compare values, and watch the global random generators."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from unittest import SkipTest
+
+import numpy as np
+
+from compound.formatting import short
+
+__all__ = ["json_problem", "run_kit", "seed_global_generators", "without_global_generators"]
+
+
+def run_kit(kit: type[object]) -> dict[str, str]:
+    """Run the checks of a kit without pytest.
+
+    Each check runs on an instance of its own. Fixtures of pytest are not available.
+
+    Args:
+        kit: a subclass of one of the kits.
+
+    Returns:
+        The message of each failed check by its name; empty if all checks passed.
+    """
+    failures = {}
+    for name in dir(kit):
+        if not name.startswith("test_"):
+            continue
+        try:
+            getattr(kit(), name)()
+        except SkipTest:
+            continue
+        except AssertionError as error:
+            failures[name] = str(error)
+        except Exception as error:  # noqa: BLE001 - whatever the tested code raises is a failed check
+            failures[name] = f"{type(error).__name__}: {error}"
+    return failures
+
+
+def json_problem(value: object, place: str = "") -> str:
+    """Return what in a value is not JSON, or ``""``.
+
+    >>> json_problem({"a": [1, None]}), json_problem({"a": [{2}]}), json_problem({"a": {1: 2}})
+    ('', 'a.0 is {2}', 'a has the key 1, which is not a string')
+    """
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                return f"{place or 'it'} has the key {key!r}, which is not a string"
+            if problem := json_problem(item, f"{place}.{key}".removeprefix(".")):
+                return problem
+        return ""
+    if isinstance(value, list | tuple):
+        problems = (json_problem(item, f"{place}.{i}".removeprefix(".")) for i, item in enumerate(value))
+        return next(filter(None, problems), "")
+    if value is None or isinstance(value, str | int | float | bool):
+        return ""
+    return f"{place or 'it'} is {short(value)}"
+
+
+def through_json(value: object) -> object:
+    """Return a value as it is read after it was written as JSON."""
+    found: object = json.loads(json.dumps(value))
+    return found
+
+
+def seed_global_generators(seed: int) -> None:
+    """Seed the global generators of `random` and `numpy.random`."""
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def _global_states() -> dict[str, object]:
+    """Return the states of the global generators, by the name of their module."""
+    _, keys, *rest = np.random.get_state(legacy=True)
+    states: dict[str, object] = {
+        "random": random.getstate(),
+        "numpy.random": (np.asarray(keys).tobytes(), *rest),
+    }
+    if (torch := sys.modules.get("torch")) is not None:
+        states["torch"] = torch.get_rng_state().numpy().tobytes()
+    return states
+
+
+@contextmanager
+def without_global_generators(what: str) -> Iterator[None]:
+    """Check that a block neither draws from nor seeds a global random generator.
+
+    Args:
+        what: what runs in the block, for the message.
+    """
+    before = _global_states()
+    yield
+    after = _global_states()
+    used = [name for name, state in before.items() if after[name] != state]
+    assert not used, (
+        f"{what} drew from, or seeded, the global generator of {' and '.join(used)}; draw from "
+        "compound.execution.rng.generator(seed, ...) instead, so that equal seeds give equal results"
+    )

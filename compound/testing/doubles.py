@@ -1,0 +1,189 @@
+"""Test doubles: a scripted model, and a method's memory without a run directory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from compound.engine import Completion, Request, Usage
+from compound.errors import CallError
+from compound.execution.rng import generator
+
+Reply = str | Exception | Completion
+Script = Sequence[Reply] | Mapping[str, Reply] | Callable[..., object]
+
+
+class ScriptedLM:
+    """A model that answers from a script, for tests and simulations.
+
+    Args:
+        script: a list (answered in order), a mapping (the first key found in the last message answers),
+            or a function of the last message, or of the message and the request's random generator
+            (two parameters); it may be async. A reply that is an exception is raised.
+        latency: seconds to wait, or a function of the request's generator.
+        price: dollars for each word, read or written.
+        priced: whether that price counts as known.
+        remote: whether time limits count the wait for an answer.
+
+    Usage counts words as tokens. ``requests`` keeps what was asked.
+
+    Example:
+        >>> from compound.engine import Message
+        >>> lm = ScriptedLM({"capital of France": "Paris"})
+        >>> ask = Request((Message("user", "What is the capital of France?"),))
+        >>> asyncio.run(lm.generate(ask)).text
+        'Paris'
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        name: str = "scripted",
+        concurrency: int = 64,
+        latency: float | Callable[[np.random.Generator], float] = 0.0,
+        price: float = 0.0,
+        priced: bool = True,
+        remote: bool = True,
+    ) -> None:
+        self._script = script
+        self._name = name
+        self._concurrency = concurrency
+        self._latency = latency
+        self._price = price
+        self.priced = priced
+        self.remote = remote
+        self.requests: list[Request] = []
+        self.in_flight = 0
+        self.most_in_flight = 0
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self._name
+
+    @property
+    def concurrency(self) -> int:
+        """How many requests may be in flight."""
+        return self._concurrency
+
+    def worst_case(self, request: Request) -> Usage:
+        """Return the words of the prompt and ``max_tokens``, at this model's price per token."""
+        words = _words(request)
+        return Usage(
+            1, words, request.max_tokens, self._price * (words + request.max_tokens), int(not self.priced)
+        )
+
+    async def generate(self, request: Request) -> Completion:
+        """Answer from the script."""
+        number = len(self.requests)
+        self.requests.append(request)
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            rng = generator("scripted", request.seed)
+            wait = self._latency(rng) if callable(self._latency) else self._latency
+            if wait:
+                await asyncio.sleep(wait)
+            return await self._answer(request, number)
+        finally:
+            self.in_flight -= 1
+
+    async def _answer(self, request: Request, number: int) -> Completion:
+        reply = self._reply(request, number)
+        if isinstance(reply, Awaitable):
+            reply = await reply
+        if isinstance(reply, Exception):
+            raise reply
+        if isinstance(reply, Completion):
+            return reply
+        said = str(reply)
+        for stop in request.stop:
+            said = said.split(stop, maxsplit=1)[0]
+        words = re.findall(r"\s*\S+", said)
+        text = "".join(words[: request.max_tokens])
+        used = min(len(words), request.max_tokens)
+        prompt = _words(request)
+        return Completion(
+            text,
+            Usage(1, prompt, used, self._price * (prompt + used), int(not self.priced)),
+            "length" if len(words) > used else "stop",
+        )
+
+    def _reply(self, request: Request, number: int) -> object:
+        message = request.cued[-1].content
+        script = self._script
+        if callable(script):
+            code = getattr(script, "__code__", None)
+            if code is not None and code.co_argcount - (hasattr(script, "__self__")) >= 2:
+                return script(message, generator("reply", request.seed))
+            return script(message)
+        if isinstance(script, Mapping):
+            for key, reply in script.items():
+                if key in message:
+                    return reply
+            raise CallError(f"the script has no answer to {message!r:.200}")
+        if number >= len(script):
+            raise CallError(f"the script has {len(script)} answers, but this is request {number + 1}")
+        return script[number]
+
+    async def aclose(self) -> None:
+        """Do nothing: a script holds no resources."""
+
+
+def _words(request: Request) -> int:
+    return sum(len(message.content.split()) for message in request.cued)
+
+
+@dataclass(frozen=True)
+class MemorySnapshot:
+    """A `PlainMemory` at one time.
+
+    Attributes:
+        state: the state, as JSON text.
+        records: the records, as JSON texts.
+        files: a copy of the folder.
+    """
+
+    state: str
+    records: tuple[str, ...]
+    files: Path
+
+
+class PlainMemory:
+    """A method's memory outside a run directory; implements `compound.optimization.method.Memory`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state: dict[str, object] = {}
+        self.folder = folder
+        self._records: list[str] = []
+
+    def append(self, record: Mapping[str, object]) -> None:
+        """Add a record."""
+        self._records.append(json.dumps(record))
+
+    def records(self) -> list[dict[str, object]]:
+        """Return the records as they would be read."""
+        return [json.loads(record) for record in self._records]
+
+    def snapshot(self, files: Path) -> MemorySnapshot:
+        """Return what the memory holds now.
+
+        Args:
+            files: the folder to copy the memory's files to; it must not exist yet.
+        """
+        shutil.copytree(self.folder, files)
+        return MemorySnapshot(json.dumps(self.state), tuple(self._records), files)
+
+    def restore(self, snapshot: MemorySnapshot) -> None:
+        """Replace the content of the memory by that of a snapshot."""
+        self.state = json.loads(snapshot.state)
+        self._records = list(snapshot.records)
+        shutil.copytree(snapshot.files, self.folder, dirs_exist_ok=True)

@@ -1,0 +1,156 @@
+"""Every optimizer of this package passes the checks of its role."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Sequence
+
+import compound.optimizers
+from compound.optimization.method import Optimizer
+from compound.optimizers.baselines.gepa import GEPA
+from compound.optimizers.baselines.llm_selector import LLMSelector
+from compound.optimizers.baselines.mipro import Mipro
+from compound.optimizers.baselines.random import RandomSearch
+from compound.optimizers.baselines.textgrad import TextGrad
+from compound.optimizers.optimas.hbc import Cloning
+from compound.optimizers.search.prompts import PromptSearch
+from compound.optimizers.search.sampling import NumberSearch
+from compound.testing import OptimizerKit
+from guiding import local_search, offline_rewards, optimas
+
+REWARDS = optimas(
+    model="none", samples=2, min_rollouts=1, max_rollouts=1, inputs=8, fresh=4, check_below=1.01, rounds=2
+)
+TRUSTED, UNTRUSTED = (
+    REWARDS.model_copy(update={"reward": REWARDS.reward.model_copy(update={"min_accuracy": least})})
+    for least in (0.0, 1.01)
+)
+PROMPTS = PromptSearch(("demos", "edits", "opro"))
+TEXTS = ("first.prompt", "second.prompt")
+SECOND = ("second.prompt", "second.demos")
+
+
+class TestRandomSearch(OptimizerKit):
+    def make(self) -> Optimizer:
+        return RandomSearch()
+
+
+class TestPromptSearch(OptimizerKit):
+    def make(self) -> Optimizer:
+        return PromptSearch(("demos", "edits", "opro"))
+
+    def keys(self) -> Sequence[str]:
+        return (*TEXTS, "second.demos")
+
+
+class TestNumberSearch(OptimizerKit):
+    checkpoints = 5
+
+    def make(self) -> Optimizer:
+        return NumberSearch()
+
+    def keys(self) -> Sequence[str]:
+        return ("second.temperature", "second.max_tokens")
+
+
+class TestMipro(OptimizerKit):
+    checkpoints = 2
+
+    def make(self) -> Optimizer:
+        return Mipro(("edits", "opro"))
+
+    def keys(self) -> Sequence[str]:
+        return (*TEXTS, "second.demos")
+
+
+class TestTextGrad(OptimizerKit):
+    checkpoints = 5
+
+    def make(self) -> Optimizer:
+        return TextGrad()
+
+    def keys(self) -> Sequence[str]:
+        return TEXTS
+
+
+class TestGEPA(OptimizerKit):
+    checkpoints = 2
+
+    def make(self) -> Optimizer:
+        return GEPA(iterations=6)
+
+    def keys(self) -> Sequence[str]:
+        return TEXTS
+
+
+class TestLLMSelector(OptimizerKit):
+    checkpoints = 2
+
+    def make(self) -> Optimizer:
+        return LLMSelector()
+
+    def keys(self) -> Sequence[str]:
+        return ("first.max_tokens", "second.max_tokens")
+
+
+class TestLLMSelectorWithADiagnoser(TestLLMSelector):
+    def make(self) -> Optimizer:
+        return LLMSelector(alpha=1.0)
+
+
+class TestOfflineRewards(OptimizerKit):
+    checkpoints = 2
+
+    def make(self) -> Optimizer:
+        return offline_rewards(TRUSTED, PROMPTS)
+
+    def keys(self) -> Sequence[str]:
+        return (*SECOND, "first.prompt")
+
+
+class TestLocalSearch(OptimizerKit):
+    checkpoints = 2
+
+    def make(self) -> Optimizer:
+        return local_search(TRUSTED, PROMPTS)
+
+    def keys(self) -> Sequence[str]:
+        return SECOND
+
+
+class TestLocalSearchWithUntrustedRewards(TestLocalSearch):
+    """Without rewards, the texts of all components are searched together."""
+
+    def make(self) -> Optimizer:
+        return local_search(UNTRUSTED, PROMPTS)
+
+    def proposed_keys(self) -> Sequence[str]:
+        return (*SECOND, "first.prompt")
+
+
+class TestCloning(TestLocalSearch):
+    def make(self) -> Optimizer:
+        return local_search(TRUSTED, PROMPTS, guide=Cloning())
+
+
+def test_every_optimizer_has_a_class_here() -> None:
+    modules = [
+        importlib.import_module(module.name)
+        for module in pkgutil.walk_packages(compound.optimizers.__path__, "compound.optimizers.")
+        if not module.ispkg
+    ]
+    found = {
+        value
+        for module in modules
+        for value in vars(module).values()
+        if inspect.isclass(value) and inspect.isasyncgenfunction(getattr(value, "propose", None))
+    }
+    tested = {type(kit().make()) for kit in globals().values() if _is_kit(kit)}
+    weights = {"WeightTraining", "LocalTraining"}  # see test_recipe_conformance.py
+    assert {kind.__name__ for kind in found - tested} == weights
+
+
+def _is_kit(value: object) -> bool:
+    return inspect.isclass(value) and issubclass(value, OptimizerKit) and value is not OptimizerKit
