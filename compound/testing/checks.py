@@ -13,7 +13,7 @@ import numpy as np
 
 from compound.formatting import short
 
-__all__ = ["json_problem", "run_kit", "seed_global_generators", "without_global_generators"]
+__all__ = ["json_problem", "run_kit", "seeded_global_generators", "through_json", "without_global_generators"]
 
 
 def run_kit(kit: type[object]) -> dict[str, str]:
@@ -69,10 +69,45 @@ def through_json(value: object) -> object:
     return found
 
 
-def seed_global_generators(seed: int) -> None:
-    """Seed the global generators of `random` and `numpy.random`."""
+SEED = 20_250_923  # a state that code under test hardly reaches by seeding a generator itself
+
+
+@contextmanager
+def seeded_global_generators(seed: int) -> Iterator[None]:
+    """Seed the global generators for a block, and give them back their states afterwards."""
+    states = random.getstate(), np.random.get_state()
     random.seed(seed)
     np.random.seed(seed)
+    torch = sys.modules.get("torch")
+    of_torch = None if torch is None else torch.get_rng_state()
+    if torch is not None:
+        torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        if torch is not None:
+            torch.set_rng_state(of_torch)
+
+
+@contextmanager
+def without_global_generators(what: str, seed: int = SEED) -> Iterator[None]:
+    """Check that a block neither draws from nor seeds a global random generator.
+
+    Args:
+        what: what runs in the block, for the message.
+        seed: what the generators are seeded with before.
+    """
+    with seeded_global_generators(seed):
+        before = _global_states()
+        yield
+        after = _global_states()
+    used = [name for name, state in before.items() if after[name] != state]
+    assert not used, (
+        f"{what} drew from, or seeded, the global generator of {' and '.join(used)}; draw from "
+        "compound.execution.rng.generator(seed, ...) instead, so that equal seeds give equal results"
+    )
 
 
 def _global_states() -> dict[str, object]:
@@ -85,20 +120,3 @@ def _global_states() -> dict[str, object]:
     if (torch := sys.modules.get("torch")) is not None:
         states["torch"] = torch.get_rng_state().numpy().tobytes()
     return states
-
-
-@contextmanager
-def without_global_generators(what: str) -> Iterator[None]:
-    """Check that a block neither draws from nor seeds a global random generator.
-
-    Args:
-        what: what runs in the block, for the message.
-    """
-    before = _global_states()
-    yield
-    after = _global_states()
-    used = [name for name, state in before.items() if after[name] != state]
-    assert not used, (
-        f"{what} drew from, or seeded, the global generator of {' and '.join(used)}; draw from "
-        "compound.execution.rng.generator(seed, ...) instead, so that equal seeds give equal results"
-    )

@@ -1,0 +1,376 @@
+"""The kit of optimizers catches each kind of wrong optimizer by the check that is meant for it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import Field
+
+from compound.components.function import Function
+from compound.engine import Message, Request
+from compound.evaluation.metrics import custom
+from compound.example import Example, Metric
+from compound.execution.rng import generator
+from compound.graph.bounds import CallBound, Extent
+from compound.graph.component import Input
+from compound.graph.space import Choice
+from compound.graph.system import System
+from compound.optimization.bounds import JobBound, Outlook
+from compound.optimization.method import Optimizer, Progress, Proposal, Task
+from compound.storage.state import State
+from compound.testing import OptimizerJob, OptimizerKit, run_kit
+
+ASK = Request((Message("user", "Propose a letter."),), max_tokens=20)
+
+
+class Gains(State):
+    """What one change of each parameter gained."""
+
+    values: dict[str, str] = Field(default_factory=dict)
+    gains: list[float] = Field(default_factory=list)
+
+
+class Right:
+    """Tries one other option of each parameter, and proposes those that gain."""
+
+    async def propose(self, task: Task) -> AsyncIterator[Any]:
+        state = Gains() if task.resume is None else Gains.from_json(task.resume)
+        batch = task.train[: task.minibatch]
+        for key in task.keys[len(state.gains) :]:
+            if task.scorer.left < 2 * len(batch):
+                break
+            value = await self.draw(task, key)
+            before, after = await task.scorer.score([{}, {key: value}], batch)
+            state.values[key] = value
+            state.gains.append(after.mean - before.mean)
+            yield Progress(state.to_json(), step=len(state.gains), of=len(task.keys))
+        yield self.proposal(task, state)
+
+    async def draw(self, task: Task, key: str) -> str:
+        """Return the option to try."""
+        space = task.system.parameters[key]
+        assert isinstance(space, Choice)
+        options = [option for option in space.options if option != task.system.configuration[key]]
+        return str(options[generator(task.seed, key).integers(len(options))])
+
+    def proposal(self, task: Task, state: Gains) -> Proposal:
+        """Return what gained."""
+        pairs = zip(state.values.items(), state.gains, strict=True)
+        values = {key: value for (key, value), gain in pairs if gain > 0}
+        return Proposal(values, before=0.0, after=sum(gain for gain in state.gains if gain > 0))
+
+    def bound(self, outlook: Outlook) -> JobBound:
+        """Declare that nothing is asked."""
+        return JobBound()
+
+
+def pick(x: int, first: str, second: str, third: str) -> int:
+    return x * (first == "b") + x * (second == "c")
+
+
+def toy() -> System:
+    settings: Any = {name: Choice("a", "b", "c", "d") for name in ("first", "second", "third")}
+    return System("toy", outputs={"y": Function("picker", pick, **settings)(x=Input("x", int))})
+
+
+class Toy(OptimizerKit):
+    share = 60.0
+    checkpoints = 3
+    optimizer: Callable[[], Any] = Right
+
+    def make(self) -> Optimizer:
+        made: Optimizer = type(self).optimizer()
+        return made
+
+    def system(self) -> System:
+        return toy()
+
+    def train(self) -> list[Example]:
+        return [Example(f"e{i}", {"x": i}, {"rows": [i]}) for i in range(20)]
+
+    def metric(self) -> Metric:
+        return custom(lambda outputs, example: outputs["y"] / 40, "sum", bounds=(0, 1))
+
+
+def failures(optimizer: Callable[[], Any], **attributes: Any) -> dict[str, str]:
+    """Return the failed checks of an optimizer on the toy."""
+    return run_kit(type("TestToy", (Toy,), {"optimizer": staticmethod(optimizer), **attributes}))
+
+
+def test_a_right_optimizer_passes() -> None:
+    assert failures(Right) == {}
+
+
+# -- what is wrong, and the checks that say so ---------------------------------------------------------
+
+
+class NoMethod:
+    """It proposes nothing."""
+
+
+class Coroutine(Right):
+    async def propose(self, task: Task) -> Any:  # type: ignore[override]
+        return Proposal({})
+
+
+class Goes(Right):
+    """Yields after its proposal."""
+
+    async def propose(self, task: Task) -> AsyncIterator[Any]:
+        async for event in super().propose(task):
+            yield event
+        yield Progress({"format": 1, "values": {}, "gains": [0.0] * 3})
+
+
+class Twice(Right):
+    async def propose(self, task: Task) -> AsyncIterator[Any]:
+        async for event in super().propose(task):
+            yield event
+        yield Proposal({})
+
+
+class NoProposal(Right):
+    async def propose(self, task: Task) -> AsyncIterator[Any]:
+        async for event in super().propose(task):
+            if isinstance(event, Progress):
+                yield event
+
+
+class NoProgress(Right):
+    async def propose(self, task: Task) -> AsyncIterator[Any]:
+        async for event in super().propose(task):
+            if isinstance(event, Proposal):
+                yield event
+
+
+@dataclass
+class Changed(Right):
+    """Changes each event."""
+
+    change: Callable[[Any], Any]
+
+    async def propose(self, task: Task) -> AsyncIterator[Any]:
+        async for event in super().propose(task):
+            yield self.change(event)
+
+
+def with_facts(**facts: Any) -> Callable[[], Any]:
+    return lambda: Changed(lambda event: replace(event, facts=facts))
+
+
+def with_values(values: dict[str, Any]) -> Callable[[], Any]:
+    def change(event: Any) -> Any:
+        return replace(event, values=values) if isinstance(event, Proposal) else event
+
+    return lambda: Changed(change)
+
+
+class Keeps(Right):
+    """Keeps what it found in itself, and not in its state."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, str] = {}
+
+    async def draw(self, task: Task, key: str) -> str:
+        self.found[key] = value = await super().draw(task, key)
+        return value
+
+    def proposal(self, task: Task, state: Gains) -> Proposal:
+        return Proposal(self.found)
+
+
+class Forgets(Right):
+    """Stores the gains, but not the values."""
+
+    async def propose(self, task: Task) -> AsyncIterator[Any]:
+        if task.resume is not None:
+            task = replace(task, resume={**task.resume, "gains": [-1.0] * len(task.resume["gains"])})
+        async for event in super().propose(task):
+            yield event
+
+
+class Again(Right):
+    """Begins anew after an interruption."""
+
+    async def propose(self, task: Task) -> AsyncIterator[Any]:
+        async for event in super().propose(replace(task, resume=None)):
+            yield event
+
+
+class Remembers(Right):
+    """Counts its draws in the memory, but those of before an interruption twice."""
+
+    async def propose(self, task: Task) -> AsyncIterator[Any]:
+        task.bench.memory.state["begun"] = task.bench.memory.state.get("begun", 0) + 1
+        async for event in super().propose(task):
+            yield event
+
+
+class Later(Right):
+    """Relies on what the memory held when the job began; later draws write into it, too."""
+
+    async def draw(self, task: Task, key: str) -> str:
+        drawn = task.bench.memory.state.setdefault("drawn", {})
+        if key not in drawn:
+            drawn[key] = await super().draw(task, key)
+        return str(drawn[key])
+
+
+class Unlucky(Right):
+    """Draws from a generator that it makes without a seed."""
+
+    async def draw(self, task: Task, key: str) -> str:
+        return str(np.random.default_rng().choice(["b", "c", "d"]))
+
+
+class Global(Right):
+    async def draw(self, task: Task, key: str) -> str:
+        return random.choice(["b", "c", "d"])
+
+
+class Seeds(Right):
+    async def draw(self, task: Task, key: str) -> str:
+        np.random.seed(task.seed)
+        return str(np.random.choice(["b", "c", "d"]))
+
+
+class Spends(Right):
+    """Looks at its share once."""
+
+    async def draw(self, task: Task, key: str) -> str:
+        await task.scorer.score([{key: value} for value in "abcd"], task.train)
+        return await super().draw(task, key)
+
+
+class Boasts(Right):
+    """Compares different examples, or none."""
+
+    def proposal(self, task: Task, state: Gains) -> Proposal:
+        return replace(super().proposal(task, state), after=0.5, before=0.25)
+
+
+class Edits(Right):
+    """Writes into an example."""
+
+    async def draw(self, task: Task, key: str) -> str:
+        rows: Any = task.train[0].gold["rows"]
+        rows.append(key)
+        return await super().draw(task, key)
+
+
+@dataclass
+class Asks(Right):
+    """Asks a model for each parameter, and declares something."""
+
+    declared: JobBound = field(default_factory=JobBound)
+
+    async def draw(self, task: Task, key: str) -> str:
+        await task.scorer.generate(ASK, "lm")
+        return await super().draw(task, key)
+
+    def bound(self, outlook: Outlook) -> JobBound:
+        return self.declared
+
+
+def bound(calls: float, max_tokens: float) -> JobBound:
+    return JobBound([CallBound("letters", calls, Extent(bytes=100), max_tokens)])
+
+
+class Falling(Right):
+    def bound(self, outlook: Outlook) -> JobBound:
+        return bound(1000 / outlook.runs, 20)
+
+
+GENERATOR = "test_propose_is_an_async_generator"
+LAST = "test_one_proposal_comes_last"
+JSON = "test_states_and_facts_are_json"
+STEPS = "test_steps_are_counted_upwards"
+BOUND = "test_the_proposal_can_be_bound"
+EQUAL = "test_equal_seeds_yield_the_same"
+RESUME = "test_every_checkpoint_continues_to_the_same_end"
+SHARE = "test_the_share_is_kept"
+CONSTANT = "test_a_constant_metric_shows_no_gain"
+GLOBAL = "test_global_generators_are_not_used"
+EXAMPLES = "test_examples_are_not_changed"
+REQUESTS = "test_requests_stay_within_the_bound"
+FALLING = "test_a_larger_share_does_not_lower_the_bound"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "check", "message"),
+    [
+        (NoMethod, GENERATOR, "has no method propose"),
+        (Coroutine, GENERATOR, "propose returned coroutine"),
+        (Goes, LAST, "after its Proposal"),
+        (Twice, LAST, "yielded 2 Proposals"),
+        (NoProposal, LAST, "yielded 0 Proposals"),
+        (NoProgress, LAST, "0 Progress, but the kit expects at least 3"),
+        (with_facts(drawn={1, 2}), JSON, "the facts of Progress must be JSON, but drawn is {1, 2}"),
+        (with_facts(by_number={1: 2}), JSON, "by_number has the key 1"),
+        (lambda: Changed(lambda e: replace(e, step=4) if isinstance(e, Progress) else e), STEPS, "step 4 of 3"),
+        (lambda: Changed(lambda e: replace(e, step=-(e.step or 0)) if isinstance(e, Progress) else e), STEPS, "fall"),
+        (with_values({"picker.third": "e"}), BOUND, "cannot be bound to the proposal: picker.third must be"),
+        (with_values({"picker.fourth": "a"}), BOUND, "changes picker.fourth, but the task is to change"),
+        (Unlucky, EQUAL, "with the same seed"),
+        (Keeps, RESUME, "continuing from checkpoint 1 of 3, the proposal has values"),
+        (Forgets, RESUME, "continuing from checkpoint"),
+        (Again, RESUME, "continuing from checkpoint 1 of 3 yields 3 further Progress instead of 2"),
+        (Remembers, RESUME, "the method's memory has begun 2 instead of 1"),
+        (Spends, SHARE, "system runs; ask task.scorer.left"),
+        (Boasts, CONSTANT, "the metric is constant, but the proposal says 0.25 -> 0.5"),
+        (Global, GLOBAL, "the global generator of random;"),
+        (Seeds, GLOBAL, "the global generator of numpy.random;"),
+        (Edits, EXAMPLES, "changed an example of task.train"),
+        (Asks, REQUESTS, "made 3 requests for proposals, but bound declares 0"),
+        (lambda: Asks(bound(2, 20)), REQUESTS, "made 3 requests for proposals, but bound declares 2"),
+        (lambda: Asks(bound(3, 19)), REQUESTS, "an answer of 20 tokens, but bound declares 19"),
+        (Falling, FALLING, "it must not fall"),
+    ],
+)  # fmt: skip
+def test_a_wrong_optimizer_is_caught(optimizer: Callable[[], Any], check: str, message: str) -> None:
+    found = failures(optimizer)
+    assert message in found.get(check, f"{check} passed; failed: {found}")
+
+
+def test_a_proposal_of_a_key_of_another_job_is_caught() -> None:
+    found = failures(with_values({"picker.third": "b"}), keys=lambda self: ("picker.first",), checkpoints=1)
+    assert "changes picker.third, but the task is to change picker.first" in found[BOUND]
+
+
+def test_keys_that_are_searched_together_may_be_declared() -> None:
+    both = {"keys": lambda self: ("picker.first",), "proposed_keys": lambda self: tuple(toy().parameters)}
+    assert BOUND not in failures(with_values({"picker.third": "b"}), **both, checkpoints=1)
+
+
+def test_what_is_declared_right_passes() -> None:
+    assert failures(lambda: Asks(bound(3, 20))) == {}
+
+
+def test_the_memory_of_a_checkpoint_does_not_hold_what_came_later() -> None:
+    """Rolled back, it lacks the draws that follow: an optimizer that draws them again is right."""
+    assert failures(Later) == {}
+    job = OptimizerJob(toy(), Toy().metric(), Toy().train(), share=60)
+    first, *_ = job.record(Later())[0]
+    assert list(job.memory.state["drawn"]) == ["picker.first", "picker.second", "picker.third"]  # type: ignore[call-overload]
+    assert list(job.resumed(first).memory.state["drawn"]) == ["picker.first"]  # type: ignore[call-overload]
+
+
+def test_a_continued_job_has_the_files_and_the_spending_of_its_checkpoint() -> None:
+    class Files(Right):
+        async def draw(self, task: Task, key: str) -> str:
+            (task.bench.memory.folder / key).write_text(key)
+            return await super().draw(task, key)
+
+    job = OptimizerJob(toy(), Toy().metric(), Toy().train(), share=60)
+    checkpoints, _ = job.record(Files())
+    continued = job.resumed(checkpoints[0])
+    assert [path.name for path in continued.memory.folder.iterdir()] == ["picker.first"]
+    assert continued.spent == 8 < job.spent
+    assert continued.task.scorer.left == 52
+    continued.run(Files())
+    assert continued.spent == job.spent
