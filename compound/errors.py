@@ -56,6 +56,10 @@ class DataError(CompoundError, ValueError):
     """A data file is missing, or one of its rows is unusable."""
 
 
+class MissingOutput(DataError, KeyError):
+    """A metric reads an output that the system does not have."""
+
+
 class SeveralErrors(DataError):
     """Several mistakes were found at once; ``errors`` holds each."""
 

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin
 
 import numpy as np
 
-from compound.errors import CallError, DataError, DeclarationError, nearest
+from compound.errors import CallError, DataError, DeclarationError, MissingOutput, nearest
 from compound.evaluation.labels import is_denied
 from compound.evaluation.statistics import ROUNDING, UNIT, Bounds
 from compound.example import Example, Metric, Score
@@ -103,7 +103,7 @@ class Comparison(ABC):
         """Compare the output with the acceptable answers."""
         where = f"{self.name}, example {example.id!r}"
         if self.output not in outputs:
-            raise DataError(f"{where}: no output {self.output!r}", hint=f"outputs: {_names(outputs)}")
+            raise _missing(where, self.output, outputs)
         return self.compare(outputs[self.output], self.accepted(example), where)
 
     def check(self, outputs: Collection[str], examples: Iterable[Example]) -> None:
@@ -282,12 +282,32 @@ class Custom:
     bounds: Bounds | None = None
 
     def score(self, outputs: Mapping[str, object], example: Example) -> Score | Awaitable[Score]:
-        """Call the function; what it returns becomes a `Score`."""
-        value = self.function(outputs, example)
+        """Call the function; what it returns becomes a `Score`.
+
+        Raises:
+            MissingOutput: the function reads an output that does not exist.
+        """
+        value = self.function(_Outputs(outputs, self.name, example), example)
         return self._later(value) if inspect.isawaitable(value) else as_score(value, self.name)
 
     async def _later(self, value: Awaitable[object]) -> Score:
         return as_score(await value, self.name)
+
+
+class _Outputs(dict[str, object]):
+    """Outputs for a function of a user: reading one that does not exist says which there are."""
+
+    def __init__(self, outputs: Mapping[str, object], name: str, example: Example) -> None:
+        super().__init__(outputs)
+        self._name = name
+        self._example = example
+
+    def __missing__(self, output: str) -> NoReturn:
+        raise _missing(f"{self._name}, example {self._example.id!r}", output, self)
+
+
+def _missing(where: str, output: str, outputs: Mapping[str, object]) -> MissingOutput:
+    return MissingOutput(f"{where}: no output {output!r}", hint=f"outputs: {_names(outputs)}")
 
 
 def exact_match(output: str, gold: str | None = None) -> ExactMatch:

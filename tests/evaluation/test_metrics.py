@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compound.errors import CallError, DataError, DeclarationError
+from compound.errors import CallError, DataError, DeclarationError, MissingOutput
 from compound.evaluation.metrics import (
     METRICS,
     accuracy,
@@ -277,6 +277,27 @@ def test_a_function_becomes_a_metric_sync_or_async(function: Any, feedback: str)
     metric = custom(function)
     score = asyncio.run(apply(metric, {"answer": "Paris"}, example()))
     assert (metric.name, score.value, score.feedback) == (function.__name__, 0.5, feedback)
+
+
+@pytest.mark.parametrize("function", [length, later])
+def test_a_function_that_reads_a_missing_output_names_the_outputs_there_are(function: Any) -> None:
+    """It was `KeyError: 'answer'`, of an unnamed metric, once for each run."""
+    wanted = rf"{function.__name__}, example 'e7': no output 'answer'; outputs: reply, text"
+    with pytest.raises(MissingOutput, match=wanted):
+        asyncio.run(apply(custom(function), {"reply": "x", "text": "y"}, example()))
+
+
+def test_a_function_may_look_for_an_output_that_is_not_there() -> None:
+    def either(outputs: Mapping[str, Any], example: Example) -> float:
+        assert "answer" not in outputs
+        assert outputs.get("answer") is None
+        assert outputs == {"reply": 1}
+        try:
+            return float(outputs["answer"])
+        except KeyError:
+            return float(outputs["reply"])
+
+    assert asyncio.run(apply(custom(either), {"reply": 1}, example())).value == 1.0
 
 
 @pytest.mark.parametrize("returned", [True, 1, np.float32(1), np.bool_(True), Score(True), Score(1)])

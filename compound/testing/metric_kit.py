@@ -1,0 +1,174 @@
+"""The conformance kit of metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import math
+import numbers
+from collections.abc import Iterator, Sequence
+from typing import SupportsFloat
+
+import numpy as np
+
+from compound.errors import CompoundError
+from compound.evaluation.metrics import Scoring, apply, as_metric, bounds_of
+from compound.example import Example, Metric, Score, Values
+from compound.formatting import short
+
+__all__ = ["MetricKit"]
+
+Case = tuple[Values, Example] | tuple[Values, Example, float]
+TOLERANCE = 1e-9
+
+
+class MetricKit:
+    """Checks of a metric: inherit it, name the class ``Test…``, and override `make` and `cases`.
+
+    Checks:
+        - it has a name
+        - every score is a finite number, or a `Score` of finite numbers with a text as feedback
+        - the bounds, if it states any, are two numbers in order, and every score lies within them
+        - equal arguments give equal scores
+        - it changes neither the outputs nor the example
+        - the scores are those that the cases expect
+        - without an output that it reads, it raises a `CompoundError`, or scores
+
+    An evaluation records whatever a metric raises as the failure of that run. An error of another kind, such
+    as a `KeyError`, would say neither which metric failed nor which outputs there are.
+
+    Example:
+        >>> from compound import Example, custom
+        >>> from compound.testing import MetricKit, run_kit
+        >>> def brevity(outputs, example):
+        ...     return 1.0 if len(outputs["answer"].split()) <= 5 else 0.0
+        >>> class TestBrevity(MetricKit):
+        ...     def make(self):
+        ...         return custom(brevity, bounds=(0, 1))
+        ...     def cases(self):
+        ...         return [
+        ...             ({"answer": "Paris"}, Example("e1", {}), 1.0),
+        ...             ({"answer": "It is the city of Paris"}, Example("e2", {}), 0.0),
+        ...         ]
+        >>> run_kit(TestBrevity)
+        {}
+    """
+
+    # -- hooks -----------------------------------------------------------------------------------------
+
+    def make(self) -> Metric | Scoring:
+        """Return the metric, or a function of outputs and example. Override it."""
+        raise NotImplementedError("override make() to return the metric to test")
+
+    def cases(self) -> Sequence[Case]:
+        """Return outputs with an example, and the expected score where it is known. Override it."""
+        raise NotImplementedError("override cases() to return a list of (outputs, example[, score])")
+
+    # -- checks ----------------------------------------------------------------------------------------
+
+    def test_it_has_a_name(self) -> None:
+        """The name is a text that tables can show."""
+        name = self._metric().name
+        assert isinstance(name, str), f"the name of the metric must be a text, but is {name!r}"
+        assert name.strip(), "the name of the metric is empty; reports show it"
+
+    def test_scores_are_finite(self) -> None:
+        """Scores are finite numbers, and so are their parts."""
+        for number, score in self._scores():
+            if not isinstance(score, Score):
+                assert _is_finite(score), f"case {number} scores {score!r}; return a finite number or a Score"
+                continue
+            assert _is_finite(score.value), f"case {number} scores {score.value!r}; it must be finite"
+            assert isinstance(score.feedback, str), (
+                f"the feedback on case {number} must be a text, but is {short(score.feedback)}"
+            )
+            wrong = {name: part for name, part in score.parts.items() if not _is_finite(part)}
+            assert not wrong, f"case {number} has the parts {wrong!r}; they must be finite numbers"
+
+    def test_scores_are_within_the_bounds(self) -> None:
+        """A metric that states bounds keeps to them."""
+        metric = self._metric()
+        bounds_of(metric)
+        for number, outputs, example in self._arguments():
+            try:
+                asyncio.run(_applied(metric, outputs, example))
+            except CompoundError as error:
+                raise AssertionError(f"case {number} cannot be scored: {error}") from error
+
+    def test_equal_arguments_give_equal_scores(self) -> None:
+        """Scoring again, with the same metric or a new one, changes nothing."""
+        metric = self._metric()
+        for number, outputs, example in self._arguments():
+            found = [
+                asyncio.run(_scored(each, outputs, example)) for each in (metric, metric, self._metric())
+            ]
+            assert found[0] == found[1] == found[2], (
+                f"case {number} scores {short(found[0])}, then {short(found[1])}, and with a new metric "
+                f"{short(found[2])}; a score must depend on outputs and example alone"
+            )
+
+    def test_arguments_are_not_changed(self) -> None:
+        """Outputs and examples are the same after scoring."""
+        for number, outputs, example in self._arguments():
+            before = copy.deepcopy((dict(outputs), example))
+            asyncio.run(_scored(self._metric(), outputs, example))
+            assert (dict(outputs), example) == before, (
+                f"the metric changed the outputs or the example of case {number}; copy what it changes"
+            )
+
+    def test_scores_are_the_expected_ones(self) -> None:
+        """Cases that name a score have it."""
+        expected = [case[2] if len(case) == 3 else None for case in self.cases()]
+        for (number, score), wanted in zip(self._scores(), expected, strict=True):
+            value = score.value if isinstance(score, Score) else score
+            if wanted is not None:
+                assert isinstance(value, SupportsFloat), f"case {number} scores {value!r}, which is no number"
+                assert math.isclose(float(value), wanted, rel_tol=TOLERANCE, abs_tol=TOLERANCE), (
+                    f"case {number} scores {value!r} instead of {wanted!r}"
+                )
+
+    def test_a_missing_output_is_reported(self) -> None:
+        """Without an output that it reads, the metric raises a `CompoundError`, or scores."""
+        for number, outputs, example in self._arguments():
+            for missing in outputs:
+                rest = {name: value for name, value in outputs.items() if name != missing}
+                try:
+                    asyncio.run(_scored(self._metric(), rest, example))
+                except CompoundError:
+                    continue
+                except Exception as error:
+                    raise AssertionError(
+                        f"without the output {missing!r} of case {number} the metric raises "
+                        f"{type(error).__name__}: {error}; raise a CallError that names the output, or score"
+                    ) from error
+
+    # -- parts -----------------------------------------------------------------------------------------
+
+    def _metric(self) -> Metric:
+        return as_metric(self.make())
+
+    def _arguments(self) -> Iterator[tuple[int, Values, Example]]:
+        """Yield the number of each case, its outputs, and its example."""
+        cases = self.cases()
+        assert cases, "cases() returned no case; return at least one (outputs, example)"
+        for number, case in enumerate(cases, 1):
+            yield number, case[0], case[1]
+
+    def _scores(self) -> Iterator[tuple[int, object]]:
+        """Yield the number of each case and its score, as the metric returns it."""
+        for number, outputs, example in self._arguments():
+            yield number, asyncio.run(_scored(self._metric(), outputs, example))
+
+
+async def _scored(metric: Metric, outputs: Values, example: Example) -> object:
+    found = metric.score(outputs, example)
+    return await found if inspect.isawaitable(found) else found
+
+
+async def _applied(metric: Metric, outputs: Values, example: Example) -> Score:
+    return await apply(metric, outputs, example)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, numbers.Real | np.bool_) and math.isfinite(value)

@@ -1,0 +1,152 @@
+"""The kit of metrics catches each kind of wrong metric by the check that is meant for it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Awaitable, Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from compound.errors import CallError
+from compound.example import Example, Score
+from compound.testing import MetricKit, run_kit
+
+CASES = [
+    ({"words": ["a", "b"]}, Example("e1", {}, {"wanted": ["b"]}), 0.5),
+    ({"words": ["b"]}, Example("e2", {}, {"wanted": ["b"]})),
+]
+
+
+class Right:
+    """The share of the words that are wanted."""
+
+    name: Any = "share"
+    bounds: Any = (0, 1)
+
+    def score(self, outputs: Any, example: Any) -> Any:
+        if "words" not in outputs:
+            raise CallError(f"share needs the output 'words', but the outputs are {', '.join(outputs)}")
+        return self.of(outputs["words"], example.gold["wanted"])
+
+    def of(self, words: list[str], wanted: list[str]) -> Any:
+        found = [word for word in words if word in wanted]
+        return Score(len(found) / len(words), f"{len(found)} of {len(words)}", {"found": float(len(found))})
+
+
+def failures(metric: Callable[[], Any], cases: Any = CASES) -> dict[str, str]:
+    """Return the failed checks of a metric."""
+    kit = type(
+        "TestShare", (MetricKit,), {"make": lambda self: metric(), "cases": lambda self: deepcopy(cases)}
+    )
+    return run_kit(kit)
+
+
+class Later(Right):
+    def score(self, outputs: Any, example: Any) -> Awaitable[Score]:
+        async def later() -> Score:
+            found: Score = super(Later, self).score(outputs, example)
+            return found
+
+        return later()
+
+
+class Numbers(Right):
+    def of(self, words: list[str], wanted: list[str]) -> float:
+        return sum(word in wanted for word in words) / len(words)
+
+
+@pytest.mark.parametrize("metric", [Right, Later, Numbers])
+def test_a_right_metric_passes(metric: Callable[[], Any]) -> None:
+    assert failures(metric) == {}
+
+
+def test_a_function_is_a_metric() -> None:
+    assert failures(lambda: lambda outputs, example: len(outputs["words"]) / 4, [CASES[0]]) == {}
+
+
+def changed(**attributes: Any) -> Callable[[], Any]:
+    """Return a wrong variant of the right metric."""
+    return type("Wrong", (Right,), attributes)
+
+
+def returning(score: Any) -> Callable[[], Any]:
+    return changed(of=lambda self, words, wanted: score)
+
+
+class Sorts(Right):
+    def of(self, words: list[str], wanted: list[str]) -> Any:
+        words.reverse()
+        return super().of(words, wanted)
+
+
+class Marks(Right):
+    def of(self, words: list[str], wanted: list[str]) -> Any:
+        score = super().of(words, wanted)
+        wanted.append("seen")
+        return score
+
+
+class Counts(Right):
+    """Scores by how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = itertools.count()
+
+    def of(self, words: list[str], wanted: list[str]) -> Any:
+        return 1 / (1 + next(self.asked))
+
+
+class Unlucky(Right):
+    """Each instance has a strictness of its own."""
+
+    def __init__(self) -> None:
+        self.strictness = random.random()
+
+    def of(self, words: list[str], wanted: list[str]) -> Any:
+        return self.strictness
+
+
+NAME = "test_it_has_a_name"
+FINITE = "test_scores_are_finite"
+BOUNDS = "test_scores_are_within_the_bounds"
+EQUAL = "test_equal_arguments_give_equal_scores"
+ARGUMENTS = "test_arguments_are_not_changed"
+EXPECTED = "test_scores_are_the_expected_ones"
+MISSING = "test_a_missing_output_is_reported"
+
+
+@pytest.mark.parametrize(
+    ("metric", "check", "message"),
+    [
+        (changed(name=None), NAME, "must be a text, but is None"),
+        (changed(name=" "), NAME, "is empty"),
+        (returning(math.nan), FINITE, "case 1 scores nan"),
+        (returning("1"), FINITE, "case 1 scores '1'"),
+        (returning(Score(math.inf)), FINITE, "case 1 scores inf"),
+        (returning(Score(0.5, feedback=3)), FINITE, "the feedback on case 1 must be a text"),  # type: ignore[arg-type]
+        (returning(Score(0.5, parts={"a": math.nan})), FINITE, "the parts {'a': nan}"),
+        (changed(bounds=(0, 0.75)), BOUNDS, "case 2 cannot be scored: metric 'share' gave 1, outside its bounds"),
+        (changed(bounds=(1, 0)), BOUNDS, "bounds must be the least and the greatest score"),
+        (returning(2.0), BOUNDS, "case 1 cannot be scored: metric 'share' gave 2, outside its bounds"),
+        (Counts, EQUAL, "case 1 scores 1.0, then 0.5"),
+        (Unlucky, EQUAL, "with a new metric"),
+        (Sorts, ARGUMENTS, "changed the outputs or the example of case 1"),
+        (Marks, ARGUMENTS, "changed the outputs or the example of case 1"),
+        (returning(0.25), EXPECTED, "case 1 scores 0.25 instead of 0.5"),
+        (returning("1"), EXPECTED, "case 1 scores '1', which is no number"),
+        (changed(score=lambda self, o, e: self.of(o["words"], e.gold["wanted"])), MISSING, "raises KeyError: 'words'"),
+    ],
+)  # fmt: skip
+def test_a_wrong_metric_is_caught(metric: Callable[[], Any], check: str, message: str) -> None:
+    found = failures(metric)
+    assert message in found.get(check, f"{check} passed; failed: {found}")
+
+
+def test_a_kit_without_cases_fails() -> None:
+    assert "cases() returned no case" in failures(Right, [])[FINITE]
+    assert "override cases()" in run_kit(MetricKit)[FINITE]
+    assert "override make()" in run_kit(MetricKit)[NAME]
