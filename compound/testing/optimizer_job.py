@@ -22,7 +22,16 @@ from compound.execution.budget import MeterState
 from compound.execution.executor import Executor
 from compound.formatting import short
 from compound.graph.system import System
-from compound.optimization.method import Bench, Job, Method, Optimizer, Progress, Proposal, Task, Tried
+from compound.optimization.method import (
+    Job,
+    JobContext,
+    Method,
+    Optimizer,
+    Progress,
+    Proposal,
+    ScoredCandidate,
+    Task,
+)
 from compound.optimization.problem import Problem
 from compound.optimization.proposals import LedgerState, Proposals
 from compound.optimization.role_checks import Proposing
@@ -55,7 +64,7 @@ class Checkpoint:
     memory: MemorySnapshot
     cached: frozenset[str]
     meter: MeterState
-    scored: Sequence[Tried]
+    scored: Sequence[ScoredCandidate]
     ledger: LedgerState
 
     @property
@@ -110,7 +119,7 @@ class OptimizerJob:
         pool_seed: int = 2,
         minibatch: int = 4,
         candidates: int = 8,
-        tried: Sequence[Tried] = (),
+        tried: Sequence[ScoredCandidate] = (),
     ) -> None:
         self.lm = engine = lm()
         self._make_lm = lm
@@ -129,10 +138,10 @@ class OptimizerJob:
         self.executor = Executor(self._base.engines, cache=self._cache, folder=self.memory.folder)
         self._proposals = Proposals(self.executor.meter, give_up=settings.budget.max_proposal_failures)
         self.scorer = _Scorer(self._base, self.executor, system, share, 0.0, self._proposals)
-        bench = Bench(self.executor, metric, self._base.rules, self.memory)
+        context = JobContext(self.executor, metric, self._base.rules, self.memory)
         self.task = Task(
             system=system, keys=chosen, train=train, scorer=self.scorer, seed=seed, pool_seed=pool_seed,
-            minibatch=minibatch, candidates=candidates, bench=bench, tried=tried,
+            minibatch=minibatch, candidates=candidates, context=context, tried=tried,
         )  # fmt: skip
 
     @property

@@ -206,7 +206,7 @@ class Remembers(Right):
     """Counts its draws in the memory, but those of before an interruption twice."""
 
     async def propose(self, task: Task) -> AsyncIterator[Any]:
-        task.bench.memory.state["begun"] = task.bench.memory.state.get("begun", 0) + 1
+        task.context.memory.state["begun"] = task.context.memory.state.get("begun", 0) + 1
         async for event in super().propose(task):
             yield event
 
@@ -215,7 +215,7 @@ class Later(Right):
     """Relies on what the memory held when the job began; later draws write into it, too."""
 
     async def draw(self, task: Task, key: str) -> str:
-        drawn = task.bench.memory.state.setdefault("drawn", {})
+        drawn = task.context.memory.state.setdefault("drawn", {})
         if key not in drawn:
             drawn[key] = await super().draw(task, key)
         return str(drawn[key])
@@ -363,7 +363,7 @@ def test_the_memory_of_a_checkpoint_does_not_hold_what_came_later() -> None:
 def test_a_continued_job_has_the_files_and_the_spending_of_its_checkpoint() -> None:
     class Files(Right):
         async def draw(self, task: Task, key: str) -> str:
-            (task.bench.memory.folder / key).write_text(key)
+            (task.context.memory.folder / key).write_text(key)
             return await super().draw(task, key)
 
     job = OptimizerJob(toy(), Toy().metric(), Toy().train(), share=60)
