@@ -28,6 +28,7 @@ from compound.cli.options import (
     Sets,
     TrustOption,
     app,
+    examples,
     load_program,
     measurable,
     show,
@@ -35,16 +36,20 @@ from compound.cli.options import (
 
 
 @app.command(
-    epilog="Examples: compound evaluate system.yaml --split dev --limit 8 --no-cache --json · "
-    "compound evaluate system.yaml --config runs/demo/best.json --min-score 0.4"
+    epilog=examples(
+        "evaluate system.yaml --split dev --limit 8 --no-cache --json",
+        "evaluate system.yaml --config runs/demo/best.json --min-score 0.4",
+    )
 )
 def evaluate(
     file: File,
-    split: Annotated[str, typer.Option(help="train, valid or test, or a split's own name.")] = "valid",
-    limit: Annotated[Optional[int], typer.Option(min=1, help="At most so many examples.")] = None,  # noqa: UP045
+    split: Annotated[str, typer.Option(help="train, valid, test, or the name of a split.")] = "valid",
+    limit: Annotated[Optional[int], typer.Option(min=1, help="Maximum number of examples.")] = None,  # noqa: UP045
     repeats: Annotated[int, typer.Option(min=1, help="Runs per example.")] = 1,
     config: Config = None,
-    min_score: Annotated[Optional[float], typer.Option(help="Exit 1 below this mean.")] = None,  # noqa: UP045
+    min_score: Annotated[
+        float | None, typer.Option(help="Exit with code 1 if the mean is below this score.")
+    ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Ignore the cache.")] = False,
     sets: Sets = None,
     as_json: AsJson = False,
@@ -52,7 +57,10 @@ def evaluate(
     no_import: NoImport = False,
     trust: TrustOption = None,
 ) -> None:
-    """Measure a system on a split: mean, 95 % interval, failures, cost."""
+    """Evaluate a system on a split of its data.
+
+    Prints the mean score with its 95 % interval, failures, and the cost.
+    """
     from compound.api.sync import evaluate as run_evaluation
 
     program = load_program(file, sets, no_import, config, trust)
@@ -86,22 +94,29 @@ def evaluate(
 
 
 @app.command(
-    epilog="Examples: compound run system.yaml question='Who wrote Emma?' · "
-    "compound run system.yaml --config runs/demo/best.json question='…' --json · "
-    "compound run system.yaml question='…' --trace"
+    epilog=examples(
+        "run system.yaml question='Who wrote Emma?'",
+        "run system.yaml --config runs/demo/best.json question='…' --json",
+        "run system.yaml question='…' --trace",
+    )
 )
 def run(
     file: File,
-    inputs: Annotated[Optional[list[str]], typer.Argument(help="NAME=VALUE for each input.")] = None,  # noqa: UP045
+    inputs: Annotated[Optional[list[str]], typer.Argument(help="NAME=VALUE of each input.")] = None,  # noqa: UP045
     config: Config = None,
-    sample: Annotated[int, typer.Option(help="Which sample of the stochastic parts to draw.")] = 0,
-    trace: Annotated[bool, typer.Option("--trace", help="Show every call and its messages, too.")] = False,
+    sample: Annotated[
+        int, typer.Option(help="Sample index: selects the random streams of stochastic components.")
+    ] = 0,
+    trace: Annotated[bool, typer.Option("--trace", help="Show every call with its messages.")] = False,
     sets: Sets = None,
     as_json: AsJson = False,
     no_import: NoImport = False,
     trust: TrustOption = None,
 ) -> None:
-    """Run a system once and print its outputs, with --trace every call, or all of it with --json."""
+    """Run a system once and print its outputs.
+
+    With --trace, also prints every call; with --json, the whole trace.
+    """
     from compound.api.sync import read_inputs
     from compound.api.sync import run as run_system
     from compound.execution.trace import as_text, to_json

@@ -9,16 +9,25 @@ from typing import Annotated, Any, Optional
 import typer
 
 from compound.cli.errors import explain
-from compound.cli.options import AsJson, File, NoImport, Sets, Strict, TrustOption, app, load_program, show
+from compound.cli.options import (
+    AsJson,
+    File,
+    NoImport,
+    Sets,
+    Strict,
+    TrustOption,
+    app,
+    examples,
+    load_program,
+    show,
+)
 from compound.errors import (
     CompoundError,
     SpecError,
 )
 
 
-@app.command(
-    epilog="Examples: compound check system.yaml · compound check *.yaml · compound check a.yaml --no-import"
-)
+@app.command(epilog=examples("check system.yaml", "check *.yaml", "check a.yaml --no-import"))
 def check(
     files: Annotated[list[Path], typer.Argument(help="YAML files of systems.", show_default=False)],
     sets: Sets = None,
@@ -27,7 +36,9 @@ def check(
     as_json: AsJson = False,
     trust: TrustOption = None,
 ) -> None:
-    """Check files: syntax, names, types, wiring, settings, the method, and the data that is on this machine.
+    """Check files without running them.
+
+    Checks syntax, names, types, wiring, settings, the method, and data that is on this machine.
 
     Loads no model and downloads nothing; what is not there is listed as not checked. With --json, several
     files give a list; every file is in it, with its problems. Exit code 2 when a file is wrong.
@@ -57,12 +68,15 @@ def check(
 
 
 @app.command(
-    epilog="Examples: compound graph system.yaml · compound graph system.yaml --format mermaid · "
-    "compound graph system.yaml --format svg > graph.svg"
+    epilog=examples(
+        "graph system.yaml",
+        "graph system.yaml --format mermaid",
+        "graph system.yaml --format svg > graph.svg",
+    )
 )
 def graph(
     file: File,
-    form: Annotated[str, typer.Option("--format", help="text, mermaid or svg.")] = "text",
+    form: Annotated[str, typer.Option("--format", help="Output format: text, mermaid or svg.")] = "text",
     sets: Sets = None,
     no_import: NoImport = False,
     trust: TrustOption = None,
@@ -73,11 +87,14 @@ def graph(
     print(draw(load_program(file, sets, no_import, trust=trust).system, form))
 
 
-@app.command(epilog="Examples: compound report runs/demo · compound report runs/demo --json")
+@app.command(epilog=examples("report runs/demo", "report runs/demo --json"))
 def report(
-    run: Annotated[Path, typer.Argument(help="A run directory.", show_default=False)], as_json: AsJson = False
+    run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)], as_json: AsJson = False
 ) -> None:
-    """Write report.md and report.html of a run again, and print where they are."""
+    """Write the report of a run again.
+
+    Prints the paths of report.md and report.html.
+    """
     from compound.report import closing, summarize, write
 
     if as_json:
@@ -87,22 +104,24 @@ def report(
     print(closing(run))
 
 
-@app.command(
-    epilog="Examples: compound runs · compound runs --dir results · compound runs --verify · "
-    "compound runs runs/demo --verify"
-)
+@app.command(epilog=examples("runs", "runs --dir results", "runs --verify", "runs runs/demo --verify"))
 def runs(
     paths: Annotated[
         Optional[list[Path]],  # noqa: UP045 - typer reads this at run time
-        typer.Argument(metavar="[RUN]...", help="Run directories to verify; all by default."),
+        typer.Argument(metavar="[RUN]...", help="Run directories to verify. [default: all]"),
     ] = None,
-    folder: Annotated[Path, typer.Option("--dir", help="Where to look.")] = Path("runs"),
+    folder: Annotated[Path, typer.Option("--dir", help="Folder that holds the run directories.")] = Path(
+        "runs"
+    ),
     check_files: Annotated[
-        bool, typer.Option("--verify", help="Check every file for damage; exit code 1 if there is any.")
+        bool,
+        typer.Option(
+            "--verify", help="Verify the checksums of all files; exit with code 1 if any is damaged."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List run directories with their results, or check whether their files are as they were written."""
+    """List runs with their results, or verify their files."""
     from compound.api.sync import list_runs
 
     if check_files:
@@ -144,7 +163,7 @@ def _verify(paths: list[Path], folder: Path, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-@app.command(epilog="Example: compound schema > system.schema.json")
+@app.command(epilog=examples("schema > system.schema.json"))
 def schema() -> None:
     """Print the JSON Schema of the YAML file, for editors."""
     from compound.spec import schema as spec_schema
@@ -152,9 +171,12 @@ def schema() -> None:
     show(spec_schema())
 
 
-@app.command(epilog="Examples: compound plugins · compound plugins --json")
+@app.command(epilog=examples("plugins", "plugins --json"))
 def plugins(as_json: AsJson = False) -> None:
-    """List the extensions that installed packages add, and whether each can be loaded."""
+    """List extensions that are installed.
+
+    Shows what each adds, its package, and whether it can be loaded.
+    """
     from compound.registry.plugins import GROUPS
     from compound.registry.plugins import plugins as installed
 

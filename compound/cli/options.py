@@ -21,19 +21,29 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Declare a compound AI system as a graph, and let data improve it.",
-    epilog="With --debug, any command shows the traceback of an error.",
+    help="Declare compound AI systems as graphs, and optimize them on data.",
+    epilog="With --debug, every command shows the traceback of an error.",
 )
-File = Annotated[Path, typer.Argument(help="The system's YAML file.", show_default=False)]
+
+
+def examples(*commands: str) -> str:
+    """Return the end of a help text: one example in each line."""
+    lines = "\n".join(f"  compound {command}" for command in commands)
+    return f"\b\nExamples:\n{lines}"
+
+
+File = Annotated[Path, typer.Argument(help="YAML file of the system.", show_default=False)]
 Sets = Annotated[
     Optional[list[str]],  # noqa: UP045 - typer reads this at run time
-    typer.Option("--set", metavar="KEY=VALUE", help="Override one entry of the file, e.g. optimize.seed=1."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override an entry of the file, e.g. optimize.seed=1; repeatable."
+    ),
 ]
 NoImport = Annotated[
     bool,
     typer.Option(
         "--no-import",
-        help="Refuse files that name code, programs, servers, keys or outside paths.",
+        help="Refuse files that name code, programs, servers, keys, or paths outside their folder.",
     ),
 ]
 TrustOption = Annotated[
@@ -41,16 +51,16 @@ TrustOption = Annotated[
     typer.Option(
         "--trust",
         metavar="[NAME@]HOST",
-        help="Let the file send prompts to a server, and the environment variable NAME as the key.",
+        help="Trust a server that the file names; with NAME, send it that environment variable as the key.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Config = Annotated[
     Optional[Path],  # noqa: UP045 - typer reads this at run time
-    typer.Option("--config", help="A configuration to bind, such as best.json."),
+    typer.Option("--config", help="Configuration to use, such as best.json of a run."),
 ]
-Strict = Annotated[bool, typer.Option("--strict", help="Refuse examples that are in several splits.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse data whose splits share examples.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
 
 
 def load_program(

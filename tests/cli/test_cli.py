@@ -319,7 +319,7 @@ def test_the_version_is_told(cli: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["optimize", "sweep", "evaluate", "run", "check", "graph", "report", "runs", "schema"]
+    "name", ["optimize", "sweep", "evaluate", "run", "check", "graph", "report", "runs", "schema", "plugins"]
 )
 def test_every_command_has_help_with_an_example(name: str, cli: Any) -> None:
     ran = cli(name, "--help")
