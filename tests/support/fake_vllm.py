@@ -151,6 +151,19 @@ class FakeVLLM:
             entries.append({str(token): {"logprob": value}})
         return 200, {"choices": [{"prompt_token_ids": tokens, "prompt_logprobs": entries}]}
 
+    @staticmethod
+    def _limited(body: dict[str, Any]) -> tuple[str, int, str]:
+        """Return the answer within the limits of a request, its tokens, and why it ends."""
+        text, count = "", 0
+        for piece in ("fo", "ur", ""):  # the last token ends the turn
+            if count == body["max_completion_tokens"]:
+                return text, count, "length"
+            text, count = text + piece, count + 1
+            at = [text.find(stop) for stop in body.get("stop", ()) if stop in text]
+            if at:
+                return text[: min(at)], count, "stop"
+        return text, count, "stop"
+
     def chat_completions(self, body: dict[str, Any]) -> tuple[int, Any]:
         if self.hang:
             self.chatting += 1
@@ -161,22 +174,24 @@ class FakeVLLM:
             return unknown(body["model"])
         if body["messages"][0]["content"] == "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        text, count, finish = self._limited(body)
         choice: dict[str, Any] = {
-            "message": {"role": "assistant", "content": "four"},
-            "finish_reason": "stop",
+            "message": {"role": "assistant", "content": text},
+            "finish_reason": finish,
         }
         said: dict[str, Any] = {
             "choices": [choice],
             "usage": {
                 "prompt_tokens": 5,
-                "completion_tokens": 3,
+                "completion_tokens": count,
                 "prompt_tokens_details": {"cached_tokens": 2},
             },
         }
         if body.get("return_token_ids"):
             said["prompt_token_ids"] = [1, 10, 11, 12, 13]
-            choice["token_ids"] = [7, 8, 2]
-            choice["logprobs"] = {"content": [{"logprob": -0.5 - bias}, {"logprob": -0.25}, {"logprob": 0.0}]}
+            choice["token_ids"] = [7, 8, 2][:count]
+            logprobs = (-0.5 - bias, -0.25, 0.0)[:count]
+            choice["logprobs"] = {"content": [{"logprob": logprob} for logprob in logprobs]}
         for name, value in self.change.items():
             place = choice if name.startswith(".") else said
             place.pop(name.removeprefix("."), None)

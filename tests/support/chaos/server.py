@@ -509,6 +509,7 @@ def _is_refused(fault: Fault) -> bool:
 
 def _payload(fault: Fault | None, body: Mapping[str, Any], text: str, key: str, bill: Bill) -> bytes:
     """Return the JSON of an answer, with the faults that are in the JSON."""
+    text, finished = _limited(body, text)
     text = {
         Fault.SURROGATE: f"{text} \ud83d",
         Fault.CONTROL: f"\x1b[31m{text}\x1b[0m\x00\x1b]0;owned\x07",
@@ -516,7 +517,7 @@ def _payload(fault: Fault | None, body: Mapping[str, Any], text: str, key: str, 
         Fault.HUGE_ANSWER: (text + " word") * (HUGE_BYTES // (len(text) + 5)),
     }.get(fault or Fault.STALL, text)
     finish = {Fault.ODD_FINISH: "meteor", Fault.CONTENT_FILTER: "content_filter", Fault.NO_FINISH: None,
-              Fault.TOOL_CALLS: "tool_calls"}.get(fault or Fault.STALL, "stop")  # fmt: skip
+              Fault.TOOL_CALLS: "tool_calls"}.get(fault or Fault.STALL, finished)  # fmt: skip
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if fault in {Fault.NULL_CONTENT, Fault.REFUSAL, Fault.TOOL_CALLS, Fault.CONTENT_FILTER}:
         message["content"] = None
@@ -537,6 +538,19 @@ def _payload(fault: Fault | None, body: Mapping[str, Any], text: str, key: str, 
     if fault is Fault.NO_USAGE:
         del answer["usage"]
     return json.dumps(answer).encode()
+
+
+def _limited(body: Mapping[str, Any], text: str) -> tuple[str, str]:
+    """Return an answer within the limits of a request, and why it ends; a word is a token.
+
+    >>> _limited({"max_tokens": 2}, "one two three"), _limited({"stop": ["w"]}, "one two three")
+    (('one two', 'length'), ('one t', 'stop'))
+    """
+    at = [place for stop in body.get("stop") or () if (place := text.find(stop)) >= 0]
+    text = text[: min(at, default=len(text))]
+    words = re.findall(r"\s*\S+", text)
+    most = int(body.get("max_completion_tokens") or body.get("max_tokens") or 256)
+    return (text, "stop") if len(words) <= most else ("".join(words[:most]), "length")
 
 
 def _usage(fault: Fault | None, bill: Bill) -> dict[str, Any]:

@@ -1,0 +1,270 @@
+"""The kit of engines catches each kind of wrong engine by the check that is meant for it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from compound.engine import Completion, Request, TokenRecord, Usage
+from compound.errors import CallError, CompoundError
+from compound.testing import EngineKit, ScriptedLM, run_kit
+
+TEXT = "Monday, Tuesday, Wednesday and Thursday"
+
+
+class Right(ScriptedLM):
+    """Says the days of the week, and what its tokens were."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(lambda message: TEXT, **{"price": 0.001, **settings})
+
+    async def generate(self, request: Request) -> Completion:
+        await asyncio.sleep(0.001)
+        if request.messages[0].content == "fail":
+            raise self.error()
+        found = await super().generate(request)
+        if request.want_tokens:
+            found = replace(found, tokens=self.record(found))
+        answer: Completion = self.changed(found, request)
+        return answer
+
+    def error(self) -> Exception:
+        return CallError("there is no such model")
+
+    def record(self, found: Completion) -> TokenRecord:
+        sampled = tuple(range(len(found.text.split())))
+        return TokenRecord((1, 2), sampled, (-0.5,) * len(sampled), found.finish_reason)
+
+    def changed(self, found: Completion, request: Request) -> Any:
+        """Return what is answered instead."""
+        return found
+
+
+def failures(engine: Callable[[], Any], **attributes: Any) -> dict[str, str]:
+    """Return the failed checks of an engine."""
+
+    class TestWords(EngineKit):
+        timeout = 0.5
+
+        def make(self) -> Any:
+            return engine()
+
+        def failing(self) -> tuple[Any, Request]:
+            request = self.request()
+            return engine(), replace(request, messages=(replace(request.messages[0], content="fail"),))
+
+    return run_kit(type("TestWords", (TestWords,), attributes))
+
+
+def test_a_right_engine_passes() -> None:
+    assert failures(Right) == {}
+    assert failures(lambda: Right(concurrency=1, priced=False, remote=False)) == {}
+
+
+def wrong(**attributes: Any) -> Callable[[], Any]:
+    """Return a wrong variant of the right engine."""
+    return type("Wrong", (Right,), attributes)
+
+
+def using(**usage: Any) -> Callable[[], Any]:
+    """Return an engine that reports another usage."""
+    return wrong(changed=lambda self, found, request: replace(found, usage=replace(found.usage, **usage)))
+
+
+def with_record(**record: Any) -> Callable[[], Any]:
+    return wrong(record=lambda self, found: replace(Right.record(self, found), **record))
+
+
+class Cheap(Right):
+    """Forgets that the prompt is paid for."""
+
+    def worst_case(self, request: Request) -> Usage:
+        return replace(super().worst_case(request), cost=0.001 * request.max_tokens)
+
+
+class Optimistic(Right):
+    """Counts characters by a rule of thumb."""
+
+    def worst_case(self, request: Request) -> Usage:
+        size = sum(len(message.content) for message in request.messages)
+        return replace(super().worst_case(request), prompt_tokens=size // 8)
+
+
+class Unpriced(Right):
+    def worst_case(self, request: Request) -> Usage:
+        return replace(super().worst_case(request), unpriced=1)
+
+
+class Long(Right):
+    """Does not limit the answer."""
+
+    async def generate(self, request: Request) -> Completion:
+        return await super().generate(replace(request, max_tokens=16))
+
+
+class Silent(Right):
+    """Does not say that an answer was cut."""
+
+    def changed(self, found: Completion, request: Request) -> Any:
+        return replace(found, finish_reason="stop", tokens=None)
+
+
+class Unstoppable(Right):
+    async def generate(self, request: Request) -> Completion:
+        return await super().generate(replace(request, stop=()))
+
+
+class Including(Right):
+    """Keeps the text that ends the answer."""
+
+    def changed(self, found: Completion, request: Request) -> Any:
+        return replace(found, text=found.text + "".join(request.stop))
+
+
+class Early(Right):
+    """Loses what stands right before the text that ends the answer."""
+
+    def changed(self, found: Completion, request: Request) -> Any:
+        return replace(found, text=found.text[:-1]) if request.stop else found
+
+
+class Mixing(Right):
+    """Answers with the question, where several are in flight."""
+
+    flying = 0
+
+    async def generate(self, request: Request) -> Completion:
+        self.flying += 1
+        found = await super().generate(request)
+        several, self.flying = self.flying > 1, self.flying - 1
+        return replace(found, text=request.messages[-1].content) if several else found
+
+
+class Forgetful(Right):
+    """Counts its answers."""
+
+    numbers = itertools.count()
+
+    def changed(self, found: Completion, request: Request) -> Any:
+        return replace(found, text=f"{found.text[: len(found.text) // 2]} {next(self.numbers)}")
+
+
+class Locked(Right):
+    """Holds its lock for ever after a request that was cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = asyncio.Lock()
+
+    async def generate(self, request: Request) -> Completion:
+        await self.lock.acquire()
+        found = await super().generate(request)
+        self.lock.release()
+        return found
+
+
+class Shared(Right):
+    """All requests in flight wait for one task, which the first one's cancellation ends."""
+
+    task: asyncio.Task[Completion] | None = None
+
+    async def generate(self, request: Request) -> Completion:
+        if self.task is None or self.task.done():
+            self.task = asyncio.create_task(super().generate(request))
+        return await self.task
+
+
+class Once(Right):
+    """Cannot be closed twice."""
+
+    closed = False
+
+    async def aclose(self) -> None:
+        if self.closed:
+            raise RuntimeError("it is closed")
+        self.closed = True
+
+
+class Numbered(Right):
+    """Has a name of its own each time."""
+
+    numbers = itertools.count()
+
+    def __init__(self) -> None:
+        super().__init__(name=f"words-{next(self.numbers)}")
+
+
+ENGINE = "test_it_is_an_engine"
+WORST = "test_the_worst_case_bounds_the_usage"
+MOST = "test_max_tokens_is_respected"
+STOP = "test_stop_ends_the_answer"
+TOGETHER = "test_concurrent_requests_are_answered"
+EQUAL = "test_equal_greedy_requests_have_equal_answers"
+CANCELLED = "test_a_cancelled_request_disturbs_no_other"
+RECORDS = "test_token_records_are_consistent"
+CLOSED = "test_it_may_be_closed_twice"
+FAILURE = "test_a_failure_is_an_error_of_this_package"
+
+
+@pytest.mark.parametrize(
+    ("engine", "check", "message"),
+    [
+        (object, ENGINE, "the engine lacks name, concurrency, remote, priced, generate, worst_case, aclose"),
+        (lambda: Right(name=""), ENGINE, "name must be a text, but is ''"),
+        (lambda: Right(concurrency=0), ENGINE, "concurrency must be a whole number >= 1, but is 0"),
+        (lambda: Right(remote=None), ENGINE, "remote must be True or False, but is None"),
+        (Numbered, ENGINE, "two engines that are made alike are named"),
+        (using(prompt_tokens=10**6), WORST, "used prompt_tokens=1000000, but worst_case says"),
+        (using(calls=2), WORST, "used calls=2, but worst_case says 1"),
+        (using(calls=0), WORST, "counts no call"),
+        (using(cost=-1.0), WORST, "cost of the usage is -1.0; it must not be negative"),
+        (using(completion_tokens=1.5), WORST, "completion_tokens of the usage must be a number, but is 1.5"),
+        (Cheap, WORST, "used cost="),
+        (Optimistic, WORST, "used prompt_tokens="),
+        (Unpriced, WORST, "unpriced=1, but priced is True"),
+        (Long, MOST, "tokens, but max_tokens is 1"),
+        (with_record(sampled=(1,) * 9, logprobs=(-1.0,) * 9), MOST, "the token record has 9 tokens, but max_tokens is 1"),
+        (Silent, MOST, "was cut at max_tokens=1, but its finish_reason is 'stop'"),
+        (wrong(changed=lambda *_: None), WORST, "generate must return a Completion, but returned None"),
+        (wrong(changed=lambda self, found, _: replace(found, finish_reason="end")), WORST, "the finish_reason is 'end'"),
+        (Unstoppable, STOP, "which stop says ends it"),
+        (Including, STOP, "which stop says ends it"),
+        (Early, STOP, "with stop='o'"),
+        (wrong(changed=lambda self, found, _: replace(found, text="")), STOP, "the answer is ''; let request()"),
+        (Mixing, TOGETHER, "among others a request is answered"),
+        (Forgetful, EQUAL, "equal greedy requests are answered"),
+        (Locked, CANCELLED, "did not answer within 0.5 s"),
+        (Shared, CANCELLED, "cancelling a request cancels another one in flight"),
+        (with_record(logprobs=()), RECORDS, "5 sampled tokens, but 0 log-probabilities"),
+        (with_record(sampled=("a",) * 5), RECORDS, "sampled of the token record holds 'a'"),
+        (with_record(logprobs=(0.5,) * 5), RECORDS, "the log-probability 0.5 is above 0"),
+        (with_record(logprobs=(float("nan"),) * 5), RECORDS, "the log-probability nan is not finite"),
+        (with_record(prompt=()), RECORDS, "has no prompt"),
+        (with_record(finish_reason="length"), RECORDS, "ends by 'length', the answer by 'stop'"),
+        (with_record(sampled=tuple(range(9)), logprobs=(-1.0,) * 9), RECORDS, "9 sampled tokens, but the usage counts 5"),
+        (Once, CLOSED, "RuntimeError: it is closed"),
+        (wrong(error=lambda _: KeyError("choices")), FAILURE, "raises KeyError: 'choices'; raise TransientError"),
+        (wrong(error=lambda _: OSError("gone")), FAILURE, "raises OSError: gone"),
+    ],
+)  # fmt: skip
+def test_a_wrong_engine_is_caught(engine: Callable[[], Any], check: str, message: str) -> None:
+    found = failures(engine)
+    assert message in found.get(check, f"{check} passed; failed: {found}")
+
+
+def test_an_engine_that_promises_no_equal_answers_is_not_held_to_them() -> None:
+    assert failures(Forgetful, deterministic=False) == {}
+
+
+def test_an_error_of_the_package_of_any_kind_passes() -> None:
+    assert failures(wrong(error=lambda _: CompoundError("the key is not set"))) == {}
+
+
+def test_a_request_of_failing_that_is_answered_fails() -> None:
+    found = failures(Right, failing=lambda self: (Right(), self.request()))
+    assert "the request of failing() is answered" in found[FAILURE]
