@@ -469,6 +469,8 @@ ALLOWED = {
     "compound/registry/engines.py": "asks whether a model's name is a folder",
     "compound/api/optimize.py": "asks whether a teacher, which the user's own file names, is there",
     "compound/cli/entry_point.py": "the standard output",
+    "compound/testing/doubles.py": "copies folders that the kits themselves made",
+    "compound/testing/optimizer_job.py": "a temporary folder of its own",
     "compound/security/trust.py": "the user's own configuration file",
     "compound/api/check.py": "asks whether the data that the user's own file names is there",
     "components/engines/model_folder.py": "looks through a model's folder before a library reads it",

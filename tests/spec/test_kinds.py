@@ -203,6 +203,16 @@ class TestKinds:
             loads(file(entry))
         assert "system.yaml:5:" in str(info.value)
 
+    def test_a_default_that_is_a_space_keeps_the_value_it_is_bound_to(self, tmp_path: Path) -> None:
+        """Regression test: where the default of a parameter is a space, the bound value was not written."""
+        (tmp_path / "tuned.py").write_text(
+            SOURCE.replace('mark: str | cp.Text = "!"', 'mark: str | cp.Text = cp.Text("!")')
+        )
+        system = loads(file('class: "tuned:Shout"'), path=tmp_path / "system.yaml").system
+        bound = system.bind({**system.configuration, "loud.mark": "?!"})
+        again = loads(dump(bound), path=tmp_path / "system.yaml").system
+        assert again.configuration["loud.mark"] == "?!"
+
     def test_it_stands_in_bodies_too(self) -> None:
         text = """\
 system: demo

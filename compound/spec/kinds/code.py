@@ -77,7 +77,7 @@ def dump_arguments(component: Component, context: DumpContext) -> Tree:
                 f"{component.name}: what {kind.__name__} was made with as {name!r} cannot be told",
                 hint=f"keep it as an attribute named {name!r}",
             )
-        if not is_same(value, parameter.default):
+        if not is_same(value, parameter.default) or context.is_rebound(name, value):
             settings[name] = context.setting(name, value)
     return settings
 

@@ -67,10 +67,17 @@ class DumpContext:
             DeclarationError: a plain value would be read as a space.
         """
         if isinstance(value, Space):
-            return spell_space(value, self.values.get(f"{self.name}.{name}", value.value))
+            return spell_space(value, self._value_of(name, value))
         if isinstance(value, Mapping) and any(key in value for key in SPACES):
             raise DeclarationError(f"{self.name}.{name}: {value!r} would be read as a space to tune")
         return value
+
+    def is_rebound(self, name: str, value: object) -> bool:
+        """Return whether a setting is a space, and the system is bound to another value than it declares."""
+        return isinstance(value, Space) and self._value_of(name, value) != value.value
+
+    def _value_of(self, name: str, space: Space) -> object:
+        return self.values.get(f"{self.name}.{name}", space.value)
 
     def changed_fields(self, source: DataclassInstance, skip: Collection[str] = ("name",)) -> Tree:
         """Return the fields of a dataclass that differ from their defaults."""
