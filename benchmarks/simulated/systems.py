@@ -65,7 +65,8 @@ class Step(Operation):
 
     @property
     def version(self) -> str:  # noqa: D102
-        return f"simulated:{self.reads}:{self.qualities}:{self.carry}:{self.noise}:{self.common}"
+        reads, qualities = tuple(self.reads), tuple(self.qualities)  # a file holds them as lists
+        return f"simulated:{reads}:{qualities}:{self.carry}:{self.noise}:{self.common}"
 
     def deterministic(self, values: Mapping[str, object]) -> bool:  # noqa: D102
         return not self.noise

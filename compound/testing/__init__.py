@@ -15,12 +15,14 @@ from compound.testing.doubles import ScriptedLM as ScriptedLM
 
 if TYPE_CHECKING:  # so that type checkers see what `__getattr__` finds
     from compound.testing.checks import run_kit as run_kit
+    from compound.testing.component_kit import ComponentKit as ComponentKit
     from compound.testing.engine_kit import EngineKit as EngineKit
     from compound.testing.metric_kit import MetricKit as MetricKit
     from compound.testing.optimizer_job import OptimizerJob as OptimizerJob
     from compound.testing.optimizer_kit import OptimizerKit as OptimizerKit
 
 _HOME = {
+    "ComponentKit": "compound.testing.component_kit",
     "EngineKit": "compound.testing.engine_kit",
     "MetricKit": "compound.testing.metric_kit",
     "OptimizerJob": "compound.testing.optimizer_job",

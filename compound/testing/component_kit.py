@@ -1,0 +1,472 @@
+"""The conformance kit of components."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from unittest import SkipTest
+
+import numpy as np
+
+from compound.engine import Completion, Engine, Request
+from compound.errors import CompoundError, DeclarationError
+from compound.example import CallValues, Example, Values
+from compound.execution.executor import Executor
+from compound.execution.schedule import values_of
+from compound.execution.trace import Trace
+from compound.formatting import short
+from compound.graph.bounds import Extent, of_values
+from compound.graph.component import NAME, Component, Input, Operation, Output, Outputs
+from compound.graph.composite import Composite
+from compound.graph.configuration import canonical, readable
+from compound.graph.space import Choice, Space
+from compound.graph.survey import Limits, Survey, survey
+from compound.graph.system import System
+from compound.graph.types import Port, accepts, spell
+from compound.optimization.bounds import amount_of
+from compound.registry.code import place_of
+from compound.spec import dump, loads
+from compound.storage.artifacts import Reference
+from compound.testing.checks import json_problem, without_global_generators
+from compound.testing.doubles import ScriptedLM
+
+__all__ = ["ComponentKit"]
+
+LM = "lm"
+LONGEST_REPR = 300
+ADDRESS = " at 0x"  # how Python shows an object without a repr of its own
+
+
+class ComponentKit:
+    """Checks of a component: inherit it, name the class ``Test…``, and override `make` and `inputs`.
+
+    The component is run as the only node of a system, whose model is the one of `engine`.
+
+    Checks:
+        - it keeps its name, and declares its kind, its version and its ports
+        - its parameters are spaces, and start from a value that belongs to them
+        - two instances that are made alike have the same version
+        - its outputs are of the declared types
+        - equal inputs and random streams give equal outputs; and equal inputs alone, where it says that it is
+          deterministic
+        - results neither depend on the global generators nor change them
+        - it does not change its inputs
+        - ``repr`` is short
+        - copies and pickles behave as the original
+        - what it returns and asks of models is within the bounds that ``reach`` declares
+        - a system with it can be written to YAML and read back, if its class can be imported by its name
+
+    Attributes:
+        picklable: whether the component can be pickled. Set it to False for one that holds a lambda, say.
+        dumpable: whether it can be written to YAML. Set it to False for one whose settings or port types have
+            no spelling there.
+
+    Example:
+        >>> from compound import Operation
+        >>> from compound.graph.types import Port
+        >>> from compound.testing import ComponentKit, run_kit
+        >>> class Shout(Operation):
+        ...     kind, version = "shout", "1"
+        ...     inputs, outputs = {"text": Port(str)}, {"shouted": Port(str)}
+        ...     def __init__(self, name):
+        ...         self.name = name
+        ...     async def run(self, inputs, values, call):
+        ...         return {"shouted": inputs["text"].upper()}
+        >>> class TestShout(ComponentKit):
+        ...     def make(self, name):
+        ...         return Shout(name)
+        ...     def inputs(self):
+        ...         return [{"text": "hello"}, {"text": ""}]
+        >>> run_kit(TestShout)
+        {}
+    """
+
+    picklable: bool = True
+    dumpable: bool = True
+
+    # -- hooks -----------------------------------------------------------------------------------------
+
+    def make(self, name: str) -> Component:
+        """Return a new component with a name. Override it; all that it returns must be alike."""
+        raise NotImplementedError("override make(name) to return the component to test")
+
+    def inputs(self) -> Values | Sequence[Values]:
+        """Return the inputs of a call by port, or those of several calls. Override it."""
+        raise NotImplementedError("override inputs() to return the inputs of a call, or a list of them")
+
+    def engine(self) -> Engine:
+        """Return the model that the component asks; its answers must depend on the request alone."""
+        return ScriptedLM(lambda message: "yes")
+
+    # -- checks of what is declared --------------------------------------------------------------------
+
+    def test_it_keeps_its_name(self) -> None:
+        """The name is the one that it was given."""
+        for name in ("first", "second_2"):
+            found = self.make(name).name
+            assert found == name, f"a component named {name!r} says that its name is {found!r}; keep the name"
+
+    def test_kind_version_and_ports_are_declared(self) -> None:
+        """They are of the right types, and names are identifiers."""
+        component = self.make("tested")
+        assert isinstance(component, Operation | Composite), (
+            f"{type(component).__name__} is neither an Operation nor a Composite; subclass one of them"
+        )
+        for what in ("kind", "version"):
+            value = getattr(component, what)
+            assert isinstance(value, str), f"{what} must be a text, but is {short(value)}"
+            assert value, f"{what} is empty"
+        assert ADDRESS not in component.version, (
+            f"the version {component.version!r} holds the address of an object, which changes by process; "
+            "describe the object by its content"
+        )
+        inputs, outputs = component.inputs, component.outputs
+        _check_ports("inputs", {} if inputs is None else inputs)
+        _check_ports("outputs", outputs)
+        assert outputs, "outputs declares no port"
+        both = sorted(set(inputs or ()) & set(component.settings))
+        assert not both, f"{', '.join(both)} is an input and a setting; a setting can be wired as it is"
+
+    def test_parameters_hold_their_start_values(self) -> None:
+        """Each is a `Space`, and its value belongs to it."""
+        component = self.make("tested")
+        for name, space in component.parameters.items():
+            assert NAME.match(name), f"the parameter {name!r} must be a name of letters, digits, underscores"
+            assert isinstance(space, Space), f"the parameter {name!r} must be a Space, but is {short(space)}"
+            problem = space.problem(space.value)
+            assert not problem, f"the value of the parameter {name!r} {problem}"
+            problem = json_problem(space.to_json())
+            assert not problem, f"to_json of the parameter {name!r} must be JSON, but {problem}"
+
+    def test_instances_made_alike_have_one_version(self) -> None:
+        """The version tells apart what behaves differently, and nothing else."""
+        one, other = self.make("tested"), self.make("tested")
+        assert one.version == other.version, (
+            f"two instances made alike have the versions {one.version!r} and {other.version!r}; the version "
+            "is a part of cache keys, so let it depend on what changes the behaviour alone"
+        )
+        assert self._system(one).signature == self._system(other).signature, (
+            "systems of two instances made alike have different signatures; declare equal ports, settings "
+            "and spaces"
+        )
+
+    def test_the_repr_is_short(self) -> None:
+        """Error messages and notebooks show it."""
+        found = repr(self.make("tested"))
+        assert len(found) <= LONGEST_REPR, (
+            f"repr has {len(found)} characters; it must have at most {LONGEST_REPR}: {found[:80]}..."
+        )
+
+    # -- checks of what it does ------------------------------------------------------------------------
+
+    def test_outputs_have_the_declared_types(self) -> None:
+        """Every call returns a value of the declared type for each output."""
+        component = self.make("tested")
+        for number, trace in enumerate(self._traces(component), 1):
+            for name, port in component.outputs.items():
+                value = trace.outputs[name]
+                assert accepts(port.type, value), (
+                    f"on inputs {number} the output {name!r} must be {spell(port.type)}, but is "
+                    f"{short(value)}"
+                )
+
+    def test_equal_inputs_and_streams_give_equal_outputs(self) -> None:
+        """What the cache keeps is what another call would return."""
+        found = [self._outputs(self.make("tested")) for _ in range(2)]
+        for number, (one, other) in enumerate(zip(*found, strict=True), 1):
+            assert _same(one, other), (
+                f"on equal inputs {number} two instances return {short(one)} and {short(other)}; draw from "
+                "call.rng alone, and depend on inputs and values alone"
+            )
+
+    def test_a_deterministic_component_ignores_its_stream(self) -> None:
+        """Where ``deterministic`` is true, another random stream changes nothing."""
+        component = self.make("tested")
+        if not isinstance(component, Operation):
+            raise SkipTest("the components in the body say whether they are deterministic")
+        if not component.deterministic(values_of(component, self._system(component))):
+            raise SkipTest("the component is not deterministic")
+        found = [self._outputs(component, sample) for sample in (0, 1)]
+        for number, (one, other) in enumerate(zip(*found, strict=True), 1):
+            assert _same(one, other), (
+                f"deterministic(values) is True, but on inputs {number} two random streams give {short(one)} "
+                f"and {short(other)}; let deterministic() return False"
+            )
+
+    def test_global_generators_are_not_used(self) -> None:
+        """Results neither depend on the global generators nor change them."""
+        found = []
+        for seed in (1, 2):
+            with without_global_generators("the component", seed):
+                found.append(self._outputs(self.make("tested")))
+        assert _same(*found), (
+            f"the outputs {short(found[0])} and {short(found[1])} depend on the seed of a global generator; "
+            "draw from call.rng"
+        )
+
+    def test_inputs_are_not_changed(self) -> None:
+        """Inputs and values are the same after a call: other calls read them, too."""
+        component = self.make("tested")
+        system = self._system(component)
+        for number, inputs in enumerate(self._inputs(), 1):
+            if isinstance(component, Operation):
+                node = system.nodes[component.name]
+                read = {name: inputs.get(name, port.default) for name, port in node.inputs.items()}
+                given = copy.deepcopy(read)
+                wired = {name: value for name, value in given.items() if name in component.settings}
+                values = {**values_of(component, system), **wired}
+                before = copy.deepcopy((given, values))
+                asyncio.run(_run(component, given, values, self.engine()))
+                after = (given, values)
+            else:  # the executor runs its body
+                given = copy.deepcopy(dict(inputs))
+                before, after = (copy.deepcopy(given), {}), (given, {})
+                self._trace(system, given)
+            assert _same(before, after), (
+                f"the component changed its inputs or values {number}: {short(before)} became "
+                f"{short(after)}; copy what it changes"
+            )
+
+    def test_copies_behave_alike(self) -> None:
+        """Shallow and deep copies are as the original."""
+        component = self.make("tested")
+        for how in (copy.copy, copy.deepcopy):
+            self._check_alike(component, how(component), f"copy.{how.__name__}")
+
+    def test_pickles_behave_alike(self) -> None:
+        """What is read from a pickle is as the original."""
+        component = self.make("tested")
+        if not self.picklable:
+            raise SkipTest("the kit says that the component cannot be pickled")
+        if place_of(type(component)) is None:
+            raise SkipTest(f"{type(component).__name__} cannot be imported by its name")
+        try:
+            found = pickle.loads(pickle.dumps(component))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise AssertionError(
+                f"the component cannot be pickled: {error}; hold data and functions of modules alone, or set "
+                "picklable = False in the kit"
+            ) from error
+        self._check_alike(component, found, "pickling")
+
+    def test_bounds_hold(self) -> None:
+        """What is returned and asked is within what ``reach`` declares."""
+        component = self.make("tested")
+        system = self._system(component)
+        examples = [Example(f"e{number}", inputs) for number, inputs in enumerate(self._inputs(), 1)]
+        limits = Limits(examples, (LM,), system.configuration, read_corpora=True)
+        found = survey(system, limits)
+        for example in examples:
+            engine = _Watched(self.engine())
+            trace = self._trace(system, example.inputs, engine=engine)
+            for name, value in trace.outputs.items():
+                _check_extent(name, value, found.outputs[name])
+            _check_requests(found, engine)
+
+    def test_it_can_be_written_and_read(self) -> None:
+        """A system with it is the same after a round trip through YAML."""
+        component = self.make("tested")
+        if not self.dumpable:
+            raise SkipTest("the kit says that the component has no spelling in YAML")
+        if place_of(type(component)) is None:
+            raise SkipTest(f"{type(component).__name__} cannot be imported by its name")
+        system = self._system(component)
+        try:
+            text = dump(system)
+            read = loads(text, models=_models(system)).system
+        except CompoundError as error:
+            raise AssertionError(
+                f"the system of the component cannot be written to YAML and read back: {error}; keep each "
+                "argument of __init__ as an attribute of the same name, or set dumpable = False in the kit"
+            ) from error
+        for what in ("signature", "configuration", "settings"):
+            one, other = getattr(system, what), getattr(read, what)
+            assert one == other, (
+                f"read back from YAML, the system has the {what} {short(other)} instead of {short(one)}; the "
+                f"file is\n{text}"
+            )
+
+    # -- parts -----------------------------------------------------------------------------------------
+
+    def _inputs(self) -> list[Values]:
+        """Return the inputs of each call."""
+        given = self.inputs()
+        found = [given] if isinstance(given, Mapping) else list(given)
+        assert found, "inputs() returned no inputs; return those of at least one call, {} for none"
+        names = {tuple(sorted(inputs)) for inputs in found}
+        assert len(names) == 1, f"inputs() must name the same ports in every call, but names {sorted(names)}"
+        return found
+
+    def _system(self, component: Component) -> System:
+        """Return the system whose only node is the component."""
+        examples = self._inputs()
+        ports = component.inputs or {}
+
+        def kind(name: str) -> object:
+            if name in ports:
+                return ports[name].type
+            setting = component.settings.get(name)
+            if isinstance(setting, Space):
+                return setting.type
+            kinds = {type(inputs[name]) for inputs in examples}
+            return kinds.pop() if len(kinds) == 1 else Any
+
+        wires: dict[str, Any] = {name: Input(name, kind(name)) for name in examples[0]}
+        try:
+            made = component(**wires)
+        except DeclarationError as error:
+            raise AssertionError(
+                f"the inputs of the kit cannot be connected to the component: {error}"
+            ) from error
+        fields = made if isinstance(made, Outputs) else [made]
+        outputs = {output.field: output for output in fields if isinstance(output, Output)}
+        return System("tested_alone", outputs=outputs, lm=LM)
+
+    def _trace(self, system: System, inputs: Values, sample: int = 0, engine: Engine | None = None) -> Trace:
+        """Return the trace of one run, which must not fail."""
+        answering = engine or self.engine()
+
+        async def run() -> Trace:
+            executor = Executor(lambda _: answering)
+            try:
+                return await executor.run(system, inputs, example="kit", sample=sample)
+            finally:
+                await executor.aclose()
+
+        trace = asyncio.run(run())
+        assert trace.failure is None, f"on {short(inputs)} the call failed: {trace.failure.message}"
+        return trace
+
+    def _traces(self, component: Component, sample: int = 0) -> Iterator[Trace]:
+        system = self._system(component)
+        for inputs in self._inputs():
+            yield self._trace(system, inputs, sample)
+
+    def _outputs(self, component: Component, sample: int = 0) -> list[Values]:
+        """Return the outputs of each call."""
+        return [trace.outputs for trace in self._traces(component, sample)]
+
+    def _check_alike(self, component: Component, other: Component, how: str) -> None:
+        """Check that another component is as the first one."""
+        for what in ("name", "kind", "version", "inputs", "outputs"):
+            one, two = getattr(component, what), getattr(other, what)
+            assert one == two, f"after {how} the component has {what} {short(two)} instead of {short(one)}"
+        spaces = [{name: space.to_json() for name, space in c.parameters.items()} for c in (component, other)]
+        assert spaces[0] == spaces[1], f"after {how} the component has other parameters: {short(spaces[1])}"
+        found = [self._outputs(each) for each in (component, other)]
+        assert _same(*found), f"after {how} the component returns {short(found[1])}, not {short(found[0])}"
+
+
+class _Call:
+    """What a component may use when the kit runs it by itself; implements `CallContext`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.address = "tested"
+        self.seed = 0
+        self.rng = np.random.default_rng(0)
+        self._engine = engine
+
+    async def generate(self, lm: str, request: Request) -> Completion:
+        """Ask the engine."""
+        return await self._engine.generate(request)
+
+    async def scores(self, reward: Reference, component: str, calls: Sequence[CallValues]) -> list[float]:
+        """Score all calls alike."""
+        return [0.0] * len(calls)
+
+
+class _Watched:
+    """An engine that notes what it is asked."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.name, self.concurrency = engine.name, engine.concurrency
+        self.remote, self.priced = engine.remote, engine.priced
+        self.worst_case = engine.worst_case
+        self.aclose = engine.aclose
+        self.asked: list[Request] = []
+
+    async def generate(self, request: Request) -> Completion:
+        """Answer one request."""
+        self.asked.append(request)
+        return await self._engine.generate(request)
+
+
+async def _run(component: Operation, given: Values, values: Values, engine: Engine) -> Values:
+    return await component.run(given, values, _Call(engine))
+
+
+def _check_ports(what: str, ports: object) -> None:
+    assert isinstance(ports, Mapping), f"{what} must map names to ports, but is {short(ports)}"
+    for name, port in ports.items():
+        assert isinstance(name, str), f"{what} must have texts as names, but has {name!r}"
+        assert NAME.match(name), (
+            f"{what} must have names of letters, digits and underscores, but has {name!r}"
+        )
+        assert isinstance(port, Port), f"{name!r} of {what} must be a Port, but is {short(port)}"
+        try:
+            accepts(port.type, None)
+        except DeclarationError as error:
+            raise AssertionError(f"{name!r} of {what}: {error}") from error
+
+
+def _check_extent(name: str, value: object, extent: Extent) -> None:
+    """Check that a value is within its bound; how many tokens a model wrote is not known."""
+    length = len((value if isinstance(value, str) else canonical(readable(value))).encode())
+    if extent.finite and not extent.tokens:
+        assert length <= extent.bytes, (
+            f"the output {name!r} has {length} bytes, but reach declares {extent.bytes:g}: {short(value)}"
+        )
+    items = of_values([value]).items
+    if isinstance(value, list | tuple):
+        assert items <= extent.items, (
+            f"the output {name!r} has {items:g} items, but reach declares {extent.items:g}"
+        )
+    if extent.values and isinstance(value, str | int | float):
+        numbers = [each for each in extent.values if isinstance(each, int | float)]
+        between = isinstance(value, int | float) and numbers and min(numbers) <= value <= max(numbers)
+        assert value in extent.values or between, (
+            f"the output {name!r} is {short(value)}, but reach declares the values {short(extent.values)}"
+        )
+
+
+def _check_requests(found: Survey, engine: _Watched) -> None:
+    """Check the requests of one run, where every component in it declares its own."""
+    uses = list(found.uses.values())
+    if any(use.requests is None for use in uses):
+        return
+    bounds = [(use.calls * bound.calls, bound) for use in uses for bound in use.requests or ()]
+    most = sum(calls for calls, _ in bounds)
+    assert len(engine.asked) <= most, (
+        f"the component made {len(engine.asked)} requests, but reach declares {most:g}; declare a CallBound "
+        "for each that it makes"
+    )
+    longest = max((bound.max_tokens for _, bound in bounds), default=0)
+    largest = max((amount_of(engine, bound).prompt_tokens for _, bound in bounds), default=0)
+    for request in engine.asked:
+        assert request.max_tokens <= longest, (
+            f"the component asked for {request.max_tokens} tokens, but reach declares {longest:g}"
+        )
+        size = engine.worst_case(request).prompt_tokens
+        assert size <= largest, (
+            f"the component sent a prompt of {size} tokens at most, but reach declares {largest:g}; count "
+            "everything that the messages hold"
+        )
+
+
+def _models(system: System) -> list[str]:
+    """Return the models that a system names."""
+    found = [LM]
+    for component in system.components.values():
+        lm = component.settings.get("lm")
+        found += [str(option) for option in lm.options] if isinstance(lm, Choice) else []
+        found += [lm] if isinstance(lm, str) else []
+    return found
+
+
+def _same(one: object, other: object) -> bool:
+    """Return whether two values are written as the same JSON; NaN equals itself."""
+    return canonical(readable(one)) == canonical(readable(other))

@@ -1,0 +1,365 @@
+"""The kit of components catches each kind of wrong component by the check that is meant for it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compound.engine import Message, Request
+from compound.graph.bounds import CallBound, Extent, Limits, Reach
+from compound.graph.component import CallContext, Operation
+from compound.graph.space import Choice, Int
+from compound.graph.types import Port
+from compound.testing import ComponentKit, ScriptedLM, run_kit
+
+INPUTS = [{"words": ["a", "b"], "more": {"x": [1]}}, {"words": [], "more": {}}]
+ASK = Request((Message("user", "What next?"),), max_tokens=5)
+
+
+class Right(Operation):
+    """Draws some of the words."""
+
+    kind = "draw"
+    version: Any = "draw:1"
+    cacheable = True
+    inputs: Any = {"words": Port(list[str]), "more": Port(dict)}  # noqa: RUF012
+    outputs: Any = {"found": Port(list[str]), "count": Port(int)}  # noqa: RUF012
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        return {"most": Int(1, 3, value=2)}
+
+    def deterministic(self, values: Mapping[str, object]) -> bool:
+        return False
+
+    async def run(self, inputs: Any, values: Any, call: CallContext) -> Any:
+        found = [word for word in inputs["words"] if self.chance(call) < 0.5][: values["most"]]
+        return {"found": found, "count": len(found)}
+
+    def chance(self, call: CallContext) -> float:
+        return float(call.rng.random())
+
+
+def failures(make: Callable[[str], Any], inputs: Any = INPUTS, **attributes: Any) -> dict[str, str]:
+    """Return the failed checks of a component."""
+    hooks = {"make": lambda self, name: make(name), "inputs": lambda self: inputs, **attributes}
+    return run_kit(type("TestDraw", (ComponentKit,), hooks))
+
+
+def test_a_right_component_passes() -> None:
+    assert failures(Right) == {}
+    assert failures(Right, INPUTS[0]) == {}
+
+
+def wrong(**attributes: Any) -> type[Any]:
+    """Return a wrong variant of the right component."""
+    return type("Wrong", (Right,), attributes)
+
+
+def settings(**given: Any) -> type[Any]:
+    return wrong(settings={"most": 2, **given})
+
+
+class Renamed(Right):
+    def __init__(self, name: str) -> None:
+        self.name = name.removesuffix("_2")
+
+
+class OneRun(Right):
+    """Another run of the right component."""
+
+    async def run(self, inputs: Any, values: Any, call: CallContext) -> Any:
+        return await self.changed(inputs, values, call, await super().run(inputs, values, call))
+
+    async def changed(self, inputs: Any, values: Any, call: CallContext, found: Any) -> Any:
+        return found
+
+
+class Fails(OneRun):
+    async def changed(self, inputs: Any, values: Any, call: CallContext, found: Any) -> Any:
+        raise ValueError("no words")
+
+
+class Untyped(OneRun):
+    async def changed(self, inputs: Any, values: Any, call: CallContext, found: Any) -> Any:
+        return {**found, "count": str(found["count"])}
+
+
+class Appends(OneRun):
+    """Changes its first input."""
+
+    async def changed(self, inputs: Any, values: Any, call: CallContext, found: Any) -> Any:
+        inputs["words"].append("c")
+        return found
+
+
+class Nested(OneRun):
+    """Changes something deep inside its second input."""
+
+    async def changed(self, inputs: Any, values: Any, call: CallContext, found: Any) -> Any:
+        inputs["more"].setdefault("x", []).append(2)
+        return found
+
+
+class Settled(OneRun):
+    """Changes its values."""
+
+    async def changed(self, inputs: Any, values: Any, call: CallContext, found: Any) -> Any:
+        values["most"] = 1
+        return found
+
+
+class Counts(Right):
+    """Depends on how often it ran."""
+
+    numbers = itertools.count()
+
+    def chance(self, call: CallContext) -> float:
+        return next(self.numbers) % 4 / 4
+
+
+class Global(Right):
+    def chance(self, call: CallContext) -> float:
+        return random.random()
+
+
+class Reseeded(Right):
+    """Seeds the global generator, so that its results are equal."""
+
+    def chance(self, call: CallContext) -> float:
+        np.random.seed(call.seed % 2**32)
+        return float(np.random.random())
+
+
+class Certain(Right):
+    """Says that it does not depend on its stream."""
+
+    def deterministic(self, values: Mapping[str, object]) -> bool:
+        return True
+
+
+class Numbered(Right):
+    """Each instance has a version of its own."""
+
+    numbers = itertools.count()
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.version = f"draw:{next(self.numbers)}"
+
+
+class Ports(Right):
+    """Each instance has spaces of its own."""
+
+    numbers = itertools.count(2)
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._most = next(self.numbers)
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        return {"most": Int(1, self._most)}
+
+
+class Copied(Right):
+    """Loses a part of itself when it is copied."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.version = "draw:2"
+
+    def __copy__(self) -> Copied:
+        other = object.__new__(Copied)
+        other.name = self.name
+        return other
+
+
+class Deep(Right):
+    """Forgets what it holds when it is copied deeply."""
+
+    limit = 0
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.limit = 5
+
+    def __deepcopy__(self, memo: object) -> Deep:
+        other = object.__new__(Deep)
+        other.name = self.name
+        return other
+
+    def chance(self, call: CallContext) -> float:
+        return 0.0 if self.limit else 1.0
+
+
+class Unpicklable(Right):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.function = lambda: None
+
+
+class Half(Right):
+    """Comes back from a pickle with another name."""
+
+    def __reduce__(self) -> Any:
+        return Half, (self.name[:3],)
+
+
+class Undumped(Right):
+    """Does not keep what it was made with."""
+
+    def __init__(self, name: str, size: int = 3) -> None:
+        super().__init__(name)
+        self._size = size
+
+
+class Shifted(Right):
+    """Is another one after it was read back from a file."""
+
+    def __init__(self, name: str, sizes: Any = (1, 2)) -> None:
+        super().__init__(name)
+        self.sizes = (*sizes,) if isinstance(sizes, tuple) else (*sizes, 3)
+
+    @property
+    def version(self) -> str:
+        return f"draw:{self.sizes}"
+
+
+class Bounded(Right):
+    """Declares what it returns and asks."""
+
+    extent = Extent(bytes=100, items=3)
+    requests: Any = ()
+    asks = 0
+
+    def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:
+        return Reach({"found": self.extent, "count": Extent(32, values=(0, 1, 2, 3))}, self.requests)
+
+    async def run(self, inputs: Any, values: Any, call: CallContext) -> Any:
+        for _ in range(self.asks):
+            await call.generate("lm", ASK)
+        return {"found": inputs["words"], "count": len(inputs["words"])}
+
+
+def bounded(**attributes: Any) -> type[Any]:
+    return type("Wrong", (Bounded,), attributes)
+
+
+def bound(calls: float = 2, size: float = 50, max_tokens: float = 5) -> tuple[CallBound, ...]:
+    return (CallBound("next", calls, Extent(bytes=size), max_tokens),)
+
+
+NAME = "test_it_keeps_its_name"
+DECLARED = "test_kind_version_and_ports_are_declared"
+PARAMETERS = "test_parameters_hold_their_start_values"
+VERSION = "test_instances_made_alike_have_one_version"
+REPR = "test_the_repr_is_short"
+TYPES = "test_outputs_have_the_declared_types"
+EQUAL = "test_equal_inputs_and_streams_give_equal_outputs"
+CERTAIN = "test_a_deterministic_component_ignores_its_stream"
+GLOBAL = "test_global_generators_are_not_used"
+CHANGED = "test_inputs_are_not_changed"
+COPIES = "test_copies_behave_alike"
+PICKLES = "test_pickles_behave_alike"
+BOUNDS = "test_bounds_hold"
+YAML = "test_it_can_be_written_and_read"
+
+
+def outside() -> Choice:
+    """Return a space whose start value lies outside of it."""
+    space = Choice(1, 2)
+    object.__setattr__(space, "value", 9)
+    return space
+
+
+class Declared(Choice):
+    """A space that cannot be written."""
+
+    def to_json(self) -> dict[str, object]:
+        return {"options": {*self.options}}
+
+
+@pytest.mark.parametrize(
+    ("component", "check", "message"),
+    [
+        (Renamed, NAME, "a component named 'second_2' says that its name is 'second'"),
+        (lambda name: object(), DECLARED, "object is neither an Operation nor a Composite"),
+        (wrong(version=3), DECLARED, "version must be a text, but is 3"),
+        (wrong(kind=""), DECLARED, "kind is empty"),
+        (wrong(version=property(lambda self: repr(self.run.__func__))), DECLARED, "holds the address of an object"),
+        (wrong(inputs={"words": list[str]}), DECLARED, "'words' of inputs must be a Port"),
+        (wrong(outputs={"a b": Port(int)}), DECLARED, "outputs must have names of letters"),
+        (wrong(outputs={}), DECLARED, "outputs declares no port"),
+        (wrong(outputs=["found"]), DECLARED, "outputs must map names to ports"),
+        (wrong(inputs={"most": Port(int)}), DECLARED, "most is an input and a setting"),
+        (settings(size=outside()), PARAMETERS, "the value of the parameter 'size' must be one of 1, 2, but got 9"),
+        (settings(size=Declared(1, 3)), PARAMETERS, "to_json of the parameter 'size' must be JSON"),
+        (settings(**{"a.b": Int(1, 2)}), PARAMETERS, "the parameter 'a.b' must be a name"),
+        (Numbered, VERSION, "two instances made alike have the versions"),
+        (Ports, VERSION, "systems of two instances made alike have different signatures"),
+        (wrong(__repr__=lambda self: "word " * 100), REPR, "repr has 500 characters"),
+        (Fails, TYPES, "the call failed: ValueError: no words"),
+        (Untyped, TYPES, "tested.count must be int"),
+        (Counts, EQUAL, "on equal inputs 1 two instances return"),
+        (Certain, CERTAIN, "deterministic(values) is True, but on inputs 1 two random streams give"),
+        (Global, GLOBAL, "the global generator of random;"),
+        (Reseeded, GLOBAL, "the global generator of numpy.random;"),
+        (Appends, CHANGED, "the component changed its inputs or values 1"),
+        (Nested, CHANGED, "the component changed its inputs or values 1"),
+        (Settled, CHANGED, "the component changed its inputs or values 1"),
+        (Copied, COPIES, "after copy.copy the component has version 'draw:1' instead of 'draw:2'"),
+        (Deep, COPIES, "after copy.deepcopy the component returns"),
+        (Unpicklable, PICKLES, "the component cannot be pickled"),
+        (Half, PICKLES, "after pickling the component has name 'tes' instead of 'tested'"),
+        (bounded(extent=Extent(bytes=5)), BOUNDS, "the output 'found' has 9 bytes, but reach declares 5"),
+        (bounded(extent=Extent(bytes=50, items=1)), BOUNDS, "the output 'found' has 2 items, but reach declares 1"),
+        (bounded(reach=lambda self, given, limits: Reach({
+            "found": self.extent, "count": Extent(32, values=(0, 1))}, ())), BOUNDS,
+         "the output 'count' is 2, but reach declares the values (0, 1)"),
+        (bounded(asks=1), BOUNDS, "made 1 requests, but reach declares 0"),
+        (bounded(asks=3, requests=bound()), BOUNDS, "made 3 requests, but reach declares 2"),
+        (bounded(asks=2, requests=bound(max_tokens=4)), BOUNDS, "asked for 5 tokens, but reach declares 4"),
+        (bounded(asks=2, requests=bound(size=1)), BOUNDS, "sent a prompt of 2 tokens at most, but reach declares 1"),
+        (Undumped, YAML, "what Undumped was made with as 'size' cannot be told"),
+        (lambda name: Shifted(name, (4, 5)), YAML, "read back from YAML, the system has the signature"),
+    ],
+)  # fmt: skip
+def test_a_wrong_component_is_caught(component: Callable[[str], Any], check: str, message: str) -> None:
+    found = failures(component)
+    assert message in found.get(check, f"{check} passed; failed: {found}")
+
+
+def test_bounds_that_hold_pass() -> None:
+    assert failures(Bounded) == {}
+    assert failures(bounded(asks=2, requests=bound())) == {}
+    assert failures(bounded(asks=2, requests=None)) == {}
+
+
+def test_an_input_that_the_component_lacks_fails() -> None:
+    assert "cannot be connected to the component" in failures(Right, {"word": "a"})[TYPES]
+    assert "must name the same ports in every call" in failures(Right, [INPUTS[0], {"words": []}])[TYPES]
+
+
+def test_what_cannot_be_imported_by_its_name_is_neither_pickled_nor_written() -> None:
+    class Local(Unpicklable):
+        pass
+
+    assert failures(Local) == {}
+
+
+def test_both_may_be_declared_impossible() -> None:
+    assert failures(Unpicklable, picklable=False) == {}
+    assert failures(Undumped, dumpable=False) == {}
+
+
+def test_a_model_may_answer() -> None:
+    assert failures(bounded(asks=1, requests=bound()), engine=lambda self: ScriptedLM({"next": "go"})) == {}
