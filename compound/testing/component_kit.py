@@ -244,7 +244,7 @@ class ComponentKit:
         if place_of(type(component)) is None:
             raise SkipTest(f"{type(component).__name__} cannot be imported by its name")
         try:
-            found = pickle.loads(pickle.dumps(component))
+            found = pickle.loads(pickle.dumps(component))  # nosec B301  # its own bytes, written here
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise AssertionError(
                 f"the component cannot be pickled: {error}; hold data and functions of modules alone, or set "
