@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # so that type checkers see what `__getattr__` finds
     from compound.testing.metric_kit import MetricKit as MetricKit
     from compound.testing.optimizer_job import OptimizerJob as OptimizerJob
     from compound.testing.optimizer_kit import OptimizerKit as OptimizerKit
+    from compound.testing.recipe_job import RecipeJob as RecipeJob
 
 _HOME = {
     "ComponentKit": "compound.testing.component_kit",
@@ -27,6 +28,7 @@ _HOME = {
     "MetricKit": "compound.testing.metric_kit",
     "OptimizerJob": "compound.testing.optimizer_job",
     "OptimizerKit": "compound.testing.optimizer_kit",
+    "RecipeJob": "compound.testing.recipe_job",
     "run_kit": "compound.testing.checks",
 }
 

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import sys
+import tempfile
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from unittest import SkipTest
 
 import numpy as np
 
 from compound.formatting import short
 
-__all__ = ["json_problem", "run_kit", "seeded_global_generators", "through_json", "without_global_generators"]
+__all__ = [
+    "json_problem",
+    "run_kit",
+    "seeded_global_generators",
+    "temporary_folder",
+    "through_json",
+    "without_global_generators",
+]
 
 
 def run_kit(kit: type[object]) -> dict[str, str]:
@@ -40,6 +51,13 @@ def run_kit(kit: type[object]) -> dict[str, str]:
         except Exception as error:  # noqa: BLE001 - whatever the tested code raises is a failed check
             failures[name] = f"{type(error).__name__}: {error}"
     return failures
+
+
+def temporary_folder(owner: object) -> Path:
+    """Return a new folder, which is deleted together with its owner."""
+    folder = Path(tempfile.mkdtemp(prefix="compound-kit-"))
+    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def json_problem(value: object, place: str = "") -> str:

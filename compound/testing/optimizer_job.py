@@ -9,12 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import shutil
-import tempfile
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 
 from compound.engine import Completion, Engine, Request
 from compound.example import Example, Metric
@@ -38,7 +34,7 @@ from compound.optimization.role_checks import Proposing
 from compound.optimization.scorer import JobScorer
 from compound.optimizers.scheduling.scheduler import Uniform
 from compound.settings.optimize import OptimizeSettings
-from compound.testing.checks import json_problem, through_json
+from compound.testing.checks import json_problem, temporary_folder, through_json
 from compound.testing.doubles import MemorySnapshot, PlainMemory, ScriptedLM
 
 __all__ = ["Checkpoint", "OptimizerJob"]
@@ -123,9 +119,8 @@ class OptimizerJob:
     ) -> None:
         self.lm = engine = lm()
         self._make_lm = lm
-        self._files = Path(tempfile.mkdtemp(prefix="compound-job-"))
+        self._files = temporary_folder(self)
         self._numbers = itertools.count()
-        weakref.finalize(self, shutil.rmtree, self._files, ignore_errors=True)
         settings = OptimizeSettings(minibatch=minibatch, candidates=candidates, iterations=1)
         chosen = tuple(system.parameters) if keys is None else tuple(keys)
         self._base = Problem(

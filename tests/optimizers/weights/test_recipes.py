@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -17,14 +16,11 @@ from pydantic import ValidationError
 
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.engine import Completion, Request, TokenRecord
+from compound.engine import TokenRecord
 from compound.errors import BudgetExhausted, DeclarationError, TooManyFailures, TransientError
-from compound.evaluation.evaluate import Rules
 from compound.evaluation.metrics import custom
-from compound.example import Example, Metric, Score
+from compound.example import Example
 from compound.execution.budget import Meter
-from compound.execution.cache import MemoryCache
-from compound.execution.executor import Executor
 from compound.graph.component import Input
 from compound.graph.space import Choice, LoRA, Text
 from compound.graph.system import System
@@ -36,57 +32,14 @@ from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings
 from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings
 from compound.optimizers.weights.recipes.ppo import PPO, PPOSettings
 from compound.optimizers.weights.recipes.prompt_r1 import PromptR1, PromptR1Settings, once_each
-from compound.optimizers.weights.recipes.recipe import Credited, Recipe, RecipeContext, TrainingSettings
-from compound.optimizers.weights.recipes.rollouts import Sampler, rolling, upstream_components
+from compound.optimizers.weights.recipes.recipe import Credited, Recipe, TrainingSettings
+from compound.optimizers.weights.recipes.rollouts import beforehand
 from compound.rewards.credit.shaping import TooMany
-from compound.testing import ScriptedLM
+from compound.testing import RecipeJob
+from compound.testing.recipe_job import EXAMPLES, ConstantCritic
 from placing import placed, read_by
 
 NAMES = ("a", "b", "c", "d")
-EXAMPLES = [Example(f"e{i}", {"x": f"word{i}"}) for i in range(3)]
-
-
-class Digits(ScriptedLM):
-    """Says a digit drawn from the request's stream, and how it was sampled; counts who was asked."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda text, rng: str(rng.integers(10)))
-        self.asked: Counter[str] = Counter()
-        self.adapters: set[str] = set()
-        self.gone: Counter[str] = Counter()  # by who asks, how often there is no answer
-        self.gone_at = 0  # the one question that has none
-
-    async def generate(self, request: Request) -> Completion:
-        self.asked[who := request.messages[-1].content[0]] += 1
-        self.adapters.add(request.adapter.sha256 if request.adapter else "")
-        if self.gone[who] or self.asked.total() == self.gone_at:
-            self.gone[who] -= bool(self.gone[who])
-            raise TransientError("the server is gone")
-        assert request.temperature == 1.0
-        done = await super().generate(request)
-        prompt = tuple(request.messages[-1].content.encode())
-        record = TokenRecord(prompt, (int(done.text),), (-1.0,), "stop")
-        return replace(done, tokens=record)
-
-
-@dataclass
-class Critic:
-    """A trainer whose value head says one number."""
-
-    value: float = 0.0
-    asked: list[Sample] = field(default_factory=list)
-
-    def values(self, samples: Sequence[Sample]) -> list[Sample]:
-        self.asked += samples
-        return [replace(s, values=(self.value,) * s.length) for s in samples]
-
-    def divergences(self, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
-        return [(number + 1.0,) * s.length for number, s in enumerate(samples)]
-
-
-def mean_digit(outputs: Mapping[str, Any], example: Example) -> Score:
-    """Score the last agent's digit."""
-    return Score(int(outputs["y"]) / 10)
 
 
 def penalty(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
@@ -138,48 +91,25 @@ PPO_RUNS = Way(PPO, PPOSettings, "ppo")
 ATTEMPTS = Way(MyGO, MyGOSettings, "mygo")
 
 
-@dataclass
-class Lab:
-    """A chain of agents, and a step on it."""
+class Lab(RecipeJob):
+    """A chain of agents, and steps on it with some settings."""
 
-    agents: int = 3
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    value: float = 0.0
+    def __init__(
+        self, agents: int = 3, settings: Mapping[str, Any] | None = None, value: float = 0.0
+    ) -> None:
+        super().__init__(NAMES[:agents], value=value)
+        self.settings = settings or {}
 
-    def __post_init__(self) -> None:
-        last: Any = Input("x")
-        for name in NAMES[: self.agents]:
-            last = LLM(name, prompt=Text(name), weights=LoRA(), retries=0)(x=last)
-        self.system = System("chain", outputs={"y": last}, lm="lm")
-        self.lm = Digits()
-        self.critic = Critic(self.value)
-        self.kept: dict[str, Any] = {}
-
-    def trained(self, name: str) -> System:
-        """Return the system with an adapter of that digest for its first agent."""
-        return self.system.bind({**self.system.configuration, "a.weights": {"path": name, "sha256": name}})
-
-    def collect(
-        self,
-        recipe: Way,
-        step: int = 0,
-        examples: Sequence[Example] = EXAMPLES,
-        present: System | None = None,
-        metric: Metric | None = None,
-        meter: Meter | None = None,
-        folder: Path = Path(),
-    ) -> Credited:
+    def collect(self, way: Way, **how: Any) -> Credited:  # type: ignore[override]
         """Make one step's samples, with the system as it is at present."""
-        trained, made = NAMES[: self.agents], recipe({"runs": 4, **self.settings})
-        rules = rolling(Rules(), self.system, trained, made.sampling)
-        executor = Executor({"lm": self.lm}, cache=MemoryCache(), meter=meter)
-        metric = metric or custom(mean_digit, "digit")
-        sampler = Sampler(executor, present or self.system, metric, rules, step)
-        task = cast("Any", self)  # recipes read no more of a task than its system
-        context = RecipeContext(sampler, trained, step, cast("Any", self.critic), task, self.kept, folder)
-        credited = asyncio.run(made.collect(context, examples))
-        sampler.check_failures()
-        return credited
+        found = super().collect(way({"runs": 4, **self.settings}), **how)
+        assert {answer.temperature for answer in self.lm.answers} <= {1.0}
+        return found
+
+    @property
+    def threshold(self) -> Any:
+        """What MyGO keeps from step to step."""
+        return self.kept["threshold"]
 
 
 def beside() -> System:
@@ -269,7 +199,7 @@ class TestGroups:
         entries = [prompts for (component, _), prompts in groups.items() if component == "a"]
         assert {len(prompts) for prompts in entries} == {1}
         assert len({prompt for prompts in entries for prompt in prompts}) > 1
-        assert upstream_components(lab.system, ("a", "b")) == {"start"}
+        assert beforehand(lab.system, ("a", "b")) == {"start"}
 
     def test_forks_are_by_component_however_often_it_is_called(self) -> None:
         lab = Lab(2, {"runs": 2})
@@ -280,8 +210,8 @@ class TestGroups:
         last = LLM("b", prompt=Text("b"), weights=LoRA())(x=joined)
         lab.system = System("often", outputs={"y": last}, lm="lm")
         examples = [Example(f"e{i}", {"x": f"w{i}"}) for i in range(200)]
-        context = lab.collect(mhgpo("rr"), examples=examples)
-        forked = [s for s in context.samples if s.group[0] != "mixed" and s.group[1] == s.group[-1]]
+        work = lab.collect(mhgpo("rr"), examples=examples)
+        forked = [s for s in work.samples if s.group[0] != "mixed" and s.group[1] == s.group[-1]]
         of_b = len({s.example for s in forked if s.component == "b"})
         of_a = len({s.example for s in forked if s.component == "a"})
         assert 0.35 < of_b / (of_a + of_b) < 0.65  # a quarter, were every call as likely
@@ -545,7 +475,7 @@ class TestFailures:
     def test_answers_too_long_for_a_value_are_left_to_the_trainer_to_count(self) -> None:
         lab = Lab(1)
 
-        class Short(Critic):
+        class Short(ConstantCritic):
             def values(self, samples: Sequence[Sample]) -> list[Sample]:
                 return [samples[0], *super().values(samples[1:])]
 
@@ -613,9 +543,9 @@ class TestMyGO:
     def test_offline_attempts_are_those_of_the_weights_that_the_job_began_with(self, online: bool) -> None:
         lab = Lab(1, {"online": online, "threshold": 0.2, "attempts": 2})
         found = lab.collect(ATTEMPTS)
-        lab.collect(ATTEMPTS, step=1, present=lab.trained("x"))
+        lab.collect(ATTEMPTS, step=1, present=lab.with_adapter("a", "x"))
         assert lab.lm.adapters == ({"", "x"} if online else {""})
-        assert (lab.kept["threshold"] > 0.2) == online  # attempts of one policy: the bar stays
+        assert (lab.threshold > 0.2) == online  # attempts of one policy: the bar stays
         assert found.samples
 
     def test_offline_attempts_are_made_with_what_the_warm_up_led_to(self) -> None:
@@ -623,7 +553,7 @@ class TestMyGO:
         sampled = []
         for step, name in enumerate("xyz"):
             lab.lm.adapters.clear()
-            lab.collect(ATTEMPTS, step=step, present=lab.trained(name))
+            lab.collect(ATTEMPTS, step=step, present=lab.with_adapter("a", name))
             sampled.append(set(lab.lm.adapters))
         assert sampled == [{"x"}, {"y"}, {"y"}]  # x warmed up, and y is what that led to
 
@@ -632,7 +562,7 @@ class TestMyGO:
         lab.lm.gone["a"] = 1
         found = lab.collect(ATTEMPTS, examples=EXAMPLES[:1])
         assert (found.reward, found.facts["attempts"], len(found.samples)) == (None, 4, 3)
-        assert lab.kept["threshold"] == found.facts["threshold"] == 0.0
+        assert lab.threshold == found.facts["threshold"] == 0.0
 
     def test_good_attempts_are_kept_with_all_that_was_said_in_them(self) -> None:
         lab = Lab(2, {"attempts": 16, "keep": 2, "threshold": 0.5, "max_reward": 0.9, "rule": "fixed"})
@@ -657,18 +587,18 @@ class TestMyGO:
         lab = Lab(1, {"threshold": 0.1, "max_reward": 0.9, "pace": 0.5})
         first = lab.collect(ATTEMPTS)
         goal = (np.mean(first.scores) + 0.9) / 2
-        raised = lab.kept["threshold"]
+        raised = lab.threshold
         assert raised == pytest.approx(0.1 + 0.5 * (goal - 0.1))
         second = lab.collect(ATTEMPTS, step=1)
         again = (np.mean(second.scores) + 0.9) / 2
-        assert lab.kept["threshold"] == pytest.approx(max(raised, raised + 0.5 * (again - raised)))
+        assert lab.threshold == pytest.approx(max(raised, raised + 0.5 * (again - raised)))
 
     def test_attempts_must_reach_the_threshold_that_their_own_first_pass_has_raised(self) -> None:
         """K is raised by the batch's first pass, and that batch is filtered with it (MyGO, appendix D.1)."""
         lab = Lab(1, {"threshold": 0.0, "max_reward": 0.9, "attempts": 16, "keep": 2})
         found = lab.collect(ATTEMPTS)
         raised = (np.mean(found.scores) + 0.9) / 2
-        assert found.facts["threshold"] == pytest.approx(raised) == pytest.approx(lab.kept["threshold"])
+        assert found.facts["threshold"] == pytest.approx(raised) == pytest.approx(lab.threshold)
         assert raised > 0.0
         assert found.samples
         assert all(s.reward >= raised for s in found.samples)

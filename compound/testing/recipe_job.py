@@ -1,0 +1,254 @@
+"""Training steps of a recipe on a chain of agents, without a model and without torch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from compound.components.llm import LLM
+from compound.engine import Completion, Request, TokenRecord
+from compound.errors import TransientError
+from compound.evaluation.evaluate import Rules
+from compound.evaluation.metrics import custom
+from compound.example import Example, Metric, Score, Values
+from compound.execution.budget import Meter
+from compound.execution.cache import MemoryCache
+from compound.execution.executor import Executor
+from compound.graph.component import Input, Source
+from compound.graph.space import LoRA, Text
+from compound.graph.system import System
+from compound.optimization.method import Bench, Method, Task
+from compound.optimization.problem import Problem
+from compound.optimization.scorer import JobScorer
+from compound.optimizers.scheduling.scheduler import Uniform
+from compound.optimizers.weights.learner.samples import Sample
+from compound.optimizers.weights.recipes.recipe import Credited, Recipe, Work
+from compound.optimizers.weights.recipes.rollouts import Fork, Rollout, Sampler, rolling
+from compound.settings.optimize import OptimizeSettings
+from compound.testing.checks import temporary_folder
+from compound.testing.doubles import PlainMemory, ScriptedLM
+
+if TYPE_CHECKING:
+    from compound.optimizers.weights.learner.trainer import Trainer
+
+__all__ = ["Answer", "DigitLM", "RecipeJob", "WatchedSampler"]
+
+LM = "lm"
+EXAMPLES = tuple(Example(f"e{i}", {"x": f"word{i}"}) for i in range(3))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer of `DigitLM`.
+
+    Attributes:
+        component: who asked.
+        tokens: what was sampled.
+        temperature: how.
+    """
+
+    component: str
+    tokens: TokenRecord
+    temperature: float
+
+
+class DigitLM(ScriptedLM):
+    """A model that answers with a digit drawn from the request's stream, and records it as one token.
+
+    A component is known by the first letter of its prompt.
+
+    Attributes:
+        asked: requests by component.
+        answers: what was answered.
+        adapters: the digests of the adapters that were sampled with, ``""`` for none.
+        gone: by component, how many of its next requests are lost.
+        gone_at: the number of the one request that is lost, from 1 on; 0 for none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(lambda text, rng: str(rng.integers(10)))
+        self.asked: Counter[str] = Counter()
+        self.answers: list[Answer] = []
+        self.adapters: set[str] = set()
+        self.gone: Counter[str] = Counter()
+        self.gone_at = 0
+
+    async def generate(self, request: Request) -> Completion:
+        """Answer with a digit.
+
+        Raises:
+            TransientError: the request is to be lost.
+        """
+        self.asked[who := request.messages[-1].content[0]] += 1
+        self.adapters.add(request.adapter.sha256 if request.adapter else "")
+        if self.gone[who] or self.asked.total() == self.gone_at:
+            self.gone[who] -= bool(self.gone[who])
+            raise TransientError("the server is gone")
+        done = await super().generate(request)
+        prompt = tuple(request.messages[-1].content.encode())
+        record = TokenRecord(prompt, (int(done.text),), (-1.0,), "stop")
+        self.answers.append(Answer(who, record, request.temperature))
+        return replace(done, tokens=record)
+
+
+@dataclass
+class ConstantCritic:
+    """A stand-in for the trainer, whose value head says one number.
+
+    Attributes:
+        value: the number.
+        asked: the samples that it was asked about.
+    """
+
+    value: float = 0.0
+    asked: list[Sample] = field(default_factory=list)
+
+    def values(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return samples with a value before each token."""
+        self.asked += samples
+        return [replace(sample, values=(self.value,) * sample.length) for sample in samples]
+
+    def divergences(self, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
+        """Return log-ratios to the base model: the number of the sample, from 1 on, for each token."""
+        return [(number + 1.0,) * sample.length for number, sample in enumerate(samples)]
+
+
+@dataclass
+class WatchedSampler(Sampler):
+    """A sampler that keeps the rollouts it makes, lost ones included."""
+
+    rollouts: list[Rollout] = field(default_factory=list)
+
+    async def attempts(
+        self,
+        wanted: Sequence[tuple[Example, int]],
+        system: System | None = None,
+        teacher: str = "",
+        *,
+        shared: Collection[str] = (),
+    ) -> list[Rollout]:
+        """Run examples as the rollouts of theirs that are named."""
+        made = await super().attempts(wanted, system, teacher, shared=shared)
+        self.rollouts += made
+        return made
+
+    async def forks(self, wanted: Sequence[Fork]) -> list[Rollout]:
+        """Make forks."""
+        made = await super().forks(wanted)
+        self.rollouts += made
+        return made
+
+
+class RecipeJob:
+    """Training steps of a recipe, on a chain of agents whose answers and rewards are known.
+
+    Each agent reads what the one before it said, and answers with a digit. The reward of a run is a tenth of
+    the last agent's digit. What a recipe keeps from step to step is kept between calls of `collect`.
+
+    Args:
+        agents: their names, of one letter each, in order.
+        trained: those whose weights are trained; all of them by default.
+        value: what the value head says before each token.
+
+    Attributes:
+        system: the chain.
+        lm: the model.
+        critic: stands in for the trainer.
+        kept: what the recipe keeps from step to step.
+
+    Example:
+        >>> from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings
+        >>> job = RecipeJob("ab")
+        >>> credited = job.collect(MMGRPO(MMGRPOSettings(rollouts={"runs": 4})))
+        >>> len(credited.samples), dict(job.lm.asked)
+        (24, {'a': 12, 'b': 12})
+    """
+
+    def __init__(
+        self, agents: Sequence[str] = "abc", trained: Sequence[str] | None = None, *, value: float = 0.0
+    ) -> None:
+        last: Source = Input("x")
+        for name in agents:
+            last = LLM(name, prompt=Text(name), weights=LoRA(), retries=0)(x=last)
+        self.system = System("chain", outputs={"y": last}, lm=LM)
+        self.trained = tuple(agents if trained is None else trained)
+        self.lm = DigitLM()
+        self.critic = ConstantCritic(value)
+        self.kept: dict[str, object] = {}
+        self._files = temporary_folder(self)
+
+    def with_adapter(self, component: str, name: str) -> System:
+        """Return the system with an adapter of that digest for one of its components."""
+        values = {f"{component}.weights": {"path": name, "sha256": name}}
+        return self.system.bind({**self.system.configuration, **values})
+
+    def collect(
+        self,
+        recipe: Recipe,
+        *,
+        step: int = 0,
+        examples: Sequence[Example] = EXAMPLES,
+        present: System | None = None,
+        metric: Metric | None = None,
+        meter: Meter | None = None,
+        folder: Path = Path(),
+    ) -> Credited:
+        """Make one step's samples as the training loop does.
+
+        Args:
+            recipe: makes them.
+            step: the number of the step, which names its random streams.
+            examples: those of the step.
+            present: the system with its present weights; the chain as it is by default.
+            metric: the global reward; a tenth of the last digit by default.
+            meter: counts the system runs.
+            folder: where code and files that the settings name are looked for.
+
+        Raises:
+            TooManyFailures: too much of the step was lost.
+        """
+        work = self.work(recipe, step, examples, present, metric, meter, folder)
+        credited = asyncio.run(recipe.collect(work, examples))
+        work.sampler.refuse_broken()
+        return credited
+
+    def work(
+        self,
+        recipe: Recipe,
+        step: int = 0,
+        examples: Sequence[Example] = EXAMPLES,
+        present: System | None = None,
+        metric: Metric | None = None,
+        meter: Meter | None = None,
+        folder: Path = Path(),
+    ) -> Work:
+        """Return what a recipe works with in one step; the arguments are those of `collect`."""
+        rules = rolling(Rules(), self.system, self.trained, recipe.sampling)
+        executor = Executor({LM: self.lm}, cache=MemoryCache(), meter=meter, folder=self._files)
+        metric = metric or custom(_digit, "digit", bounds=(0, 1))
+        sampler = WatchedSampler(executor, present or self.system, metric, rules, step)
+        problem = Problem(
+            self.system, examples, (), (), metric, OptimizeSettings(), Method("none", {}, [], Uniform()),
+            {LM: self.lm}, folder,
+        )  # fmt: skip
+        task = Task(
+            system=self.system,
+            keys=tuple(f"{name}.weights" for name in self.trained),
+            train=examples,
+            scorer=JobScorer(problem, executor, self.system, float("inf"), executor.meter.system_runs),
+            seed=1,
+            pool_seed=2,
+            minibatch=4,
+            candidates=8,
+            bench=Bench(executor, metric, problem.rules, PlainMemory(self._files), folder),
+        )
+        return Work(sampler, self.trained, step, cast("Trainer", self.critic), task, self.kept, folder)
+
+
+def _digit(outputs: Values, example: Example) -> Score:
+    """Score the last agent's digit."""
+    return Score(int(str(outputs["y"])) / 10)
