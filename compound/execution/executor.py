@@ -232,13 +232,17 @@ class Executor:
         """Ask a model for something that is no node's call; cached, and within the budget."""
         return await self._caller.ask(lm, request)
 
-    def settle(self, trace: Trace) -> Trace:
+    def settle(self, trace: Trace, held: float = 1.0) -> Trace:
         """Count a trace against the budget; call it in input order, so that counts ignore timing.
 
         Of equal calls made by several traces at once, the first in this order counts as executed.
+
+        Args:
+            trace: what was run.
+            held: the part of a run that was reserved for it.
         """
         self._caller.settle(trace.calls)
-        self.meter.charge_runs(trace.equivalents)
+        self.meter.charge_runs(trace.equivalents, held)
         return trace
 
     async def aclose(self) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # so that type checkers see what `__getattr__` finds
     from compound.testing.optimizer_job import OptimizerJob as OptimizerJob
     from compound.testing.optimizer_kit import OptimizerKit as OptimizerKit
     from compound.testing.recipe_job import RecipeJob as RecipeJob
+    from compound.testing.recipe_kit import RecipeKit as RecipeKit
 
 _HOME = {
     "ComponentKit": "compound.testing.component_kit",
@@ -29,6 +30,7 @@ _HOME = {
     "OptimizerJob": "compound.testing.optimizer_job",
     "OptimizerKit": "compound.testing.optimizer_kit",
     "RecipeJob": "compound.testing.recipe_job",
+    "RecipeKit": "compound.testing.recipe_kit",
     "run_kit": "compound.testing.checks",
 }
 

@@ -94,24 +94,27 @@ class LocalDraws(PolicyRecipe):
     ) -> list[float]:
         """Return the local reward of an answer to each input that the component has on held-out examples."""
         (component,) = context.trained
-        recorded = await self._recorded(context, component, examples)
+        recorded = self._calls(await context.task.scorer.traces({}, examples), component)
         jobs = [((trace, call, TRAIN_SAMPLE), values_of(context, component)) for trace, call in recorded]
         answered = await run_alone(context.task.context, context.task.system, jobs)
         found = [call for call in answered if not is_lost(call.failure)]
         return await compute(self._rewards, component, found)
 
     @staticmethod
-    async def _recorded(
-        context: RecipeContext, component: str, examples: Sequence[Example]
-    ) -> list[tuple[Trace, Call]]:
+    def _calls(traces: Sequence[Trace], component: str) -> list[tuple[Trace, Call]]:
         """Return the component's calls in the incumbent's runs."""
-        traces = [t for t in await context.task.scorer.traces({}, examples) if is_whole(t)]
-        return [(trace, call) for trace in traces for call in trace.calls_of(component)]
+        return [(trace, call) for trace in traces if is_whole(trace) for call in trace.calls_of(component)]
 
     async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
-        """Draw answers to the inputs that the component has in the incumbent's runs."""
+        """Draw answers to the inputs that the component has in the incumbent's runs.
+
+        Raises:
+            TooManyFailures: too many of the runs and the answers were lost.
+        """
         (component,) = context.trained
-        recorded = await self._recorded(context, component, examples)
+        traces = await context.task.scorer.traces({}, examples)
+        context.sampler.count([trace.failure if is_lost(trace.failure) else None for trace in traces])
+        recorded = self._calls(traces, component)
         settings = {**context.sampler.rules.settings.get(component, {}), **values_of(context, component)}
         jobs = [
             ((trace, call, context.sampler.index(number)), settings)

@@ -171,13 +171,21 @@ class Sampler:
             )  # fmt: skip
             return Rollout(fork.of.example, trace, fork.number, fork.address)
 
-        return await self._all([partial(one, fork) for fork in wanted])
+        sizes = [_share(fork, self.system) for fork in wanted]
+        return await self._all([partial(one, fork) for fork in wanted], sizes)
 
-    async def _all(self, making: Sequence[Callable[[], Awaitable[Rollout]]]) -> list[Rollout]:
-        """Make rollouts, so many at once as may be, and score them.
+    async def _all(
+        self, making: Sequence[Callable[[], Awaitable[Rollout]]], sizes: Sequence[float] | None = None
+    ) -> list[Rollout]:
+        """Make rollouts with bounded concurrency, and score them.
 
         Runs are reserved and settled in order, so that no later one takes what an earlier one needs.
+
+        Args:
+            making: starts each of them.
+            sizes: the system runs that each takes at most; one whole run by default.
         """
+        held = [1.0] * len(making) if sizes is None else sizes
 
         async def one(make: Callable[[], Awaitable[Rollout]]) -> Rollout:
             rollout = await make()
@@ -187,8 +195,9 @@ class Sampler:
         rollouts = await gather_ordered(
             self.executor,
             [partial(one, make) for make in making],
-            lambda _, rollout: self.executor.settle(rollout.trace),
+            lambda number, rollout: self.executor.settle(rollout.trace, held[number]),
             self.rules.concurrency,
+            held,
         )
         self.count([rollout.trace.failure for rollout in rollouts])
         return rollouts
@@ -213,6 +222,23 @@ class Sampler:
         broken = Counter({message: n for (kind, message), n in self.failures.items() if kind in BROKEN})
         if broken.total() > self.rules.max_failed * self.made:
             raise_too_many_failures(broken.most_common(), self.made, self.rules)
+
+
+def _share(fork: Fork, system: System) -> float:
+    """Return the part of a run that a fork takes at most.
+
+    It runs the calls that descend from the forked one. Where conditions or loops decide which calls there
+    are, or the forked run failed before it made them, that may be a whole run.
+    """
+    trace = fork.of.trace
+    fixed = not any(isinstance(node.component, Composite) or node.when for node in system.nodes.values())
+    if not fixed or trace.failure is not None:
+        return 1.0
+    after = {fork.address}
+    for call in trace.calls:  # in an order in which parents come first
+        if not after.isdisjoint(call.parents):
+            after.add(call.address)
+    return min(1.0, sum(trace.share(call) for call in trace.calls if call.address in after))
 
 
 def is_lost(failure: Failure | None) -> bool:

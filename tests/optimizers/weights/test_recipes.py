@@ -503,6 +503,24 @@ class TestBudgets:
         lab.collect(mhgpo("is"), meter=(free := Meter()))
         assert free.system_runs == 30  # what it takes, and more than one call of each agent would
 
+    @pytest.mark.parametrize(("agents", "cost"), [(1, 12.0), (2, 18.0), (3, 24.0)])
+    def test_a_step_of_forks_fits_into_just_its_cost(self, agents: int, cost: float) -> None:
+        """A fork held a whole run until it was made: the last one did not fit, and the step was lost."""
+        lab, meter = Lab(agents), Meter()
+        assert mhgpo("is")({"runs": 4}).cost(3, agents) == pytest.approx(cost)
+        with meter.capped(cost):
+            lab.collect(mhgpo("is"), meter=meter)
+        assert meter.system_runs == pytest.approx(cost)
+
+    def test_a_fork_that_may_call_anything_holds_a_whole_run(self) -> None:
+        lab = Lab(2)
+        lab.system = beside()
+        examples = [Example(f"e{i}", {"x": "w", "wanted": True}) for i in range(2)]
+        meter = Meter()
+        lab.collect(mhgpo("is"), examples=examples, meter=meter)
+        with meter.capped(meter.system_runs), pytest.raises(BudgetExhausted):
+            lab.collect(mhgpo("is"), examples=examples, meter=meter, step=1)
+
 
 class TestTeachers:
     def test_a_teacher_makes_its_share_of_the_runs(self, tmp_path: Path) -> None:

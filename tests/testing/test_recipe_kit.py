@@ -1,0 +1,353 @@
+"""The kit of recipes catches each kind of wrong recipe by the check that is meant for it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from compound.example import Example
+from compound.execution.rng import generator
+from compound.optimizers.weights.credit.grouping import trajectory_samples
+from compound.optimizers.weights.learner.samples import Sample
+from compound.optimizers.weights.learner.values import CriticSettings
+from compound.optimizers.weights.loss.objective import ImitationObjective, PolicyObjective
+from compound.optimizers.weights.recipes.recipe import (
+    Credited,
+    PolicyRecipe,
+    PolicySettings,
+    Recipe,
+    Work,
+    learnable,
+    scores_of,
+)
+from compound.optimizers.weights.recipes.rollouts import Rollout, RolloutSettings
+from compound.storage.state import State
+from compound.testing import RecipeKit, run_kit
+
+
+class Baseline(State):
+    """The mean reward of the steps so far."""
+
+    mean: float = 0.0
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class Right(PolicyRecipe):
+    """The plain policy gradient with a running mean as the baseline."""
+
+    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
+        state = work.recall(Baseline)
+        rollouts = await work.sampler.runs(examples, range(self.settings.rollouts.runs))
+        samples = self.chosen(work, self.made(work, rollouts))
+        scores = self.scores(rollouts)
+        found = [self.credit(sample, state.mean) for sample in samples]
+        self.keep(work, state, scores)
+        return Credited(found, scores, self.facts(state))
+
+    def made(self, work: Work, rollouts: Sequence[Rollout]) -> list[Sample]:
+        return [sample for rollout in learnable(rollouts) for sample in self.of(work, rollout)]
+
+    def of(self, work: Work, rollout: Rollout) -> Sequence[Sample]:
+        return trajectory_samples(rollout.trace, work.trained, rollout=rollout.number, fallback=work.fallback)
+
+    def chosen(self, work: Work, samples: Sequence[Sample]) -> Sequence[Sample]:
+        return [samples[i] for i in generator(work.seed, "order").permutation(len(samples))]
+
+    def credit(self, sample: Sample, mean: float) -> Sample:
+        return sample.with_advantage(sample.reward - mean)
+
+    def scores(self, rollouts: Sequence[Rollout]) -> list[float]:
+        return scores_of(rollouts)
+
+    def keep(self, work: Work, state: Baseline, scores: Sequence[float]) -> None:
+        if scores:
+            mean = (state.mean * state.steps + fmean(scores)) / (state.steps + 1)
+            work.keep(Baseline(mean=mean, steps=state.steps + 1))
+
+    def facts(self, state: Baseline) -> Mapping[str, Any]:
+        return {"mean": state.mean}
+
+
+SETTINGS = PolicySettings(rollouts=RolloutSettings(runs=3))
+
+
+def failures(recipe: Callable[[Any], Any], **attributes: Any) -> dict[str, str]:
+    """Return the failed checks of a recipe."""
+    return run_kit(type("TestIt", (RecipeKit,), {"make": lambda self: recipe(SETTINGS), **attributes}))
+
+
+def test_a_right_recipe_passes() -> None:
+    assert failures(Right) == {}
+    assert failures(Right, agents="ab", trained="b") == {}
+
+
+def wrong(**attributes: Any) -> Callable[[Any], Any]:
+    """Return a wrong variant of the right recipe."""
+    return dataclass(frozen=True)(type("Wrong", (Right,), {"__annotations__": {}, **attributes}))
+
+
+class Everyone(Right):
+    """Learns from calls of all components."""
+
+    def of(self, work: Work, rollout: Rollout) -> Sequence[Sample]:
+        everyone = list(work.sampler.system.components)
+        return trajectory_samples(rollout.trace, everyone, rollout=rollout.number, fallback=work.fallback)
+
+
+class OneAlone(Right):
+    """Learns from the last component alone."""
+
+    def chosen(self, work: Work, samples: Sequence[Sample]) -> Sequence[Sample]:
+        return [sample for sample in samples if sample.component == work.trained[-1]]
+
+
+class Exchanged(Right):
+    """Confuses examples."""
+
+    def chosen(self, work: Work, samples: Sequence[Sample]) -> Sequence[Sample]:
+        return [replace(sample, example="e0") for sample in samples]
+
+
+class Unknown(Right):
+    def chosen(self, work: Work, samples: Sequence[Sample]) -> Sequence[Sample]:
+        return [replace(sample, example="") for sample in samples]
+
+
+class Retokenized(Right):
+    """Makes tokens of texts again."""
+
+    def credit(self, sample: Sample, mean: float) -> Sample:
+        tokens = replace(sample.tokens, sampled=(*sample.tokens.sampled, 0), logprobs=(-1.0, -1.0))
+        return super().credit(replace(sample, tokens=tokens), mean)
+
+
+class Cold(Right):
+    """Samples as the system is declared."""
+
+    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
+        work.sampler.rules = replace(work.sampler.rules, settings={})
+        return await super().collect(work, examples)
+
+
+class Divides(Right):
+    """Divides by a deviation of nothing."""
+
+    def credit(self, sample: Sample, mean: float) -> Sample:
+        return sample.with_advantage(math.inf)
+
+
+class Unweighed(Right):
+    def credit(self, sample: Sample, mean: float) -> Sample:
+        return replace(sample, advantages=())
+
+
+class Valued(Right):
+    """Has values without a critic."""
+
+    def credit(self, sample: Sample, mean: float) -> Sample:
+        return replace(super().credit(sample, mean), values=(0.0,))
+
+
+class NoValues(Right):
+    """Has a critic, and asks it nothing."""
+
+    @property
+    def critic(self) -> CriticSettings:
+        return CriticSettings()
+
+
+class Unlucky(Right):
+    def chosen(self, work: Work, samples: Sequence[Sample]) -> Sequence[Sample]:
+        return random.sample(samples, len(samples))
+
+
+class Frozen(Right):
+    """Draws the same rollouts at every step."""
+
+    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
+        work.sampler.step = 0
+        return await super().collect(replace(work, seed=0), examples)
+
+
+class Dear(Right):
+    """Makes a run more than it says."""
+
+    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
+        await work.sampler.runs(examples[:1], [99])
+        return await super().collect(work, examples)
+
+
+class Evaluates(Right):
+    """Evaluates by several runs of each example."""
+
+    async def evaluate(self, work: Work, values: Any, examples: Sequence[Example]) -> list[float]:
+        return scores_of(await work.sampler.runs(examples, range(2)))
+
+
+@dataclass(frozen=True)
+class Holds(Right):
+    """Keeps its baseline in itself."""
+
+    means: list[float] = field(default_factory=list)
+
+    def keep(self, work: Work, state: Baseline, scores: Sequence[float]) -> None:
+        self.means.append(fmean(scores))
+
+    def credit(self, sample: Sample, mean: float) -> Sample:
+        return super().credit(sample, self.means[-1] if self.means else 0.0)
+
+
+class Objects(Right):
+    """Keeps what is no JSON."""
+
+    def keep(self, work: Work, state: Baseline, scores: Sequence[float]) -> None:
+        work.kept["seen"] = {1, 2}
+
+
+class Numbers(Right):
+    """Keeps mappings whose keys become texts."""
+
+    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
+        seen: Any = work.kept.setdefault("seen", {})
+        seen[work.sampler.step] = len(seen)
+        return await super().collect(replace(work, kept={}), examples)
+
+
+class Greedy(Right):
+    """Learns from what was lost, too."""
+
+    def made(self, work: Work, rollouts: Sequence[Rollout]) -> list[Sample]:
+        return [sample for rollout in rollouts for sample in self.of(work, rollout)]
+
+
+class Scored(Right):
+    """Counts what was lost as a failure."""
+
+    def scores(self, rollouts: Sequence[Rollout]) -> list[float]:
+        return [rollout.score for rollout in rollouts]
+
+
+class Stubborn(Right):
+    """Catches the error of a lost step."""
+
+    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
+        work.sampler.rules = replace(work.sampler.rules, max_failed=1.0)
+        return await super().collect(work, examples)
+
+
+class Early(Right):
+    """Keeps something before the step is made."""
+
+    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
+        work.keep(work.recall(Baseline))
+        return await super().collect(work, examples)
+
+
+class Empty(Right):
+    def chosen(self, work: Work, samples: Sequence[Sample]) -> Sequence[Sample]:
+        return []
+
+
+AGREE = "test_settings_agree"
+COSTS = "test_costs_are_consistent"
+BELONG = "test_samples_belong_to_the_step"
+SAMPLED = "test_samples_are_what_was_sampled"
+FINITE = "test_advantages_are_finite"
+EQUAL = "test_equal_seeds_give_equal_samples"
+COST = "test_system_runs_stay_within_the_cost"
+EVALUATION = "test_an_evaluation_stays_within_its_cost"
+FACTS = "test_facts_are_json"
+KEPT = "test_what_is_kept_restores"
+LOST = "test_lost_rollouts_teach_nothing"
+ENDS = "test_a_lost_step_ends"
+GLOBAL = "test_global_generators_are_not_used"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "check", "message"),
+    [
+        (wrong(sampling={}), AGREE, "sampling must be SamplingSettings, but is {}"),
+        (wrong(loss="grpo"), AGREE, "loss must be PolicyObjective or ImitationObjective, but is 'grpo'"),
+        (wrong(critic=True), AGREE, "critic must be CriticSettings or NoneType, but is True"),
+        (wrong(likelihood=True), AGREE, "likelihood is True, but the loss is grpo"),
+        (wrong(loss=ImitationObjective(), critic=CriticSettings()), AGREE, "has no use for a critic"),
+        (wrong(sampling=RolloutSettings(max_staleness=2),
+               loss=PolicyObjective.model_validate({"grpo": {"correction": None}})), AGREE, "corrects for none"),
+        (wrong(cost=lambda self, examples, components: 0.0), COSTS, "cost must be a positive number"),
+        (wrong(cost=lambda self, examples, components: math.inf), COSTS, "cost must be a positive number"),
+        (wrong(cost=lambda self, examples, components: 9.0 / examples), COSTS, "cost must not fall"),
+        (wrong(evaluation_cost=lambda self, examples: -1.0), COSTS, "evaluation_cost must be a positive number"),
+        (Everyone, BELONG, "a sample is of 'b', which is not trained"),
+        (OneAlone, BELONG, "a, c are trained, but only c has samples"),
+        (Exchanged, BELONG, "a sample of the example 'e0' has a prompt with"),
+        (Unknown, BELONG, "a sample is of the example '', which is not one"),
+        (Empty, BELONG, "the step has no sample"),
+        (Retokenized, SAMPLED, "which is no answer to it at the temperature 1"),
+        (Cold, SAMPLED, "which is no answer to it at the temperature 1"),
+        (Divides, FINITE, "advantages of a sample hold inf"),
+        (Unweighed, FINITE, "a sample of 1 tokens has 0 advantages"),
+        (Valued, FINITE, "a sample has values, but the recipe has no critic"),
+        (NoValues, FINITE, "a sample of 1 tokens has 0 values"),
+        (Unlucky, EQUAL, "two equal steps have different samples"),
+        (Frozen, EQUAL, "steps 0 and 1 have equal samples"),
+        (Dear, COST, "takes more than its cost of 9 system runs"),
+        (Evaluates, EVALUATION, "system runs, but evaluation_cost is 3"),
+        (wrong(facts=lambda self, state: {"of": {1}}), FACTS, "the facts of a step must be JSON, but of is {1}"),
+        (Holds, KEPT, "after an interruption the next step has other samples"),
+        (Objects, KEPT, "what a recipe keeps must be JSON, but seen is {1, 2}"),
+        (Numbers, KEPT, "what a recipe keeps must be JSON, but seen has the key 0"),
+        (Greedy, LOST, "samples are of a rollout that was lost to a server"),
+        (Scored, LOST, "1 of 9 rollouts were lost, but the step has 9 scores"),
+        (Stubborn, ENDS, "every request was lost, but the step has 0 samples and no error"),
+        (Early, ENDS, "every request was lost, but the recipe keeps"),
+        (Unlucky, GLOBAL, "the global generator of random;"),
+    ],
+)  # fmt: skip
+def test_a_wrong_recipe_is_caught(recipe: Callable[[Any], Any], check: str, message: str) -> None:
+    found = failures(recipe)
+    assert message in found.get(check, f"{check} passed; failed: {found}")
+
+
+def test_rollouts_that_are_not_the_sampler_s_are_watched_by_their_samples() -> None:
+    class Own(Right):
+        """Runs the system by itself; what is lost has no sample."""
+
+        async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
+            numbers = itertools.product(examples, range(self.settings.rollouts.runs))
+            rollouts = []
+            for example, number in numbers:
+                trace = await work.sampler.executor.run(
+                    work.sampler.system, example.inputs, example=example.id,
+                    sample=work.sampler.index(number), settings=work.sampler.rules.settings,
+                )  # fmt: skip
+                work.sampler.executor.settle(trace)
+                work.sampler.count([trace.failure])
+                if trace.failure is None:
+                    rollouts.append(Rollout(example, trace.scored(int(str(trace.outputs["y"])) / 10), number))
+            work.sampler.refuse_broken()
+            samples = self.made(work, rollouts)
+            return Credited([self.credit(sample, 0.5) for sample in samples], scores_of(rollouts))
+
+    assert failures(Own) == {}
+
+    class Failing(Own):
+        """Makes up samples in place of those that were lost."""
+
+        def made(self, work: Work, rollouts: Sequence[Rollout]) -> list[Sample]:
+            found = super().made(work, rollouts)
+            return [*found, *found][: 3 * 3 * len(work.trained)]
+
+    assert "the step has as many samples as without" in failures(Failing)[LOST]
+
+
+def test_what_a_recipe_is_made_of_is_named() -> None:
+    assert "override make()" in run_kit(RecipeKit)[AGREE]
+    assert issubclass(Right, Recipe)
