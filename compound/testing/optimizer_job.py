@@ -237,10 +237,13 @@ class OptimizerJob:
         """Run an optimizer as the loop does, and take a checkpoint at each progress."""
         checkpoints: list[Checkpoint] = []
         events: list[Progress | Proposal] = []
-        async for event in Proposing(NAME, optimizer).events(self.task):
-            events.append(event)
-            if isinstance(event, Progress):
-                checkpoints.append(self._checkpoint(event))
+        try:
+            async for event in Proposing(NAME, optimizer).events(self.task):
+                events.append(event)
+                if isinstance(event, Progress):
+                    checkpoints.append(self._checkpoint(event))
+        finally:
+            await self.executor.aclose()
         return checkpoints, events
 
     def _checkpoint(self, event: Progress) -> Checkpoint:

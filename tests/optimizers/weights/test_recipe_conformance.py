@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import compound.optimizers
-from compound.example import CallValues
-from compound.optimizers.optimas.weights import LocalDraws
+from compound.components.llm import LLM
+from compound.engine import Engine
+from compound.evaluation.metrics import custom
+from compound.example import CallValues, Example, Metric, Values
+from compound.graph.component import Input
+from compound.graph.space import LoRA
+from compound.graph.system import System
+from compound.optimization.method import Optimizer
+from compound.optimizers.optimas.guides import Guidance, LearnedRewards
+from compound.optimizers.optimas.rewarding import RunRewards
+from compound.optimizers.optimas.weights import LocalDraws, LocalTraining, LocalTrainingChoice
+from compound.optimizers.weights.learner.updates import OptimizerSettings
 from compound.optimizers.weights.recipes.mhgpo import MHGPO, MHGPORandomSettings, MHGPOSettings
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, GRPOSettings, MMGRPOSettings
 from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings
@@ -20,7 +32,9 @@ from compound.optimizers.weights.recipes.ppo import PPO, MAPPOSettings, PPOSetti
 from compound.optimizers.weights.recipes.prompt_r1 import PromptR1, PromptR1Settings
 from compound.optimizers.weights.recipes.recipe import Recipe
 from compound.optimizers.weights.recipes.rollouts import RolloutSettings
-from compound.testing import RecipeKit
+from compound.optimizers.weights.training import WeightTraining
+from compound.rewards.settings import RewardLearning
+from compound.testing import OptimizerKit, RecipeKit
 
 RUNS = RolloutSettings(runs=4)
 
@@ -71,10 +85,17 @@ class TestMyGOOffline(RecipeKit):
 
 
 class Likes:
-    """A local reward: what is said last counts."""
+    """A local reward that tells most answers apart."""
 
-    def rewards(self, component: str, calls: Sequence[CallValues]) -> np.ndarray[Any, np.dtype[np.float64]]:
-        return np.array([int(str(outputs["output"])) / 10 for _, outputs in calls])
+    def rewards(self, component: str, calls: Sequence[CallValues]) -> Any:
+        return np.array([sum(map(ord, str(outputs["output"]))) % 97 / 97 for _, outputs in calls])
+
+
+class Trusted(LearnedRewards):
+    """Trusts that reward."""
+
+    async def guidance(self, rewards: RunRewards, component: str) -> Guidance:
+        return Guidance(Likes())
 
 
 class TestLocalDraws(RecipeKit):
@@ -84,12 +105,62 @@ class TestLocalDraws(RecipeKit):
     settings: Any = GRPOSettings(rollouts=RUNS)
 
     def make(self) -> Recipe:
-        scores: Any = Likes()
-        return LocalDraws(type(self).settings, scores)
+        return LocalDraws(type(self).settings, Likes())
 
 
 class TestLocalDrawsWithACritic(TestLocalDraws):
     settings = PPOSettings(rollouts=RUNS)
+
+
+@pytest.fixture(scope="module")
+def model(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="needs torch and peft")
+class TestWeightTraining(OptimizerKit):
+    """A whole training, on a tiny random model."""
+
+    share = 24.0
+    checkpoints = 2
+    folder: Path
+
+    @pytest.fixture(autouse=True)
+    def _model(self, model: Path) -> None:
+        self.folder = model
+
+    def make(self) -> Optimizer:
+        settings = MMGRPOSettings(
+            steps=2, rollouts=RolloutSettings(runs=2, examples=2), optimizer=OptimizerSettings(lr=0.01)
+        )
+        return WeightTraining(MMGRPO(settings))
+
+    def system(self) -> System:
+        said = LLM("talker", prompt="Talk.", max_tokens=6, temperature=1.0, weights=LoRA(2))
+        return System("talk", outputs={"answer": said(question=Input("question"))}, lm="lm")
+
+    def metric(self) -> Metric:
+        return custom(letters, bounds=(0, 1))
+
+    def engine(self) -> Engine:
+        from compound.components.engines.local.engine import TransformersEngine
+
+        return TransformersEngine(str(self.folder), dtype="float32", deterministic=True)
+
+
+class TestLocalTraining(TestWeightTraining):
+    """By a local reward."""
+
+    checkpoints = 1
+
+    def make(self) -> Optimizer:
+        settings = GRPOSettings(steps=1, rollouts=RolloutSettings(runs=2, examples=2))
+        return LocalTraining(RewardLearning(), LocalTrainingChoice(grpo=settings), Trusted())
+
+
+def letters(outputs: Values, example: Example) -> float:
+    """Reward answers of many different letters."""
+    return min(1.0, len(set(str(outputs["answer"]))) / 60)
 
 
 def test_every_recipe_has_a_class_here() -> None:
