@@ -6,10 +6,12 @@ import inspect
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 
 from pydantic import BaseModel
 
 import compound
+from compound import testing
 from compound.cli import app
 from compound.settings.common import BudgetSettings
 from compound.settings.optimize import OptimizeSettings
@@ -27,6 +29,7 @@ GROUPS = {
     "Scheduler Recipe Engine Request Completion Message Metric CallContext Port",
     "Values": "Configuration Trace Usage Component Operation CompoundError",
 }
+TESTING = "MetricKit ComponentKit EngineKit OptimizerKit RecipeKit run_kit ScriptedLM OptimizerJob RecipeJob"
 
 
 def main() -> None:
@@ -40,6 +43,8 @@ def page() -> str:
     for title, names in GROUPS.items():
         parts.append(f"## {title}")
         parts += [_entry(name) for name in names.split()]
+    parts += ["## Testing", "`from compound import testing`; see [extending](guides/extending.md)."]
+    parts += [_entry(name, testing) for name in TESTING.split()]
     parts += ["## `optimize:` in YAML", _settings(OptimizeSettings), _settings(BudgetSettings)]
     parts += [_settings(model, places) for model, places in settings_models().items()]
     engines = [_engine(kind, entry) for kind, entry in POSSIBLE["engine"].items()]
@@ -48,8 +53,8 @@ def page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _entry(name: str) -> str:
-    value = getattr(compound, name)
+def _entry(name: str, module: ModuleType = compound) -> str:
+    value = getattr(module, name)
     target = value.__init__ if inspect.isclass(value) else value
     try:
         signature = re.sub(r"\bself(, |\))", r"\1", str(inspect.signature(target))).replace("(, ", "(")
@@ -59,7 +64,8 @@ def _entry(name: str) -> str:
     is_protocol = getattr(value, "_is_protocol", False)
     code = f"```python\n{name}{'' if is_protocol else _shorter(signature)}\n```"
     methods = "".join(_methods(value)) if is_protocol or name == "Recipe" else ""
-    return f"### `cp.{name}`\n\n{code}\n\n{_fenced(inspect.getdoc(value) or '')}{methods}"
+    prefix = "cp" if module is compound else module.__name__.rpartition(".")[2]
+    return f"### `{prefix}.{name}`\n\n{code}\n\n{_fenced(inspect.getdoc(value) or '')}{methods}"
 
 
 def _methods(value: type) -> Iterator[str]:

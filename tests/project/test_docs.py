@@ -7,9 +7,12 @@ import asyncio
 import importlib.util
 import inspect
 import json
+import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ import yaml
 from typer.main import get_command
 
 import compound as cp
+from compound import testing
 from compound.api.estimate import estimate
 from compound.cli import app
 from compound.evaluation.statistics import EXACT_UP_TO, paired_test
@@ -294,6 +298,20 @@ optimize: {method: "my_optimizer:one_draw", one_draw: {weight: 2.0}, budget: {sy
     assert dict(result.best) == {"picker.mode": "b"}
     assert result.test_after is not None
     assert result.test_after.mean == 1.0
+
+
+def test_the_kits_of_the_guide_pass(tmp_path: Path) -> None:
+    """The examples of the guide, put into a test module, pass under pytest."""
+    text = "\n".join(blocks(ROOT / "docs" / "guides" / "extending.md", "python"))
+    kits = re.findall(r"^class (Test\w+)\((\w+)\)", text, re.MULTILINE)
+    assert {kit for _, kit in kits} == {name for name in testing.__all__ if name.endswith("Kit")}
+    (tmp_path / "test_mine.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rA", "test_mine.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout
+    for name, _ in kits:
+        assert f"PASSED test_mine.py::{name}::test_" in ran.stdout
 
 
 def test_every_setting_that_is_said_to_stand_below_does() -> None:
