@@ -81,7 +81,7 @@ def _methods(value: type) -> Iterator[str]:
 
 def _shorter(signature: str) -> str:
     signature = re.sub(r"<(?:class|function) '?([\w.]+)'?(?: at \w+)?>", r"\1", signature)
-    signature = re.sub(r" = <[^>]*>", " = …", signature)  # the address of an object changes by process
+    signature = re.sub(r" = <.*? at \w+>", " = …", signature)  # the address of an object changes by process
     return re.sub(r"'|compound\.(?:\w+\.)+|collections\.abc\.|\b(?:base|space)\.(?=[A-Z])", "", signature)
 
 

@@ -21,12 +21,12 @@ from compound.execution.executor import Executor
 from compound.graph.component import Input, Source
 from compound.graph.space import LoRA, Text
 from compound.graph.system import System
-from compound.optimization.method import Bench, Method, Task
+from compound.optimization.method import JobContext, Method, Task
 from compound.optimization.problem import Problem
 from compound.optimization.scorer import JobScorer
 from compound.optimizers.scheduling.scheduler import Uniform
 from compound.optimizers.weights.learner.samples import Sample
-from compound.optimizers.weights.recipes.recipe import Credited, Recipe, Work
+from compound.optimizers.weights.recipes.recipe import Credited, Recipe, RecipeContext
 from compound.optimizers.weights.recipes.rollouts import Fork, Rollout, Sampler, rolling
 from compound.settings.optimize import OptimizeSettings
 from compound.testing.checks import temporary_folder
@@ -211,12 +211,12 @@ class RecipeJob:
         Raises:
             TooManyFailures: too much of the step was lost.
         """
-        work = self.work(recipe, step, examples, present, metric, meter, folder)
-        credited = asyncio.run(recipe.collect(work, examples))
-        work.sampler.refuse_broken()
+        context = self.context(recipe, step, examples, present, metric, meter, folder)
+        credited = asyncio.run(recipe.collect(context, examples))
+        context.sampler.check_failures()
         return credited
 
-    def work(
+    def context(
         self,
         recipe: Recipe,
         step: int = 0,
@@ -225,7 +225,7 @@ class RecipeJob:
         metric: Metric | None = None,
         meter: Meter | None = None,
         folder: Path = Path(),
-    ) -> Work:
+    ) -> RecipeContext:
         """Return what a recipe works with in one step; the arguments are those of `collect`."""
         rules = rolling(Rules(), self.system, self.trained, recipe.sampling)
         executor = Executor({LM: self.lm}, cache=MemoryCache(), meter=meter, folder=self._files)
@@ -244,9 +244,11 @@ class RecipeJob:
             pool_seed=2,
             minibatch=4,
             candidates=8,
-            bench=Bench(executor, metric, problem.rules, PlainMemory(self._files), folder),
+            context=JobContext(executor, metric, problem.rules, PlainMemory(self._files), folder),
         )
-        return Work(sampler, self.trained, step, cast("Trainer", self.critic), task, self.kept, folder)
+        return RecipeContext(
+            sampler, self.trained, step, cast("Trainer", self.critic), task, self.kept, folder
+        )
 
 
 def _digit(outputs: Values, example: Example) -> Score:

@@ -121,7 +121,7 @@ class RecipeKit:
         for sample in credited.samples:
             assert sample.component in self.trained, (
                 f"a sample is of {sample.component!r}, which is not trained; make samples of the calls of "
-                "work.trained alone"
+                "context.trained alone"
             )
             assert sample.example in known, f"a sample is of the example {sample.example!r}, which is not one"
             read = set(WORD.findall(bytes(sample.tokens.prompt)))
@@ -169,12 +169,12 @@ class RecipeKit:
         for what in ("samples", "scores", "facts"):
             first, second = _plain(one, what), _plain(other, what)
             assert first == second, (
-                f"two equal steps have different {what}; draw from generator(work.seed, ...) and from the "
+                f"two equal steps have different {what}; draw from generator(context.seed, ...) and from the "
                 "sampler alone"
             )
         later = self._collected(self.job(), step=1)
         assert _plain(one, "samples") != _plain(later, "samples"), (
-            "steps 0 and 1 have equal samples; draw rollouts by work.sampler, whose step names their streams"
+            "steps 0 and 1 have equal samples; make rollouts by context.sampler, whose step seeds them"
         )
 
     def test_system_runs_stay_within_the_cost(self) -> None:
@@ -198,8 +198,8 @@ class RecipeKit:
         """It gives finite scores, and takes no more than ``evaluation_cost``."""
         recipe, meter = self.make(), Meter()
         cost = recipe.evaluation_cost(len(EXAMPLES))
-        work = self.job().work(recipe, meter=meter)
-        scores = asyncio.run(recipe.evaluate(work, {}, EXAMPLES))
+        context = self.job().context(recipe, meter=meter)
+        scores = asyncio.run(recipe.evaluate(context, {}, EXAMPLES))
         assert scores, "an evaluation of examples that all succeed has no score"
         assert all(math.isfinite(score) for score in scores), f"the scores of an evaluation are {scores}"
         assert meter.system_runs <= cost + ROUNDING, (
@@ -219,7 +219,7 @@ class RecipeKit:
         job.collect(recipe)
         problem = json_problem(job.kept)
         assert not problem, (
-            f"what a recipe keeps must be JSON, but {problem}; use work.recall and work.keep with a State"
+            f"recipes keep JSON, but {problem}; use context.recall and context.keep with a State"
         )
         restored = self.job()
         kept = through_json(job.kept)
@@ -229,7 +229,7 @@ class RecipeKit:
         for what in ("samples", "scores", "facts"):
             assert _plain(whole, what) == _plain(later, what), (
                 f"after an interruption the next step has other {what}; keep what later steps depend on by "
-                "work.keep, and nothing in the recipe"
+                "context.keep, and nothing in the recipe"
             )
         assert canonical(job.kept) == canonical(restored.kept), (
             f"after an interruption the recipe keeps {short(restored.kept)} instead of {short(job.kept)}"
@@ -240,9 +240,9 @@ class RecipeKit:
         recipe, job = self.make(), self.job()
         whole = self._collected(self.job(), recipe)
         job.lm.gone[self.trained[-1]] = 1
-        work = job.work(recipe)
-        found = asyncio.run(recipe.collect(work, EXAMPLES))
-        sampler = work.sampler
+        context = job.context(recipe)
+        found = asyncio.run(recipe.collect(context, EXAMPLES))
+        sampler = context.sampler
         assert isinstance(sampler, WatchedSampler)
         if not sampler.rollouts:  # it samples in another way: what was lost is missing
             assert len(found.samples) < len(whole.samples), (
@@ -250,7 +250,7 @@ class RecipeKit:
             )
             return
         lost = {(rollout.example.id, rollout.number) for rollout in sampler.rollouts if rollout.lost}
-        assert lost, "no rollout of the step was lost; make rollouts by work.sampler"
+        assert lost, "no rollout of the step was lost; make rollouts by context.sampler"
         taught = [sample for sample in found.samples if (sample.example, sample.rollout) in lost]
         assert not taught, (
             f"{len(taught)} samples are of a rollout that was lost to a server; leave such rollouts out, as "
@@ -275,7 +275,7 @@ class RecipeKit:
             return
         raise AssertionError(
             f"every request was lost, but the step has {len(credited.samples)} samples and no error; make "
-            "rollouts by work.sampler, which raises TooManyFailures"
+            "rollouts by context.sampler, which raises TooManyFailures"
         )
 
     def test_global_generators_are_not_used(self) -> None:

@@ -23,7 +23,7 @@ from compound.optimizers.weights.recipes.recipe import (
     PolicyRecipe,
     PolicySettings,
     Recipe,
-    Work,
+    RecipeContext,
     learnable,
     scores_of,
 )
@@ -43,23 +43,25 @@ class Baseline(State):
 class Right(PolicyRecipe):
     """The plain policy gradient with a running mean as the baseline."""
 
-    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
-        state = work.recall(Baseline)
-        rollouts = await work.sampler.runs(examples, range(self.settings.rollouts.runs))
-        samples = self.chosen(work, self.made(work, rollouts))
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
+        state = context.recall(Baseline)
+        rollouts = await context.sampler.runs(examples, range(self.settings.rollouts.runs))
+        samples = self.chosen(context, self.made(context, rollouts))
         scores = self.scores(rollouts)
         found = [self.credit(sample, state.mean) for sample in samples]
-        self.keep(work, state, scores)
+        self.keep(context, state, scores)
         return Credited(found, scores, self.facts(state))
 
-    def made(self, work: Work, rollouts: Sequence[Rollout]) -> list[Sample]:
-        return [sample for rollout in learnable(rollouts) for sample in self.of(work, rollout)]
+    def made(self, context: RecipeContext, rollouts: Sequence[Rollout]) -> list[Sample]:
+        return [sample for rollout in learnable(rollouts) for sample in self.of(context, rollout)]
 
-    def of(self, work: Work, rollout: Rollout) -> Sequence[Sample]:
-        return trajectory_samples(rollout.trace, work.trained, rollout=rollout.number, fallback=work.fallback)
+    def of(self, context: RecipeContext, rollout: Rollout) -> Sequence[Sample]:
+        return trajectory_samples(
+            rollout.trace, context.trained, rollout=rollout.number, fallback=context.fallback
+        )
 
-    def chosen(self, work: Work, samples: Sequence[Sample]) -> Sequence[Sample]:
-        return [samples[i] for i in generator(work.seed, "order").permutation(len(samples))]
+    def chosen(self, context: RecipeContext, samples: Sequence[Sample]) -> Sequence[Sample]:
+        return [samples[i] for i in generator(context.seed, "order").permutation(len(samples))]
 
     def credit(self, sample: Sample, mean: float) -> Sample:
         return sample.with_advantage(sample.reward - mean)
@@ -67,10 +69,10 @@ class Right(PolicyRecipe):
     def scores(self, rollouts: Sequence[Rollout]) -> list[float]:
         return scores_of(rollouts)
 
-    def keep(self, work: Work, state: Baseline, scores: Sequence[float]) -> None:
+    def keep(self, context: RecipeContext, state: Baseline, scores: Sequence[float]) -> None:
         if scores:
             mean = (state.mean * state.steps + fmean(scores)) / (state.steps + 1)
-            work.keep(Baseline(mean=mean, steps=state.steps + 1))
+            context.keep(Baseline(mean=mean, steps=state.steps + 1))
 
     def facts(self, state: Baseline) -> Mapping[str, Any]:
         return {"mean": state.mean}
@@ -97,27 +99,27 @@ def wrong(**attributes: Any) -> Callable[[Any], Any]:
 class Everyone(Right):
     """Learns from calls of all components."""
 
-    def of(self, work: Work, rollout: Rollout) -> Sequence[Sample]:
-        everyone = list(work.sampler.system.components)
-        return trajectory_samples(rollout.trace, everyone, rollout=rollout.number, fallback=work.fallback)
+    def of(self, context: RecipeContext, rollout: Rollout) -> Sequence[Sample]:
+        everyone = list(context.sampler.system.components)
+        return trajectory_samples(rollout.trace, everyone, rollout=rollout.number, fallback=context.fallback)
 
 
 class OneAlone(Right):
     """Learns from the last component alone."""
 
-    def chosen(self, work: Work, samples: Sequence[Sample]) -> Sequence[Sample]:
-        return [sample for sample in samples if sample.component == work.trained[-1]]
+    def chosen(self, context: RecipeContext, samples: Sequence[Sample]) -> Sequence[Sample]:
+        return [sample for sample in samples if sample.component == context.trained[-1]]
 
 
 class Exchanged(Right):
     """Confuses examples."""
 
-    def chosen(self, work: Work, samples: Sequence[Sample]) -> Sequence[Sample]:
+    def chosen(self, context: RecipeContext, samples: Sequence[Sample]) -> Sequence[Sample]:
         return [replace(sample, example="e0") for sample in samples]
 
 
 class Unknown(Right):
-    def chosen(self, work: Work, samples: Sequence[Sample]) -> Sequence[Sample]:
+    def chosen(self, context: RecipeContext, samples: Sequence[Sample]) -> Sequence[Sample]:
         return [replace(sample, example="") for sample in samples]
 
 
@@ -132,9 +134,9 @@ class Retokenized(Right):
 class Cold(Right):
     """Samples as the system is declared."""
 
-    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
-        work.sampler.rules = replace(work.sampler.rules, settings={})
-        return await super().collect(work, examples)
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
+        context.sampler.rules = replace(context.sampler.rules, settings={})
+        return await super().collect(context, examples)
 
 
 class Divides(Right):
@@ -165,31 +167,31 @@ class NoValues(Right):
 
 
 class Unlucky(Right):
-    def chosen(self, work: Work, samples: Sequence[Sample]) -> Sequence[Sample]:
+    def chosen(self, context: RecipeContext, samples: Sequence[Sample]) -> Sequence[Sample]:
         return random.sample(samples, len(samples))
 
 
 class Frozen(Right):
     """Draws the same rollouts at every step."""
 
-    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
-        work.sampler.step = 0
-        return await super().collect(replace(work, seed=0), examples)
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
+        context.sampler.step = 0
+        return await super().collect(replace(context, seed=0), examples)
 
 
 class Dear(Right):
     """Makes a run more than it says."""
 
-    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
-        await work.sampler.runs(examples[:1], [99])
-        return await super().collect(work, examples)
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
+        await context.sampler.runs(examples[:1], [99])
+        return await super().collect(context, examples)
 
 
 class Evaluates(Right):
     """Evaluates by several runs of each example."""
 
-    async def evaluate(self, work: Work, values: Any, examples: Sequence[Example]) -> list[float]:
-        return scores_of(await work.sampler.runs(examples, range(2)))
+    async def evaluate(self, context: RecipeContext, values: Any, examples: Sequence[Example]) -> list[float]:
+        return scores_of(await context.sampler.runs(examples, range(2)))
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,7 @@ class Holds(Right):
 
     means: list[float] = field(default_factory=list)
 
-    def keep(self, work: Work, state: Baseline, scores: Sequence[float]) -> None:
+    def keep(self, context: RecipeContext, state: Baseline, scores: Sequence[float]) -> None:
         self.means.append(fmean(scores))
 
     def credit(self, sample: Sample, mean: float) -> Sample:
@@ -208,24 +210,24 @@ class Holds(Right):
 class Objects(Right):
     """Keeps what is no JSON."""
 
-    def keep(self, work: Work, state: Baseline, scores: Sequence[float]) -> None:
-        work.kept["seen"] = {1, 2}
+    def keep(self, context: RecipeContext, state: Baseline, scores: Sequence[float]) -> None:
+        context.kept["seen"] = {1, 2}
 
 
 class Numbers(Right):
     """Keeps mappings whose keys become texts."""
 
-    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
-        seen: Any = work.kept.setdefault("seen", {})
-        seen[work.sampler.step] = len(seen)
-        return await super().collect(replace(work, kept={}), examples)
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
+        seen: Any = context.kept.setdefault("seen", {})
+        seen[context.sampler.step] = len(seen)
+        return await super().collect(replace(context, kept={}), examples)
 
 
 class Greedy(Right):
     """Learns from what was lost, too."""
 
-    def made(self, work: Work, rollouts: Sequence[Rollout]) -> list[Sample]:
-        return [sample for rollout in rollouts for sample in self.of(work, rollout)]
+    def made(self, context: RecipeContext, rollouts: Sequence[Rollout]) -> list[Sample]:
+        return [sample for rollout in rollouts for sample in self.of(context, rollout)]
 
 
 class Scored(Right):
@@ -238,21 +240,21 @@ class Scored(Right):
 class Stubborn(Right):
     """Catches the error of a lost step."""
 
-    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
-        work.sampler.rules = replace(work.sampler.rules, max_failed=1.0)
-        return await super().collect(work, examples)
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
+        context.sampler.rules = replace(context.sampler.rules, max_failed=1.0)
+        return await super().collect(context, examples)
 
 
 class Early(Right):
     """Keeps something before the step is made."""
 
-    async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
-        work.keep(work.recall(Baseline))
-        return await super().collect(work, examples)
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
+        context.keep(context.recall(Baseline))
+        return await super().collect(context, examples)
 
 
 class Empty(Right):
-    def chosen(self, work: Work, samples: Sequence[Sample]) -> Sequence[Sample]:
+    def chosen(self, context: RecipeContext, samples: Sequence[Sample]) -> Sequence[Sample]:
         return []
 
 
@@ -302,8 +304,8 @@ GLOBAL = "test_global_generators_are_not_used"
         (Evaluates, EVALUATION, "system runs, but evaluation_cost is 3"),
         (wrong(facts=lambda self, state: {"of": {1}}), FACTS, "the facts of a step must be JSON, but of is {1}"),
         (Holds, KEPT, "after an interruption the next step has other samples"),
-        (Objects, KEPT, "what a recipe keeps must be JSON, but seen is {1, 2}"),
-        (Numbers, KEPT, "what a recipe keeps must be JSON, but seen has the key 0"),
+        (Objects, KEPT, "recipes keep JSON, but seen is {1, 2}"),
+        (Numbers, KEPT, "recipes keep JSON, but seen has the key 0"),
         (Greedy, LOST, "samples are of a rollout that was lost to a server"),
         (Scored, LOST, "1 of 9 rollouts were lost, but the step has 9 scores"),
         (Stubborn, ENDS, "every request was lost, but the step has 0 samples and no error"),
@@ -320,20 +322,20 @@ def test_rollouts_that_are_not_the_sampler_s_are_watched_by_their_samples() -> N
     class Own(Right):
         """Runs the system by itself; what is lost has no sample."""
 
-        async def collect(self, work: Work, examples: Sequence[Example]) -> Credited:
+        async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
             numbers = itertools.product(examples, range(self.settings.rollouts.runs))
             rollouts = []
             for example, number in numbers:
-                trace = await work.sampler.executor.run(
-                    work.sampler.system, example.inputs, example=example.id,
-                    sample=work.sampler.index(number), settings=work.sampler.rules.settings,
+                trace = await context.sampler.executor.run(
+                    context.sampler.system, example.inputs, example=example.id,
+                    sample=context.sampler.index(number), settings=context.sampler.rules.settings,
                 )  # fmt: skip
-                work.sampler.executor.settle(trace)
-                work.sampler.count([trace.failure])
+                context.sampler.executor.settle(trace)
+                context.sampler.count([trace.failure])
                 if trace.failure is None:
                     rollouts.append(Rollout(example, trace.scored(int(str(trace.outputs["y"])) / 10), number))
-            work.sampler.refuse_broken()
-            samples = self.made(work, rollouts)
+            context.sampler.check_failures()
+            samples = self.made(context, rollouts)
             return Credited([self.credit(sample, 0.5) for sample in samples], scores_of(rollouts))
 
     assert failures(Own) == {}
@@ -341,9 +343,9 @@ def test_rollouts_that_are_not_the_sampler_s_are_watched_by_their_samples() -> N
     class Failing(Own):
         """Makes up samples in place of those that were lost."""
 
-        def made(self, work: Work, rollouts: Sequence[Rollout]) -> list[Sample]:
-            found = super().made(work, rollouts)
-            return [*found, *found][: 3 * 3 * len(work.trained)]
+        def made(self, context: RecipeContext, rollouts: Sequence[Rollout]) -> list[Sample]:
+            found = super().made(context, rollouts)
+            return [*found, *found][: 3 * 3 * len(context.trained)]
 
     assert "the step has as many samples as without" in failures(Failing)[LOST]
 

@@ -33,7 +33,7 @@ from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings
 from compound.optimizers.weights.recipes.ppo import PPO, PPOSettings
 from compound.optimizers.weights.recipes.prompt_r1 import PromptR1, PromptR1Settings, once_each
 from compound.optimizers.weights.recipes.recipe import Credited, Recipe, TrainingSettings
-from compound.optimizers.weights.recipes.rollouts import beforehand
+from compound.optimizers.weights.recipes.rollouts import upstream_components
 from compound.rewards.credit.shaping import TooMany
 from compound.testing import RecipeJob
 from compound.testing.recipe_job import EXAMPLES, ConstantCritic
@@ -199,7 +199,7 @@ class TestGroups:
         entries = [prompts for (component, _), prompts in groups.items() if component == "a"]
         assert {len(prompts) for prompts in entries} == {1}
         assert len({prompt for prompts in entries for prompt in prompts}) > 1
-        assert beforehand(lab.system, ("a", "b")) == {"start"}
+        assert upstream_components(lab.system, ("a", "b")) == {"start"}
 
     def test_forks_are_by_component_however_often_it_is_called(self) -> None:
         lab = Lab(2, {"runs": 2})
@@ -210,8 +210,8 @@ class TestGroups:
         last = LLM("b", prompt=Text("b"), weights=LoRA())(x=joined)
         lab.system = System("often", outputs={"y": last}, lm="lm")
         examples = [Example(f"e{i}", {"x": f"w{i}"}) for i in range(200)]
-        work = lab.collect(mhgpo("rr"), examples=examples)
-        forked = [s for s in work.samples if s.group[0] != "mixed" and s.group[1] == s.group[-1]]
+        context = lab.collect(mhgpo("rr"), examples=examples)
+        forked = [s for s in context.samples if s.group[0] != "mixed" and s.group[1] == s.group[-1]]
         of_b = len({s.example for s in forked if s.component == "b"})
         of_a = len({s.example for s in forked if s.component == "a"})
         assert 0.35 < of_b / (of_a + of_b) < 0.65  # a quarter, were every call as likely
