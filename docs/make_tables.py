@@ -24,11 +24,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = tuple(
     ROOT / "docs" / name
     for name in (
-        "guides/evidence.md",
-        "guides/weights_evidence.md",
+        "evidence/local_rewards.md",
+        "evidence/training.md",
         "adr/0024-intervals-stay-in-the-range.md",
         "guides/nothing_found.md",
-        "guides/reliability.md",
+        "evidence/reliability.md",
     )
 )
 DATA = ROOT / "benchmarks" / "data"

@@ -1,4 +1,4 @@
-"""Write the tables of keys in docs/yaml.md from the models that check the file: ``make docs``.
+"""Write the tables of keys in docs/reference/yaml.md from the models that check the file: ``make docs``.
 
 A table stands between ``<!-- keys NAME -->`` and ``<!-- end -->``; the text and the examples around it are
 written by hand and loaded by the tests.
@@ -26,7 +26,7 @@ from compound.spec.kinds import body, code, first_of, function, llm, retriever, 
 from compound.spec.schema import settings as file_settings
 from compound.spec.schema.wiring import Wiring
 
-OUTPUT = Path(__file__).parent / "yaml.md"
+OUTPUT = Path(__file__).parent / "reference/yaml.md"
 
 MODELS: Mapping[str, type[BaseModel]] = {
     "file": file_model.File,

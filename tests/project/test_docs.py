@@ -192,7 +192,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_tests_that_guard_against_defects_exist() -> None:
-    named = re.findall(r"`(test_\w+)`", (ROOT / "docs" / "reference_defects.md").read_text("utf-8"))
+    named = re.findall(r"`(test_\w+)`", (ROOT / "docs" / "evidence/optimas_defects.md").read_text("utf-8"))
     tests = "".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     assert len(named) > 20
     assert [name for name in named if f"def {name}(" not in tests] == []
@@ -237,7 +237,7 @@ def test_the_examples_that_must_improve_are_those_the_paired_test_asks_for() -> 
 
 
 def test_the_tables_of_the_yaml_reference_are_those_of_the_models() -> None:
-    made, page = maker("make_yaml_reference"), (ROOT / "docs" / "yaml.md").read_text("utf-8")
+    made, page = maker("make_yaml_reference"), (ROOT / "docs" / "reference/yaml.md").read_text("utf-8")
     assert made.with_keys(page) == page, "run: make docs"
     assert re.findall(r"<!-- keys (.*?) -->", page) == list(
         dict.fromkeys(re.findall(r"<!-- keys (.*?) -->", page))
@@ -246,10 +246,10 @@ def test_the_tables_of_the_yaml_reference_are_those_of_the_models() -> None:
 
 
 def test_the_yaml_reference_has_a_section_for_every_construct() -> None:
-    page = (ROOT / "docs" / "yaml.md").read_text("utf-8")
+    page = (ROOT / "docs" / "reference/yaml.md").read_text("utf-8")
     headings = set(re.findall(r"^#+ `([\w.]+)`$", page, re.MULTILINE))
     assert {*BUILT_IN, "use", "engines", "data", "metric", "optimize"} <= headings
-    examples = "\n".join(blocks(ROOT / "docs" / "yaml.md", "yaml"))
+    examples = "\n".join(blocks(ROOT / "docs" / "reference/yaml.md", "yaml"))
     for word in ("when:", "first_of:", "map:", "loop:", "use:", "out:", "carry:", "until:", "over:"):
         assert word in examples, word
 

@@ -1,6 +1,6 @@
 """Defects of other implementations of these methods that no test of one module would show: whole steps of training.
 
-The list of all of them, and what guards against each, is docs/peer_defects.md.
+The list of all of them, and what guards against each, is docs/evidence/peer_defects.md.
 """
 
 from __future__ import annotations
