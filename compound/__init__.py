@@ -81,7 +81,7 @@ if TYPE_CHECKING:  # so that type checkers see what `__getattr__` finds
     from compound.settings.optimize import OptimizeSettings as OptimizeSettings
     from compound.storage.state import State as State
 
-__version__ = "0.1.0"
+__version__ = "0.3.0"
 
 _HOME = {
     "Budget": "compound.execution.budget",

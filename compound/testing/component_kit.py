@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import SkipTest
@@ -55,12 +54,11 @@ class ComponentKit:
         - results neither depend on the global generators nor change them
         - it does not change its inputs
         - ``repr`` is short
-        - copies and pickles behave as the original
+        - copies behave as the original
         - what it returns and asks of models is within the bounds that ``reach`` declares
         - a system with it can be written to YAML and read back, if its class can be imported by its name
 
     Attributes:
-        picklable: whether the component can be pickled. Set it to False for one that holds a lambda, say.
         dumpable: whether it can be written to YAML. Set it to False for one whose settings or port types have
             no spelling there.
 
@@ -84,7 +82,6 @@ class ComponentKit:
         {}
     """
 
-    picklable: bool = True
     dumpable: bool = True
 
     # -- hooks -----------------------------------------------------------------------------------------
@@ -235,22 +232,6 @@ class ComponentKit:
         component = self.make("tested")
         for how in (copy.copy, copy.deepcopy):
             self._check_alike(component, how(component), f"copy.{how.__name__}")
-
-    def test_pickles_behave_alike(self) -> None:
-        """What is read from a pickle is as the original."""
-        component = self.make("tested")
-        if not self.picklable:
-            raise SkipTest("the kit says that the component cannot be pickled")
-        if place_of(type(component)) is None:
-            raise SkipTest(f"{type(component).__name__} cannot be imported by its name")
-        try:
-            found = pickle.loads(pickle.dumps(component))  # nosec B301  # its own bytes, written here
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise AssertionError(
-                f"the component cannot be pickled: {error}; hold data and functions of modules alone, or set "
-                "picklable = False in the kit"
-            ) from error
-        self._check_alike(component, found, "pickling")
 
     def test_bounds_hold(self) -> None:
         """What is returned and asked is within what ``reach`` declares."""

@@ -57,6 +57,14 @@ stuck_after = 9
 '''
 
 
+@pytest.fixture(autouse=True)
+def heeded() -> Iterator[None]:
+    """Handle SIGINT as on a terminal, also where this process was started with the signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 

@@ -174,7 +174,7 @@ class TestStochasticFunction(ComponentKit):
 
 
 class TestFunctionThatIsALambda(ComponentKit):
-    picklable = dumpable = False
+    dumpable = False
 
     def make(self, name: str) -> Component:
         function: Any = lambda text: text.upper()  # noqa: E731

@@ -201,19 +201,6 @@ class Deep(Right):
         return 0.0 if self.limit else 1.0
 
 
-class Unpicklable(Right):
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.function = lambda: None
-
-
-class Half(Right):
-    """Comes back from a pickle with another name."""
-
-    def __reduce__(self) -> Any:
-        return Half, (self.name[:3],)
-
-
 class Undumped(Right):
     """Does not keep what it was made with."""
 
@@ -269,7 +256,6 @@ CERTAIN = "test_a_deterministic_component_ignores_its_stream"
 GLOBAL = "test_global_generators_are_not_used"
 CHANGED = "test_inputs_are_not_changed"
 COPIES = "test_copies_behave_alike"
-PICKLES = "test_pickles_behave_alike"
 BOUNDS = "test_bounds_hold"
 YAML = "test_it_can_be_written_and_read"
 
@@ -318,8 +304,6 @@ class Declared(Choice):
         (Settled, CHANGED, "the component changed its inputs or values 1"),
         (Copied, COPIES, "after copy.copy the component has version 'draw:1' instead of 'draw:2'"),
         (Deep, COPIES, "after copy.deepcopy the component returns"),
-        (Unpicklable, PICKLES, "the component cannot be pickled"),
-        (Half, PICKLES, "after pickling the component has name 'tes' instead of 'tested'"),
         (bounded(extent=Extent(bytes=5)), BOUNDS, "the output 'found' has 9 bytes, but reach declares 5"),
         (bounded(extent=Extent(bytes=50, items=1)), BOUNDS, "the output 'found' has 2 items, but reach declares 1"),
         (bounded(reach=lambda self, given, limits: Reach({
@@ -349,15 +333,14 @@ def test_an_input_that_the_component_lacks_fails() -> None:
     assert "must name the same ports in every call" in failures(Right, [INPUTS[0], {"words": []}])[TYPES]
 
 
-def test_what_cannot_be_imported_by_its_name_is_neither_pickled_nor_written() -> None:
-    class Local(Unpicklable):
+def test_what_cannot_be_imported_by_its_name_is_not_written() -> None:
+    class Local(Undumped):
         pass
 
     assert failures(Local) == {}
 
 
-def test_both_may_be_declared_impossible() -> None:
-    assert failures(Unpicklable, picklable=False) == {}
+def test_writing_may_be_declared_impossible() -> None:
     assert failures(Undumped, dumpable=False) == {}
 
 
