@@ -11,7 +11,7 @@ export PIP_NO_WARN_SCRIPT_LOCATION = 1
 export LITELLM_LOCAL_MODEL_COST_MAP = True
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vllm chaos check audit format docs bench clean
+.PHONY: help demo test test-vllm chaos check audit format docs site bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -49,12 +49,15 @@ docs: $(VENV)/dev.stamp ## Write the references from docstrings and models, and 
 	$(BIN)/python docs/make_tables.py
 	$(BIN)/python docs/package_graph.py
 
+site: $(VENV)/dev.stamp ## Build the documentation site into site/; a broken link fails it
+	DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
+
 bench: $(VENV)/dev.stamp ## Measure overheads and the embedded engine; results go to benchmarks/data
 	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.measure.overhead
 	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.measure.engine_throughput
 
 clean: ## Remove the environment and what was built
-	rm -rf $(VENV) $(VLLM) build dist *.egg-info
+	rm -rf $(VENV) $(VLLM) build dist site *.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

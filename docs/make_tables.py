@@ -29,6 +29,7 @@ PAGES = tuple(
         "adr/0024-intervals-stay-in-the-range.md",
         "guides/nothing_found.md",
         "evidence/reliability.md",
+        "evidence/README.md",
     )
 )
 DATA = ROOT / "benchmarks" / "data"
@@ -473,10 +474,27 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, rule, *rows))
 
 
+def controls() -> str:
+    """Test scores of sweeps with the embedded model, next to the best constant answer."""
+    constant = json.loads((DATA / "constant_answers.json").read_text(encoding="utf-8"))
+    rows = []
+    for file in ("atlas", "hotpotqa", "pubmedqa", "amazon"):
+        found = json.loads((DATA / f"sweep_{file}.json").read_text(encoding="utf-8"))
+        seeds = found["seeds"]
+        scores = [one["mean"] for one in constant[file] if one["seed"] in seeds]
+        rows += [
+            [file, written(row["method"]), str(len(seeds)), spread(row["test"])]
+            for row in found["rows"]
+            if row["test"] is not None
+        ]
+        rows.append([file, "the best constant answer", str(len(seeds)), f"{fmean(scores):.3f}"])
+    return markdown(["system", "method", "seeds", "test score"], rows)
+
+
 MADE: tuple[Callable[..., str], ...] = (
     search, accuracy, lora, interaction, misaligned, regret, same, sweep, rewards, judged,
     trained, course, rollouts, learned, speed, several, batches, prefill, sampling,
-    coverage, of_seeds, needed, kills, faults, damages, disks,
+    coverage, of_seeds, needed, kills, faults, damages, disks, controls,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {made.__name__: made for made in MADE}
 

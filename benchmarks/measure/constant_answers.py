@@ -2,8 +2,8 @@
 
     python -m compound.benchmarks.measure.constant_answers NAME=FILE:FOLDER ... --seeds 0,1,2 --output FILE
 
-For each benchmark file and seed: of the gold answers of the train split, the one that scores best there is given to
-every example of the test split that the file's settings draw with that seed.
+For each benchmark file and seed: of the gold answers of the train split, the one that scores best there is
+given to every example of the test split that the file's settings draw with that seed.
 """
 
 from __future__ import annotations

@@ -1,0 +1,150 @@
+"""Pages of the documentation site that are made while it is built, by the plugin gen-files of MkDocs.
+
+These are the home page (README.md), the pages of the other Markdown files at the root of the repository, one
+page for each package of the Python API, and one for each example of the gallery.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import mkdocs_gen_files
+
+import compound
+
+ROOT = Path(__file__).parents[1]
+ROOT_PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security_policy.md",
+}
+API = {
+    "graph": ("Graphs", "compound.graph"),
+    "components": ("Components", "compound.components"),
+    "engines": (
+        "Engines",
+        "compound.engine compound.components.engines compound.components.engines.local "
+        "compound.components.engines.vllm",
+    ),
+    "evaluation": ("Data, metrics and evaluation", "compound.example compound.evaluation"),
+    "execution": ("Execution", "compound.execution"),
+    "entry_points": ("Optimizing, evaluating and running", "compound.api"),
+    "optimization": ("Optimization", "compound.optimization"),
+    "optimizers": (
+        "Optimizers",
+        "compound.optimizers compound.optimizers.search compound.optimizers.scheduling "
+        "compound.optimizers.baselines",
+    ),
+    "optimas": ("OPTIMAS", "compound.optimizers.optimas"),
+    "weights": ("Training of weights", "compound.optimizers.weights compound.optimizers.weights.learner"),
+    "recipes": (
+        "Training recipes",
+        "compound.optimizers.weights.recipes compound.optimizers.weights.credit",
+    ),
+    "loss": ("Losses", "compound.optimizers.weights.loss"),
+    "rewards": ("Local rewards", "compound.rewards compound.rewards.credit"),
+    "inspection": ("Inspection of rewards", "compound.rewards.inspection"),
+    "runs": ("Runs and reports", "compound.runs compound.report"),
+    "settings": ("Settings and state", "compound.settings compound.storage.state"),
+    "testing": ("Testing", "compound.testing"),
+    "errors": ("Errors", "compound.errors"),
+}
+GROUPS = {
+    "Declare": "Input System LLM Retriever Selector Hyperparameter Function FirstOf Loop Map BM25 Dense "
+    "PassageIndex",
+    "Spaces": "Text Demos Choice Int Float LoRA",
+    "Run and optimize": "run evaluate optimize load load_result load_system Executor Result Budget "
+    "OptimizeSettings",
+    "Data and metrics": "Dataset Example Score exact_match token_f1 accuracy mrr recall_at_k custom",
+    "Engines": "LiteLLM Transformers VLLM",
+    "Values": "Configuration Trace Usage Component Operation CompoundError RunFailed",
+    "Extend": "optimizer method recipe Settings State Optimizer Task Job Method Progress Proposal JobBound "
+    "Outlook Scheduler Recipe Engine Request Completion Message Metric CallContext Port",
+}
+
+
+def main() -> None:
+    """Make the pages."""
+    for source, page in ROOT_PAGES.items():
+        _write(page, _moved((ROOT / source).read_text(encoding="utf-8")))
+    _write("reference/api/index.md", _index())
+    for name, (title, packages) in API.items():
+        _write(f"reference/api/{name}.md", _package_page(title, packages.split()))
+    for example in sorted((ROOT / "docs" / "examples").glob("*.py")):
+        _write(f"examples/{example.stem}.md", _example_page(example))
+
+
+def _write(page: str, text: str) -> None:
+    with mkdocs_gen_files.open(page, "w") as file:
+        file.write(text)
+
+
+def _moved(text: str) -> str:
+    """Return the text of a page at the root, with its links as they are from within docs/."""
+    text = re.sub(r"(\]\(|src=\")docs/", r"\1", text)
+    for source, page in ROOT_PAGES.items():
+        text = text.replace(f"]({source}", f"]({page}")
+    return text
+
+
+def _index() -> str:
+    """Return the table of the names that ``import compound as cp`` offers."""
+    assert sorted(name for names in GROUPS.values() for name in names.split()) == list(compound.__all__)
+    parts = ["# Python API", "```python\nimport compound as cp\n```"]
+    for title, names in GROUPS.items():
+        rows = [_row(name) for name in names.split()]
+        parts += [f"## {title}", "\n".join(["| name | description |", "| --- | --- |", *rows])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(name: str) -> str:
+    value = getattr(compound, name)
+    place = f"{value.__module__}.{value.__name__}" if hasattr(value, "__module__") else ""
+    documented = inspect.isclass(value) or inspect.isfunction(value)
+    about = (inspect.getdoc(value) or "").partition("\n\n")[0] if documented else ""
+    shown = f"[`cp.{name}`][{place}]" if documented else f"`cp.{name}`"
+    return f"| {shown} | {' '.join(about.split()).replace('|', '&#124;')} |"
+
+
+def _package_page(title: str, packages: list[str]) -> str:
+    parts = [f"# {title}"]
+    modules = (module for package in packages for module in _modules(package))
+    parts += [f"## `{module}`\n\n::: {module}" for module in modules]
+    return "\n\n".join(parts) + "\n"
+
+
+def _modules(name: str) -> Iterator[str]:
+    """Yield the modules that lie directly in a package and have public names; or a module itself."""
+    package = importlib.import_module(name)
+    names = [
+        f"{name}.{found.name}"
+        for found in pkgutil.iter_modules(getattr(package, "__path__", []))
+        if not found.ispkg
+    ]
+    yield from (found for found in [name, *names] if not found.endswith(".__main__") and _has_public(found))
+
+
+def _has_public(name: str) -> bool:
+    """Return whether a module defines public classes or functions."""
+    source = inspect.getsource(importlib.import_module(name))
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return any(isinstance(node, kinds) and not node.name.startswith("_") for node in ast.parse(source).body)
+
+
+def _example_page(path: Path) -> str:
+    """Return the page of an example: its docstring as the introduction, then its code."""
+    source = path.read_text(encoding="utf-8")
+    docstring = ast.get_docstring(ast.parse(source)) or path.stem
+    title, _, about = docstring.partition("\n\n")
+    command = f"```sh\npython docs/examples/{path.name}\n```"
+    return f'# {title.rstrip(".")}\n\n{about}\n\n{command}\n\n```python title="{path.name}"\n{source}```\n'
+
+
+main()

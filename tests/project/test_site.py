@@ -1,0 +1,61 @@
+"""The documentation site: it builds strictly, and documents every public name."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import compound as cp
+from compound import testing
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a strict build, in which a broken link or an unknown parameter is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DISABLE_MKDOCS_2_WARNING": "true"}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+def test_every_public_name_has_an_entry(site: Path) -> None:
+    index = (site / "reference" / "api" / "index.html").read_text("utf-8")
+    for name in cp.__all__:
+        assert f"cp.{name}<" in index, name
+    linked = re.findall(r'href="\.\./?([\w/]*)#([\w.]+)"|href="(\w+)/#([\w.]+)"', index)
+    assert len(linked) >= len(cp.__all__) - 5  # protocols and functions; a few names are values
+    kits = (site / "reference" / "api" / "testing" / "index.html").read_text("utf-8")
+    for name in testing.__all__:
+        assert name in kits, name
+
+
+def test_signatures_show_parameters_with_types_and_defaults(site: Path) -> None:
+    page = (site / "reference" / "api" / "entry_points" / "index.html").read_text("utf-8")
+    text = re.sub(r"<[^>]+>", "", page)
+    assert re.search(r"optimize\(\s*system: System,\s*data: GivenData,\s*metric: GivenMetric,\s*\*,", text)
+
+
+def test_nothing_is_fetched_from_third_parties(site: Path) -> None:
+    for page in (site / "index.html", site / "start" / "index.html"):
+        fetched = re.findall(
+            r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text("utf-8")
+        )
+        assert fetched == []
+
+
+def test_every_example_has_a_page_with_its_code(site: Path) -> None:
+    examples = sorted((ROOT / "docs" / "examples").glob("*.py"))
+    assert len(examples) >= 10
+    for example in examples:
+        page = (site / "examples" / example.stem / "index.html").read_text("utf-8")
+        assert "compound" in page
+        assert example.name in page
