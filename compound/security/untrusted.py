@@ -2,7 +2,7 @@
 
 Run directories, adapters, stored rewards, caches and reports can come from another person. All of them are
 read and written through `UntrustedFolder`, so that nothing in such a folder can lead outside it: files are
-opened relative to a directory descriptor, symbolic links are refused rather than followed, only regular files
+opened relative to a `Directory`, symbolic links are refused rather than followed, only regular files
 are opened (a FIFO would block forever), and no more than a limit is read. Libraries that only accept a path
 get one from `UntrustedFolder.place`, which checks it first.
 """
@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import IO, BinaryIO, Literal, Self
 
 from compound.errors import CompoundError, RunDirectoryError
+from compound.security.directory import Directory, open_directory
 from compound.security.limits import ARTIFACT, FILE, Limit
 
 Kind = Literal["file", "folder"]
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
-SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 CHUNK = 2**20
 TEMPORARY = ".tmp"
 _KINDS = {
@@ -87,7 +86,7 @@ class UntrustedFolder:
         root: the folder, as the user named it.
         inside: a folder below it.
         error: the class of the errors raised.
-        descriptor: an open descriptor of ``root``; by default the folder is opened by its path each time.
+        directory: a handle of ``root``; by default the folder is opened by its path each time.
 
     Example:
         >>> import tempfile
@@ -106,12 +105,12 @@ class UntrustedFolder:
         inside: tuple[str, ...] = (),
         *,
         error: type[CompoundError] = RunDirectoryError,
-        descriptor: int | None = None,
+        directory: Directory | None = None,
     ) -> None:
         self._root = Path(root)
         self._inside = inside
         self._error = error
-        self._descriptor = descriptor
+        self._directory = directory
 
     @property
     def path(self) -> Path:
@@ -124,7 +123,7 @@ class UntrustedFolder:
     def below(self, name: str) -> Self:
         """Return a folder inside this one; it need not exist."""
         inside = (*self._inside, *self._parts(name))
-        return type(self)(self._root, inside, error=self._error, descriptor=self._descriptor)
+        return type(self)(self._root, inside, error=self._error, directory=self._directory)
 
     # --- looking ---------------------------------------------------------------------------------------
 
@@ -154,7 +153,7 @@ class UntrustedFolder:
         with self._reported():
             try:
                 with self._opened() as folder:
-                    return sorted(os.listdir(folder))
+                    return sorted(folder.names())
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
@@ -247,13 +246,11 @@ class UntrustedFolder:
         with named(self._root, self._error):
             self._root.mkdir(parents=True, exist_ok=True)
         for depth in range(len(self._inside)):
-            above = type(self)(
-                self._root, self._inside[:depth], error=self._error, descriptor=self._descriptor
-            )
+            above = type(self)(self._root, self._inside[:depth], error=self._error, directory=self._directory)
             name = self._inside[depth]
             if above.kind(name) is None:
                 with self._reported(), above._opened() as folder, suppress(FileExistsError):
-                    os.mkdir(name, dir_fd=folder)
+                    folder.make(name)
             elif above.kind(name) != "folder":
                 raise self._error(f"{above._shown(name)} is a file, but a folder is needed there")
         return self
@@ -270,17 +267,16 @@ class UntrustedFolder:
             self._check_file_type(found, self._shown(name), stat.S_IFDIR)
         temporary = f".{last}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY}"
         with self._reported(name), self._opened(*above) as folder:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE
-            descriptor = os.open(temporary, flags, 0o666, dir_fd=folder)
+            descriptor = folder.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             try:
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(raw)
                     file.flush()
                     os.fsync(file.fileno())
-                os.replace(temporary, last, src_dir_fd=folder, dst_dir_fd=folder)
+                folder.replace(temporary, last)
             except BaseException:
                 with suppress(OSError):
-                    os.unlink(temporary, dir_fd=folder)
+                    folder.remove(temporary)
                 raise
 
     def appender(self, name: str) -> BinaryIO:
@@ -309,7 +305,7 @@ class UntrustedFolder:
         """Delete a file, if there is one; of a link, the link itself."""
         *above, last = self._parts(name)
         with self._reported(name), self._opened(*above) as folder, suppress(FileNotFoundError):
-            os.unlink(last, dir_fd=folder)
+            folder.remove(last)
 
     def remove_temporaries(self) -> None:
         """Delete what a crash left of files that were being written; only where there is one writer."""
@@ -329,33 +325,33 @@ class UntrustedFolder:
         return str(self.path / name) if name else str(self)
 
     @contextmanager
-    def _opened(self, *more: str) -> Iterator[int]:
+    def _opened(self, *more: str) -> Iterator[Directory]:
         """Open the folder, or one below it, following no link on the way from the root.
 
         Raises:
             OSError: it does not exist, or cannot be opened.
             CompoundError: a link or the like is on the way.
         """
-        descriptor = os.open(self._root, FOLDER) if self._descriptor is None else os.dup(self._descriptor)
+        folder = open_directory(self._root) if self._directory is None else self._directory.copy()
         try:
             for part in (*self._inside, *more):
                 try:
-                    deeper = os.open(part, FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
+                    deeper = folder.enter(part)
                 except OSError:
-                    self._status_in(descriptor, part, f"{part} in {self._root}")
+                    self._status_in(folder, part, f"{part} in {self._root}")
                     raise
-                os.close(descriptor)
-                descriptor = deeper
-            yield descriptor
+                folder.close()
+                folder = deeper
+            yield folder
         finally:
-            os.close(descriptor)
+            folder.close()
 
     def _open(self, name: str, flags: int) -> int:
         """Open a regular file. One that is written in place must have no other name."""
         *above, last = self._parts(name)
         with self._opened(*above) as folder:
             self._status_in(folder, last, self._shown(name))
-            descriptor = os.open(last, flags | SAFE, 0o666, dir_fd=folder)
+            descriptor = folder.open(last, flags)
         try:
             opened = os.fstat(descriptor)
             self._check_file_type(opened, self._shown(name), stat.S_IFDIR)
@@ -376,9 +372,9 @@ class UntrustedFolder:
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
-    def _status_in(self, folder: int, name: str, shown: str) -> os.stat_result | None:
+    def _status_in(self, folder: Directory, name: str, shown: str) -> os.stat_result | None:
         try:
-            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            found = folder.status(name)
         except FileNotFoundError:
             return None
         self._check_file_type(found, shown)

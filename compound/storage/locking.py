@@ -1,23 +1,28 @@
 """One writer at a time for a folder.
 
-The folder itself is locked, so that deleting a lock file admits no second writer. Where the file system
-cannot lock folders (NFS), the file ``lock`` in it is what counts, and its owner notices when it is replaced.
+The folder itself is locked, so that deleting a lock file admits no second writer. Where folders cannot be
+locked (NFS, Windows), the file ``lock`` in it is what counts, and its owner notices when it is replaced.
 The file is locked in any case, for versions that know nothing else.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
-import os
+import sys
 from typing import BinaryIO
 
 from compound.errors import RunDirectoryError
-from compound.security.untrusted import FOLDER, UntrustedFolder, named
+from compound.security.directory import DescriptorDirectory, Directory, open_directory
+from compound.security.untrusted import UntrustedFolder, named
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
 
 FILE = "lock"
 UNSUPPORTED = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
-TAKEN = (errno.EAGAIN, errno.EACCES)
+TAKEN = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 
 
 class Lock:
@@ -34,11 +39,12 @@ class Lock:
     def __init__(self, unlocked: UntrustedFolder) -> None:
         path = unlocked.path
         with named(path):
-            self._descriptor = os.open(path, FOLDER)
-        self.folder = UntrustedFolder(path, descriptor=self._descriptor)
+            self._directory: Directory | None = open_directory(path)
+        self.folder = UntrustedFolder(path, directory=self._directory)
         self._file: BinaryIO | None = None
         try:
-            self._whole = self._take(self._descriptor)
+            directory = self._directory
+            self._whole = isinstance(directory, DescriptorDirectory) and self._take(directory.descriptor)
             self._file = self.folder.appender(FILE)
             self._require(self._take(self._file.fileno()) or self._whole)
         except BaseException:
@@ -48,7 +54,7 @@ class Lock:
     def _take(self, descriptor: int) -> bool:
         """Lock a file or folder; return whether its file system can do that."""
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(descriptor)
         except OSError as error:
             if error.errno in TAKEN:
                 raise RunDirectoryError(
@@ -85,6 +91,20 @@ class Lock:
         """Let others write."""
         if self._file is not None:
             self._file.close()
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        if self._directory is not None:
+            self._directory.close()
+            self._directory = None
+
+
+def _lock(descriptor: int) -> None:
+    """Lock an open file without waiting, until it is closed.
+
+    The libraries for portable locks open the file by its path, and would follow a link.
+
+    Raises:
+        OSError: another process holds the lock, or the file system has none.
+    """
+    if sys.platform == "win32":
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
