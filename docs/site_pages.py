@@ -11,6 +11,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,14 +122,13 @@ def _package_page(title: str, packages: list[str]) -> str:
 
 
 def _modules(name: str) -> Iterator[str]:
-    """Yield the modules that lie directly in a package and have public names; or a module itself."""
+    """Yield a module, or the modules directly in a package, that have public names; the best known first."""
     package = importlib.import_module(name)
-    names = [
-        f"{name}.{found.name}"
-        for found in pkgutil.iter_modules(getattr(package, "__path__", []))
-        if not found.ispkg
-    ]
-    yield from (found for found in [name, *names] if not found.endswith(".__main__") and _has_public(found))
+    inside = pkgutil.iter_modules(getattr(package, "__path__", []))
+    names = [name, *(f"{name}.{found.name}" for found in inside if not found.ispkg)]
+    exported = Counter(getattr(getattr(compound, known), "__module__", "") for known in compound.__all__)
+    found = [found for found in names if not found.endswith(".__main__") and _has_public(found)]
+    yield from sorted(found, key=lambda module: -exported[module])
 
 
 def _has_public(name: str) -> bool:
