@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import griffe
 
@@ -14,7 +13,7 @@ BARE = re.compile(r"^>>> .*(?:\n(?!\s*$).*)*", re.MULTILINE)
 class Doctests(griffe.Extension):
     """Name sections of examples as the parser expects, and give bare doctests a section."""
 
-    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+    def on_object(self, *, obj: griffe.Object, **_: object) -> None:
         """Rewrite the docstring of an object."""
         if obj.docstring is not None:
             obj.docstring.value = with_sections(obj.docstring.value)
