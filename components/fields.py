@@ -1,7 +1,7 @@
 """Format values as a prompt, and parse a model's text into typed fields.
 
-The prompt puts what all calls of a component share first (instruction, demonstrations) and the inputs
-last, so that engines can compute the shared part once.
+The prompt starts with the part that all calls of a component share (instruction, demonstrations) and ends
+with the inputs, so that engines can reuse the shared prefix.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from compound.graph.types import Port, accepts, convert, spell
 
 Layout = Literal["text", "fields", "json"]
 TRUE, FALSE = {"yes", "true", "1"}, {"no", "false", "0"}
-# a sign glued to a word is a hyphen (GPT-4), and commas count only between groups of three digits
-EFFORT, MOST_READ = (
-    16,
-    100_000,
-)  # JSON is looked for in so many times a text's length, plus so many characters
+# The search for JSON in a text of n characters reads at most SCAN_FACTOR * n + SCAN_FLOOR characters.
+SCAN_FACTOR, SCAN_FLOOR = 16, 100_000
+# A sign directly after a word is a hyphen (GPT-4); commas count only between groups of three digits.
 NUMBER = re.compile(
     r"(?:(?<!\w)[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|(?<!\w)\.\d+)(?:[eE][-+]?\d+)?"
 )
@@ -39,7 +37,7 @@ def render(
     outputs: Mapping[str, Port],
     layout: Layout,
 ) -> str:
-    """Return the message for a model: instruction, format, demonstrations, then the inputs.
+    """Render the message for a model: instruction, output format, demonstrations, then the inputs.
 
     >>> print(render("Answer.", [{"inputs": {"question": "1+1"}, "outputs": {"output": "2"}}],
     ...              {"question": "2+2"}, {"output": Port(str)}, "text"))
@@ -60,7 +58,7 @@ def render(
 
 
 def cue(outputs: Mapping[str, Port], layout: Layout) -> str:
-    """Return how an answer begins: the field's label when there is one field; others begin by themselves.
+    """Return the text that starts an answer: the field's label in layout ``text``, otherwise ``""``.
 
     >>> cue({"country": Port(str)}, "text")
     'Country:'
@@ -69,14 +67,14 @@ def cue(outputs: Mapping[str, Port], layout: Layout) -> str:
 
 
 def _ordered(values: Mapping[str, object], like: Iterable[str]) -> dict[str, object]:
-    """Put a demonstration's fields in the order of the call's own; its file may hold another one."""
+    """Sort a demonstration's fields into the order of the call's fields; its file may use another order."""
     order = {name: i for i, name in enumerate(like)}
     names = sorted(values, key=lambda name: (order.get(name, len(order)), name))
     return {name: values[name] for name in names}
 
 
 def label(name: str) -> str:
-    """Return how a field is called in a prompt: ``output`` reads ``Answer``.
+    """Return a field's label in a prompt; the field ``output`` is labelled ``Answer``.
 
     >>> label("search_query"), label("output")
     ('Search query', 'Answer')
@@ -85,7 +83,7 @@ def label(name: str) -> str:
 
 
 def show_inputs(inputs: Mapping[str, object]) -> str:
-    """Return inputs as labelled text."""
+    """Format inputs as labelled text."""
     return "\n".join(
         f"{label(name)}:{_spaced(show(value))}" for name, value in inputs.items() if value is not None
     )
@@ -96,7 +94,7 @@ def _spaced(text: str) -> str:
 
 
 def show(value: object) -> str:
-    """Return a value as text for a model: passages one per line, texts numbered, the rest as JSON.
+    """Format a value for a model: one passage per line, numbered texts, anything else as JSON.
 
     >>> show([{"title": "Peru", "text": "Lima is its capital.", "score": 2.0}])
     'Peru: Lima is its capital.'
@@ -115,7 +113,7 @@ def _passage(item: Mapping[str, object]) -> str:
 
 
 def show_outputs(outputs: Mapping[str, object], layout: Layout) -> str:
-    """Return outputs the way the model is asked to write them."""
+    """Format outputs in the layout that the model is asked to use."""
     if layout == "json":
         return canonical(dict(outputs))
     if layout == "text":
@@ -125,16 +123,16 @@ def show_outputs(outputs: Mapping[str, object], layout: Layout) -> str:
 
 
 def _answer(value: object) -> str:
-    """Return a single output as its `type_note` asks for it."""
+    """Format a single output as its `type_note` requests."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return value if isinstance(value, str) else canonical(value)
 
 
 def type_note(outputs: Mapping[str, Port], layout: Layout) -> str:
-    """Return what a model is told of the type of a single output, or ``""`` where any text will do.
+    """Return the prompt's sentence about the type of a single output, or ``""`` if any text is valid.
 
-    It is a part of a component's version: a text output needs no note, so its version never changes.
+    The note is part of a component's version. A text output has no note, so its version does not change.
 
     >>> type_note({"verdict": Port(Literal["yes", "no"])}, "text")
     'The verdict must be one of: yes, no'
@@ -142,16 +140,16 @@ def type_note(outputs: Mapping[str, Port], layout: Layout) -> str:
     if layout != "text":
         return ""
     name, port = next(iter(outputs.items()))
-    told = _in_words(port.type)
-    return f"The {label(name).lower()} must be {told}" if told else ""
+    description = _describe_type(port.type)
+    return f"The {label(name).lower()} must be {description}" if description else ""
 
 
 WORDS: Mapping[object, str] = {int: "a whole number", float: "a number", bool: "yes or no"}
 ITEMS: Mapping[object, str] = {int: " of whole numbers", float: " of numbers"}
 
 
-def _in_words(kind: object) -> str:
-    """Return a type in plain words, or ``""`` where any text belongs to it."""
+def _describe_type(kind: object) -> str:
+    """Describe a type in plain words; ``""`` if it accepts any text."""
     if accepts(kind, "any text"):
         return ""
     origin, arguments = get_origin(kind), get_args(kind)
@@ -194,17 +192,17 @@ def _format_note(outputs: Mapping[str, Port], layout: Layout) -> str:
 
 
 def parse(text: str, outputs: Mapping[str, Port], layout: Layout) -> dict[str, object]:
-    """Read the declared fields from a model's text.
+    """Parse the declared fields from a model's text.
 
     Raises:
-        ParseError: a field is missing or of another type; it carries the fields that did parse.
+        ParseError: a field is missing or has another type; ``outputs`` holds the fields that were parsed.
 
     >>> parse("**answer**: Lima\\nconfident: yes", {"answer": Port(str), "confident": Port(bool)}, "fields")
     {'answer': 'Lima', 'confident': True}
     """
     if layout == "text":
         name, port = next(iter(outputs.items()))
-        repeated = f"{label(name)}:"  # a model that was only shown the cue may write it itself
+        repeated = f"{label(name)}:"  # engines without prefill show the cue, and the model may repeat it
         raw: Mapping[str, object] = {name: text.strip().removeprefix(repeated).strip()}
         outputs = {name: port}
     else:
@@ -226,7 +224,7 @@ def parse(text: str, outputs: Mapping[str, Port], layout: Layout) -> dict[str, o
 
 
 def _fields(text: str, names: Sequence[str]) -> dict[str, str]:
-    """Find ``name: value`` for each name, tolerant of case, markdown and values over several lines."""
+    """Find ``name: value`` for each name; case, markdown and line breaks within values are tolerated."""
     options = "|".join(re.escape(name).replace("_", "[_ ]") for name in sorted(names, key=len, reverse=True))
     pattern = re.compile(rf"^[ \t#>*\-`]*({options})[ \t*`]*[:=]\**", re.IGNORECASE | re.MULTILINE)
     found: dict[str, str] = {}
@@ -240,7 +238,7 @@ def _fields(text: str, names: Sequence[str]) -> dict[str, str]:
 
 
 def _bare(text: str) -> str:
-    """Return a value without the indentation of its block and without emphasis around all of it."""
+    """Remove a value's common indentation, and emphasis that encloses the whole value."""
     first, _, rest = text.partition("\n")
     value = (text if first.strip() else textwrap.dedent(rest)).strip()
     if whole := re.fullmatch(r"(\*{1,3}|`)([^*`\n]+)\1", value):
@@ -251,12 +249,12 @@ def _bare(text: str) -> str:
 
 
 def _json_object(text: str, names: Sequence[str]) -> Mapping[str, object]:
-    """Return the first JSON object with one of the fields, whatever stands around it.
+    """Return the first JSON object with at least one of the fields; surrounding text is ignored.
 
-    Each failed attempt costs as much as the text up to the error, so their number is bounded.
+    Each failed attempt scans the text up to the error, so the total work is bounded.
     """
     decoder = json.JSONDecoder()
-    left = EFFORT * len(text) + MOST_READ
+    left = SCAN_FACTOR * len(text) + SCAN_FLOOR
     for match in re.finditer(r"\{", text):
         try:
             value, end = decoder.raw_decode(text, match.start())
@@ -271,12 +269,12 @@ def _json_object(text: str, names: Sequence[str]) -> Mapping[str, object]:
 
 
 def _writable(value: object) -> object:
-    """Replace escaped half characters (``\\ud800``), which no file can hold."""
+    """Replace lone surrogates (``\\ud800``), which cannot be encoded as UTF-8."""
     return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
 def read(raw: object, kind: object) -> object:
-    """Turn a model's word for a value into ``kind``.
+    """Convert a model's text for a value to ``kind``.
 
     >>> read("about 3.5 km", float), read("Yes.", bool), read("- a\\n- b", list[str])
     (3.5, True, ['a', 'b'])
@@ -307,12 +305,12 @@ def _from_json_value(raw: object, kind: object, origin: object) -> object:
     if accepts(kind, raw):
         return raw
     if isinstance(raw, int | float) and (kind is str or origin is Literal):
-        return read(canonical(raw), kind)  # {"year": 1999} where a text is declared
+        return read(canonical(raw), kind)  # {"year": 1999} although the field is declared as text
     return convert(kind, raw)
 
 
 def _label(raw: str, options: Sequence[object]) -> object:
-    """Return the only option named as whole words, and not denied; the exact text wins."""
+    """Return the only option that occurs as whole words and is not negated; an exact match wins."""
     plain = raw.strip().strip("\"'`.*").lower()
     exact = [option for option in options if str(option).lower() == plain]
     longest_first = sorted((str(o).lower() for o in options if str(o)), key=len, reverse=True)
@@ -341,7 +339,7 @@ def _number(raw: str, kind: object) -> object:
     text = matches[0].group().replace(",", "")
     leads = not any(character.isalnum() for character in raw[: matches[0].start()])
     if not leads and len({match.group().replace(",", "") for match in matches}) > 1:
-        raise ValueError(f"{raw!r:.100} holds several numbers, and begins with none of them")
+        raise ValueError(f"{raw!r:.100} holds several numbers and does not start with one")
     if kind is int and text.lstrip("+-").isdigit():
         return int(text)
     value = float(text)

@@ -232,7 +232,7 @@ def test_another_process_that_was_faster_is_no_error(cache: Path) -> None:
         (cache / "digest").mkdir()
         (cache / "digest" / "theirs").write_text("")
 
-    assert [path.name for path in module._stored("digest", overtaken).iterdir()] == ["theirs"]
+    assert [path.name for path in module._index_folder("digest", overtaken).iterdir()] == ["theirs"]
     assert [path.name for path in cache.iterdir()] == ["digest"]
 
 
@@ -242,7 +242,7 @@ def test_a_build_that_fails_leaves_nothing_behind(cache: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        module._stored("digest", killed)
+        module._index_folder("digest", killed)
     assert list(cache.iterdir()) == []
 
 
