@@ -17,10 +17,10 @@ from compound.graph.types import Port, spell
 from compound.narrowing import entry
 from compound.storage.artifacts import is_reference
 
-RENDERING = 2  # version of the prompt format; increment it when the same settings render another prompt
-NUMBERED = 8  # bytes of the number and line break before a list item
-JOIN = 16  # bytes of the blank lines around a prompt block
-LONGEST_DEMO = 2_000  # characters of a demonstration in a prompt; searches accept at most 1,500 as JSON
+PROMPT_FORMAT = 2  # version of the prompt format; increment it when the same settings render another prompt
+LIST_ITEM_BYTES = 8  # bytes of the number and line break before a list item
+BLOCK_BYTES = 16  # bytes of the blank lines around a prompt block
+MAX_DEMO_CHARACTERS = 2_000  # of a demonstration in a prompt; searches accept at most 1,500 as JSON
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -113,7 +113,7 @@ class LLM(Operation):
     def version(self) -> str:  # noqa: D102
         fields = {name: spell(port.type) for name, port in self.outputs.items()}
         trained = self.weights is not None  # its results contain token records, so caches must differ
-        parts = [RENDERING, fields, self.layout, self.stop, self.system, trained]
+        parts = [PROMPT_FORMAT, fields, self.layout, self.stop, self.system, trained]
         note = type_note(self.outputs, self.layout)
         return "llm:" + digest([*parts, note] if note else parts)
 
@@ -141,12 +141,12 @@ class LLM(Operation):
             text = Extent(len((self.prompt or "").encode()))
         shown = {name: extent for name, extent in given.items() if name not in self.settings}
         note = render("", (), {}, self.outputs, self.layout) + self.system + cue(self.outputs, self.layout)
-        fixed = Extent(len(note.encode()) + JOIN)
+        fixed = Extent(len(note.encode()) + BLOCK_BYTES)
         inputs = labelled(shown)
         demos = Extent()
         if isinstance(self.demos, Demos):
             answers = {name: extent.joined(limits.gold) for name, extent in outputs.items()}
-            one = (inputs + labelled(answers) + Extent(JOIN)).cut(LONGEST_DEMO)
+            one = (inputs + labelled(answers) + Extent(BLOCK_BYTES)).cut(MAX_DEMO_CHARACTERS)
             demos = one.times(self.demos.max)
         declared = self.demos.value if isinstance(self.demos, Demos) else self.demos
         start_demos = as_demos(limits.value(f"{self.name}.demos", declared) or ())
@@ -210,4 +210,4 @@ def _written(kind: object, tokens: float) -> Extent:
         return fixed
     if kind is str:
         return Extent(0, tokens)
-    return Extent(NUMBERED * tokens, tokens, items=tokens)  # a list is shown with numbers before its items
+    return Extent(LIST_ITEM_BYTES * tokens, tokens, items=tokens)  # prompts number the items of a list

@@ -18,7 +18,7 @@ from compound.graph.types import Port
 from compound.narrowing import entry
 
 FoundPassage = dict[str, Any]  # the type of a port; see `compound.components.index.Passage` for its fields
-RANKED = 80  # bytes that id, score and field names add to a passage
+METADATA_BYTES = 80  # bytes that id, score and field names add to a passage
 
 
 class SearchableIndex(Protocol):
@@ -93,9 +93,9 @@ class Retriever(Operation):
     def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
         k = given.get("k", of_setting(self.k)).largest
         if isinstance(self.index, PassageIndex):
-            found = given["passages"] + Extent(RANKED).times(min(k, given["passages"].items))
+            found = given["passages"] + Extent(METADATA_BYTES).times(min(k, given["passages"].items))
         elif limits.read_corpora and hasattr(self.index, "longest_passage"):
-            found = Extent(self.index.longest_passage() + RANKED).times(k)
+            found = Extent(self.index.longest_passage() + METADATA_BYTES).times(k)
         else:
             found = Extent(math.inf, why=f"passages of {self.name!r} can have any length")
         return Reach({"passages": replace(found, items=k)}, ())

@@ -209,7 +209,7 @@ def test_a_layer_gets_its_low_rank_addition_and_loses_it_again(tmp_path: Path, p
     if packed:
         packing.pack(model)
         assert type(model.own) is packing.PackedLinear
-    held = adapters.AdapterCache(model, keep=1, dropped=lambda _: None)
+    held = adapters.AdapterCache(model, capacity=1, on_evict=lambda _: None)
     x = torch.ones(3, 1, 2)
     with torch.inference_mode():
         with held.applied(version(tmp_path)) as applied:
@@ -253,7 +253,7 @@ def test_an_adapter_takes_the_format_of_the_model(base: Path, many: list[Adapter
     async def work() -> Completion:
         answer = await lm.generate(request)
         assert lm._decoder is not None
-        [kept] = lm._decoder._adapters._kept.values()
+        [kept] = lm._decoder._adapters._cached.values()
         assert {side.dtype for addition in kept.values() for side in addition} == {torch.bfloat16}
         await lm.aclose()
         return answer
@@ -319,7 +319,7 @@ def test_beginnings_are_used_again_by_their_own_version_only(
         assert record(answer).logprobs == pytest.approx(expected(base, request, answer), abs=LOGPROBS)
     prompts = [record(answer).prompt[:-1] for answer in answers]
     new = [
-        len(p) - max((prefill.common(p, q) for q in prompts[i % 3 : i : 3]), default=0)
+        len(p) - max((prefill.common_prefix(p, q) for q in prompts[i % 3 : i : 3]), default=0)
         for i, p in enumerate(prompts)
     ]
     assert [tokens for tokens in read if tokens] == new
@@ -354,8 +354,8 @@ def test_the_adapter_used_longest_ago_is_dropped_with_its_beginnings(
         for adapter in order:
             answers.append(await lm.generate(ask(SHARED, adapter=adapter)))
             assert lm._decoder is not None
-            read = {of for of, _ in lm._decoder._prefill._kept}
-            held.append((set(lm._decoder._adapters._kept), read))
+            read = {of for of, _ in lm._decoder._prefill._cached}
+            held.append((set(lm._decoder._adapters._cached), read))
         await lm.aclose()
         return answers
 
@@ -392,7 +392,7 @@ def test_all_versions_together_keep_no_more_beginnings_than_one(base: Path, many
         for request in requests:
             await lm.generate(request)
             assert lm._decoder is not None
-            assert 0 < sum(len(tokens) for _, tokens in lm._decoder._prefill._kept) <= 250
+            assert 0 < sum(len(tokens) for _, tokens in lm._decoder._prefill._cached) <= 250
         await lm.aclose()
 
     asyncio.run(work())
@@ -538,7 +538,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut settings": (cut(CONFIG, 0.5), f"a {CONFIG} that cannot be read"),
     "nested settings": (lambda f: (f / CONFIG).write_text("[" * 100_000), f"a {CONFIG} that cannot be read"),
     "binary settings": (lambda f: (f / CONFIG).write_bytes(b"\xff\xfe{"), f"a {CONFIG} that cannot be read"),
-    "a list": (lambda f: (f / CONFIG).write_text("[]"), f"a {CONFIG} that is no mapping"),
+    "a list": (lambda f: (f / CONFIG).write_text("[]"), f"a {CONFIG} that is not a JSON object"),
     "another kind": (edit(peft_type="IA3"), "of the kind 'IA3'"),
     "no kind": (edit(peft_type=None), "of the kind None"),
     "dora": (edit(use_dora=True), "use_dora=True, which is not supported; train without use_dora"),
@@ -558,7 +558,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "pickled weights": (pickled, "read from safetensors only"),
     "cut weights": (cut(WEIGHTS, 0.7), f"a {WEIGHTS} that cannot be read"),
     "empty weights": (cut(WEIGHTS, 0.0), f"a {WEIGHTS} that cannot be read"),
-    "no tensors": (rewrite(dict.clear), "that holds nothing"),
+    "no tensors": (rewrite(dict.clear), "without tensors"),
     "one side": (
         rewrite(lambda t: t.pop(key("B"))),
         "one of two matrices for model.layers.0.self_attn.q_proj",
@@ -591,7 +591,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a layer left out": (
         rewrite(lambda t: [t.pop(key(side)) for side in "AB"]),
-        "has nothing for model.layers.0.self_attn.q_proj, which its target_modules name",
+        "has no matrices for model.layers.0.self_attn.q_proj, which its target_modules name",
     ),
 }
 
@@ -820,4 +820,4 @@ def test_an_adapter_of_another_base_of_the_same_shape_is_refused(
     else:
         for error in (found, again):
             assert isinstance(error, ConfigurationError)
-            assert "was trained on another base model: its log-probabilities are 0.5 nats" in str(error)
+            assert "was trained on another base model: its log-probabilities differ from the adapter's by 0.5 nats" in str(error)

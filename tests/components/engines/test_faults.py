@@ -15,7 +15,7 @@ import compound as cp
 from chaos import server as chaos
 from chaos.server import Bill, Fault, FaultyServer
 from compound.components.engines.litellm import LiteLLMEngine
-from compound.components.engines.remote import largest_answer
+from compound.components.engines.remote import max_answer_bytes
 from compound.components.engines.vllm.engine import VLLMEngine
 from compound.components.llm import LLM
 from compound.engine import Completion, Engine, Message, Request, Usage
@@ -198,7 +198,7 @@ def test_a_price_that_is_no_price_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("fault", "failure", "message"),
     [
-        (Fault.NULL_CONTENT, "empty", "answered without text"),
+        (Fault.NULL_CONTENT, "empty", "returned an answer without text"),
         (Fault.REFUSAL, "refusal", "refused: I cannot help with that."),
         (Fault.TOOL_CALLS, "empty", "called a tool instead of answering; components offer no tools"),
         (Fault.CONTENT_FILTER, "", "."),
@@ -239,7 +239,7 @@ def test_an_answer_that_is_too_large_is_cut_off_and_says_so(fault: Fault, kind: 
         ask(engine(kind, server))
     assert "the answer is longer than" in str(caught.value)
     assert "bytes, the most that max_tokens allows" in str(caught.value)
-    assert largest_answer(request()) < 2_000_000
+    assert max_answer_bytes(request()) < 2_000_000
 
 
 # --- keys and control characters -----------------------------------------------------------------------
@@ -323,7 +323,7 @@ def test_the_time_limit_of_a_try_covers_the_whole_answer(fault: Fault, kind: str
         assert time.monotonic() - started < 15, "a guard: the server would take minutes"
         assert isinstance(trace, Trace)
         assert trace.failure is not None
-        assert "gave no whole answer in 0.4 s" in trace.failure.message
+        assert "did not answer completely within 0.4 s" in trace.failure.message
         assert covers(meter.usage, Bill(*_without_cost(server.billed)))
     assert meter.incidents["lost"] == 1
 

@@ -233,7 +233,7 @@ def test_a_model_that_refuses_a_cache_reads_every_prompt(monkeypatch: pytest.Mon
 
 def decoded(model: Any, prompts: Sequence[tuple[int, ...]]) -> list[Any]:
     """Return the log-probabilities of the token behind each prompt, read as the sampler reads prompts."""
-    reader = Prefill(model, keep=4096)
+    reader = Prefill(model, capacity=4096)
     with torch.inference_mode():
         order, cache, mask = reader.read(prompts)
         mask = torch.nn.functional.pad(mask, (0, 1), value=1)
@@ -243,7 +243,7 @@ def decoded(model: Any, prompts: Sequence[tuple[int, ...]]) -> list[Any]:
     found: list[Any] = [None] * len(prompts)
     for row, i in enumerate(order):
         found[i] = out.logits[row, -1].log_softmax(-1)
-    assert reader.done.cached > 0, "a beginning was shared"
+    assert reader.counts.cached > 0, "a beginning was shared"
     return found
 
 
@@ -251,7 +251,7 @@ def decoded(model: Any, prompts: Sequence[tuple[int, ...]]) -> list[Any]:
 def test_the_sampler_shares_beginnings_longer_than_a_sliding_window(family: str) -> None:
     model, rng = make(*WINDOWED[family]), random.Random(0)
     beginning = tuple(rng.randrange(5, 90) for _ in range(3 * WINDOW))
-    assert len(beginning) > prefill.WORTH
+    assert len(beginning) > prefill.MIN_PREFIX
     prompts = [(*beginning, *(rng.randrange(5, 90) for _ in range(n))) for n in (2, 9, 5, 30)]
     prompts.append(tuple(rng.randrange(5, 90) for _ in range(7)))
     for prompt, found in zip(prompts, decoded(model, prompts), strict=True):

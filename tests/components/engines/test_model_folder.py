@@ -67,7 +67,7 @@ def _served(folder: Path) -> None:
     from compound.components.engines.vllm import link as vllm_link
 
     asyncio.run(
-        vllm_link.start(
+        vllm_link.start_server(
             str(folder),
             command="false",
             arguments=[],
@@ -236,16 +236,16 @@ FOREIGN: dict[str, tuple[Callable[[Path, Path], None], str]] = {
     "pickled weights of a module": (with_pickled_weights_of_a_module, "pickled weights"),
     "a foreign module": (with_a_foreign_module, "not imported"),
     "a foreign activation": (with_a_foreign_activation, "not called"),
-    "downloaded kernels": (with_downloaded_kernels, "would be downloaded"),
-    "another base": (with_another_base, "names its base model"),
-    "pickled weights of another name": (with_weights_of_another_name, "no safetensors file beside it"),
-    "weights that the settings name": (with_weights_that_the_settings_name, "no safetensors file beside it"),
+    "downloaded kernels": (with_downloaded_kernels, "would download code"),
+    "another base": (with_another_base, "is an adapter, not a model"),
+    "pickled weights of another name": (with_weights_of_another_name, "not a safetensors file in the same folder"),
+    "weights that the settings name": (with_weights_that_the_settings_name, "not a safetensors file in the same folder"),
     "arguments of loaders": (with_arguments_of_loaders, "gives weights_only=False"),
-    "downloaded kernels of a module": (with_kernels_of_a_module, "would be downloaded"),
-    "another base of a module": (with_another_base_of_a_module, "names its base model"),
-    "a module elsewhere": (with_a_module_elsewhere, "no folder beside it"),
+    "downloaded kernels of a module": (with_kernels_of_a_module, "would download code"),
+    "another base of a module": (with_another_base_of_a_module, "is an adapter, not a model"),
+    "a module elsewhere": (with_a_module_elsewhere, "not a subfolder of its folder"),
     "a link to a folder": (with_a_link_to_a_folder, "is a link"),
-    "a pipe": (with_a_pipe, "no regular file"),
+    "a pipe": (with_a_pipe, "not a regular file"),
 }
 
 
@@ -261,7 +261,7 @@ def test_python_code_in_a_model_folder_neither_runs_nor_asks(
     assert asked == []
     assert "trust_remote_code" not in str(caught.value)
     if door != "embedder":  # sentence-transformers has other words for it
-        assert "Python code of its own" in str(caught.value)
+        assert "requires custom Python code" in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", FOREIGN)

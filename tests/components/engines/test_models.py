@@ -48,7 +48,7 @@ def test_the_converted_copy_is_taken_before_anything_else(
     package(tmp_path / "site", monkeypatch)
     (cache / "smollm2-0.1.2").mkdir(parents=True)
     assert models.resolve("smollm2") == cache / "smollm2-0.1.2"
-    assert models.available() == (models.Standing("smollm2", "ready", str(cache / "smollm2-0.1.2")),)
+    assert models.available() == (models.ModelStatus("smollm2", "ready", str(cache / "smollm2-0.1.2")),)
 
 
 def test_the_packages_weights_are_found_without_importing_it(
@@ -56,7 +56,7 @@ def test_the_packages_weights_are_found_without_importing_it(
 ) -> None:
     file = package(tmp_path / "site", monkeypatch)
     assert models.find_packaged() == file
-    assert models.available() == (models.Standing("smollm2", "packaged", str(file)),)
+    assert models.available() == (models.ModelStatus("smollm2", "packaged", str(file)),)
 
 
 def test_a_conversion_that_fails_leaves_nothing_behind(
@@ -127,7 +127,7 @@ def test_getting_what_is_there_installs_nothing(cache: Path, monkeypatch: pytest
 
 
 def test_a_folder_without_a_model_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(CompoundError, match="does not hold a causal language model"):
+    with pytest.raises(CompoundError, match="does not contain a causal language model"):
         loading.load(str(tmp_path), "float32")
 
 

@@ -16,8 +16,16 @@ from hypothesis import strategies as st
 import fake_vllm as fake
 from asking import ask, request, until
 from compound.components.engines.prefilled import Prefilled
-from compound.components.engines.probe import APART, NOISE, TOLERANCE, VISIBLE, Probe, judge, read_probe
-from compound.components.engines.vllm.adapters import ALIKE, NOTHING, TOLD
+from compound.components.engines.probe import (
+    APART,
+    NOISE,
+    TOLERANCE,
+    VISIBLE,
+    Probe,
+    check_logprobs,
+    read_probe,
+)
+from compound.components.engines.vllm.adapters import DIFFERS_FROM_OTHERS, INDISTINGUISHABLE, MATCHES_PROBE
 from compound.components.engines.vllm.engine import VLLMEngine
 from compound.engine import Adapter, Completion, Engine, Message, Request, TokenRecord
 from compound.errors import (
@@ -327,7 +335,7 @@ def test_an_adapter_is_loaded_under_its_version_and_sampled_with(server: Any, wr
 
     async def run() -> list[Completion]:
         found = [await lm.generate(sampled(each)) for each in (one, two, one)]
-        assert lm.adapters == {one.sha256: TOLD, two.sha256: TOLD}
+        assert lm.adapters == {one.sha256: MATCHES_PROBE, two.sha256: MATCHES_PROBE}
         await lm.aclose()
         return found
 
@@ -375,14 +383,14 @@ def test_an_adapter_that_is_no_plain_lora_never_reaches_the_server(server: Any, 
 def test_a_server_that_goes_on_with_the_base_is_caught(server: Any, write: Write) -> None:
     server.stale = "base"
     said = refused(server, write(0.5))
-    assert "those of what the adapter replaces" in said
+    assert "those of the weights that the adapter replaces" in said
     assert "restart the server" in said
 
 
 def test_a_server_that_goes_on_with_the_adapter_before_is_caught(server: Any, write: Write) -> None:
     server.stale = "first"
     old = write(0.5)
-    assert "those of what the adapter replaces" in refused(server, write(0.9, before=0.5), old)
+    assert "those of the weights that the adapter replaces" in refused(server, write(0.9, before=0.5), old)
 
 
 def test_a_step_too_small_to_tell_apart_by_size_is_told_by_its_numbers(server: Any, write: Write) -> None:
@@ -398,15 +406,15 @@ def test_a_step_too_small_to_tell_apart_by_size_is_told_by_its_numbers(server: A
         await lm.aclose()
         return found
 
-    assert asyncio.run(run()) == {old.sha256: TOLD, new.sha256: ALIKE}
+    assert asyncio.run(run()) == {old.sha256: MATCHES_PROBE, new.sha256: DIFFERS_FROM_OTHERS}
     server.restart()
     server.stale = "first"
-    assert f"number for number, those of {old.sha256[:16]}" in refused(server, new, old)
+    assert f"identical to those of {old.sha256[:16]}" in refused(server, new, old)
 
 
 def test_a_small_first_step_is_compared_with_the_base(server: Any, write: Write) -> None:
     server.stale = "base"
-    assert "number for number, those of tiny" in refused(server, write(0.002))
+    assert "identical to those of tiny" in refused(server, write(0.002))
 
 
 def test_a_server_that_serves_neither_is_caught(server: Any, write: Write) -> None:
@@ -435,7 +443,7 @@ def test_an_adapter_that_changes_nothing_cannot_be_told_apart(server: Any, write
         await lm.aclose()
         return found
 
-    assert asyncio.run(run()) == [NOTHING] * 4
+    assert asyncio.run(run()) == [INDISTINGUISHABLE] * 4
 
 
 def test_an_adapter_without_a_probe_must_change_the_bases_numbers(server: Any, write: Write) -> None:
@@ -448,10 +456,10 @@ def test_an_adapter_without_a_probe_must_change_the_bases_numbers(server: Any, w
         await lm.aclose()
         return found
 
-    assert asyncio.run(run()) == {adapter.sha256: ALIKE}
+    assert asyncio.run(run()) == {adapter.sha256: DIFFERS_FROM_OTHERS}
     server.restart()
     server.stale = "base"
-    assert "number for number, those of tiny" in refused(server, adapter)
+    assert "identical to those of tiny" in refused(server, adapter)
 
 
 def test_the_same_weights_in_another_folder_are_no_sign_of_a_stale_server(server: Any, write: Write) -> None:
@@ -587,21 +595,21 @@ def test_a_file_that_is_no_probe_is_refused(write: Write, changes: dict[str, Any
 
 def test_the_rules_by_hand() -> None:
     far = Probe((1, 2, 3), (-1.0, -2.0), (-1.0, -1.0))  # 1.0 apart, 0.8 needed
-    assert far.apart
-    assert judge(far, (-1.0, -1.51))
+    assert far.distinguishable
+    assert check_logprobs(far, (-1.0, -1.51))
     with pytest.raises(AdapterNotServed, match="replaces"):
-        judge(far, (-1.0, -1.49))
+        check_logprobs(far, (-1.0, -1.49))
     with pytest.raises(AdapterNotServed, match="replaces"):
-        judge(far, (-1.0, -1.5))  # as near to one as to the other
+        check_logprobs(far, (-1.0, -1.5))  # as near to one as to the other
     with pytest.raises(AdapterNotServed, match=r"0\.35 nats per token"):
-        judge(far, (-0.3, -2.0))
+        check_logprobs(far, (-0.3, -2.0))
     near = Probe((1, 2, 3), (-1.0, -2.0), (-1.0, -1.3))
-    assert not near.apart
-    assert near.visible
-    assert not judge(near, (-1.0, -1.5))  # nearer to before, but that is noise
+    assert not near.distinguishable
+    assert near.differs
+    assert not check_logprobs(near, (-1.0, -1.5))  # nearer to before, but that is noise
     with pytest.raises(AdapterNotServed):
-        judge(near, (math.nan, -2.0))
-    assert not Probe((1, 2), (-1.0,), (-1.00009,)).visible
+        check_logprobs(near, (math.nan, -2.0))
+    assert not Probe((1, 2), (-1.0,), (-1.00009,)).differs
 
 
 logprobs = st.lists(st.tuples(st.floats(-20, 0), st.floats(-20, 0)), min_size=1, max_size=60)
@@ -613,10 +621,10 @@ def test_what_is_served_as_written_passes_and_what_was_before_does_not(
 ) -> None:
     after, before = zip(*pairs, strict=True)
     probe = Probe(tuple(range(len(pairs) + 1)), after, before)
-    assert judge(probe, after) == probe.apart
-    if probe.apart:
+    assert check_logprobs(probe, after) == probe.distinguishable
+    if probe.distinguishable:
         with pytest.raises(AdapterNotServed):
-            judge(probe, before)
+            check_logprobs(probe, before)
 
 
 @given(logprobs, st.floats(0, 1))
@@ -625,12 +633,12 @@ def test_a_shift_passes_up_to_half_the_way(pairs: list[tuple[float, float]], sha
     after, before = zip(*pairs, strict=True)
     probe = Probe(tuple(range(len(pairs) + 1)), after, before)
     length = math.dist(after, before)
-    if not probe.apart:
+    if not probe.distinguishable:
         return
     step = 0.49 * share * APART * NOISE / length
     moved = tuple(a + step * (b - a) for a, b in pairs)
     if sum(abs(x - a) for x, a in zip(moved, after, strict=True)) / len(after) <= TOLERANCE:
-        assert judge(probe, moved)
+        assert check_logprobs(probe, moved)
 
 
 # -- in files ------------------------------------------------------------------------------------------

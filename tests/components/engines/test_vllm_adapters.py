@@ -448,7 +448,7 @@ def test_servers_that_take_turns_are_all_checked_before_the_first_sample(
     with pytest.raises(AdapterNotServed, match="several behind one") as caught:
         sample(server, write(bias))
     assert server.sent("chat/completions") == []
-    assert ("number for number, those of tiny" if kind == "base" else "does not exist") in str(caught.value)
+    assert ("identical to those of tiny" if kind == "base" else "does not exist") in str(caught.value)
 
 
 def test_a_server_that_answers_with_the_base_later_and_says_so_ends_the_run(
@@ -531,7 +531,7 @@ def test_a_server_of_our_own_is_checked_once_unless_it_runs_as_several_processes
     monkeypatch.setattr(vllm_link, "_ready", ready)
 
     async def checks(*arguments: str) -> int:
-        link = await vllm_link.start(
+        link = await vllm_link.start_server(
             "m", command=None, arguments=arguments, connections=1, adapters=1, seconds=1.0, start_seconds=1.0
         )
         await link.close()
