@@ -555,7 +555,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "no alpha": (edit(lora_alpha=None), "lora_alpha=None, which must be a positive number"),
     "an alpha that is none": (edit(lora_alpha=float("nan")), "lora_alpha=nan, which must be"),
     "no weights": (lambda f: (f / WEIGHTS).unlink(), f"has no {WEIGHTS}"),
-    "pickled weights": (pickled, "read from safetensors only"),
+    "pickled weights": (pickled, "only safetensors files are read"),
     "cut weights": (cut(WEIGHTS, 0.7), f"a {WEIGHTS} that cannot be read"),
     "empty weights": (cut(WEIGHTS, 0.0), f"a {WEIGHTS} that cannot be read"),
     "no tensors": (rewrite(dict.clear), "without tensors"),
@@ -565,22 +565,22 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a whole layer": (
         rewrite(lambda t: t.update({"base_model.model.lm_head.weight": torch.ones(2)})),
-        "holds base_model.model.lm_head.weight, which is no part",
+        "holds base_model.model.lm_head.weight, which is not a LoRA matrix",
     ),
     "a magnitude": (
         rewrite(lambda t: t.update({key().replace("A.weight", "magnitude_vector"): torch.ones(2)})),
-        "lora_magnitude_vector, which is no part",
+        "lora_magnitude_vector, which is not a LoRA matrix",
     ),
     "no number": (
         rewrite(lambda t: t[key("B")].fill_(float("inf"))),
-        "not finite, for model.layers.0.self_attn.q_proj",
+        "non-finite numbers for model.layers.0.self_attn.q_proj",
     ),
     "another width": (
         rewrite(lambda t: t.update({key(): torch.ones(4, 48)})),
-        r"shapes \(4, 48\) and \(32, 4\) for model.layers.0.self_attn.q_proj, where rank 4 and the model want "
+        r"shapes \(4, 48\) and \(32, 4\) for model.layers.0.self_attn.q_proj, but rank 4 and the model require "
         r"\(4, 32\) and \(32, 4\); it was trained on another base",
     ),
-    "another rank": (edit(r=3), r"where rank 3 and the model want \(3, 32\)"),
+    "another rank": (edit(r=3), r"but rank 3 and the model require \(3, 32\)"),
     "a layer that is not there": (
         rewrite(lambda t: t.update({key("A", "model.layers.7.mlp.up_proj"): torch.ones(4, 32)})),
         "adapts model.layers.7.mlp.up_proj: the model has no such linear layer; it was trained on another base",
@@ -628,7 +628,9 @@ def test_an_adapter_of_a_base_with_fewer_or_more_layers_does_not_pass(
 ) -> None:
     assert len(read_adapter(own, shapes)) == 12
     more = {name.replace("layers.0", "layers.3"): shape for name, shape in shapes.items()}
-    with pytest.raises(ConfigurationError, match=r"nothing for model.layers.3.self_attn.k_proj and 3 more"):
+    with pytest.raises(
+        ConfigurationError, match=r"no matrices for model.layers.3.self_attn.k_proj and 3 more"
+    ):
         read_adapter(own, shapes | more)
     fewer = {name: shape for name, shape in shapes.items() if "layers.2" not in name}
     with pytest.raises(ConfigurationError, match=r"adapts model.layers.2.self_attn.k_proj and 3 more"):
@@ -820,4 +822,7 @@ def test_an_adapter_of_another_base_of_the_same_shape_is_refused(
     else:
         for error in (found, again):
             assert isinstance(error, ConfigurationError)
-            assert "was trained on another base model: its log-probabilities differ from the adapter's by 0.5 nats" in str(error)
+            assert (
+                "was trained on another base model: its log-probabilities differ from the adapter's by 0.5 nats"
+                in str(error)
+            )

@@ -238,7 +238,7 @@ def test_an_answer_that_is_too_large_is_cut_off_and_says_so(fault: Fault, kind: 
     with FaultyServer(1.0, [fault]) as server, pytest.raises(TransientError) as caught:
         ask(engine(kind, server))
     assert "the answer is longer than" in str(caught.value)
-    assert "bytes, the most that max_tokens allows" in str(caught.value)
+    assert "bytes, the maximum that max_tokens allows" in str(caught.value)
     assert max_answer_bytes(request()) < 2_000_000
 
 

@@ -275,7 +275,7 @@ def test_rows_that_ended_leave_the_batch(folder: Path, monkeypatch: pytest.Monke
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple), min_size=1, max_size=9))
 def test_groups_hold_every_prompt_once_and_share_what_they_say(prompts: list[tuple[int, ...]]) -> None:
-    groups = prefill.share(prompts, worth=2)
+    groups = prefill.group_by_prefix(prompts, min_length=2)
     assert sorted(itertools.chain.from_iterable(rows for _, rows in groups)) == list(range(len(prompts)))
     for length, rows in groups:
         assert len({prompts[i][:length] for i in rows}) == 1
@@ -292,7 +292,7 @@ def test_a_shared_beginning_is_read_once_and_changes_nothing(
     answers = run(lm, *requests)
     prompts = sum(answer.usage.prompt_tokens for answer in answers)
     assert sum(rows * tokens for rows, tokens, _ in passes if tokens > 1) < 0.6 * prompts
-    monkeypatch.setattr(prefill, "share", lambda prompts: [(0, [i]) for i in range(len(prompts))])
+    monkeypatch.setattr(prefill, "group_by_prefix", lambda prompts: [(0, [i]) for i in range(len(prompts))])
     for answer, alone in zip(answers, run(engine(folder), *requests), strict=True):
         assert sampled(answer) == sampled(alone)
         assert logprobs(answer) == pytest.approx(logprobs(alone), abs=LOGPROBS)
@@ -343,7 +343,8 @@ def test_one_call_after_the_other_reads_only_what_is_new(
     assert [list(sampled(answer)) for answer in answers] == [oracle.greedy(request) for request in requests]
     prompts = [oracle.prompt(request)[:-1] for request in requests]
     new = [
-        len(p) - max((prefill.common(p, q) for q in prompts[:i]), default=0) for i, p in enumerate(prompts)
+        len(p) - max((prefill.common_prefix(p, q) for q in prompts[:i]), default=0)
+        for i, p in enumerate(prompts)
     ]
     assert new[0] > 2 * max(new[1:])
     assert [tokens for _, tokens, _ in passes if tokens > 1] == new
@@ -353,12 +354,12 @@ def test_one_call_after_the_other_reads_only_what_is_new(
 
 def test_kept_beginnings_are_forgotten_when_they_are_too_many(folder: Path) -> None:
     model, _ = loading.load(str(folder), "float32")
-    reader = prefill.Prefill(model, keep=100)
+    reader = prefill.Prefill(model, capacity=100)
     with torch.inference_mode():
         for first in range(10):
             reader.read([(first, *range(50))])
-    assert sorted(len(kept) for _, kept in reader._kept) == [50, 50]
-    assert [kept[0] for _, kept in reader._kept] == [8, 9]
+    assert sorted(len(kept) for _, kept in reader._cached) == [50, 50]
+    assert [kept[0] for _, kept in reader._cached] == [8, 9]
 
 
 def test_packed_layers_compute_what_the_layers_did(folder: Path) -> None:
@@ -727,7 +728,7 @@ def test_the_real_model_answers_the_same_with_a_shared_beginning(
     torch.set_num_threads(2)
     requests = [ask("Answer in a few words, as in a quiz. " * 6 + text, max_tokens=12) for text in QUESTIONS]
     shared = run(TransformersEngine(smollm2, dtype="float32"), *requests)
-    monkeypatch.setattr(prefill, "share", lambda prompts: [(0, [i]) for i in range(len(prompts))])
+    monkeypatch.setattr(prefill, "group_by_prefix", lambda prompts: [(0, [i]) for i in range(len(prompts))])
     for one, other in zip(shared, run(TransformersEngine(smollm2, dtype="float32"), *requests), strict=True):
         assert sampled(one) == sampled(other)
         assert logprobs(one) == pytest.approx(logprobs(other), abs=REAL)

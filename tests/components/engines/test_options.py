@@ -39,7 +39,9 @@ def problems(engine: str) -> str:
 @pytest.mark.parametrize("name", BYPASSES)
 @pytest.mark.parametrize("make", [LiteLLMEngine, VLLMEngine])
 def test_what_would_bypass_the_budget_or_the_users_consent_is_refused(make: Any, name: str) -> None:
-    with pytest.raises(DeclarationError, match=f"extra must not set '{name}'.*only sampling and reasoning options"):
+    with pytest.raises(
+        DeclarationError, match=f"extra must not set '{name}'.*only sampling and reasoning options"
+    ):
         make("openai/m", extra={name: 1})
     kind = "litellm" if make is LiteLLMEngine else "vllm"
     assert "unknown key" in problems(f'{{{kind}: {{model: openai/m, extra: {{"{name}": 1}}}}}}')

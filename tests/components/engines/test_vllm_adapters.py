@@ -445,7 +445,7 @@ def test_servers_that_take_turns_are_all_checked_before_the_first_sample(
     balanced: Any, write: Write, kind: str, bias: float, turns: Sequence[int]
 ) -> None:
     server = balanced(["", kind], turns)
-    with pytest.raises(AdapterNotServed, match="several behind one") as caught:
+    with pytest.raises(AdapterNotServed, match="several servers behind one address") as caught:
         sample(server, write(bias))
     assert server.sent("chat/completions") == []
     assert ("identical to those of tiny" if kind == "base" else "does not exist") in str(caught.value)
@@ -455,7 +455,7 @@ def test_a_server_that_answers_with_the_base_later_and_says_so_ends_the_run(
     balanced: Any, write: Write
 ) -> None:
     server = balanced(["", "says"], [0] * CHECKS + [0, 0, 1])
-    with pytest.raises(AdapterNotServed, match="answered with 'tiny' where the adapter"):
+    with pytest.raises(AdapterNotServed, match="answered with the model 'tiny', but the adapter"):
         sample(server, write(0.5), 3)
     assert len(server.sent("chat/completions")) == 3
 

@@ -270,7 +270,10 @@ def test_closing_an_engine_ends_a_server_that_is_still_starting(
 
 
 def test_a_missing_command_says_how_to_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CompoundError, match="no command 'no-such-vllm'.*COMPOUND_VLLM=ENVIRONMENT/bin/vllm"):
+    with pytest.raises(
+        CompoundError,
+        match="the command 'no-such-vllm' to start vLLM does not exist.*COMPOUND_VLLM=ENVIRONMENT/bin/vllm",
+    ):
         ask(VLLMEngine("m", command="no-such-vllm"))
 
 
