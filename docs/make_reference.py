@@ -1,4 +1,4 @@
-"""Write docs/reference.md from the docstrings of the public names: ``make docs``."""
+"""Generate docs/reference.md from the docstrings of the public names; run by ``make docs``."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def main() -> None:
 
 
 def page() -> str:
-    """Return the whole page."""
-    parts = ["# Reference", "Made from the docstrings by `make docs`. `import compound as cp`."]
+    """Return the text of the page."""
+    parts = ["# Reference", "Generated from the docstrings by `make docs`. `import compound as cp`."]
     for title, names in GROUPS.items():
         parts.append(f"## {title}")
         parts += [_entry(name) for name in names.split()]
@@ -81,12 +81,12 @@ def _methods(value: type) -> Iterator[str]:
 
 def _shorter(signature: str) -> str:
     signature = re.sub(r"<(?:class|function) '?([\w.]+)'?(?: at \w+)?>", r"\1", signature)
-    signature = re.sub(r" = <.*? at \w+>", " = …", signature)  # the address of an object changes by process
+    signature = re.sub(r" = <.*? at \w+>", " = …", signature)  # an object's address differs in each process
     return re.sub(r"'|compound\.(?:\w+\.)+|collections\.abc\.|\b(?:base|space)\.(?=[A-Z])", "", signature)
 
 
 def _fenced(doc: str) -> str:
-    """Put doctest blocks between fences, and Google section heads in bold."""
+    """Enclose doctest blocks in fences, and make Google section headings bold."""
     lines: list[str] = []
     inside = False
     for line in doc.splitlines():
@@ -114,7 +114,7 @@ def _settings(model: type[BaseModel], places: Sequence[str] = ()) -> str:
 
 
 def _rows(model: type[BaseModel]) -> list[str]:
-    rows = ["| key | default | what |", "| --- | --- | --- |"]
+    rows = ["| key | default | description |", "| --- | --- | --- |"]
     for name, field in model.model_fields.items():
         default = field.get_default(call_default_factory=True)
         shown = "see below" if hasattr(default, "model_dump") else f"`{default!r}`"
