@@ -70,7 +70,7 @@ def test_the_methods_of_the_benchmark_exist() -> None:
         assert search(world("join", 0, options=4), given).working
 
 
-def test_the_committed_figures_are_of_the_parts_there_are() -> None:
+def test_the_committed_results_contain_every_part() -> None:
     found = json.loads(Path(local_rewards.OUTPUT).read_text(encoding="utf-8"))
     assert found.keys() == local_rewards.PARTS.keys()
     for name, part in local_rewards.PARTS.items():

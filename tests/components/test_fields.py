@@ -100,12 +100,12 @@ def test_texts_of_several_lines_start_on_their_own_line_and_absent_inputs_are_no
         (Person, 'The answer must be JSON: {"name": str, "age": int}'),
     ],
 )
-def test_the_type_of_a_single_output_is_told_in_plain_words(kind: Any, note: str) -> None:
+def test_the_type_of_a_single_output_is_described_in_plain_words(kind: Any, note: str) -> None:
     assert render("Judge.", [], {"q": "x"}, ports(output=kind), "text") == f"Judge.\n\n{note}\n\nQ: x"
 
 
 @pytest.mark.parametrize("kind", [str, Any, str | None])
-def test_nothing_is_told_of_a_single_text(kind: Any) -> None:
+def test_a_single_text_has_no_type_note(kind: Any) -> None:
     assert render("Judge.", [], {"q": "x"}, ports(output=kind), "text") == "Judge.\n\nQ: x"
 
 
@@ -211,7 +211,7 @@ def test_a_text_without_json_misses_every_field(text: str) -> None:
     assert error.value.outputs == {}
 
 
-def test_half_a_character_written_as_json_becomes_something_a_file_can_hold() -> None:
+def test_lone_surrogates_in_json_are_replaced() -> None:
     kinds = ports(answer=str, tags=list[str], counts=dict[str, int])
     text = r'{"answer": "a\ud800b", "tags": ["\udfff"], "counts": {"\ud800": 1}}'
     assert parse(text, kinds, "json") == {"answer": "a?b", "tags": ["?"], "counts": {"?": 1}}
@@ -296,7 +296,7 @@ def test_any_text_is_parsed_or_is_a_parse_error(text: str, layout: Layout) -> No
         ("anything", Any, "anything"),
     ],
 )
-def test_a_models_word_becomes_a_typed_value(raw: Any, kind: Any, value: Any) -> None:
+def test_text_is_converted_to_a_typed_value(raw: Any, kind: Any, value: Any) -> None:
     got = read(raw, kind)
     assert got == value
     assert type(got) is type(value)
@@ -327,7 +327,7 @@ def test_a_models_word_becomes_a_typed_value(raw: Any, kind: Any, value: Any) ->
         (None, str),
     ],
 )
-def test_a_word_that_is_no_value_is_refused(raw: Any, kind: Any) -> None:
+def test_text_without_a_valid_value_is_refused(raw: Any, kind: Any) -> None:
     with pytest.raises(ValueError, match="."):
         read(raw, kind)
 
@@ -338,9 +338,7 @@ def json_that_is_costly_to_look_for() -> list[str]:
 
 
 @pytest.mark.parametrize("text", json_that_is_costly_to_look_for(), ids=range(4))
-def test_looking_for_json_takes_steps_in_proportion_to_the_text(
-    text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_search_for_json_is_linear_in_the_text(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One answer of a server must not stop the process."""
     steps = 0
     decode = json.JSONDecoder.raw_decode

@@ -172,7 +172,7 @@ def test_the_digest_follows_the_corpus_and_the_settings(tmp_path: Path) -> None:
     assert PassageIndex().digest != PassageIndex(b=0.1).digest != PassageIndex("a/b").digest
 
 
-def test_a_model_folder_is_known_by_what_it_holds(tmp_path: Path, corpus: Path) -> None:
+def test_a_model_folder_is_identified_by_its_contents(tmp_path: Path, corpus: Path) -> None:
     weights = tmp_path / "model" / "weights"
     weights.parent.mkdir()
     digests = set()
@@ -226,7 +226,7 @@ def test_threads_that_open_at_once_share_one_index(corpus: Path, monkeypatch: py
     assert len({id(index) for index in opened}) == 1
 
 
-def test_another_process_that_was_faster_is_no_error(cache: Path) -> None:
+def test_a_faster_build_in_another_process_is_used(cache: Path) -> None:
     def overtaken(folder: Path) -> None:
         (folder / "mine").write_text("")
         (cache / "digest").mkdir()
@@ -286,7 +286,7 @@ def test_dense_queries_are_embedded_together_and_the_corpus_once(corpus: Path, s
     assert spelled == [len(CORPUS), 3, 3]
 
 
-def test_ranking_keeps_every_passage_and_puts_strangers_last_in_their_order() -> None:
+def test_ranking_keeps_every_passage_and_puts_those_without_common_words_last() -> None:
     passages: list[Any] = [
         "Dogs bark.",
         {"id": "k", "title": "Pets", "text": "A cat."},

@@ -52,6 +52,6 @@ def test_the_version_and_the_prompt_of_a_text_output_are_those_of_earlier_versio
     assert several.version == "llm:" + digest([2, {"x": "str", "n": "int"}, "fields", (), "", False])
 
 
-def test_the_version_of_a_typed_output_changes_with_what_the_model_is_told() -> None:
+def test_the_version_of_a_typed_output_changes_with_its_type_note() -> None:
     assert cp.LLM("a", output=int).version != "llm:" + digest([2, {"output": "int"}, "text", (), "", False])
     assert cp.LLM("a", output=int).version != cp.LLM("a", output=int | None).version

@@ -314,7 +314,7 @@ def test_the_kits_of_the_guide_pass(tmp_path: Path) -> None:
         assert f"PASSED test_mine.py::{name}::test_" in ran.stdout
 
 
-def test_every_setting_that_is_said_to_stand_below_does() -> None:
+def test_settings_documented_as_below_are_documented() -> None:
     page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     tables = re.findall(r"^\*\*\w+\*\* \((.*?)\):", page, flags=re.MULTILINE)
     places = {place for table in tables for place in re.findall(r"`[\w.]*?(\w+)`", table)}

@@ -263,7 +263,7 @@ def test_an_adapter_takes_the_format_of_the_model(base: Path, many: list[Adapter
     assert found == pytest.approx(wanted, abs=rounding(5.0, dtype="bfloat16"))
 
 
-def test_the_record_says_which_version_sampled(base: Path, many: list[Adapter]) -> None:
+def test_the_record_names_the_adapter_version(base: Path, many: list[Adapter]) -> None:
     answers = run(engine(base), ask(adapter=many[0]), ask(), ask(adapter=many[1], want_tokens=False))
     assert [record(answer).adapter for answer in answers[:2]] == [many[0].sha256, ""]
     assert answers[2].tokens is None
@@ -301,7 +301,7 @@ def test_versions_called_together_give_what_each_gives_alone(
     assert seen == [(None, 6), (many[0], 6), (many[1], 6)]
 
 
-def test_beginnings_are_used_again_by_their_own_version_only(
+def test_prefixes_are_reused_by_their_own_version_only(
     base: Path, many: list[Adapter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     each = [None, many[0], many[1]]
@@ -326,7 +326,7 @@ def test_beginnings_are_used_again_by_their_own_version_only(
     assert min(new[:3]) > 2 * max(new[3:])
 
 
-def test_beginnings_that_a_batch_shares_are_its_versions_own(base: Path, many: list[Adapter]) -> None:
+def test_prefixes_shared_in_a_batch_belong_to_its_version(base: Path, many: list[Adapter]) -> None:
     lm = engine(base)
     bursts = [[ask(SHARED + line, adapter=adapter) for line in LINES] for adapter in (None, *many)] * 2
 
@@ -341,7 +341,7 @@ def test_beginnings_that_a_batch_shares_are_its_versions_own(base: Path, many: l
         assert record(answer).logprobs == pytest.approx(expected(base, request, answer), abs=LOGPROBS)
 
 
-def test_the_adapter_used_longest_ago_is_dropped_with_its_beginnings(
+def test_the_least_recently_used_adapter_is_evicted_with_its_prefixes(
     base: Path, many: list[Adapter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = readings(monkeypatch)
@@ -384,7 +384,7 @@ def test_the_adapter_used_longest_ago_is_dropped_with_its_beginnings(
     assert answers[0] == answers[3] == answers[5]
 
 
-def test_all_versions_together_keep_no_more_beginnings_than_one(base: Path, many: list[Adapter]) -> None:
+def test_the_prefix_cache_limit_covers_all_versions(base: Path, many: list[Adapter]) -> None:
     lm = engine(base, max_wait_ms=1.0, max_batch_tokens=1000)  # a quarter of them may be kept
     requests = [ask(SHARED + line, adapter=adapter) for adapter in (None, *many) for line in LINES]
 
@@ -398,7 +398,7 @@ def test_all_versions_together_keep_no_more_beginnings_than_one(base: Path, many
     asyncio.run(work())
 
 
-def test_the_oldest_call_comes_first_and_brings_those_that_want_its_adapter(
+def test_the_oldest_call_runs_first_with_calls_of_the_same_adapter(
     base: Path, many: list[Adapter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = batches(monkeypatch)
@@ -411,7 +411,7 @@ def test_the_oldest_call_comes_first_and_brings_those_that_want_its_adapter(
     assert seen == [(a, 2), (b, 2), (None, 2), (a, 2), (a, 1), (c, 1)]
 
 
-def test_a_lone_version_is_answered_while_calls_for_another_keep_coming(
+def test_calls_of_a_rare_adapter_are_not_starved(
     base: Path, many: list[Adapter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = batches(monkeypatch)
@@ -440,7 +440,7 @@ def test_a_lone_version_is_answered_while_calls_for_another_keep_coming(
     assert behind <= 6, "it waited for at most the five calls before it"
 
 
-def test_going_from_one_adapter_to_another_leaves_the_base_where_it_is(
+def test_switching_adapters_does_not_copy_the_base(
     base: Path, many: list[Adapter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lm = engine(base, max_wait_ms=1.0)
@@ -461,7 +461,7 @@ def test_going_from_one_adapter_to_another_leaves_the_base_where_it_is(
     assert before == after
 
 
-def test_a_batch_that_fails_takes_its_adapter_off(
+def test_a_failed_batch_removes_its_adapter(
     base: Path, many: list[Adapter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [plain] = run(engine(base), ask())
@@ -478,9 +478,7 @@ def test_a_batch_that_fails_takes_its_adapter_off(
     assert after == plain
 
 
-def test_deterministic_answers_are_the_same_bits_whatever_the_companions(
-    base: Path, many: list[Adapter]
-) -> None:
+def test_deterministic_answers_are_bit_identical_in_any_batch(base: Path, many: list[Adapter]) -> None:
     requests = mixed(many, 20)
     lm = engine(base, deterministic=True, max_wait_ms=20.0)
     bits = dict(zip(requests, run(lm, *requests), strict=True))
@@ -607,7 +605,7 @@ def test_an_adapter_that_cannot_be_used_is_refused_and_the_error_says_why(
     assert str(own) in str(error.value)
 
 
-def test_adapters_that_cannot_be_used_fail_the_calls_that_want_them(
+def test_adapters_that_cannot_be_used_fail_only_their_calls(
     base: Path, many: list[Adapter], tmp_path: Path
 ) -> None:
     bad = []
@@ -675,7 +673,7 @@ def test_kinds_that_peft_makes_and_the_sampler_does_not_know_are_refused(
 
 
 @given(st.sampled_from([CONFIG, WEIGHTS]), st.floats(0, 1), st.binary(max_size=8), st.booleans())
-def test_any_damage_gives_an_adapter_or_an_error_of_ours(
+def test_any_damage_gives_an_adapter_or_a_compound_error(
     shapes: dict[str, tuple[int, int]], many: list[Adapter], name: str, at: float, put: bytes, cut_off: bool
 ) -> None:
     with tempfile.TemporaryDirectory() as temporary:
@@ -725,7 +723,7 @@ def test_a_version_in_memory_stays_what_it_was_when_its_folder_changes(
         run(lm, request)
 
 
-def test_a_version_is_the_same_wherever_its_folder_lies(
+def test_a_version_does_not_depend_on_the_path_of_its_folder(
     base: Path, many: list[Adapter], own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = readings(monkeypatch)

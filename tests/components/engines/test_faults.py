@@ -122,7 +122,7 @@ def _without_cost(bill: Bill) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("kind", ["litellm", "vllm"])
-def test_a_request_that_nobody_received_costs_nothing(kind: str) -> None:
+def test_an_unsent_request_costs_nothing(kind: str) -> None:
     with FaultyServer() as gone:
         pass
     meter = Meter()
@@ -185,7 +185,7 @@ def test_usage_that_a_server_leaves_out_counts_with_the_worst_case(kind: str) ->
         assert ask(lm).usage == lm.worst_case(request())
 
 
-def test_a_price_that_is_no_price_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_price_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for price in [(-1.0, 1.0), (1.0, float("nan")), (float("inf"), 0.0), (1.0,), "free"]:
         with pytest.raises(CompoundError, match="price"):
             LiteLLMEngine("openai/m", price=price)  # type: ignore[arg-type]
@@ -295,9 +295,7 @@ def optimized(server: FaultyServer, folder: Path, **settings: Any) -> cp.Result:
 
 
 @pytest.mark.parametrize("fault", [Fault.SURROGATE, Fault.CONTROL, Fault.KEY_IN_ANSWER])
-def test_a_run_survives_answers_that_no_file_and_no_terminal_should_hold(
-    fault: Fault, tmp_path: Path
-) -> None:
+def test_a_run_survives_control_characters_and_surrogates_in_answers(fault: Fault, tmp_path: Path) -> None:
     with FaultyServer(0.5, [fault], seed=1) as server:
         result = optimized(server, tmp_path)
     assert result.before.failed == 0

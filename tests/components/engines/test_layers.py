@@ -177,7 +177,7 @@ def test_models_with_other_layers_read_every_prompt(family: str) -> None:
     assert why_unshared(model, tokenizer) == f"the model has layers of {', '.join(kinds)}"
 
 
-def test_a_model_that_computes_otherwise_behind_a_cache_reads_every_prompt(
+def test_a_model_with_other_results_from_a_cache_reads_every_prompt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever its configuration says: it is tried once, before training."""
@@ -248,7 +248,7 @@ def decoded(model: Any, prompts: Sequence[tuple[int, ...]]) -> list[Any]:
 
 
 @pytest.mark.parametrize("family", WINDOWED)
-def test_the_sampler_shares_beginnings_longer_than_a_sliding_window(family: str) -> None:
+def test_the_sampler_shares_prefixes_longer_than_a_sliding_window(family: str) -> None:
     model, rng = make(*WINDOWED[family]), random.Random(0)
     beginning = tuple(rng.randrange(5, 90) for _ in range(3 * WINDOW))
     assert len(beginning) > prefill.MIN_PREFIX

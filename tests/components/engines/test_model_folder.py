@@ -272,7 +272,7 @@ def test_python_code_in_a_model_folder_neither_runs_nor_asks(
 
 @pytest.mark.parametrize("kind", FOREIGN)
 @pytest.mark.parametrize("door", DOORS)
-def test_what_would_lead_to_code_is_refused_at_every_door(
+def test_folders_that_could_run_code_are_refused_by_every_loader(
     folder: Path, canary: Path, asked: list[str], door: str, kind: str
 ) -> None:
     make, said = FOREIGN[kind]

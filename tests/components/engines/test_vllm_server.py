@@ -124,7 +124,7 @@ def test_a_server_is_started_with_the_rank_that_the_system_needs(
     assert len(started(told)) == 1
 
 
-def test_a_closed_engine_starts_afresh(told: Path) -> None:
+def test_a_closed_engine_can_be_used_again(told: Path) -> None:
     lm = VLLMEngine("m", restarts=0)
     ask(lm)
     ask(lm)
@@ -287,7 +287,7 @@ def test_a_foreign_server_on_the_port_is_not_mistaken_for_ours(
     foreign.stop()
 
 
-def test_logs_of_long_ago_are_removed(told: Path) -> None:
+def test_old_logs_are_deleted(told: Path) -> None:
     folder = told.parent / "cache" / "vllm"
     folder.mkdir(parents=True)
     for i in range(30):
@@ -309,7 +309,7 @@ print("ready", flush=True)
 
 
 @pytest.mark.parametrize("way", ["kill -9", "exit"])
-def test_a4_a_server_does_not_outlive_us(told: Path, way: str) -> None:
+def test_a4_a_server_does_not_outlive_its_process(told: Path, way: str) -> None:
     then = "time.sleep(60)" if way == "kill -9" else ""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     command = [sys.executable, "-W", "ignore", "-c", PARENT.format(then=then)]
