@@ -1,4 +1,4 @@
-"""Mujica over texts and graphs: its files, what planner and worker may write, and whole runs."""
+"""Mujica over texts and graphs: its files, parsing of planner and worker outputs, and whole runs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def graph() -> Program:
 
 
 def last(message: str) -> str:
-    """Return what a message shows after its worked examples."""
+    """Return the part of a message after its demonstrations."""
     return message.rsplit("\n\n", maxsplit=1)[-1]
 
 

@@ -1,4 +1,4 @@
-"""PAPILLON: its file, what counts as a leak, the judge, and whole runs with scripted models."""
+"""PAPILLON: its file, the detection of leaks, the judge, and whole runs with scripted models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def program() -> Program:
 
 
 def replies(message: str) -> str:
-    """Craft a clean request, answer it, and put the name back."""
+    """Craft a request without private information, answer it, and restore the name."""
     if message.startswith("Write a request"):
         return "Write a short thank-you note."
     if message.startswith("Answer the user's query"):

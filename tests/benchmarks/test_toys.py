@@ -1,4 +1,4 @@
-"""The toy tasks: what can be reached, what chance gives, and that the toy model can read and say it all."""
+"""The toy tasks: their optimum, their chance level, and the vocabulary of the toy model."""
 
 from __future__ import annotations
 

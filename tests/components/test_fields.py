@@ -1,4 +1,4 @@
-"""From values to a prompt, and from what models really write back to typed fields."""
+"""Formatting of values as prompts, and parsing of realistic model outputs into typed fields."""
 
 from __future__ import annotations
 

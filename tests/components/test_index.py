@@ -1,4 +1,4 @@
-"""Indexes: hand-computed scores, ties, what is found and what is not, and the cache on disk."""
+"""Indexes: hand-computed scores, ties, search results, and the cache on disk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CORPUS = [
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of this test's own, on disk and in the process."""
+    """A separate cache for this test, on disk and in the process."""
     monkeypatch.setenv("COMPOUND_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "_OPEN", {})
     return tmp_path / "cache" / "indexes"

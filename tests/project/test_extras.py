@@ -1,4 +1,4 @@
-"""A feature whose library is not installed says which extra installs it, however deep the import is."""
+"""A feature whose library is missing names the extra to install, at any depth of imports."""
 
 from __future__ import annotations
 

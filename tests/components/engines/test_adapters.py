@@ -1,4 +1,4 @@
-"""LoRA adapters in the in-process engine: against peft, side by side on one base, and folders that are wrong."""
+"""LoRA adapters in the in-process engine: compared with peft, several on one base, and invalid folders."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def record(answer: Completion) -> TokenRecord:
 
 
 def together(lm: TransformersEngine, requests: Sequence[Request]) -> list[Completion | BaseException]:
-    """Answer requests made together, each with its completion or its error, and close the engine."""
+    """Make requests concurrently; return each one's completion or error, and close the engine."""
 
     async def work() -> list[Completion | BaseException]:
         calls = (lm.generate(request) for request in requests)
@@ -132,7 +132,7 @@ def together(lm: TransformersEngine, requests: Sequence[Request]) -> list[Comple
 
 
 def run(lm: TransformersEngine, *requests: Request) -> list[Completion]:
-    """Answer requests made together; the first error is raised."""
+    """Make requests concurrently, and raise the first error."""
     answers = []
     for answer in together(lm, requests):
         if isinstance(answer, BaseException):
@@ -149,7 +149,7 @@ def trained(base: Path, adapter: Adapter | None) -> Any:
 
 
 def expected(base: Path, request: Request, answer: Completion) -> list[float]:
-    """What peft says of the log-probabilities of what was sampled."""
+    """Return peft's log-probabilities of the sampled tokens."""
     prompt, tokens = record(answer).prompt, record(answer).sampled
     with torch.inference_mode():
         logits = trained(base, request.adapter)(torch.tensor([[*prompt, *tokens]])).logits[0]
@@ -167,7 +167,7 @@ def one_by_one(lm: TransformersEngine, requests: Sequence[Request]) -> list[Comp
 
 
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Adapter | None, int]]:
-    """Return a list that fills with every batch: its adapter, and its number of rows."""
+    """Return a list that records the adapter and the number of rows of every batch."""
     seen: list[tuple[Adapter | None, int]] = []
     original = decoding.Decoder.run
 
@@ -180,7 +180,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Adapter | None, int]]
 
 
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that fills with the folders that are read."""
+    """Return a list that records the folders that are read."""
     seen: list[str] = []
 
     def noted(folder: Path, layers: Mapping[str, tuple[int, int]]) -> Any:
@@ -273,7 +273,7 @@ def test_the_record_names_the_adapter_version(base: Path, many: list[Adapter]) -
 
 
 def mixed(many: Sequence[Adapter], n: int = 18) -> list[Request]:
-    """Requests of all lengths, temperatures and limits, in turn with the base and with each adapter."""
+    """Return requests of all lengths, temperatures and limits, alternating between the base and the adapters."""
     each: list[Adapter | None] = [None, *many]
     words, rng = " ".join(LINES).split(), random.Random(n)
     return [
@@ -799,7 +799,7 @@ def test_a_configuration_whose_adapter_was_changed_ends_the_run(base: Path, own:
 def test_an_adapter_of_another_base_of_the_same_shape_is_refused(
     off: float, fits: bool, base: Path, many: list[Adapter], tmp_path: Path
 ) -> None:
-    """Its probe says what it said when it was trained; number formats explain a tenth of a nat, no more."""
+    """Its probe holds log-probabilities of training; number formats explain at most a tenth of a nat."""
     model = peft.PeftModel.from_pretrained(
         transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), many[0].path
     )

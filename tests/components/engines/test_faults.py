@@ -1,4 +1,4 @@
-"""Whatever a server does, the meter counts at least what it bills, limits hold, and the run goes on."""
+"""With any server fault, the meter counts at least the server's bill, limits hold, and the run continues."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def test_a_key_that_a_server_sends_back_is_removed(kind: str) -> None:
 
 
 def test_keys_of_the_environment_are_known_without_being_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that is not named in a file is the provider's own: it is sent the provider's usual key."""
+    """Without a named server, the provider's own address receives the provider's usual key."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-provider-itself-99")
     with FaultyServer(1.0, [Fault.KEY_IN_ANSWER]) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
@@ -341,7 +341,7 @@ def test_the_minutes_of_a_run_end_the_calls_in_flight(kind: str) -> None:
 
 
 def test_a_run_whose_minutes_are_over_ends_with_a_result(tmp_path: Path) -> None:
-    """Regression test: it ended when its slowest call did."""
+    """Regression test: the run ended only when its slowest call ended."""
     stalled = [None] * 10 + [Fault.STALL] * 90
     with FaultyServer(first=stalled, stall=60.0) as server:
         started = time.monotonic()

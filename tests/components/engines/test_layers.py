@@ -1,4 +1,4 @@
-"""Models whose layers are not all full attention: prompts are read once only where that changes no gradient.
+"""Models with layers other than full attention: prompts are shared only if that changes no gradient.
 
 Tiny models with random weights, of each family that keeps something else of what it has read.
 """
@@ -180,7 +180,7 @@ def test_models_with_other_layers_read_every_prompt(family: str) -> None:
 def test_a_model_with_other_results_from_a_cache_reads_every_prompt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever its configuration says: it is tried once, before training."""
+    """Sharing is tried once before training, regardless of the model's configuration."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         folder = make_toy_model(tmp_path)
@@ -232,7 +232,7 @@ def test_a_model_that_refuses_a_cache_reads_every_prompt(monkeypatch: pytest.Mon
 
 
 def decoded(model: Any, prompts: Sequence[tuple[int, ...]]) -> list[Any]:
-    """Return the log-probabilities of the token behind each prompt, read as the sampler reads prompts."""
+    """Return the log-probabilities of the token after each prompt, computed with the sampler's prefill."""
     reader = Prefill(model, capacity=4096)
     with torch.inference_mode():
         order, cache, mask = reader.read(prompts)
@@ -278,7 +278,7 @@ def test_the_sampler_refuses_models_with_other_layers_and_names_them(
 
 
 def read(batches: Sequence[Sequence[Sample]]) -> float:
-    """Return how often each prompt's tokens are read."""
+    """Return how often each prompt's tokens are computed."""
     tokens = sum(
         sum(map(len, {s.tokens.prompt for s in batch}))
         if saving(batch) <= 0.5

@@ -1,4 +1,4 @@
-"""The engine over litellm, against a small server of our own on this machine."""
+"""The litellm engine, tested against a small local server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [  # litellm's own, at its first call
 
 
 class Server:
-    """An OpenAI-compatible server that gives the one answer it is told to, and keeps what it was sent."""
+    """An OpenAI-compatible server that returns a fixed answer, and records the requests."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -343,7 +343,7 @@ def test_missing_usage_counts_with_the_worst_case() -> None:
 def test_engines_in_other_threads_keep_their_connections(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """litellm closes the connections of the whole process; only the last engine may ask for that."""
+    """litellm closes the connections of the whole process, so only the last engine may close them."""
 
     def work(number: int) -> list[str]:
         async def several() -> list[str]:

@@ -1,4 +1,4 @@
-"""The in-process engine, on a tiny random model made here, and at the end on the real one."""
+"""The in-process engine, on a tiny random model, and at the end on the real one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def folder(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tiny products on many threads only wait for one another."""
+    """Use one thread: with tiny products, several threads mostly wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -67,7 +67,7 @@ async def together(lm: TransformersEngine, requests: Sequence[Request]) -> list[
 
 
 def run(lm: TransformersEngine, *requests: Request) -> list[Completion]:
-    """Answer requests made together, and close the engine."""
+    """Make requests concurrently, and close the engine."""
 
     async def work() -> list[Completion]:
         try:
@@ -79,7 +79,7 @@ def run(lm: TransformersEngine, *requests: Request) -> list[Completion]:
 
 
 def varied(n: int, shared: str = "") -> list[Request]:
-    """Requests of different length, temperature, seed and limit."""
+    """Return requests of different length, temperature, seed and limit."""
     words = " ".join(LINES).split()
     rng = random.Random(n)
     return [
@@ -94,7 +94,7 @@ def varied(n: int, shared: str = "") -> list[Request]:
 
 
 def watch(lm: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, str]]:
-    """Return a list that fills with every forward pass: rows, tokens per row, and thread."""
+    """Return a list that records the rows, tokens per row, and thread of every forward pass."""
     passes: list[tuple[int, int, str]] = []
     load = loading.load
 
@@ -300,7 +300,7 @@ def test_a_shared_prefix_is_computed_once_and_changes_no_answer(
 
 @pytest.mark.parametrize("window", [None, 24])
 def test_a_sliding_window_counts_no_padding(window: int | None) -> None:
-    """Padding between a shared beginning and what follows would push real tokens out of the window."""
+    """Padding between a shared prefix and the suffixes would push real tokens out of the window."""
     from types import SimpleNamespace
 
     from transformers import MistralConfig, MistralForCausalLM

@@ -1,4 +1,4 @@
-"""Model folders from someone else: whatever they hold, loading them runs none of it."""
+"""Untrusted model folders: loading them never executes their contents."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ DOORS = {**IN_PROCESS, "vllm": _served}
 
 
 class Touch:
-    """An object that leaves a file behind when it is unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -112,7 +112,7 @@ def folder(make_model: Callable[..., Path], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Say yes to every question, and keep it."""
+    """Answer every question with yes, and record it."""
     questions: list[str] = []
 
     def answer(question: str = "") -> str:
@@ -130,7 +130,7 @@ def change(file: Path, **settings: Any) -> None:
 
 
 def with_code(folder: Path, canary: Path) -> None:
-    """Make the folder need a Python file that it brings along."""
+    """Make the folder require a Python file that it contains."""
     (folder / "evil.py").write_text(
         f"import pathlib\npathlib.Path({str(canary)!r}).touch()\n"
         "from transformers import LlamaConfig as C, LlamaForCausalLM as M, PreTrainedTokenizerFast as T\n",
@@ -179,7 +179,7 @@ def with_downloaded_kernels(folder: Path, _: Path) -> None:
 
 
 def with_another_base(folder: Path, canary: Path) -> None:
-    """transformers would load the base that an adapter names, wherever it is."""
+    """transformers would load the base that an adapter names, from any path."""
     base = folder.parent / "base"
     base.mkdir()
     with_code(base, canary)
@@ -199,7 +199,7 @@ def with_weights_that_the_settings_name(folder: Path, canary: Path) -> None:
 
 
 def with_arguments_of_loaders(folder: Path, _: Path) -> None:
-    """sentence-transformers passes them on, and would read pickled weights without restrictions."""
+    """sentence-transformers passes these arguments on, and would unpickle weights without restrictions."""
     (folder / "0_T").mkdir()
     change(folder / "0_T" / "sentence_roberta_config.json", model_args={"weights_only": False})
 
@@ -226,7 +226,7 @@ def with_a_link_to_a_folder(folder: Path, _: Path) -> None:
 
 
 def with_a_pipe(folder: Path, _: Path) -> None:
-    """Opening it would wait forever."""
+    """Opening a pipe would block forever."""
     (folder / "config.json").unlink()
     os.mkfifo(folder / "config.json")
 
@@ -295,7 +295,7 @@ def test_a_chat_template_runs_no_python(folder: Path, canary: Path) -> None:
 
 
 def test_a_reward_adapter_is_read_as_a_plain_lora(make_model: Callable[..., Path], tmp_path: Path) -> None:
-    """peft would act on other kinds, for example load the tokenizer that a prompt tuning names."""
+    """peft would act on other kinds, such as loading the tokenizer that a prompt tuning config names."""
     pytest.importorskip("peft")
     from compound.rewards.backbone import Backbone
 

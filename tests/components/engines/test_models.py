@@ -1,4 +1,4 @@
-"""Where weights come from: folders, the converted copy, the installed package, the hub."""
+"""Sources of model weights: folders, the converted copy, the installed package, the hub."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put an installed distribution that holds a .gguf file on the path."""
+    """Put an installed distribution that contains a .gguf file on the path."""
     info = folder / "compound_test_weights-0.1.2.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: compound-test-weights\nVersion: 0.1.2\n")

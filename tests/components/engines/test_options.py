@@ -1,4 +1,4 @@
-"""Settings of engines are typed, bounded, and cannot reach past the budget."""
+"""Settings of engines are typed and bounded, and cannot bypass the budget."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ WRONG: list[tuple[Any, str, list[Any]]] = [
 def test_a_setting_out_of_range_is_refused_in_python_and_in_a_file(
     make: Any, name: str, values: list[Any]
 ) -> None:
-    """Regression test: a concurrency of 0 passed `compound check`, and the run never began."""
+    """Regression test: a concurrency of 0 passed `compound check`, and the run never started."""
     kind = {LiteLLMEngine: "litellm", VLLMEngine: "vllm", TransformersEngine: "transformers"}[make]
     for value in values:
         with pytest.raises(DeclarationError, match=f"{make.__name__}: {name}: "):

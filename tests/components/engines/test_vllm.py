@@ -1,4 +1,4 @@
-"""The engine over vLLM, against a small server of our own that answers as vLLM does."""
+"""The vLLM engine, tested against a fake vLLM server."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def sampled(adapter: Adapter, **settings: Any) -> Request:
 
 
 def refused(server: Any, adapter: Adapter, *earlier: Adapter) -> str:
-    """Return why an adapter is not sampled with; the error ends a run, and nothing was sampled."""
+    """Return the message of the error that refuses an adapter, which ends a run before any sample."""
     lm = engine(server)
 
     async def run() -> None:
@@ -396,7 +396,7 @@ def test_a_server_that_keeps_the_previous_adapter_is_detected(server: Any, write
 def test_a_stale_server_is_detected_by_identical_numbers_if_the_step_is_below_the_noise(
     server: Any, write: Write
 ) -> None:
-    """One step of training: log-probabilities move by thousandths, noise is a tenth."""
+    """One training step moves log-probabilities by thousandths, but noise is a tenth."""
     old, new = write(0.5), write(0.502, before=0.5)
     lm = engine(server)
     server.noise = 0.05
@@ -483,7 +483,7 @@ def test_the_least_recently_used_versions_are_unloaded(server: Any, write: Write
 
 
 def test_a_swap_waits_for_calls_in_flight_and_calls_wait_for_it(server: Any, write: Write) -> None:
-    """Nor is a version unloaded that a waiting call is about to use."""
+    """A version that a waiting call is about to use is not unloaded either."""
     a, b = write(0.5), write(0.6)
     lm = engine(server, max_loras=1)
 
@@ -631,7 +631,7 @@ def test_the_adapters_own_logprobs_pass_and_the_previous_ones_fail(
 
 @given(logprobs, st.floats(0, 1))
 def test_noise_up_to_half_the_distance_passes(pairs: list[tuple[float, float]], share: float) -> None:
-    """Noise of size at most half of the least distance that is told apart never turns the verdict."""
+    """Noise of at most half of the least distinguishable distance never changes the verdict."""
     after, before = zip(*pairs, strict=True)
     probe = Probe(tuple(range(len(pairs) + 1)), after, before)
     length = math.dist(after, before)
@@ -699,7 +699,7 @@ optimize: {method: METHOD}
 
 
 def check_training(settings: str, rank: int = 8, name: str = "mmgrpo") -> None:
-    """Do what ``compound check`` does with a system that trains a model on vLLM."""
+    """Run the checks of ``compound check`` on a system that trains a model on vLLM."""
     text = TRAINED.replace("SETTINGS", settings).replace("RANK", str(rank)).replace("METHOD", name)
     program = loads(text)
     check_trainable(method(name, program.system, program.optimize), program.system, program.find_engine)

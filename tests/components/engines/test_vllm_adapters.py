@@ -1,4 +1,4 @@
-"""Swapping adapters on a vLLM server: how many calls run at once, what a failure reaches, and who answers.
+"""Swapping adapters on a vLLM server: concurrency of calls, propagation of failures, and load balancing.
 
 Events order the tests, not time: a scripted server tells how many are inside, and waits where it is told to.
 """
@@ -104,7 +104,7 @@ class Scripted:
 
 
 class Burst:
-    """Calls that sample; each stays inside until all of its burst are, or the test lets it go."""
+    """Calls that sample; each holds its version until its whole burst holds one, or the test releases it."""
 
     def __init__(self, api: Scripted, adapters: ServedAdapters) -> None:
         self.api, self.adapters = api, adapters
@@ -127,7 +127,7 @@ def made(api: Any, most: int = 4) -> ServedAdapters:
 
 
 async def settled(turns: int = 200) -> None:
-    """Let everything that can run do so; reading and hashing a small folder takes threads a moment."""
+    """Let all ready tasks run, including the threads that read and hash a small folder."""
     for _ in range(turns):
         await asyncio.sleep(0)
 
@@ -141,7 +141,7 @@ async def reached(holds: Callable[[], bool]) -> None:
 
 
 async def together(api: Scripted, adapters: ServedAdapters, wanted: Sequence[Adapter | None]) -> Burst:
-    """Make calls at once, and let them leave when as many are inside as can be."""
+    """Make calls concurrently, and release them once the maximum number is sampling."""
     burst = Burst(api, adapters)
     calls = [asyncio.create_task(burst.call(adapter)) for adapter in wanted]
     await reached(lambda: api.inside == len(wanted))
@@ -418,7 +418,7 @@ def balanced() -> Iterator[Callable[..., Balanced]]:
 
 
 def sample(server: Balanced, adapter: Adapter, times: int = 1) -> list[float]:
-    """Sample with an adapter; returns the first log-probability of each answer."""
+    """Sample with an adapter; return the first log-probability of each answer."""
     lm = VLLMEngine("tiny", api_base=server.address)
 
     async def run() -> list[float]:

@@ -1,4 +1,4 @@
-"""The vLLM server that the engine starts itself: started, watched, ended, whatever ends first."""
+"""The vLLM server that the engine starts: start, supervision and end, in any order of failures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SCRIPT = Path(fake.__file__)
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make ``vllm`` the fake; the file lists what was started."""
+    """Replace the command ``vllm`` by the fake; the file lists the started processes."""
     path = tmp_path / "started.jsonl"
     monkeypatch.setenv("COMPOUND_VLLM", shlex.join([sys.executable, str(SCRIPT)]))
     monkeypatch.setenv("COMPOUND_CACHE", str(tmp_path / "cache"))
