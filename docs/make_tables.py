@@ -303,7 +303,7 @@ def prefill() -> str:
         ]
         for name, one in found.items()
     ]
-    return markdown(["method", "prompt tokens of a step", "read anew", "saved"], rows)
+    return markdown(["method", "prompt tokens of a step", "computed", "reused"], rows)
 
 
 def several() -> str:
@@ -348,7 +348,7 @@ def coverage() -> str:
     ]
     headings = [
         "interval", "least coverage (where)", "least, n ≥ 10", "below 94 %", "leaves the range, at most",
-        "no width, at most", "width, n ≥ 10, beside Gaffke's",
+        "no width, at most", "width, n ≥ 10, relative to Gaffke's",
     ]  # fmt: skip
     return markdown(headings, rows)
 
@@ -446,7 +446,7 @@ def disks() -> str:
     rows = [
         [f"{run['limit']:,}", *map(str, run["codes"]), "; ".join(run["problems"]) or "none"] for run in found
     ]
-    return markdown(["bytes of a file", "exit code", "exit code with room again", "problems"], rows)
+    return markdown(["bytes of a file", "exit code", "exit code after freeing space", "problems"], rows)
 
 
 def by(

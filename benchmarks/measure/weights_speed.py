@@ -65,10 +65,10 @@ def samples(prompt: int, answer: int, groups: int, each: int, component: str = "
     rng = random.Random(0)
     found = []
     for group in range(groups):
-        asked = tuple(rng.randrange(1000, 40_000) for _ in range(prompt))
+        prompt_tokens = tuple(rng.randrange(1000, 40_000) for _ in range(prompt))
         for number in range(each):
-            said = tuple(rng.randrange(1000, 40_000) for _ in range(answer))
-            record = TokenRecord(asked, said, (), "length")
+            sampled = tuple(rng.randrange(1000, 40_000) for _ in range(answer))
+            record = TokenRecord(prompt_tokens, sampled, (), "length")
             found.append(
                 Sample(component, f"e{group}", "x", 0, record, rng.random(), (component, group), number)
             )
@@ -134,10 +134,10 @@ def trls(prompt: int, answer: int, batches: int, repeats: int = REPEATS) -> dict
     class Fed(GRPOTrainer):  # type: ignore[misc]  # mypy skips trl
         def _generate_and_score_completions(self, inputs: object) -> object:
             ids = torch.tensor([row.tokens.prompt for row in rows])
-            said = torch.tensor([row.tokens.sampled for row in rows])
+            answers = torch.tensor([row.tokens.sampled for row in rows])
             return {
-                "prompt_ids": ids, "prompt_mask": torch.ones_like(ids), "completion_ids": said,
-                "completion_mask": torch.ones_like(said), "num_items_in_batch": torch.tensor(said.numel()),
+                "prompt_ids": ids, "prompt_mask": torch.ones_like(ids), "completion_ids": answers,
+                "completion_mask": torch.ones_like(answers), "num_items_in_batch": torch.tensor(answers.numel()),
                 "advantages": torch.tensor([row.advantages[0] for row in rows]),
             }  # fmt: skip
 

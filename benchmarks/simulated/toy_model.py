@@ -82,7 +82,7 @@ def _random_model() -> PreTrainedModel:
     )
     model = LlamaForCausalLM(config)
     with torch.no_grad():
-        words, said = model.model.embed_tokens.weight, model.lm_head.weight
+        words, head = model.model.embed_tokens.weight, model.lm_head.weight
         torch.nn.init.orthogonal_(words[:, :-READ], gain=(WIDTH - READ) ** 0.5)
         words[[VOCABULARY.index(word) for word in _FRAME]] *= 0.3
         words[:, -READ:] = 0.0
@@ -91,8 +91,8 @@ def _random_model() -> PreTrainedModel:
             for out in (layer.self_attn.o_proj, layer.mlp.down_proj):
                 out.weight[-READ:] *= 0.1
                 out.weight[-1] = 0.0
-        said[:] = 0.0
-        torch.nn.init.orthogonal_(said[:, -READ:-1], gain=READ**0.5 / 2)
+        head[:] = 0.0
+        torch.nn.init.orthogonal_(head[:, -READ:-1], gain=READ**0.5 / 2)
         spoken = torch.tensor([word in SAID for word in VOCABULARY])
-        said[:, -1] = torch.where(spoken, 0.0, -2.0)
+        head[:, -1] = torch.where(spoken, 0.0, -2.0)
     return model

@@ -63,16 +63,16 @@ class FakeVLLM:
                 path = self.path.removeprefix("/v1/")
                 fake.received.append((path, body))
                 fake.keys.append(self.headers.get("authorization", ""))
-                said: Any
+                answer: Any
                 headers: dict[str, str] = {}
                 if fake.key and fake.keys[-1] != f"Bearer {fake.key}":
-                    status, said = 401, error("Unauthorized")
+                    status, answer = 401, error("Unauthorized")
                 elif path in fake.fault:
                     status, message, headers = fake.fault[path]
-                    said = error(message) if message else "<html>"
+                    answer = error(message) if message else "<html>"
                 else:
-                    status, said = getattr(fake, path.replace("/", "_"))(body)
-                data = said.encode() if isinstance(said, str) else json.dumps(said).encode()
+                    status, answer = getattr(fake, path.replace("/", "_"))(body)
+                data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
                 self.send_response(status)
                 for name, value in headers.items():
                     self.send_header(name, value)
@@ -179,7 +179,7 @@ class FakeVLLM:
             "message": {"role": "assistant", "content": text},
             "finish_reason": finish,
         }
-        said: dict[str, Any] = {
+        answer: dict[str, Any] = {
             "choices": [choice],
             "usage": {
                 "prompt_tokens": 5,
@@ -188,16 +188,16 @@ class FakeVLLM:
             },
         }
         if body.get("return_token_ids"):
-            said["prompt_token_ids"] = [1, 10, 11, 12, 13]
+            answer["prompt_token_ids"] = [1, 10, 11, 12, 13]
             choice["token_ids"] = [7, 8, 2][:count]
             logprobs = (-0.5 - bias, -0.25, 0.0)[:count]
             choice["logprobs"] = {"content": [{"logprob": logprob} for logprob in logprobs]}
         for name, value in self.change.items():
-            place = choice if name.startswith(".") else said
+            place = choice if name.startswith(".") else answer
             place.pop(name.removeprefix("."), None)
             if value is not None:
                 place[name.removeprefix(".")] = value
-        return 200, said
+        return 200, answer
 
 
 def write_adapter(
