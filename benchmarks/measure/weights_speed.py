@@ -137,7 +137,8 @@ def trls(prompt: int, answer: int, batches: int, repeats: int = REPEATS) -> dict
             answers = torch.tensor([row.tokens.sampled for row in rows])
             return {
                 "prompt_ids": ids, "prompt_mask": torch.ones_like(ids), "completion_ids": answers,
-                "completion_mask": torch.ones_like(answers), "num_items_in_batch": torch.tensor(answers.numel()),
+                "completion_mask": torch.ones_like(answers),
+                "num_items_in_batch": torch.tensor(answers.numel()),
                 "advantages": torch.tensor([row.advantages[0] for row in rows]),
             }  # fmt: skip
 
