@@ -51,19 +51,19 @@ def render(
     head = [prompt.strip(), _format_note(outputs, layout)]
     blocks = [part for part in head if part]
     for demo in demos:
-        shown = show_inputs(_ordered(demo["inputs"], inputs))
-        blocks.append(f"{shown}\n{show_outputs(_ordered(demo['outputs'], outputs), layout)}")
-    blocks.append(show_inputs(inputs))
+        shown = format_inputs(_ordered(demo["inputs"], inputs))
+        blocks.append(f"{shown}\n{format_outputs(_ordered(demo['outputs'], outputs), layout)}")
+    blocks.append(format_inputs(inputs))
     return "\n\n".join(blocks)
 
 
-def cue(outputs: Mapping[str, Port], layout: Layout) -> str:
+def answer_cue(outputs: Mapping[str, Port], layout: Layout) -> str:
     """Return the text that starts an answer: the field's label in layout ``text``, otherwise ``""``.
 
-    >>> cue({"country": Port(str)}, "text")
+    >>> answer_cue({"country": Port(str)}, "text")
     'Country:'
     """
-    return f"{label(next(iter(outputs)))}:" if layout == "text" else ""
+    return f"{field_label(next(iter(outputs)))}:" if layout == "text" else ""
 
 
 def _ordered(values: Mapping[str, object], like: Iterable[str]) -> dict[str, object]:
@@ -73,19 +73,19 @@ def _ordered(values: Mapping[str, object], like: Iterable[str]) -> dict[str, obj
     return {name: values[name] for name in names}
 
 
-def label(name: str) -> str:
+def field_label(name: str) -> str:
     """Return a field's label in a prompt; the field ``output`` is labelled ``Answer``.
 
-    >>> label("search_query"), label("output")
+    >>> field_label("search_query"), field_label("output")
     ('Search query', 'Answer')
     """
     return "Answer" if name == "output" else name.replace("_", " ").capitalize()
 
 
-def show_inputs(inputs: Mapping[str, object]) -> str:
+def format_inputs(inputs: Mapping[str, object]) -> str:
     """Format inputs as labelled text."""
     return "\n".join(
-        f"{label(name)}:{_spaced(show(value))}" for name, value in inputs.items() if value is not None
+        f"{field_label(name)}:{_spaced(show(value))}" for name, value in inputs.items() if value is not None
     )
 
 
@@ -112,12 +112,12 @@ def _passage(item: Mapping[str, object]) -> str:
     return f"{item['title']}: {item['text']}" if item.get("title") else str(item["text"])
 
 
-def show_outputs(outputs: Mapping[str, object], layout: Layout) -> str:
+def format_outputs(outputs: Mapping[str, object], layout: Layout) -> str:
     """Format outputs in the layout that the model is asked to use."""
     if layout == "json":
         return canonical(dict(outputs))
     if layout == "text":
-        return "\n".join(f"{label(name)}: {_answer(value)}" for name, value in outputs.items())
+        return "\n".join(f"{field_label(name)}: {_answer(value)}" for name, value in outputs.items())
     written = {n: value if isinstance(value, str) else canonical(value) for n, value in outputs.items()}
     return "\n".join(f"{name}: {text}" for name, text in written.items())
 
@@ -141,7 +141,7 @@ def type_note(outputs: Mapping[str, Port], layout: Layout) -> str:
         return ""
     name, port = next(iter(outputs.items()))
     description = _describe_type(port.type)
-    return f"The {label(name).lower()} must be {description}" if description else ""
+    return f"The {field_label(name).lower()} must be {description}" if description else ""
 
 
 WORDS: Mapping[object, str] = {int: "a whole number", float: "a number", bool: "yes or no"}
@@ -202,7 +202,8 @@ def parse(text: str, outputs: Mapping[str, Port], layout: Layout) -> dict[str, o
     """
     if layout == "text":
         name, port = next(iter(outputs.items()))
-        repeated = f"{label(name)}:"  # engines without prefill show the cue, and the model may repeat it
+        # Engines that cannot prefill the answer show the cue in the message, and the model may repeat it.
+        repeated = answer_cue(outputs, layout)
         raw: Mapping[str, object] = {name: text.strip().removeprefix(repeated).strip()}
         outputs = {name: port}
     else:
@@ -215,7 +216,7 @@ def parse(text: str, outputs: Mapping[str, Port], layout: Layout) -> dict[str, o
             problems.append(f"{name!r} is missing")
             continue
         try:
-            parsed[name] = read(raw[name], port.type)
+            parsed[name] = parse_value(raw[name], port.type)
         except ValueError as error:
             problems.append(f"{name!r}: {error}")
     if problems:
@@ -273,12 +274,12 @@ def _writable(value: object) -> object:
     return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
-def read(raw: object, kind: object) -> object:
+def parse_value(raw: object, kind: object) -> object:
     """Convert a model's text for a value to ``kind``.
 
-    >>> read("about 3.5 km", float), read("Yes.", bool), read("- a\\n- b", list[str])
+    >>> parse_value("about 3.5 km", float), parse_value("Yes.", bool), parse_value("- a\\n- b", list[str])
     (3.5, True, ['a', 'b'])
-    >>> read("'No'", Literal["yes", "no"])
+    >>> parse_value("'No'", Literal["yes", "no"])
     'no'
     """
     origin = get_origin(kind)
@@ -305,7 +306,7 @@ def _from_json_value(raw: object, kind: object, origin: object) -> object:
     if accepts(kind, raw):
         return raw
     if isinstance(raw, int | float) and (kind is str or origin is Literal):
-        return read(canonical(raw), kind)  # {"year": 1999} although the field is declared as text
+        return parse_value(canonical(raw), kind)  # {"year": 1999} although the field is declared as text
     return convert(kind, raw)
 
 
@@ -360,12 +361,12 @@ def _list(raw: str, item: object) -> list[object]:
         except (ValueError, RecursionError):
             value = None
         if isinstance(value, list):
-            return [read(v, item) for v in value]
+            return [parse_value(v, item) for v in value]
     marker = re.compile(r"^\s*(?:[-*•](?!\d)|\d+[.)](?!\d)|\[\d+\])\s*")
     parts = [line for line in (marker.sub("", line).strip() for line in text.splitlines()) if line]
     if len(parts) == 1 and not marker.match(text):
         parts = [part.strip() for part in parts[0].split(",") if part.strip()]
-    return [read(part, item) for part in parts]
+    return [parse_value(part, item) for part in parts]
 
 
 def _is_none(raw: str, options: Sequence[object]) -> bool:
@@ -375,7 +376,7 @@ def _is_none(raw: str, options: Sequence[object]) -> bool:
 def _union(raw: str, options: Sequence[object]) -> object:
     for option in options:
         try:
-            return read(raw, option)
+            return parse_value(raw, option)
         except ValueError:
             continue
     raise ValueError(f"{raw!r:.100} is none of {', '.join(map(spell, options))}")

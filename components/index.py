@@ -86,7 +86,7 @@ class Index(ABC):
         """Yield the scores of all passages for each query."""
 
     def _order(self, scores: Scores, k: int) -> Sequence[int]:
-        return best(scores, k)
+        return top_k(scores, k)
 
 
 class LexicalIndex(Index):
@@ -106,7 +106,7 @@ class LexicalIndex(Index):
 
     def _order(self, scores: Scores, k: int) -> Sequence[int]:
         """Omit passages that share no word with the query: their order would be arbitrary."""
-        return [i for i in best(scores, k) if scores[i] > 0]
+        return [i for i in top_k(scores, k) if scores[i] > 0]
 
 
 class DenseIndex(Index):
@@ -313,13 +313,13 @@ class PassageIndex:
                 encode = _encoder(self.model, self.revision, self.device)
             index = DenseIndex(chosen, encode(_texts(chosen)), encode)
         (scores,) = index.scores([query])
-        return [{**chosen[i], "score": float(scores[i])} for i in best(scores, k)]
+        return [{**chosen[i], "score": float(scores[i])} for i in top_k(scores, k)]
 
 
-def best(scores: Scores, k: int) -> list[int]:
+def top_k(scores: Scores, k: int) -> list[int]:
     """Return the positions of the ``k`` highest scores, best first; ties keep their order.
 
-    >>> best(np.array([1, 3, 3, 2], dtype=np.float32), 3)
+    >>> top_k(np.array([1, 3, 3, 2], dtype=np.float32), 3)
     [1, 2, 3]
     """
     if k < 0:

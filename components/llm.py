@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from compound.components.fields import Layout, cue, label, parse, render, type_note
+from compound.components.fields import Layout, answer_cue, field_label, parse, render, type_note
 from compound.engine import Adapter, Message, Request
 from compound.errors import DeclarationError, ParseError
 from compound.graph.bounds import CallBound, Extent, Limits, Reach, of_setting, of_type
@@ -140,7 +140,8 @@ class LLM(Operation):
         else:
             text = Extent(len((self.prompt or "").encode()))
         shown = {name: extent for name, extent in given.items() if name not in self.settings}
-        note = render("", (), {}, self.outputs, self.layout) + self.system + cue(self.outputs, self.layout)
+        cue = answer_cue(self.outputs, self.layout)
+        note = render("", (), {}, self.outputs, self.layout) + self.system + cue
         fixed = Extent(len(note.encode()) + BLOCK_BYTES)
         inputs = labelled(shown)
         demos = Extent()
@@ -183,7 +184,7 @@ class LLM(Operation):
                 seed=call.seed,
                 adapter=Adapter(**weights) if is_reference(weights) else None,
                 want_tokens=self.weights is not None,
-                cue=cue(self.outputs, self.layout),
+                cue=answer_cue(self.outputs, self.layout),
             ),
         )
         try:
@@ -199,7 +200,7 @@ class LLM(Operation):
 
 def labelled(values: Mapping[str, Extent]) -> Extent:
     """Bound the size of labelled values, one per line."""
-    labels = sum(len(label(name).encode()) + len(": \n\n") for name in values)
+    labels = sum(len(field_label(name).encode()) + len(": \n\n") for name in values)
     return sum(values.values(), Extent(labels))
 
 

@@ -11,7 +11,16 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from compound.components.fields import Layout, cue, parse, read, render, show, show_inputs, show_outputs
+from compound.components.fields import (
+    Layout,
+    answer_cue,
+    format_inputs,
+    format_outputs,
+    parse,
+    parse_value,
+    render,
+    show,
+)
 from compound.errors import ParseError
 from compound.graph.space import Demo
 from compound.graph.types import Port
@@ -55,7 +64,7 @@ def test_the_json_layout_shows_the_shape_and_writes_demonstrations_as_json() -> 
 
 def test_a_single_text_field_begins_with_a_cue() -> None:
     assert render("", [], {"search_query": "x"}, ports(output=str), "text") == "Search query: x"
-    assert cue(ports(output=str), "text") == "Answer:"
+    assert answer_cue(ports(output=str), "text") == "Answer:"
     assert parse("Answer: Lima", ports(output=str), "text") == {"output": "Lima"}
 
 
@@ -80,7 +89,7 @@ def test_a_value_is_shown_as_text(value: Any, text: str) -> None:
 
 
 def test_texts_of_several_lines_start_on_their_own_line_and_absent_inputs_are_not_shown() -> None:
-    assert show_inputs({"notes": "a\nb", "nothing": None, "k": 0}) == "Notes:\na\nb\nK: 0"
+    assert format_inputs({"notes": "a\nb", "nothing": None, "k": 0}) == "Notes:\na\nb\nK: 0"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +172,7 @@ def test_a_json_object_is_found_inside_prose(text: str) -> None:
 def test_d13_a_value_keeps_all_its_lines(layout: Layout) -> None:
     # the reference's `Solution:\s*(.*)` without DOTALL keeps the first line of a proposal
     solution = "Answer step by step.\n\n1. Read: the passage.\n2. Quote it.\n\nBe brief."
-    text = show_outputs({"solution": solution}, layout)
+    text = format_outputs({"solution": solution}, layout)
     if layout == "text":
         text = text.removeprefix("Solution: ")
     assert parse(text, ports(solution=str), layout) == {"solution": solution}
@@ -297,7 +306,7 @@ def test_any_text_is_parsed_or_is_a_parse_error(text: str, layout: Layout) -> No
     ],
 )
 def test_text_is_converted_to_a_typed_value(raw: Any, kind: Any, value: Any) -> None:
-    got = read(raw, kind)
+    got = parse_value(raw, kind)
     assert got == value
     assert type(got) is type(value)
 
@@ -329,7 +338,7 @@ def test_text_is_converted_to_a_typed_value(raw: Any, kind: Any, value: Any) -> 
 )
 def test_text_without_a_valid_value_is_refused(raw: Any, kind: Any) -> None:
     with pytest.raises(ValueError, match="."):
-        read(raw, kind)
+        parse_value(raw, kind)
 
 
 def json_that_is_costly_to_look_for() -> list[str]:
@@ -387,11 +396,11 @@ def test_parsing_what_is_shown_gives_the_values_back(data: st.DataObject, layout
     # a line of a text that itself reads `name: ...` or `name = ...` is the one thing this layout cannot hold
     lines = [line for value in values.values() if isinstance(value, str) for line in value.splitlines()]
     assume(not any(line.strip().lower().startswith(NAMES) for line in lines))
-    assert parse(show_outputs(values, layout), ports(**kinds), layout) == values
+    assert parse(format_outputs(values, layout), ports(**kinds), layout) == values
 
 
 @given(st.sampled_from(list(KINDS)), st.data())
 def test_a_single_value_survives_the_text_layout(kind: Any, data: st.DataObject) -> None:
     value = data.draw(KINDS[kind])
-    shown = show_outputs({"output": value}, "text").removeprefix("Answer:").removeprefix(" ")
+    shown = format_outputs({"output": value}, "text").removeprefix("Answer:").removeprefix(" ")
     assert parse(shown, ports(output=kind), "text") == {"output": value}

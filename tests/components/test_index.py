@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compound.components import index as module
-from compound.components.index import BM25, Dense, Index, PassageIndex, best
+from compound.components.index import BM25, Dense, Index, PassageIndex, top_k
 from compound.errors import CallError, DataError, MissingExtra, ModelNotFound
 from numerics import SCORES
 
@@ -132,7 +132,7 @@ def test_many_queries_are_answered_in_their_order(corpus: Path) -> None:
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.integers(0, 50))
 def test_the_best_are_the_head_of_a_stable_sort(values: list[int], k: int) -> None:
     expected = sorted(range(len(values)), key=lambda i: -values[i])[:k]
-    assert best(np.array(values, dtype=np.float32), k) == expected
+    assert top_k(np.array(values, dtype=np.float32), k) == expected
 
 
 def test_declaring_an_index_reads_nothing_and_imports_nothing() -> None:
