@@ -281,7 +281,7 @@ class VLLMEngine:
         return self._link
 
     async def _find(self, address: str) -> Link:
-        return await vllm_link.connect(
+        return await vllm_link.connect_server(
             address,
             self.model,
             key_env=self.api_key_env,

@@ -71,7 +71,7 @@ def read_key(model: str, key_env: str | None) -> str | None:
     return key
 
 
-async def connect(
+async def connect_server(
     address: str, model: str, *, key_env: str | None, connections: int, adapters: int, seconds: float
 ) -> Link:
     """Connect to a running server.
