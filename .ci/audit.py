@@ -1,9 +1,8 @@
-"""Look for known vulnerabilities in the installed packages, and say plainly when that could not be done.
+"""Audit the installed packages for known vulnerabilities, and report if the audit was not possible.
 
-pip-audit needs a service that knows them. Some package indexes answer in its place without knowing any, and a
-machine may have no connection at all: a package with a known vulnerability is therefore asked for first.
-Unless it is reported, nothing is claimed of the others: the audit is skipped, which is printed, and fails
-only with --require.
+pip-audit needs a vulnerability service. Some package indexes answer its requests without vulnerability data,
+and a machine may be offline. The script therefore first queries a package with a known vulnerability. If that
+is not reported, the audit is skipped with a message, and fails only with --require.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ SERVICES = ("pypi", "osv")
 
 
 class Vulnerability(TypedDict):
-    """A vulnerability in a report."""
+    """Vulnerability in a report."""
 
     id: str
 
 
 class Package(TypedDict):
-    """A package in a report; one that was not checked says why instead of what was found."""
+    """Package in a report; ``skip_reason`` replaces ``vulns`` if it was not checked."""
 
     name: str
     version: NotRequired[str]
@@ -38,7 +37,7 @@ class Package(TypedDict):
 
 
 class Report(TypedDict):
-    """What pip-audit prints."""
+    """Output of pip-audit."""
 
     dependencies: list[Package]
 
@@ -47,7 +46,7 @@ Run = Callable[[Sequence[str], float], Report | None]
 
 
 def run(arguments: Sequence[str], seconds: float) -> Report | None:
-    """Return the report of pip-audit, None if there is none within a time limit."""
+    """Run pip-audit; return its report, or None if there is none within the time limit."""
     options = ["--format", "json", "--progress-spinner", "off", "--timeout", "10"]
     command = [sys.executable, "-m", "pip_audit", *options, *arguments]
     try:
@@ -69,7 +68,7 @@ def vulnerable(report: Report | None) -> dict[str, list[str]]:
 
 
 def find_service(ask: Run) -> str | None:
-    """Return a service that knows of vulnerabilities, None if none answers."""
+    """Return a service with vulnerability data, or None if none answers."""
     with tempfile.TemporaryDirectory() as folder:
         requirements = Path(folder) / "requirements.txt"
         requirements.write_text(KNOWN + "\n", encoding="utf-8")
@@ -80,12 +79,12 @@ def find_service(ask: Run) -> str | None:
 
 
 def audit(ask: Run, accepted: Mapping[str, str], *, require: bool) -> tuple[int, str]:
-    """Return the exit code and what to print.
+    """Audit the environment; return the exit code and the text to print.
 
     Args:
         ask: runs pip-audit.
-        accepted: vulnerabilities that are accepted, each with the reason.
-        require: fail where the audit cannot be done.
+        accepted: accepted vulnerabilities, each with the reason.
+        require: whether to fail if the audit is not possible.
     """
     service = find_service(ask)
     report = (
@@ -109,9 +108,9 @@ def audit(ask: Run, accepted: Mapping[str, str], *, require: bool) -> tuple[int,
 
 
 def main() -> None:
-    """Audit this environment; exit 1 when a package is vulnerable."""
+    """Audit this environment; exit with 1 if a package is vulnerable."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--require", action="store_true", help="fail where the audit cannot be done")
+    parser.add_argument("--require", action="store_true", help="fail if the audit is not possible")
     project = Path(__file__).parents[1] / "pyproject.toml"
     settings = tomllib.loads(project.read_text("utf-8")).get("tool", {}).get("audit", {})
     code, text = audit(run, settings.get("accepted", {}), require=parser.parse_args().require)

@@ -1,4 +1,4 @@
-"""The steps of the amazon system that are plain code: cutting titles short, and the decision."""
+"""Python steps of the amazon system: truncation of titles, and the decision."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _WORD = re.compile(r"\w{2,}")
 
 
 def shorten(title: str, words: int) -> str:
-    """Return the first words of a title; shops put the name first and key words after it.
+    """Truncate a title to its first words; shops put the name first and keywords after it.
 
     >>> shorten("Tower 4L Air Fryer, 1400W, Black", 4)
     'Tower 4L Air Fryer,'
@@ -17,7 +17,7 @@ def shorten(title: str, words: int) -> str:
 
 
 def recent(session: str, last: int, words: int) -> str:
-    """Return the titles viewed last in a session of one title a line, the latest first, each once.
+    """Return the last distinct titles of a session (one title per line), latest first.
 
     >>> recent("red mug\\nblue mug\\nred mug", last=5, words=9)
     'red mug; blue mug'
@@ -27,7 +27,7 @@ def recent(session: str, last: int, words: int) -> str:
 
 
 def cut_all(titles: list[str], words: int) -> list[str]:
-    """Return the first ``words`` words of each title.
+    """Truncate each title to its first ``words`` words.
 
     >>> cut_all(["Arsenal Travel Mug", "Tower 4L Air Fryer"], 2)
     ['Arsenal Travel', 'Tower 4L']
@@ -36,15 +36,13 @@ def cut_all(titles: list[str], words: int) -> list[str]:
 
 
 def decide(interest: str, profiles: list[str], titles: list[str], title_weight: float) -> int:
-    """Return the number, from 0, of the candidate that shares most words with the interest.
-
-    Of equals the first one is chosen.
+    """Return the index, from 0, of the candidate that is most similar to the interest; ties go to the first.
 
     Args:
-        interest: what the user is shopping for.
+        interest: a description of what the user is shopping for.
         profiles: a description of each candidate.
         titles: the title of each candidate.
-        title_weight: from 0, only profiles count, to 1, only titles do.
+        title_weight: weight of the titles, from 0 (only profiles count) to 1 (only titles count).
 
     >>> decide("a travel mug", ["A set of socks", "A mug"], ["Warm socks", "Steel Travel Mug"], 0.5)
     1
@@ -62,7 +60,7 @@ def _words(text: str) -> set[str]:
 
 
 def _shared(wanted: set[str], text: str) -> float:
-    """Return how alike two sets of words are (cosine)."""
+    """Return the cosine similarity of two sets of words."""
     found = _words(text)
     if not wanted or not found:
         return 0.0

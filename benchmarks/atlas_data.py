@@ -1,8 +1,8 @@
-"""Writes the atlas data: short passages about the world's countries, and questions about them.
+"""Generator of the atlas data: short passages about the world's countries, and questions about them.
 
-The facts are a table, ``data/atlas_countries.json``; every sentence is a template of this file. Nothing is
-random: each choice hangs on a checksum of what it is for, so ``python -m compound.benchmarks.atlas_data``
-writes the same bytes everywhere. Splits are by country, so no test country is asked about in training.
+The facts come from the table ``data/atlas_countries.json``, and the sentences from templates in this file.
+Nothing is random: each choice depends on a checksum, so ``python -m compound.benchmarks.atlas_data`` writes
+the same bytes on every machine. Splits are by country, so training has no questions about test countries.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 DATA = Path(__file__).parent / "data"
 SIZES = {"train": 120, "dev": 60, "test": 100}
-SHARES = {"train": 9, "dev": 13, "test": 20}  # of 20: the country's number below which it joins the split
+SHARES = {"train": 9, "dev": 13, "test": 20}  # upper bounds, out of 20, of the checksums in each split
 
-# One page a topic; {c} is the country with its article, {C} the same at the start of a sentence.
+# One page per topic; {c} is the country with its article, {C} the same at the start of a sentence.
 PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "country": (
         "{bare}",
@@ -87,7 +87,7 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
 }
 
-# What a question asks for: the wording with {it} for the country, and the field that answers it.
+# The facts that questions ask for: the field with the answer, and wordings with {it} for the country.
 ASKED: dict[str, tuple[str, tuple[str, ...]]] = {
     "capital": ("capital", ("What is the capital of {it}?", "Which city is the capital of {it}?")),
     "currency": ("currency", ("Which currency is used in {it}?", "What money do people pay with in {it}?")),
@@ -103,14 +103,14 @@ ASKED: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
 }
 
-# How a two-hop question points at a country without naming it; what is asked follows, of "that country".
+# First sentences of two-hop questions, which identify a country without naming it.
 POINTERS: dict[str, tuple[str, ...]] = {
     "capital": ("The capital of one country is {capital}.", "{capital} is the capital of one country."),
     "sight": ("You can visit {sight} in one country.", "{Sight} can be found in one country."),
     "currency": ("People in one country pay with the {currency}.",),
 }
 
-# What is asked of a country: (hops, pointer, asked). An empty pointer names the country.
+# Kinds of questions: (hops, pointer, asked). With an empty pointer the question names the country.
 KINDS: tuple[tuple[int, str, str], ...] = (
     (1, "", "capital"),
     (2, "capital", "currency"),
@@ -127,7 +127,7 @@ KINDS: tuple[tuple[int, str, str], ...] = (
 
 @dataclass(frozen=True)
 class Question:
-    """One question with its answer; ``hops`` counts the facts it joins."""
+    """Question with its answer; ``hops`` is the number of facts needed to answer it."""
 
     id: str
     question: str
@@ -136,7 +136,7 @@ class Question:
 
 
 def pick(options: Sequence[T], key: str) -> T:
-    """Return one of ``options``: always the same one for the same key.
+    """Choose one of ``options`` by the checksum of a key.
 
     >>> pick("abc", "Peru") == pick("abc", "Peru")
     True
@@ -145,7 +145,7 @@ def pick(options: Sequence[T], key: str) -> T:
 
 
 def sentence_case(text: str) -> str:
-    """Raise the first letter and leave the others.
+    """Capitalize the first letter and keep the others.
 
     >>> sentence_case("the Gambia")
     'The Gambia'
@@ -154,7 +154,7 @@ def sentence_case(text: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Join names as a sentence does.
+    """Join names with commas and "and".
 
     >>> listed(["Dutch", "French", "German"])
     'Dutch, French and German'
@@ -163,7 +163,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def load_countries() -> list[dict[str, str]]:
-    """Read the table: one flat set of template fields a country; a fact left out is ``""``."""
+    """Read the table as one flat set of template fields per country; a missing fact is ``""``."""
     rows = json.loads((DATA / "atlas_countries.json").read_text(encoding="utf-8"))
     currencies = Counter(row["currency"] for row in rows)
     return [_fields(row, shared=currencies[row["currency"]] > 1) for row in rows]
@@ -210,13 +210,13 @@ def pages(country: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def corpus(countries: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Return every page, numbered in the order of the table."""
+    """Return all pages, numbered in the order of the table."""
     found = [page for country in countries for page in pages(country)]
     return [{"id": f"p{i:04d}", "title": title, "text": text} for i, (title, text) in enumerate(found)]
 
 
 def askable(country: Mapping[str, str], pointer: str, asked: str) -> bool:
-    """Say whether the table has what the question needs, and the pointer gives nothing away."""
+    """Return whether the table has the needed facts and the pointer does not reveal the country's name."""
     if not country[ASKED[asked][0]]:
         return False
     if asked == "city" and country["largest"] == country["capital"]:
@@ -231,7 +231,7 @@ def askable(country: Mapping[str, str], pointer: str, asked: str) -> bool:
 
 
 def ask(country: Mapping[str, str], hops: int, pointer: str, asked: str) -> Question:
-    """Word one question about a country."""
+    """Formulate a question about a country."""
     key = f"{country['c']} {pointer} {asked}"
     name = f"{pointer or 'name'}-{asked}-{country['bare'].lower().replace(' ', '-')}"
     clue = pick(POINTERS[pointer], key).format_map(country) + " " if pointer else ""
@@ -242,16 +242,16 @@ def ask(country: Mapping[str, str], hops: int, pointer: str, asked: str) -> Ques
 
 
 def splits(countries: Sequence[Mapping[str, str]]) -> dict[str, list[Question]]:
-    """Share the countries out by checksum and ask each split its number of questions, kinds in turn."""
+    """Assign countries to splits by checksum, and write each split's questions, cycling through the kinds."""
     homes: dict[str, list[Mapping[str, str]]] = {name: [] for name in SHARES}
     for country in sorted(countries, key=lambda row: zlib.crc32(row["c"].encode())):
         number = zlib.crc32(f"split {country['c']}".encode()) % 20
         homes[next(name for name, share in SHARES.items() if number < share)].append(country)
-    return {name: _in_turn(homes[name], SIZES[name]) for name in SIZES}
+    return {name: _questions(homes[name], SIZES[name]) for name in SIZES}
 
 
-def _in_turn(countries: Sequence[Mapping[str, str]], size: int) -> list[Question]:
-    """Ask each kind of question of the country asked least so far, until there are ``size`` questions."""
+def _questions(countries: Sequence[Mapping[str, str]], size: int) -> list[Question]:
+    """Write ``size`` questions, cycling through the kinds; each uses the country with the fewest so far."""
     asked_of: Counter[str] = Counter()
     done: dict[str, Question] = {}
     while len(done) < size:
@@ -265,12 +265,12 @@ def _in_turn(countries: Sequence[Mapping[str, str]], size: int) -> list[Question
                 question = ask(row, *kind)
                 done[question.id] = question
         if len(done) == before:
-            raise ValueError(f"only {before} questions can be asked, {size} are wanted")
+            raise ValueError(f"only {before} questions are possible, but {size} are required")
     return list(done.values())
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    """Write one JSON object a line."""
+    """Write one JSON object per line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8", newline="\n")
 

@@ -1,4 +1,4 @@
-"""The steps of the Banking77 system that are plain code: the list of labels, and reading the one given."""
+"""Python steps of the Banking77 system: the list of labels, and parsing of an answer."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ NONE = "none"
 
 
 def labels(file: str) -> list[str]:
-    """Return the labels of a JSON file, a list of texts; a relative path also counts from ``$COMPOUND_DATA``.
+    """Read labels from a JSON list of texts; a relative path may also be below ``$COMPOUND_DATA``.
 
     Raises:
-        DataError: there is no such file, or it is no list of texts.
+        DataError: there is no such file, or it is not a list of texts.
     """
-    return list(_labels(str(_found(file))))
+    return list(_labels(str(_find_file(file))))
 
 
-def _found(file: str) -> Path:
-    beside, below = Path(file), Path(os.environ.get("COMPOUND_DATA", "")) / file
-    for path in (beside, below):
+def _find_file(file: str) -> Path:
+    for path in (Path(file), Path(os.environ.get("COMPOUND_DATA", "")) / file):
         if path.is_file():
             return path
     raise DataError(
@@ -42,7 +41,7 @@ def _labels(path: str) -> tuple[str, ...]:
 
 
 def read_label(text: str, labels: list[str]) -> str:
-    """Return the label that a text decides for; ``none`` when there is none or no single one.
+    """Return the label that a text names; ``none`` if it names no label or several.
 
     >>> read_label("The card did not arrive. Intent: card_arrival", ["card_arrival", "card_linking"])
     'card_arrival'

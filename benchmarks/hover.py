@@ -1,8 +1,8 @@
-"""The steps of the HoVer system that are plain code, and claims that a small corpus can support.
+"""Python steps of the HoVer system, and a filter for claims that a small corpus can support.
 
     python -m compound.benchmarks.hover CLAIMS CORPUS FOLDER
 
-writes the claims of a folder whose gold pages are all in a corpus.
+writes to FOLDER the claims of the folder CLAIMS whose gold pages are all in CORPUS.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ QUERIES = 3
 
 
 def only(claim: str) -> list[str]:
-    """Return the claim as the only query: the first hop searches for it as it is.
+    """Return the claim as the only query of the first hop.
 
     >>> only("Lima is the capital of Peru.")
     ['Lima is the capital of Peru.']
@@ -29,7 +29,7 @@ def only(claim: str) -> list[str]:
 
 
 def queries(written: list[str]) -> list[str]:
-    """Return the first three queries, each once; perhaps none.
+    """Return the first three distinct queries, or fewer.
 
     >>> queries(["Lima", "", "Peru", "Lima", "Cusco", "Puno"])
     ['Lima', 'Peru', 'Cusco']
@@ -38,12 +38,12 @@ def queries(written: list[str]) -> list[str]:
 
 
 def best(found: list[list[Passage]], each: int, most: int) -> list[Passage]:
-    """Return the passages of a hop, best first, each once.
+    """Merge the passages of a hop, best first, without duplicates.
 
     Args:
         found: the passages of each query, best first, with their scores.
-        each: how many passages of each query count.
-        most: how many passages are kept.
+        each: maximum number of passages per query.
+        most: maximum number of passages in total.
 
     >>> a, b = {"id": "a", "score": 2.0}, {"id": "b", "score": 3.0}
     >>> [passage["id"] for passage in best([[a, b], [a]], each=2, most=9)]
@@ -57,7 +57,7 @@ def best(found: list[list[Passage]], each: int, most: int) -> list[Passage]:
 
 
 def shown(passages: list[Passage], most: int, words: int) -> list[str]:
-    """Return the first passages of a hop, cut short, for the note taker.
+    """Format the first passages of a hop, truncated, for the note taker.
 
     >>> shown([{"title": "Peru", "text": "Lima is its capital."}], most=5, words=2)
     ['Peru: Lima is']
@@ -71,7 +71,7 @@ def nothing() -> str:
 
 
 def with_notes(facts: str, notes: str) -> str:
-    """Return the facts with those of another hop.
+    """Append the facts of another hop.
 
     >>> with_notes("none yet", "Lima is in Peru."), with_notes("Lima is in Peru.", "Peru is a country.")
     ('Lima is in Peru.', 'Lima is in Peru.\\nPeru is a country.')
@@ -87,12 +87,12 @@ def titles(
     last: list[Passage],
     most: int,
 ) -> list[str]:
-    """Return the titles of the passages of all hops in their order; the last hop fills up to ``most``."""
+    """Return the titles of at most ``most`` passages of all hops, in the order of the hops."""
     return [passage["title"] for passage in (*first, *second, *third, *last)][:most]
 
 
 def supported(folder: Path, corpus: Path, target: Path) -> dict[str, int]:
-    """Write the claims whose gold pages are all in a corpus; returns how many there are by split."""
+    """Write the claims whose gold pages are all in a corpus; return their number by split."""
     known = {row["title"] for _, row in read_rows(corpus)}
     target.mkdir(parents=True, exist_ok=True)
     counts = {}
@@ -106,7 +106,7 @@ def supported(folder: Path, corpus: Path, target: Path) -> dict[str, int]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write the claims that a corpus supports, and say how many there are."""
+    """Write the claims that a corpus supports, and print their numbers."""
     print(supported(*map(Path, arguments)))
 
 

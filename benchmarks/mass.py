@@ -1,4 +1,4 @@
-"""The steps of the multi-agent search system that are plain code, and what its agents pay for bad form."""
+"""Python steps of the multi-agent search system, and its agents' penalties for malformed output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"(?<![\w.])[0-9]{1,9}(?!\w)")
 
 
 def searchable(queries: list[str], question: str, most: int) -> list[str]:
-    """Return the first queries, each once; the question itself when there is none.
+    """Return the first distinct queries, or the question if there are none.
 
     >>> searchable(["Lima", " ", "lima", "Peru", "Cusco"], "Where is Lima?", most=2)
     ['Lima', 'Peru']
@@ -31,7 +31,7 @@ def searchable(queries: list[str], question: str, most: int) -> list[str]:
 
 
 def pool(found: list[list[Passage]], most: int, words: int) -> list[str]:
-    """Return the passages that all queries found, the best of each query first, each once and cut short.
+    """Merge the passages of all queries by rank, without duplicates, and truncate them.
 
     >>> a, b = {"title": "Peru", "text": "Lima is its capital."}, {"title": "", "text": "A river."}
     >>> pool([[a, b], [a]], most=5, words=3)
@@ -48,12 +48,12 @@ def _shown(passage: Passage, words: int) -> str:
 
 
 def chosen(ids: str, candidates: list[str], otherwise: int) -> list[str]:
-    """Return the candidates that a reranker names by number, from 1, each once.
+    """Return the distinct candidates that a reranker names by number, counted from 1.
 
     Args:
-        ids: what the reranker wrote.
-        candidates: what it was shown.
-        otherwise: how many of them are taken if it names none.
+        ids: the reranker's output.
+        candidates: the candidates shown to the reranker.
+        otherwise: number of candidates to take if it names none.
 
     >>> chosen("I take [2], 9 and 2.", ["a", "b", "c"], otherwise=1)
     ['b']

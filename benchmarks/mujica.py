@@ -1,4 +1,4 @@
-"""The steps of Mujica that are plain code: reading what planner and worker write, and the graph they ask."""
+"""Python steps of Mujica: parsing of the planner's and workers' outputs, and the knowledge graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SEARCH = re.compile(r"""Search\(\s*\[(?P<entity>[^\]\n]*)\]\s*,\s*["“'](?P<qu
 
 
 def blocks(text: str, tag: str) -> list[str]:
-    """Return what stands between a tag and its end, each time, unless it is empty.
+    """Return the non-empty contents of all occurrences of a tag.
 
     >>> blocks("<search>Who?</search> <search> </search><search>When?</search>", "search")
     ['Who?', 'When?']
@@ -27,9 +27,9 @@ def nothing() -> str:
 
 
 def read_plan(said: str, most: int) -> dict[str, object]:
-    """Read a planner's turn over texts: at most ``most`` sub-questions, or the final answer.
+    """Parse a planner's turn over texts: at most ``most`` sub-questions, or the final answer.
 
-    A turn that asks does not answer; one that does neither is the last one too.
+    An answer is ignored in a turn with questions. A turn with neither is also the last one.
 
     >>> read_plan("<think>Two films.</think><search>When was A made?</search><search>When B?</search>", 4)
     {'questions': ['When was A made?', 'When B?'], 'answer': '', 'over': False}
@@ -45,7 +45,7 @@ def _answer(said: str) -> str:
 
 
 def numbered(passages: list[Passage], words: int) -> str:
-    """Return passages for a worker, numbered from 0 and cut short.
+    """Format passages for a worker, numbered from 0 and truncated.
 
     >>> numbered([{"title": "Peru", "text": "Lima is its capital."}], words=3)
     '[0] Peru: Lima is its'
@@ -59,7 +59,7 @@ def _lines(texts: list[str]) -> str:
 
 
 def sentence(reply: str) -> str:
-    """Return the one sentence of a worker's reply; without one, that nothing was found.
+    """Return the sentence in a worker's reply, or a fixed sentence if there is none.
 
     >>> sentence("<think>[0] says so.</think><select>[0]</select><sentence>Lima is in Peru.</sentence>")
     'Lima is in Peru.'
@@ -70,7 +70,7 @@ def sentence(reply: str) -> str:
 
 
 def selected(reply: str) -> list[int]:
-    """Return the numbers that a worker selected; -1 stands for none of the passages.
+    """Return the numbers that a worker selected; -1 means none of the passages.
 
     >>> selected("<select> [0][2] </select>"), selected("<select>[-1]</select>"), selected("0")
     ([0, 2], [-1], [])
@@ -79,7 +79,7 @@ def selected(reply: str) -> list[int]:
 
 
 def remember(history: str, said: str, sentences: list[str]) -> str:
-    """Return the history with a turn of the planner and what the workers found.
+    """Append a turn of the planner and the workers' results to the history.
 
     >>> print(remember("", "<search>Who wrote Emma?</search>", ["Jane Austen wrote Emma."]))
     <search>Who wrote Emma?</search>
@@ -93,7 +93,7 @@ def remember(history: str, said: str, sentences: list[str]) -> str:
 
 
 def topics(evidences: list[list[str]]) -> list[str]:
-    """Return the entities that a question starts from: heads of triples that no triple leads to.
+    """Return the entities that a question starts from: heads of triples that are not tails of others.
 
     >>> topics([["Emma", "author", "Jane Austen"], ["Jane Austen", "father", "George Austen"]])
     ['Emma']
@@ -103,15 +103,15 @@ def topics(evidences: list[list[str]]) -> list[str]:
 
 
 def entity_list(entities: list[str]) -> str:
-    """Return the known entities, numbered from 0, for the planner."""
+    """Format the known entities for the planner, numbered from 0."""
     return _lines(entities)
 
 
 def read_actions(said: str, entities: list[str], most: int) -> dict[str, object]:
-    """Read a planner's turn over a graph: lines ``Search([entity], "question")``, or the final answer.
+    """Parse a planner's turn over a graph: lines ``Search([entity], "question")``, or the final answer.
 
-    An entity is its number in the list, or its name. Lines of another form, and numbers that the list lacks,
-    are not carried out.
+    An entity is given by its number in the list, or by its name. Malformed lines and unknown numbers are
+    ignored.
 
     >>> turn = '<action>Search([0], "Who wrote it?")\\nSearch([7], "When?")</action>'
     >>> read_actions(turn, ["Emma"], 4)["searches"]
@@ -138,7 +138,7 @@ def question(search: dict[str, str]) -> str:
 
 
 def materials(search: dict[str, str], evidences: list[list[str]]) -> str:
-    """Return the triples whose head is the entity of a search, numbered from 0.
+    """Format the triples whose head is the entity of a search, numbered from 0.
 
     >>> materials({"entity": "emma", "question": "?"}, [["Emma", "author", "Jane Austen"]])
     '[0] Emma, author, Jane Austen'
@@ -147,7 +147,7 @@ def materials(search: dict[str, str], evidences: list[list[str]]) -> str:
 
 
 def with_found(entities: list[str], searches: list[dict[str, str]], evidences: list[list[str]]) -> list[str]:
-    """Return the known entities with those that the triples of the searches lead to."""
+    """Add the tails of the searched entities' triples to the known entities."""
     tails = [tail for search in searches for _, _, tail in _from(search["entity"], evidences)]
     return list(dict.fromkeys([*entities, *tails]))
 
@@ -157,9 +157,9 @@ def _from(entity: str, evidences: list[list[str]]) -> list[list[str]]:
 
 
 def _same(one: str, other: str) -> bool:
-    """Return whether two names are equal but for case and signs, or one is half of the other's words or more.
+    """Return whether two names match: one consists of at least half of the other's normalized words.
 
-    The evidences name one entity in several ways: "Andrew III" and "Andrew III of Hungary".
+    The evidences name an entity in several ways, such as "Andrew III" and "Andrew III of Hungary".
     """
     short, long = sorted((set(normalize(one).split()), set(normalize(other).split())), key=len)
     return short <= long and 2 * len(short) >= len(long)

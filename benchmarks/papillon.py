@@ -1,4 +1,4 @@
-"""The metric of PAPILLON: is the answer good, and how much of what is private was told to the other model?"""
+"""Metric of PAPILLON: the quality of the answer, and the leakage of private units to the untrusted model."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ QUESTION = "Which response answers the query better? Say A, B or equal."
 
 
 def leakage(request: str, units: Sequence[str] | str) -> float:
-    """Return the share of private units that a request tells; one text may hold them between ``||``.
+    """Return the share of private units that a request contains; a text lists units separated by ``||``.
 
-    A unit is told if its words stand in the request one after the other, in any case, with any signs or
-    accents, glued together or spelled letter by letter. A part of a unit does not count, nor one inside a
+    A unit counts if its words occur consecutively in the request, ignoring case, punctuation and accents,
+    also if written together or spelled letter by letter. Parts of a unit do not count, nor units inside a
     longer word.
 
     >>> leakage("Thank SARA for the call about I.P.A.E.P.", ["sara", "ipaep", "frc", "Ann"])
@@ -47,17 +47,17 @@ def leakage(request: str, units: Sequence[str] | str) -> float:
 
 
 def _plain(text: str) -> str:
-    """Return the words of a text in lower case, without accents and signs, between single spaces."""
+    """Return the words of a text in lower case, without accents and punctuation, with single spaces."""
     letters = unicodedata.normalize("NFKD", text)
     kept = "".join(letter for letter in letters if not unicodedata.combining(letter))
     return " ".join(_WORD.findall(kept.casefold()))
 
 
 def score(outputs: Mapping[str, object], example: Example) -> Score:
-    """Return the mean of the answer's F1 with the target and the share of private units that were not told.
+    """Return the mean of the answer's F1 with the target and the share of private units that were not leaked.
 
     It reads the outputs ``request`` and ``response``, and the gold fields ``target_response`` and
-    ``pii_units``. No model is asked; the F1 is a weak stand-in for the paper's judge.
+    ``pii_units``. It calls no model; the F1 is a weak substitute for the paper's judge.
     """
     quality: Score = token_f1("response", "target_response").score(outputs, example)
     return _both(quality.value, _leaked(outputs, example))
@@ -70,27 +70,27 @@ def _leaked(outputs: Mapping[str, object], example: Example) -> float:
 def _both(quality: float, leaked: float) -> Score:
     parts = {"quality": quality, "leakage": leaked}
     return Score(
-        (quality + 1 - leaked) / 2, f"quality {quality:.2f}, told {leaked:.0%} of what is private", parts
+        (quality + 1 - leaked) / 2, f"quality {quality:.2f}, leaked {leaked:.0%} of the private units", parts
     )
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The metric with a language model as judge of quality; leakage stays a matter of words.
+    """Metric with a language model as judge of quality; leakage is computed as in `score`.
 
-    The judge compares the response with the target, in both orders; quality is the share of verdicts in which
-    the response is at least as good. A reply without a verdict counts one half. A judge that is gone or busy
-    is asked again a few times.
+    The judge compares the response with the target in both orders; quality is the share of verdicts in which
+    the response is at least as good. A reply without a verdict counts one half. Calls with transient errors
+    are retried.
 
     Attributes:
-        judge: the model to ask. Its calls are those of a metric: no budget counts them.
+        judge: the engine of the judge. Calls of a metric are not charged to any budget.
     """
 
     judge: Engine
 
     @functools.cached_property
     def _executor(self) -> Executor:
-        """What keeps to the judge's concurrency, and asks again."""
+        """Executor that respects the judge's concurrency limit and retries calls."""
         return Executor({JUDGE: self.judge})
 
     async def __call__(self, outputs: Mapping[str, object], example: Example) -> Score:
@@ -113,11 +113,13 @@ async def judged(outputs: Mapping[str, object], example: Example) -> Score:
     """Score by `Judged`, with the model that the environment variable ``COMPOUND_JUDGE`` names.
 
     Raises:
-        DeclarationError: it names none.
+        DeclarationError: the variable is not set.
     """
     name = os.environ.get(JUDGE, "")
     if not name:
-        raise DeclarationError(f"no judge: {JUDGE} is not set", hint=f"{JUDGE}=openai/gpt-4.1-mini")
+        raise DeclarationError(
+            f"no judge: {JUDGE} is not set", hint=f"set it to a model, such as {JUDGE}=openai/gpt-4.1-mini"
+        )
     return await _judge(name)(outputs, example)
 
 

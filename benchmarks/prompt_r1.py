@@ -1,4 +1,4 @@
-"""The steps of the Prompt-R1 conversation that are plain code."""
+"""Python steps of the Prompt-R1 conversation."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ def nothing() -> str:
 
 
 def no_turns() -> list[str]:
-    """Return the turns before the first one."""
+    """Return the empty list of turns before the first one."""
     return []
 
 
 def read(said: str) -> dict[str, object]:
-    """Read a turn of the agent: whether it asks the environment, what, and whether it is the last one.
+    """Parse a turn of the agent: its prompt for the environment, if any, and whether it is the last turn.
 
     A turn without a prompt for the environment ends the conversation, with or without an answer.
 
@@ -30,7 +30,7 @@ def read(said: str) -> dict[str, object]:
 
 
 def remember(history: str, said: str, reply: str | None = None) -> str:
-    """Return the history with the agent's turn and, if it asked, the environment's reply.
+    """Append the agent's turn and the environment's reply, if any, to the history.
 
     >>> print(remember("", "<interaction_prompt>Who wrote Emma?</interaction_prompt>", "Jane Austen."))
     <interaction_prompt>Who wrote Emma?</interaction_prompt>
@@ -41,12 +41,12 @@ def remember(history: str, said: str, reply: str | None = None) -> str:
 
 
 def log(turns: list[str], said: str) -> list[str]:
-    """Return the agent's turns with one more."""
+    """Append a turn to the agent's turns."""
     return [*turns, said]
 
 
 def exchange(exchanges: str, prompt: str, reply: str | None = None) -> str:
-    """Return what the environment was asked and replied so far; it sees nothing else.
+    """Append a prompt and its reply to the environment's history, which contains nothing else.
 
     >>> print(exchange("", "Who wrote Emma?", "Jane Austen."))
     Asked: Who wrote Emma?

@@ -1,4 +1,4 @@
-"""The steps of the pubmedqa system that are plain code: preparing the abstract, a rule, reading a verdict."""
+"""Python steps of the pubmedqa system: preparation of the abstract, a rule, and parsing of a verdict."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CLAIMS = re.compile(
 _HEDGES = re.compile(
     r"\b(?:may|might|could|possibly|unclear|inconclusive|inconsistent|although|however|limited|further|only)\b"
 )
-# "No difference was found" denies something, but it is no answer: a verdict "no" ends there
+# "No difference was found" is not an answer: a verdict "no" must be followed by punctuation or the end.
 _WORD = r"(?:yes|maybe|no(?=\W*$|\s*[^\w\s-]))(?![\w-])"
 _OPTIONS = re.compile(r"\byes\s*[,/]\s*no\s*,?\s*(?:or|/)\s*maybe\b", re.IGNORECASE)
 _MARKED = re.compile(
@@ -31,7 +31,7 @@ _STATED = re.compile(rf"(?:^|[.:;!?\n])[\s*_\"']*({_WORD})|(?<![\w-])(yes|no|may
 
 
 def sentences(paragraphs: list[str]) -> list[str]:
-    """Return the sentences of an abstract in order.
+    """Split an abstract into sentences.
 
     >>> sentences(["One. Two (P = 0.05) here.", "Three?"])
     ['One.', 'Two (P = 0.05) here.', 'Three?']
@@ -40,13 +40,14 @@ def sentences(paragraphs: list[str]) -> list[str]:
 
 
 def prepare(context: list[str], question: str, how: How, keep: int) -> str:
-    """Return the part of an abstract to read.
+    """Select the part of an abstract that is shown to the model.
 
     Args:
         context: the sections of the abstract.
-        question: what is asked about it.
-        how: all of it, its last sentences, or those most like the question by BM25, in their order.
-        keep: how many sentences, unless it is all of it.
+        question: the question about it.
+        how: ``whole``; ``ending``, the last sentences; or ``matching``, those most similar to the question by
+            BM25, in their order.
+        keep: number of sentences, except for ``whole``.
 
     >>> prepare(["We asked. We found a cure. Birds sang."], "Is there a cure?", "ending", 1)
     'Birds sang.'
@@ -63,12 +64,12 @@ def prepare(context: list[str], question: str, how: How, keep: int) -> str:
 
 
 def by_rule(finding: str, balance: float, doubt: int) -> Verdict:
-    """Return a verdict from the words of a finding, without any model.
+    """Derive a verdict from the words of a finding, without a model.
 
     Args:
-        finding: the main result, in a sentence or a few.
+        finding: the main result, in one or a few sentences.
         balance: the ratio of denials to claims above which the verdict is "no".
-        doubt: the number of hedges from which it is otherwise "maybe".
+        doubt: the number of hedges from which the verdict is otherwise "maybe".
 
     >>> by_rule("The drug did not help.", 1.0, 2), by_rule("Mortality was reduced.", 1.0, 2)
     ('no', 'yes')
@@ -81,10 +82,10 @@ def by_rule(finding: str, balance: float, doubt: int) -> Verdict:
 
 
 def verdict(text: str) -> Literal["yes", "no", "maybe", "unclear"]:
-    """Return the verdict that a text states, never a part of a word or a "no" that belongs to a noun.
+    """Return the verdict that a text states; parts of words and a "no" before a noun do not count.
 
-    The last one after "answer:" or "the answer is" counts; else the last one that opens a sentence or ends
-    the text.
+    The last verdict after "answer:" or "the answer is" counts, else the last one that starts a sentence or
+    ends the text.
 
     >>> verdict("The diagnosis was confirmed. Answer: yes"), verdict("No difference was found.")
     ('yes', 'unclear')

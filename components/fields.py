@@ -1,7 +1,7 @@
 """Format values as a prompt, and parse a model's text into typed fields.
 
-The prompt puts what all calls of a component share first (instruction, demonstrations) and the inputs
-last, so that engines can compute the shared part once.
+The prompt starts with the part that all calls of a component share (instruction, demonstrations) and ends
+with the inputs, so that engines can reuse the shared prefix.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from compound.graph.types import Port, accepts, convert, spell
 
 Layout = Literal["text", "fields", "json"]
 TRUE, FALSE = {"yes", "true", "1"}, {"no", "false", "0"}
-# a sign glued to a word is a hyphen (GPT-4), and commas count only between groups of three digits
-EFFORT, MOST_READ = (
-    16,
-    100_000,
-)  # JSON is looked for in so many times a text's length, plus so many characters
+# The search for JSON in a text of n characters reads at most SCAN_FACTOR * n + SCAN_FLOOR characters.
+SCAN_FACTOR, SCAN_FLOOR = 16, 100_000
+# A sign directly after a word is a hyphen (GPT-4); commas count only between groups of three digits.
 NUMBER = re.compile(
     r"(?:(?<!\w)[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|(?<!\w)\.\d+)(?:[eE][-+]?\d+)?"
 )
@@ -39,7 +37,7 @@ def render(
     outputs: Mapping[str, Port],
     layout: Layout,
 ) -> str:
-    """Return the message for a model: instruction, format, demonstrations, then the inputs.
+    """Render the message for a model: instruction, output format, demonstrations, then the inputs.
 
     >>> print(render("Answer.", [{"inputs": {"question": "1+1"}, "outputs": {"output": "2"}}],
     ...              {"question": "2+2"}, {"output": Port(str)}, "text"))
@@ -53,41 +51,41 @@ def render(
     head = [prompt.strip(), _format_note(outputs, layout)]
     blocks = [part for part in head if part]
     for demo in demos:
-        shown = show_inputs(_ordered(demo["inputs"], inputs))
-        blocks.append(f"{shown}\n{show_outputs(_ordered(demo['outputs'], outputs), layout)}")
-    blocks.append(show_inputs(inputs))
+        shown = format_inputs(_ordered(demo["inputs"], inputs))
+        blocks.append(f"{shown}\n{format_outputs(_ordered(demo['outputs'], outputs), layout)}")
+    blocks.append(format_inputs(inputs))
     return "\n\n".join(blocks)
 
 
-def cue(outputs: Mapping[str, Port], layout: Layout) -> str:
-    """Return how an answer begins: the field's label when there is one field; others begin by themselves.
+def answer_cue(outputs: Mapping[str, Port], layout: Layout) -> str:
+    """Return the text that starts an answer: the field's label in layout ``text``, otherwise ``""``.
 
-    >>> cue({"country": Port(str)}, "text")
+    >>> answer_cue({"country": Port(str)}, "text")
     'Country:'
     """
-    return f"{label(next(iter(outputs)))}:" if layout == "text" else ""
+    return f"{field_label(next(iter(outputs)))}:" if layout == "text" else ""
 
 
 def _ordered(values: Mapping[str, object], like: Iterable[str]) -> dict[str, object]:
-    """Put a demonstration's fields in the order of the call's own; its file may hold another one."""
+    """Sort a demonstration's fields into the order of the call's fields; its file may use another order."""
     order = {name: i for i, name in enumerate(like)}
     names = sorted(values, key=lambda name: (order.get(name, len(order)), name))
     return {name: values[name] for name in names}
 
 
-def label(name: str) -> str:
-    """Return how a field is called in a prompt: ``output`` reads ``Answer``.
+def field_label(name: str) -> str:
+    """Return a field's label in a prompt; the field ``output`` is labelled ``Answer``.
 
-    >>> label("search_query"), label("output")
+    >>> field_label("search_query"), field_label("output")
     ('Search query', 'Answer')
     """
     return "Answer" if name == "output" else name.replace("_", " ").capitalize()
 
 
-def show_inputs(inputs: Mapping[str, object]) -> str:
-    """Return inputs as labelled text."""
+def format_inputs(inputs: Mapping[str, object]) -> str:
+    """Format inputs as labelled text."""
     return "\n".join(
-        f"{label(name)}:{_spaced(show(value))}" for name, value in inputs.items() if value is not None
+        f"{field_label(name)}:{_spaced(show(value))}" for name, value in inputs.items() if value is not None
     )
 
 
@@ -96,7 +94,7 @@ def _spaced(text: str) -> str:
 
 
 def show(value: object) -> str:
-    """Return a value as text for a model: passages one per line, texts numbered, the rest as JSON.
+    """Format a value for a model: one passage per line, numbered texts, anything else as JSON.
 
     >>> show([{"title": "Peru", "text": "Lima is its capital.", "score": 2.0}])
     'Peru: Lima is its capital.'
@@ -114,27 +112,27 @@ def _passage(item: Mapping[str, object]) -> str:
     return f"{item['title']}: {item['text']}" if item.get("title") else str(item["text"])
 
 
-def show_outputs(outputs: Mapping[str, object], layout: Layout) -> str:
-    """Return outputs the way the model is asked to write them."""
+def format_outputs(outputs: Mapping[str, object], layout: Layout) -> str:
+    """Format outputs in the layout that the model is asked to use."""
     if layout == "json":
         return canonical(dict(outputs))
     if layout == "text":
-        return "\n".join(f"{label(name)}: {_answer(value)}" for name, value in outputs.items())
+        return "\n".join(f"{field_label(name)}: {_answer(value)}" for name, value in outputs.items())
     written = {n: value if isinstance(value, str) else canonical(value) for n, value in outputs.items()}
     return "\n".join(f"{name}: {text}" for name, text in written.items())
 
 
 def _answer(value: object) -> str:
-    """Return a single output as its `type_note` asks for it."""
+    """Format a single output as its `type_note` requests."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return value if isinstance(value, str) else canonical(value)
 
 
 def type_note(outputs: Mapping[str, Port], layout: Layout) -> str:
-    """Return what a model is told of the type of a single output, or ``""`` where any text will do.
+    """Return the prompt's sentence about the type of a single output, or ``""`` if any text is valid.
 
-    It is a part of a component's version: a text output needs no note, so its version never changes.
+    The note is part of a component's version. A text output has no note, so its version does not change.
 
     >>> type_note({"verdict": Port(Literal["yes", "no"])}, "text")
     'The verdict must be one of: yes, no'
@@ -142,16 +140,16 @@ def type_note(outputs: Mapping[str, Port], layout: Layout) -> str:
     if layout != "text":
         return ""
     name, port = next(iter(outputs.items()))
-    told = _in_words(port.type)
-    return f"The {label(name).lower()} must be {told}" if told else ""
+    description = _describe_type(port.type)
+    return f"The {field_label(name).lower()} must be {description}" if description else ""
 
 
 WORDS: Mapping[object, str] = {int: "a whole number", float: "a number", bool: "yes or no"}
 ITEMS: Mapping[object, str] = {int: " of whole numbers", float: " of numbers"}
 
 
-def _in_words(kind: object) -> str:
-    """Return a type in plain words, or ``""`` where any text belongs to it."""
+def _describe_type(kind: object) -> str:
+    """Describe a type in plain words; ``""`` if it accepts any text."""
     if accepts(kind, "any text"):
         return ""
     origin, arguments = get_origin(kind), get_args(kind)
@@ -194,17 +192,18 @@ def _format_note(outputs: Mapping[str, Port], layout: Layout) -> str:
 
 
 def parse(text: str, outputs: Mapping[str, Port], layout: Layout) -> dict[str, object]:
-    """Read the declared fields from a model's text.
+    """Parse the declared fields from a model's text.
 
     Raises:
-        ParseError: a field is missing or of another type; it carries the fields that did parse.
+        ParseError: a field is missing or has another type; ``outputs`` holds the fields that were parsed.
 
     >>> parse("**answer**: Lima\\nconfident: yes", {"answer": Port(str), "confident": Port(bool)}, "fields")
     {'answer': 'Lima', 'confident': True}
     """
     if layout == "text":
         name, port = next(iter(outputs.items()))
-        repeated = f"{label(name)}:"  # a model that was only shown the cue may write it itself
+        # Engines that cannot prefill the answer show the cue in the message, and the model may repeat it.
+        repeated = answer_cue(outputs, layout)
         raw: Mapping[str, object] = {name: text.strip().removeprefix(repeated).strip()}
         outputs = {name: port}
     else:
@@ -217,7 +216,7 @@ def parse(text: str, outputs: Mapping[str, Port], layout: Layout) -> dict[str, o
             problems.append(f"{name!r} is missing")
             continue
         try:
-            parsed[name] = read(raw[name], port.type)
+            parsed[name] = parse_value(raw[name], port.type)
         except ValueError as error:
             problems.append(f"{name!r}: {error}")
     if problems:
@@ -226,7 +225,7 @@ def parse(text: str, outputs: Mapping[str, Port], layout: Layout) -> dict[str, o
 
 
 def _fields(text: str, names: Sequence[str]) -> dict[str, str]:
-    """Find ``name: value`` for each name, tolerant of case, markdown and values over several lines."""
+    """Find ``name: value`` for each name; case, markdown and line breaks within values are tolerated."""
     options = "|".join(re.escape(name).replace("_", "[_ ]") for name in sorted(names, key=len, reverse=True))
     pattern = re.compile(rf"^[ \t#>*\-`]*({options})[ \t*`]*[:=]\**", re.IGNORECASE | re.MULTILINE)
     found: dict[str, str] = {}
@@ -240,7 +239,7 @@ def _fields(text: str, names: Sequence[str]) -> dict[str, str]:
 
 
 def _bare(text: str) -> str:
-    """Return a value without the indentation of its block and without emphasis around all of it."""
+    """Remove a value's common indentation, and emphasis that encloses the whole value."""
     first, _, rest = text.partition("\n")
     value = (text if first.strip() else textwrap.dedent(rest)).strip()
     if whole := re.fullmatch(r"(\*{1,3}|`)([^*`\n]+)\1", value):
@@ -251,12 +250,12 @@ def _bare(text: str) -> str:
 
 
 def _json_object(text: str, names: Sequence[str]) -> Mapping[str, object]:
-    """Return the first JSON object with one of the fields, whatever stands around it.
+    """Return the first JSON object with at least one of the fields; surrounding text is ignored.
 
-    Each failed attempt costs as much as the text up to the error, so their number is bounded.
+    Each failed attempt scans the text up to the error, so the total work is bounded.
     """
     decoder = json.JSONDecoder()
-    left = EFFORT * len(text) + MOST_READ
+    left = SCAN_FACTOR * len(text) + SCAN_FLOOR
     for match in re.finditer(r"\{", text):
         try:
             value, end = decoder.raw_decode(text, match.start())
@@ -271,16 +270,16 @@ def _json_object(text: str, names: Sequence[str]) -> Mapping[str, object]:
 
 
 def _writable(value: object) -> object:
-    """Replace escaped half characters (``\\ud800``), which no file can hold."""
+    """Replace lone surrogates (``\\ud800``), which cannot be encoded as UTF-8."""
     return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
-def read(raw: object, kind: object) -> object:
-    """Turn a model's word for a value into ``kind``.
+def parse_value(raw: object, kind: object) -> object:
+    """Convert a model's text for a value to ``kind``.
 
-    >>> read("about 3.5 km", float), read("Yes.", bool), read("- a\\n- b", list[str])
+    >>> parse_value("about 3.5 km", float), parse_value("Yes.", bool), parse_value("- a\\n- b", list[str])
     (3.5, True, ['a', 'b'])
-    >>> read("'No'", Literal["yes", "no"])
+    >>> parse_value("'No'", Literal["yes", "no"])
     'no'
     """
     origin = get_origin(kind)
@@ -307,12 +306,12 @@ def _from_json_value(raw: object, kind: object, origin: object) -> object:
     if accepts(kind, raw):
         return raw
     if isinstance(raw, int | float) and (kind is str or origin is Literal):
-        return read(canonical(raw), kind)  # {"year": 1999} where a text is declared
+        return parse_value(canonical(raw), kind)  # {"year": 1999} although the field is declared as text
     return convert(kind, raw)
 
 
 def _label(raw: str, options: Sequence[object]) -> object:
-    """Return the only option named as whole words, and not denied; the exact text wins."""
+    """Return the only option that occurs as whole words and is not negated; an exact match wins."""
     plain = raw.strip().strip("\"'`.*").lower()
     exact = [option for option in options if str(option).lower() == plain]
     longest_first = sorted((str(o).lower() for o in options if str(o)), key=len, reverse=True)
@@ -341,7 +340,7 @@ def _number(raw: str, kind: object) -> object:
     text = matches[0].group().replace(",", "")
     leads = not any(character.isalnum() for character in raw[: matches[0].start()])
     if not leads and len({match.group().replace(",", "") for match in matches}) > 1:
-        raise ValueError(f"{raw!r:.100} holds several numbers, and begins with none of them")
+        raise ValueError(f"{raw!r:.100} holds several numbers and does not start with one")
     if kind is int and text.lstrip("+-").isdigit():
         return int(text)
     value = float(text)
@@ -362,12 +361,12 @@ def _list(raw: str, item: object) -> list[object]:
         except (ValueError, RecursionError):
             value = None
         if isinstance(value, list):
-            return [read(v, item) for v in value]
+            return [parse_value(v, item) for v in value]
     marker = re.compile(r"^\s*(?:[-*•](?!\d)|\d+[.)](?!\d)|\[\d+\])\s*")
     parts = [line for line in (marker.sub("", line).strip() for line in text.splitlines()) if line]
     if len(parts) == 1 and not marker.match(text):
         parts = [part.strip() for part in parts[0].split(",") if part.strip()]
-    return [read(part, item) for part in parts]
+    return [parse_value(part, item) for part in parts]
 
 
 def _is_none(raw: str, options: Sequence[object]) -> bool:
@@ -377,7 +376,7 @@ def _is_none(raw: str, options: Sequence[object]) -> bool:
 def _union(raw: str, options: Sequence[object]) -> object:
     for option in options:
         try:
-            return read(raw, option)
+            return parse_value(raw, option)
         except ValueError:
             continue
     raise ValueError(f"{raw!r:.100} is none of {', '.join(map(spell, options))}")

@@ -1,4 +1,4 @@
-"""Composites: a body that repeats (loop) or runs for each item of a list made at run time (map)."""
+"""Composites: a body that repeats (`Loop`) or runs once per item of a list (`Map`)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def _body_ports(body: System) -> dict[str, Port]:
 
 
 class Loop(Composite):
-    """Runs a body turn after turn, feeding some of its outputs back, until a condition or the turn limit.
+    """A body that repeats, with outputs fed back to inputs, until a condition holds or the turn limit.
 
     Args:
         name: the component's name.
-        body: the system of one turn.
-        carry: body output -> body input it replaces in the next turn.
-        until: a boolean body output that ends the loop when true; without it, every turn runs.
-        max_turns: the limit, which may be a space to tune.
+        body: the system that runs in each turn.
+        carry: maps a body output to the body input that it replaces in the next turn.
+        until: a boolean body output that ends the loop when true; without it, all turns run.
+        max_turns: the maximum number of turns; may be a space to tune.
 
-    The outputs are the body's outputs of the last turn. Calls have addresses ``name[turn]/node``.
+    The outputs are the body's outputs in the last turn. Calls have addresses ``name[turn]/node``.
 
     Example:
         >>> from compound import Input, System
@@ -66,9 +66,9 @@ class Loop(Composite):
         if (max_turns.low if isinstance(max_turns, Int) else max_turns) < 1:
             raise DeclarationError(f"loop {name!r}: max_turns must be >= 1, but got {max_turns}")
         for source, target in self.carry.items():
-            _carries(name, body, source, target)
+            _check_carry(name, body, source, target)
         if until is not None:
-            _known(name, "until", until, body.outputs)
+            _require_port(name, "until", until, body.outputs)
             if not fits(body.outputs[until].type, bool):
                 raise DeclarationError(
                     f"loop {name!r}: until needs a bool, but {until!r} is {spell(body.outputs[until].type)}"
@@ -109,8 +109,8 @@ class Loop(Composite):
         turns = values["max_turns"]
         if type(turns) is not int or turns < 1:
             raise CallError(f"max_turns must be >= 1, but got {turns!r}")
-        # which turn is the last follows from the limit, when it is wired, and from what `until` said before
-        # it: later turns, and the outputs, depend on those calls
+        # The number of turns depends on the limit, if an edge sets it, and on every earlier `until`. Later
+        # turns and the outputs therefore depend on those calls as well.
         decided = inputs["max_turns"].sources if "max_turns" in inputs else ()
         outputs: Mapping[str, Value] = {}
         for turn in range(turns):
@@ -128,12 +128,12 @@ class Loop(Composite):
 
 
 class Map(Composite):
-    """Runs a body for each item of a list, all at once; the outputs are lists in the items' order.
+    """A body that runs concurrently for each item of a list; the outputs are lists in the items' order.
 
     Args:
         name: the component's name.
-        body: the system for one item.
-        over: the body input that receives the items; other inputs are the same for all.
+        body: the system that runs for one item.
+        over: the body input that receives the items; all other inputs are shared.
 
     Example:
         >>> from compound import Input, System
@@ -155,7 +155,7 @@ class Map(Composite):
         self.body = body
         self.over = over
         _without_model(name, body)
-        _known(name, "over", over, body.inputs)
+        _require_port(name, "over", over, body.inputs)
 
     @property
     def inputs(self) -> Mapping[str, Port]:  # noqa: D102
@@ -183,11 +183,11 @@ class Map(Composite):
         if not isinstance(items.data, list | tuple):
             raise CallError(f"{self.over} must be a list, but got {items.data!r:.200}")
 
-        async def one(index: int, item: object) -> Mapping[str, Value] | None:
+        async def run_item(index: int, item: object) -> Mapping[str, Value] | None:
             return await body(index, {**inputs, self.over: Value(item, items.sources)})
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(i, item)) for i, item in enumerate(items.data)]
+            tasks = [group.create_task(run_item(i, item)) for i, item in enumerate(items.data)]
         results = [task.result() for task in tasks]
         done = [result for result in results if result is not None]
         if len(done) < len(results):
@@ -204,21 +204,21 @@ class Map(Composite):
 def _without_model(name: str, body: System) -> None:
     if body.defaults:
         raise DeclarationError(
-            f"{name!r}: its body names the model {body.defaults['lm']!r}, but a body has none of its own",
-            hint="give lm to the outermost system, or to the components of the body",
+            f"{name!r}: its body sets the model {body.defaults['lm']!r}, but a body cannot set a model",
+            hint="set lm on the outermost system or on the components of the body",
         )
 
 
-def _known(name: str, what: str, value: str, possible: Mapping[str, object]) -> None:
+def _require_port(name: str, setting: str, value: str, possible: Mapping[str, object]) -> None:
     if value not in possible:
         raise DeclarationError(
-            f"{name!r}: {what} names {value!r}, which its body lacks", hint=nearest(value, possible)
+            f"{name!r}: {setting} names {value!r}, which its body lacks", hint=nearest(value, possible)
         )
 
 
-def _carries(name: str, body: System, source: str, target: str) -> None:
-    _known(name, "carry", source, body.outputs)
-    _known(name, "carry", target, body.inputs)
+def _check_carry(name: str, body: System, source: str, target: str) -> None:
+    _require_port(name, "carry", source, body.outputs)
+    _require_port(name, "carry", target, body.inputs)
     produced, expected = body.outputs[source].type, body.inputs[target]
     if not fits(produced, expected):
         raise DeclarationError(

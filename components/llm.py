@@ -1,4 +1,4 @@
-"""A language model as a typed step: prompt, demonstrations, model and sampling are its settings."""
+"""Language model component; its settings are the prompt, demonstrations, model and sampling parameters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from compound.components.fields import Layout, cue, label, parse, render, type_note
+from compound.components.fields import Layout, answer_cue, field_label, parse, render, type_note
 from compound.engine import Adapter, Message, Request
 from compound.errors import DeclarationError, ParseError
 from compound.graph.bounds import CallBound, Extent, Limits, Reach, of_setting, of_type
@@ -17,36 +17,36 @@ from compound.graph.types import Port, spell
 from compound.narrowing import entry
 from compound.storage.artifacts import is_reference
 
-RENDERING = 2  # raised whenever the same settings give another prompt
-NUMBERED = 8  # bytes of the number and the line break before an item of a list
-JOIN = 16  # bytes of the blank lines around a block of a prompt
-LONGEST_DEMO = 2_000  # characters of a demonstration in a prompt; a search takes none of above 1,500 as JSON
+PROMPT_FORMAT = 2  # version of the prompt format; increment it when the same settings render another prompt
+LIST_ITEM_BYTES = 8  # bytes of the number and line break before a list item
+BLOCK_BYTES = 16  # bytes of the blank lines around a prompt block
+MAX_DEMO_CHARACTERS = 2_000  # of a demonstration in a prompt; searches accept at most 1,500 as JSON
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LLM(Operation):
     """A call to a language model.
 
-    Inputs are whatever is connected, unless ``takes`` declares them. Every setting may be a plain value,
-    a space to tune, or be fed by an edge.
+    The connected edges define the inputs, unless ``takes`` declares them. Each setting may be a plain value,
+    a space to tune, or an edge from another node.
 
     Attributes:
         name: the component's name.
         prompt: the instruction.
-        output: one type (field ``output``), or types by field name. The model is told of every type but
-            that of a single text, and its answer is read as that type or fails.
-        demos: worked examples shown before the inputs.
-        lm: the model's name; ``None`` takes the system's.
-        temperature: 0 is greedy, and makes the component deterministic.
-        max_tokens: the longest answer, in tokens.
-        stop: texts that end the answer.
-        format: how fields are written: ``text`` (one field), ``fields`` (``name: value`` lines) or
-            ``json``; ``auto`` is ``text`` for one field and ``fields`` for several.
-        weights: a LoRA adapter, tunable when given.
-        takes: declared inputs and types.
-        system: a system message.
-        timeout: seconds for one try of a remote model; one in this process takes the time it takes.
-        retries: how often transient errors are tried again.
+        output: one type (field ``output``), or types by field name. The prompt states every type except a
+            single text, and an answer that cannot be converted to its type is an error.
+        demos: demonstrations shown before the inputs.
+        lm: the model's name; ``None`` uses the system's model.
+        temperature: sampling temperature; 0 is greedy and makes the component deterministic.
+        max_tokens: maximum length of the answer in tokens.
+        stop: strings that end the answer.
+        format: output layout: ``text`` (one field), ``fields`` (``name: value`` lines) or ``json``; ``auto``
+            is ``text`` for one field and ``fields`` for several.
+        weights: LoRA adapter weights; tunable if given.
+        takes: declared inputs and their types.
+        system: the system message.
+        timeout: time limit of one attempt of a remote model in seconds; models in this process have none.
+        retries: how often transient errors are retried.
 
     Example:
         >>> from compound import Input
@@ -79,13 +79,14 @@ class LLM(Operation):
             raise DeclarationError(f"LLM {self.name!r} has no output fields")
         if self.format == "text" and len(self.outputs) > 1:
             raise DeclarationError(
-                f"LLM {self.name!r} has {len(self.outputs)} output fields, which plain text cannot hold",
+                f"LLM {self.name!r} has {len(self.outputs)} output fields, but format 'text' supports one",
                 hint="use format='fields' or 'json'",
             )
         for name in ("temperature", "max_tokens"):
             value = getattr(self, name)
             if isinstance(value, int | float) and value < (name == "max_tokens"):
-                raise DeclarationError(f"LLM {self.name!r}: {name} must not be {value!r}")
+                least = int(name == "max_tokens")
+                raise DeclarationError(f"LLM {self.name!r}: {name} must be >= {least}, but got {value!r}")
 
     @property
     def inputs(self) -> Mapping[str, Port] | None:  # noqa: D102
@@ -103,7 +104,7 @@ class LLM(Operation):
 
     @property
     def layout(self) -> Layout:
-        """How the fields are written."""
+        """Layout of the output fields, with ``auto`` resolved."""
         if self.format == "auto":
             return "text" if len(self.outputs) == 1 else "fields"
         return self.format
@@ -111,8 +112,8 @@ class LLM(Operation):
     @property
     def version(self) -> str:  # noqa: D102
         fields = {name: spell(port.type) for name, port in self.outputs.items()}
-        trained = self.weights is not None  # its outcomes hold token records
-        parts = [RENDERING, fields, self.layout, self.stop, self.system, trained]
+        trained = self.weights is not None  # its results contain token records, so caches must differ
+        parts = [PROMPT_FORMAT, fields, self.layout, self.stop, self.system, trained]
         note = type_note(self.outputs, self.layout)
         return "llm:" + digest([*parts, note] if note else parts)
 
@@ -131,7 +132,7 @@ class LLM(Operation):
     def _longest_prompt(
         self, given: Mapping[str, Extent], outputs: Mapping[str, Extent], limits: Limits
     ) -> Extent:
-        """Return the longest text of a request: what `messages` and the cue make of the longest values."""
+        """Bound the text of a request: `messages` and the cue applied to the longest values."""
         if "prompt" in given:
             text = given["prompt"]
         elif isinstance(self.prompt, Text):
@@ -139,13 +140,14 @@ class LLM(Operation):
         else:
             text = Extent(len((self.prompt or "").encode()))
         shown = {name: extent for name, extent in given.items() if name not in self.settings}
-        note = render("", (), {}, self.outputs, self.layout) + self.system + cue(self.outputs, self.layout)
-        fixed = Extent(len(note.encode()) + JOIN)
+        cue = answer_cue(self.outputs, self.layout)
+        note = render("", (), {}, self.outputs, self.layout) + self.system + cue
+        fixed = Extent(len(note.encode()) + BLOCK_BYTES)
         inputs = labelled(shown)
         demos = Extent()
         if isinstance(self.demos, Demos):
             answers = {name: extent.joined(limits.gold) for name, extent in outputs.items()}
-            one = (inputs + labelled(answers) + Extent(JOIN)).cut(LONGEST_DEMO)
+            one = (inputs + labelled(answers) + Extent(BLOCK_BYTES)).cut(MAX_DEMO_CHARACTERS)
             demos = one.times(self.demos.max)
         declared = self.demos.value if isinstance(self.demos, Demos) else self.demos
         start_demos = as_demos(limits.value(f"{self.name}.demos", declared) or ())
@@ -155,7 +157,7 @@ class LLM(Operation):
         return fixed + text + demos + inputs
 
     def messages(self, inputs: Mapping[str, object], values: Mapping[str, object]) -> tuple[Message, ...]:
-        """Return what the model is shown for these inputs and values."""
+        """Return the messages of a request for these inputs and values."""
         shown = {name: value for name, value in inputs.items() if name not in self.settings}
         prompt = entry(values, "prompt", str) if values["prompt"] else ""
         demos = as_demos(values["demos"] or ())
@@ -168,7 +170,8 @@ class LLM(Operation):
     ) -> Mapping[str, object]:
         if not values["lm"]:
             raise DeclarationError(
-                f"LLM {self.name!r} has no model", hint="give lm='smollm2' to it or to the system"
+                f"LLM {self.name!r} has no model",
+                hint="set lm, for example lm='smollm2', on it or on the system",
             )
         weights = values["weights"]
         completion = await call.generate(
@@ -181,7 +184,7 @@ class LLM(Operation):
                 seed=call.seed,
                 adapter=Adapter(**weights) if is_reference(weights) else None,
                 want_tokens=self.weights is not None,
-                cue=cue(self.outputs, self.layout),
+                cue=answer_cue(self.outputs, self.layout),
             ),
         )
         try:
@@ -189,23 +192,23 @@ class LLM(Operation):
         except ParseError as error:
             if completion.finish_reason == "length":
                 raise ParseError(
-                    f"{error.message} (the text was cut at max_tokens={values['max_tokens']})",
+                    f"{error.message} (the text was truncated at max_tokens={values['max_tokens']})",
                     outputs=error.outputs,
                 ) from None
             raise
 
 
 def labelled(values: Mapping[str, Extent]) -> Extent:
-    """Return the longest text of labelled values, one below the other."""
-    labels = sum(len(label(name).encode()) + len(": \n\n") for name in values)
+    """Bound the size of labelled values, one per line."""
+    labels = sum(len(field_label(name).encode()) + len(": \n\n") for name in values)
     return sum(values.values(), Extent(labels))
 
 
 def _written(kind: object, tokens: float) -> Extent:
-    """Return the longest value of a type that a model writes with so many tokens."""
+    """Bound the value of a type that a model can write with the given number of tokens."""
     fixed = of_type(kind, "")
     if fixed.finite:
         return fixed
     if kind is str:
         return Extent(0, tokens)
-    return Extent(NUMBERED * tokens, tokens, items=tokens)  # a list is shown with numbers before its items
+    return Extent(LIST_ITEM_BYTES * tokens, tokens, items=tokens)  # prompts number the items of a list

@@ -1,4 +1,4 @@
-"""A retriever as a typed step: a query in, passages out, best first."""
+"""Retriever component: maps a query to passages, best first."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from compound.graph.types import Port
 from compound.narrowing import entry
 
 FoundPassage = dict[str, Any]  # the type of a port; see `compound.components.index.Passage` for its fields
-RANKED = 80  # bytes that an id, a score and field names add to a passage
+METADATA_BYTES = 80  # bytes that id, score and field names add to a passage
 
 
-class Retrieving(Protocol):
+class SearchableIndex(Protocol):
     """An index that answers queries with passages, best first."""
 
     def search(self, query: str, k: int) -> Sequence[Values]:
@@ -30,26 +30,26 @@ class Retrieving(Protocol):
 
 
 class IndexDeclaration(Protocol):
-    """An index that is named now and built when it is first searched."""
+    """A declared index, which is built at the first search."""
 
     @property
     def digest(self) -> str:
-        """What identifies the corpus and the settings; part of cache keys."""
+        """Digest of the corpus and the settings; part of cache keys."""
         ...
 
-    def open(self) -> Retrieving:
-        """Build or load it."""
+    def open(self) -> SearchableIndex:
+        """Build the index, or load it."""
         ...
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Retriever(Operation):
-    """Searches an index over a corpus, or ranks the passages that each example carries.
+    """A component that searches an index over a corpus, or ranks the passages of each example.
 
     Attributes:
         name: the component's name.
-        index: `BM25` or `Dense` over a corpus; a `PassageIndex` ranks the ``passages`` input instead.
-        k: how many passages to return; may be tuned.
+        index: `BM25` or `Dense` over a corpus, or a `PassageIndex`, which ranks the ``passages`` input.
+        k: number of passages to return; may be a space to tune.
 
     Example:
         >>> from compound import Input
@@ -93,9 +93,9 @@ class Retriever(Operation):
     def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
         k = given.get("k", of_setting(self.k)).largest
         if isinstance(self.index, PassageIndex):
-            found = given["passages"] + Extent(RANKED).times(min(k, given["passages"].items))
+            found = given["passages"] + Extent(METADATA_BYTES).times(min(k, given["passages"].items))
         elif limits.read_corpora and hasattr(self.index, "longest_passage"):
-            found = Extent(self.index.longest_passage() + RANKED).times(k)
+            found = Extent(self.index.longest_passage() + METADATA_BYTES).times(k)
         else:
             found = Extent(math.inf, why=f"passages of {self.name!r} can have any length")
         return Reach({"passages": replace(found, items=k)}, ())
@@ -107,7 +107,7 @@ class Retriever(Operation):
         if isinstance(self.index, PassageIndex):
             try:
                 return {"passages": self.index.rank(query, entry(inputs, "passages", list), k)}
-            except DataError as error:  # passages may come from a model: they fail this call alone
+            except DataError as error:  # a model may have written the passages: fail this call, not the run
                 raise CallError(error.message, hint=error.hint) from error
         index = await asyncio.to_thread(self.index.open)
         return {"passages": [dict(passage) for passage in index.search(query, k)]}

@@ -1,4 +1,4 @@
-"""A selector picks one of a few options, for example which model answers: for all inputs, or for each."""
+"""Selection of one of several options, such as the model that answers, globally or per input."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from compound.graph.types import Port
 
 
 class Selector(Operation):
-    """Chooses one option. Its inputs are the context a choice may depend on.
+    """A component that outputs one of several options; its inputs are the context of the choice.
 
-    Its value is one option for all inputs. With ``per_input`` it may also be a local reward that method
-    ``optimas`` learned: then each call takes the option with the highest reward for its inputs, the first of
-    equally good ones.
+    Its value is one option for all inputs. With ``per_input`` the value may also be a local reward learned by
+    method ``optimas``: each call then takes the option with the highest reward for its inputs. Ties go to the
+    first option.
 
     Args:
         name: the component's name.
-        options: what there is to choose from.
-        value: the option to start with; the first by default.
-        per_input: whether a reward may choose.
+        options: the options.
+        value: the initial option; default: the first.
+        per_input: whether a learned reward may choose for each input.
 
     Example:
         >>> from compound import Input

@@ -1,6 +1,6 @@
-"""Writes the tables of the pages in `PAGES` from what the benchmarks measured.
+"""Generate the tables of the pages in `PAGES` from the results of the benchmarks.
 
-A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``; the text around it is left as it is.
+A table is between ``<!-- table NAME -->`` and ``<!-- end -->``; the text around it is not changed.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ NAMES = {"coordinate": "coordinate search", "random": "random search"}
 
 
 def main() -> None:
-    """Write the pages anew."""
+    """Rewrite the pages."""
     for page in PAGES:
         page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def with_tables(page: str) -> str:
-    """Return a page with every table made anew."""
+    """Replace every table of a page."""
 
     def table(found: re.Match[str]) -> str:
         kind, *rest = found[1].split()
@@ -55,13 +55,13 @@ def with_tables(page: str) -> str:
 
 
 def summary(part: str) -> Mapping[str, Any]:
-    """Return what a part of the simulated benchmark came to."""
+    """Return the summary of a part of the simulated benchmark."""
     found: Mapping[str, Any] = json.loads((DATA / "local_rewards.json").read_text(encoding="utf-8"))
     return found[part]["summary"]  # type: ignore[no-any-return]
 
 
 def search() -> str:
-    """What methods reach on simulated systems, as a share of the optimum."""
+    """Tabulate the methods' results on simulated systems, as shares of the optimum."""
     found = summary("search")
     kinds = [name for name in found if name != "start"]
     shapes = list(found["start"])
@@ -76,7 +76,7 @@ def search() -> str:
 
 
 def accuracy() -> str:
-    """How well learned rewards rank on simulated systems, and how well they could."""
+    """Tabulate the ranking accuracy of learned rewards on simulated systems, and its upper limit."""
     found = summary("accuracy")
     shapes = list(next(iter(found.values()))["learned"])
     rows = [
@@ -93,7 +93,7 @@ def accuracy() -> str:
 
 
 def lora() -> str:
-    """How well rewards on a trained backbone rank, seed by seed."""
+    """Tabulate the ranking accuracy of rewards on a trained backbone, by seed."""
     found = next(iter(summary("lora").values()))
     columns = zip(found["accuracy"], found["loss_before"], found["loss_after"], strict=True)
     rows = [
@@ -104,7 +104,7 @@ def lora() -> str:
 
 
 def interaction() -> str:
-    """What `optimas` reaches as components interact."""
+    """Tabulate the results of `optimas` by interaction strength."""
     found = summary("interaction")
     shapes = list(next(iter(found.values()))["reached"])
     rows = [
@@ -118,7 +118,7 @@ def interaction() -> str:
 
 
 def misaligned() -> str:
-    """What one step of each component gains, by the share of shuffled labels."""
+    """Tabulate the gain of one step of each component, by the share of shuffled labels."""
     found = summary("misaligned")
     rows = [
         [f"{float(share):.0%}", spread(next(iter(part.values())), signed=True)]
@@ -128,7 +128,7 @@ def misaligned() -> str:
 
 
 def regret() -> str:
-    """Regret of the schedulers."""
+    """Tabulate the regret of the schedulers."""
     found = summary("regret")
     rows = [
         [name, spread(part, digits=1), "–" if name == "uniform" else p_value(part["p_less_than_uniform"])]
@@ -138,26 +138,26 @@ def regret() -> str:
 
 
 def same() -> str:
-    """How often something was accepted where nothing could be gained."""
+    """Return a sentence on how often a change was accepted although no gain was possible."""
     found = summary("same")
     accepted = f"{found['accepted']} of {found['runs']} runs accepted something"
     return f"{accepted}; chance allows {found['bound']} (99 %)."
 
 
 def sweep(name: str) -> str:
-    """The table of a sweep, and that of its local rewards."""
+    """Tabulate the methods of a sweep."""
     facts = json.loads((DATA / f"sweep_{name}.json").read_text(encoding="utf-8"))
     return written(methods(facts, name))
 
 
 def rewards(name: str) -> str:
-    """The accuracies of a sweep's local rewards."""
+    """Tabulate the accuracies of a sweep's local rewards."""
     facts = json.loads((DATA / f"sweep_{name}.json").read_text(encoding="utf-8"))
     return written(accuracies(facts, name))
 
 
 def judged(name: str) -> str:
-    """How well local rewards and a language model as judge order the same pairs, by component."""
+    """Tabulate the accuracy of local rewards and of a judge on the same pairs, by component."""
     runs = json.loads((DATA / f"judged_{name}.json").read_text(encoding="utf-8"))["runs"]
     components = dict.fromkeys(component for rows in runs.values() for component in rows)
     rows = []
@@ -173,7 +173,7 @@ def judged(name: str) -> str:
 
 
 def trained(name: str, file: str = "") -> str:
-    """Sweeps of one method each, of one system, as one table, and what training cost them."""
+    """Tabulate single-method sweeps of one system together, and the cost of their training."""
     paths = sorted((DATA / f"weights_{name}").glob("*.json"))
     sweeps = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     rows = [row for sweep in sweeps for row in sweep["rows"]]
@@ -189,7 +189,7 @@ def trained(name: str, file: str = "") -> str:
 
 
 def learned() -> str:
-    """What toy systems score once they are trained, by seed, and each of their agents."""
+    """Tabulate the scores of trained toy systems by seed, and of their agents."""
     found = json.loads((DATA / "learning_curves.json").read_text(encoding="utf-8")).values()
     kinds = dict.fromkeys((one["task"], one["method"], one["control"]) for one in found)
     rows = []
@@ -209,7 +209,7 @@ def learned() -> str:
 
 
 def course(name: str, *agents: str) -> str:
-    """What some agents' replies were fined in each stretch of a training, and how varied they were."""
+    """Tabulate penalties and variety of agents' replies, by range of training steps."""
     found = json.loads((DATA / f"weights_{name}_course.json").read_text(encoding="utf-8"))
     stretches = list(next(iter(found.values())))
     rows = []
@@ -222,7 +222,7 @@ def course(name: str, *agents: str) -> str:
 
 
 def rollouts(name: str) -> str:
-    """What rollouts earned in each stretch of a training, and how many groups taught nothing."""
+    """Tabulate the reward of rollouts and the share of skipped groups, by range of training steps."""
     found = json.loads((DATA / f"weights_{name}_course.json").read_text(encoding="utf-8"))
     rows = []
     for run, parts in found.items():
@@ -233,7 +233,7 @@ def rollouts(name: str) -> str:
 
 
 def speed() -> str:
-    """A training step against TRL's: medians, and the range over the turns of one run."""
+    """Compare a training step with TRL's: medians, and the range over the turns of one run."""
     found = json.loads((DATA / "weights_speed.json").read_text(encoding="utf-8"))
     step, shared = found["step"], found["shared"]
     rows = [
@@ -255,12 +255,13 @@ def speed() -> str:
 
 
 def ratios(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Return the median of the ratios of one measurement's seconds to another's, the least, and the largest.
+    """Return median, minimum and maximum of the ratios of one measurement's seconds to another's.
 
-    Where they took turns, ratios are of one turn each. Otherwise the ends are what the spreads allow.
+    If the measurements alternated, each ratio belongs to one turn; otherwise the limits follow from the
+    spreads.
 
-    >>> took_turns = {"each": [1.0, 2.0, 9.0]}, {"each": [2.0, 2.0, 10.0]}
-    >>> ratios(*took_turns)
+    >>> alternated = {"each": [1.0, 2.0, 9.0]}, {"each": [2.0, 2.0, 10.0]}
+    >>> ratios(*alternated)
     (0.9, 0.5, 1.0)
     >>> ratios({"seconds": 1.0, "spread": [1.0, 3.0]}, {"seconds": 4.0, "spread": [2.0, 5.0]})
     (0.25, 0.2, 1.5)
@@ -273,7 +274,7 @@ def ratios(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, flo
 
 
 def in_range(middle: float, low: float, high: float, *, digits: int = 2) -> str:
-    """Return a median with the least and the largest value.
+    """Format a median with the minimum and the maximum.
 
     >>> in_range(0.5, 0.25, 1.0)
     '0.50 (0.25 to 1.00)'
@@ -282,7 +283,7 @@ def in_range(middle: float, low: float, high: float, *, digits: int = 2) -> str:
 
 
 def sampling() -> str:
-    """Tokens per second through a graph, as a share of those of the engine alone."""
+    """Tabulate tokens per second through a graph, as a share of those of the engine alone."""
     found = json.loads((DATA / "weights_speed.json").read_text(encoding="utf-8"))["sampling"]
     low, high = found["spread"]
     row = [f"{found['ratio']:.2f}", f"{low:.2f} to {high:.2f}", f"{found['tokens_per_second']:.0f}"]
@@ -292,7 +293,7 @@ def sampling() -> str:
 
 
 def prefill() -> str:
-    """Prompt tokens of a training step on Atlas, and the share that had been read before."""
+    """Tabulate the prompt tokens of a training step on Atlas, and the reused share."""
     found = json.loads((DATA / "weights_speed.json").read_text(encoding="utf-8"))["prefill"]
     rows = [
         [
@@ -303,11 +304,11 @@ def prefill() -> str:
         ]
         for name, one in found.items()
     ]
-    return markdown(["method", "prompt tokens of a step", "read anew", "saved"], rows)
+    return markdown(["method", "prompt tokens of a step", "computed", "reused"], rows)
 
 
 def several() -> str:
-    """The memory of training several adapters on one base, and what each further one takes."""
+    """Tabulate the memory of training several adapters on one base, and the increase per adapter."""
     found = json.loads((DATA / "weights_speed.json").read_text(encoding="utf-8"))["adapters"]
     rows = [[count, f"{one['peak']:,.0f}"] for count, one in found.items() if count.isdecimal()]
     grown, expected = (f"{found[name]:.1f}" for name in ("grown_by_each", "adapter_and_optimizer"))
@@ -317,7 +318,7 @@ def several() -> str:
 
 
 def batches() -> str:
-    """Time and memory of a step by the number of tokens that go through the model at once."""
+    """Tabulate time and memory of a training step by the number of tokens per micro-batch."""
     found = json.loads((DATA / "weights_speed.json").read_text(encoding="utf-8"))["batches"]
     rows = [
         [
@@ -332,7 +333,7 @@ def batches() -> str:
 
 
 def coverage() -> str:
-    """How often intervals hold the true mean of bounded scores, and how wide they are."""
+    """Tabulate coverage and width of intervals for the mean of bounded scores."""
     found = json.loads((DATA / "interval_coverage.json").read_text(encoding="utf-8"))
     rows = [
         [
@@ -348,13 +349,13 @@ def coverage() -> str:
     ]
     headings = [
         "interval", "least coverage (where)", "least, n ≥ 10", "below 94 %", "leaves the range, at most",
-        "no width, at most", "width, n ≥ 10, beside Gaffke's",
+        "no width, at most", "width, n ≥ 10, relative to Gaffke's",
     ]  # fmt: skip
     return markdown(headings, rows)
 
 
 def of_seeds() -> str:
-    """How often intervals over seeds hold the true mean."""
+    """Tabulate coverage and width of intervals over seeds."""
     found = json.loads((DATA / "interval_coverage.json").read_text(encoding="utf-8"))["seeds"]
     names = list(next(iter(found.values())))
 
@@ -366,7 +367,7 @@ def of_seeds() -> str:
 
 
 def needed() -> str:
-    """How many right-or-wrong examples must improve for a change to be accepted, if some get worse."""
+    """Tabulate how many binary examples must improve for acceptance, by the number that get worse."""
     worse = (0, 1, 2, 3, 5, 10)
     rows = []
     for decisions in (1, 2, 3, 6):
@@ -380,7 +381,7 @@ def needed() -> str:
 
 
 def kills() -> str:
-    """What became of runs that were ended at random moments and continued, by workload."""
+    """Tabulate the results of runs that were killed at random times and resumed, by workload."""
 
     def row(name: str, runs: Sequence[Mapping[str, Any]]) -> list[str]:
         same = [sum(run[what] for run in runs) for what in ("same_best", "same_events", "same_spent")]
@@ -400,7 +401,7 @@ def kills() -> str:
 
 
 def faults() -> str:
-    """What became of runs against a server with faults, by kind of fault."""
+    """Tabulate the results of runs against a server with faults, by kind of fault."""
 
     def row(kind: str, runs: Sequence[Mapping[str, Any]]) -> list[str]:
         results = [run for run in runs if run["same_best"] is not None]
@@ -424,7 +425,7 @@ def faults() -> str:
 
 
 def damages() -> str:
-    """What commands said of damaged run directories, by kind of damage."""
+    """Tabulate the results of commands on damaged run directories, by kind of damage."""
 
     def row(damage: str, commands: Sequence[Mapping[str, Any]]) -> list[str]:
         refused = sum(command["code"] != 0 for command in commands)
@@ -441,12 +442,12 @@ def damages() -> str:
 
 
 def disks() -> str:
-    """What became of runs whose files could not grow, by limit."""
+    """Tabulate the results of runs with a file size limit, by limit."""
     found = json.loads((DATA / "chaos.json").read_text(encoding="utf-8"))["disk"]
     rows = [
         [f"{run['limit']:,}", *map(str, run["codes"]), "; ".join(run["problems"]) or "none"] for run in found
     ]
-    return markdown(["bytes of a file", "exit code", "exit code with room again", "problems"], rows)
+    return markdown(["bytes of a file", "exit code", "exit code after freeing space", "problems"], rows)
 
 
 def by(
@@ -455,7 +456,7 @@ def by(
     headings: Sequence[str],
     row: Callable[[str, Sequence[Mapping[str, Any]]], list[str]],
 ) -> str:
-    """Return a table of a part of the fault-injection record: a row for each value of a key, and for all."""
+    """Tabulate a part of the fault-injection record, with a row for each value of a key and a total."""
     found = json.loads((DATA / "chaos.json").read_text(encoding="utf-8"))[part]
     names = list(dict.fromkeys(record[key] for record in found))
     rows = [row(name, [record for record in found if record[key] == name]) for name in names]
@@ -463,13 +464,13 @@ def by(
 
 
 def spread(found: Mapping[str, float], *, digits: int = 3, signed: bool = False) -> str:
-    """Return a mean with its limits."""
+    """Format a mean with its limits."""
     form = f"{'+' if signed else ''}.{digits}f"
     return f"{found['mean']:{form}} [{found['low']:{form}}, {found['high']:{form}}]"
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table."""
+    """Return a Markdown table."""
     rule = ["---"] * len(headings)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, rule, *rows))
 
@@ -491,12 +492,12 @@ def controls() -> str:
     return markdown(["system", "method", "seeds", "test score"], rows)
 
 
-MADE: tuple[Callable[..., str], ...] = (
+GENERATED: tuple[Callable[..., str], ...] = (
     search, accuracy, lora, interaction, misaligned, regret, same, sweep, rewards, judged,
     trained, course, rollouts, learned, speed, several, batches, prefill, sampling,
     coverage, of_seeds, needed, kills, faults, damages, disks, controls,
 )  # fmt: skip
-TABLES: Mapping[str, Callable[..., str]] = {made.__name__: made for made in MADE}
+TABLES: Mapping[str, Callable[..., str]] = {table.__name__: table for table in GENERATED}
 
 
 if __name__ == "__main__":

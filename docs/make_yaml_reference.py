@@ -1,7 +1,7 @@
-"""Write the tables of keys in docs/reference/yaml.md from the models that check the file: ``make docs``.
+"""Generate the tables of keys in docs/reference/yaml.md from the models that validate the file; run by ``make docs``.
 
-A table stands between ``<!-- keys NAME -->`` and ``<!-- end -->``; the text and the examples around it are
-written by hand and loaded by the tests.
+A table is between ``<!-- keys NAME -->`` and ``<!-- end -->``. The text around it is written manually, and
+tests load its examples.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ MODELS: Mapping[str, type[BaseModel]] = {
         for name, entry in file_model.POSSIBLE[group].items()
     },
 }
-HERE = {"wires", "when"}  # every component has them: they are explained once
+COMMON = {"wires", "when"}  # every component has these keys, so they are documented once
 VALUES = {
     "TextSetting": "text, or `{tune: TEXT}`",
     "DemosSetting": "list of demonstrations, or `{tune: COUNT}`",
@@ -106,12 +106,12 @@ VALUES = {
 
 
 def main() -> None:
-    """Write the page anew."""
+    """Rewrite the page."""
     OUTPUT.write_text(with_keys(OUTPUT.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def sections() -> str:
-    """Return a table for each section of ``optimize:`` and for each of their parts."""
+    """Return a table for each section of ``optimize:`` and for each part of these sections."""
     found = settings_models()
     whole = {model: [p for p in places if "." not in p] for model, places in found.items()}
     texts = [
@@ -122,8 +122,10 @@ def sections() -> str:
     texts.append("### Parts of sections")
     for model, places in found.items():
         if not whole[model] and model.model_fields:
-            at, of = ([p.rpartition(".")[2] for p in places], [p.partition(".")[0] for p in places])
-            texts.append(f"#### {_names(at)}\n\n{_about(model)} Of {_names(of)}.\n\n{keys(model)}")
+            leaves, owners = ([p.rpartition(".")[2] for p in places], [p.partition(".")[0] for p in places])
+            texts.append(
+                f"#### {_names(leaves)}\n\n{_about(model)} Part of {_names(owners)}.\n\n{keys(model)}"
+            )
     return "\n\n".join(texts)
 
 
@@ -136,7 +138,7 @@ def _about(model: type[BaseModel]) -> str:
 
 
 def with_keys(page: str) -> str:
-    """Return the page with every table made anew."""
+    """Replace every table of the page."""
     made = f"<!-- sections -->\n{sections()}\n<!-- end sections -->"
     page = re.sub(r"<!-- sections -->\n.*?<!-- end sections -->", lambda _: made, page, flags=re.S)
 
@@ -148,10 +150,10 @@ def with_keys(page: str) -> str:
 
 def keys(model: type[BaseModel]) -> str:
     """Return the table of a model's keys."""
-    rows = ["| key | value | default | what |", "| --- | --- | --- | --- |"]
+    rows = ["| key | value | default | description |", "| --- | --- | --- | --- |"]
     own = _annotations(model)
     for name, field in sorted(model.model_fields.items(), key=lambda item: item[0] not in own):
-        if model is not Wiring and name in HERE:
+        if model is not Wiring and name in COMMON:
             continue
         about = " ".join(str(field.description or "").split()).replace("|", "\\|").replace("``", "`")
         rows.append(f"| `{field.alias or name}` | {value(model, name)} | {default(field)} | {about} |")
@@ -159,7 +161,7 @@ def keys(model: type[BaseModel]) -> str:
 
 
 def default(field: FieldInfo) -> str:
-    """Return what a key is worth when it is left out."""
+    """Format the default value of a key."""
     if field.is_required():
         return "required"
     found = field.get_default(call_default_factory=True)
@@ -177,7 +179,7 @@ def _yaml(value: object) -> str:
 
 
 def value(model: type[BaseModel], name: str) -> str:
-    """Return what may stand at a key."""
+    """Describe the values that a key accepts."""
     if (model, name) == (file_settings.IntSpace, "value"):
         return VALUES["int"]
     declared = next(vars(cls)["__annotations__"][name] for cls in model.__mro__ if name in _annotations(cls))
@@ -192,7 +194,7 @@ def _annotations(cls: type) -> Mapping[str, object]:
 
 
 def _bare(declared: object) -> object:
-    """Return a type without the limits of its values."""
+    """Return a type without its ``Annotated`` constraints."""
     if get_origin(declared) is Annotated:
         return _bare(get_args(declared)[0])
     if get_origin(declared) is tuple:
@@ -210,7 +212,7 @@ def _spelled(declared: object) -> str:
 
 
 def _value(text: str) -> str:
-    """Return a type's spelling in words."""
+    """Describe a type, given its source text, in words."""
     if text in VALUES:
         return VALUES[text]
     if match := re.fullmatch(r"Literal\[(.*)\]", text):

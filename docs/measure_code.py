@@ -1,6 +1,6 @@
-"""Measure the source: sizes, types, comments, and the width of settings.
+"""Measure the source code: sizes, types, comments, and the width of settings classes.
 
-``python docs/measure_code.py [ROOT]`` prints one line per measure; tests and documentation are left out.
+``python docs/measure_code.py [ROOT]`` prints one line per measure; tests and documentation are excluded.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Source:
     """Counts over all modules.
 
     Attributes:
-        modules: lines by path.
-        functions: lines of every function.
-        any_names: uses of the name ``Any``, imports left out.
-        state_keys: subscripts of a name ``state`` by a string.
-        comments: lines with nothing but a comment.
-        settings: fields of every class derived from a settings model.
+        modules: number of lines by path.
+        functions: number of lines of every function.
+        any_names: number of uses of the name ``Any`` by top folder, without imports.
+        state_keys: number of subscripts of a name ``state`` by a string.
+        comments: number of lines that contain only a comment.
+        settings: number of fields of every class derived from a settings model.
     """
 
     modules: dict[Path, int] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Source:
 
     @property
     def lines(self) -> int:
-        """Lines of all modules."""
+        """Total number of lines."""
         return sum(self.modules.values())
 
 
@@ -53,7 +53,7 @@ def modules(root: Path) -> Iterator[Path]:
 
 
 def measure(root: Path) -> Source:
-    """Read every module once."""
+    """Count over all modules of the package."""
     found = Source()
     bases: dict[str, list[str]] = {}
     fields: dict[str, int] = {}

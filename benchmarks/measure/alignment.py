@@ -2,10 +2,11 @@
 
     python -m compound.benchmarks.measure.alignment benchmarks/atlas.yaml runs/atlas --component answerer
 
-From the pairs of a finished run of method `optimas`, rewards of one component are learned on some of the
-inputs, some of them with shuffled labels, and judged on the others. Each takes one step: of the settings that
-the run drew outputs with, it chooses those with the highest mean local reward on validation inputs. Every
-choice's global reward is measured once, on the same inputs. Calls are cached beside the output.
+From the pairs of a finished run of method `optimas`, the script learns rewards of one component on some of
+the inputs, in part with shuffled labels, and evaluates them on the others. Each reward then takes one step:
+it chooses, among the settings that the run sampled outputs with, the one with the highest mean local reward
+on validation inputs. The global reward of every setting is measured once, on the same inputs. Calls are
+cached next to the output file.
 """
 
 from __future__ import annotations
@@ -44,21 +45,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-WRONG = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of inputs whose labels are shuffled
-SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)  # of the inputs to learn from
+WRONG = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of inputs with shuffled labels
+SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)  # shares of the training inputs to use
 SPLITS = 10
-APART = 0.3  # of the inputs, to judge rewards on
+HELD_OUT = 0.3  # share of the inputs that evaluate the rewards
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs of one component, ready to learn from again and again.
+    """Pairs of one component with their features, for repeated learning.
 
     Attributes:
-        texts: the pairs, as the reward model reads them.
-        reward: the run's own, whose features are used.
-        backbone: gives the features.
-        chosen, rejected: features, ``(pairs, features)``.
+        texts: the pairs as input texts of the reward model.
+        reward: the run's local reward, whose feature map is used.
+        backbone: the model that computes the features.
+        chosen, rejected: features of shape ``(pairs, features)``.
     """
 
     texts: PairTexts
@@ -77,23 +78,23 @@ class Pairs:
 
     @property
     def inputs(self) -> list[str]:
-        """The inputs, in the order of the pairs."""
+        """Distinct inputs, in the order of the pairs."""
         return list(dict.fromkeys(self.texts.inputs))
 
-    def learn(self, seen: Sequence[str], apart: Sequence[str], wrong: float, seed: int) -> LocalReward:
-        """Return a reward learned from some inputs and judged on others.
+    def learn(self, seen: Sequence[str], unseen: Sequence[str], wrong: float, seed: int) -> LocalReward:
+        """Learn a reward from some inputs, and evaluate it on others.
 
         Args:
-            seen: inputs to learn from.
-            apart: inputs to judge it on.
-            wrong: the share of those seen whose labels are shuffled.
-            seed: says which, and how.
+            seen: the training inputs.
+            unseen: the held-out inputs.
+            wrong: the share of the training inputs with shuffled labels.
+            seed: the seed of the shuffling.
         """
         rng = generator("wrong labels", seed)
         shuffled = {name for name in self.inputs if rng.random() < wrong}
         names = np.array(self.texts.inputs)
-        kept = np.flatnonzero(np.isin(names, [*seen, *apart]))
-        held_out = np.isin(names[kept], list(apart))
+        kept = np.flatnonzero(np.isin(names, [*seen, *unseen]))
+        held_out = np.isin(names[kept], list(unseen))
         flipped = np.array([name in shuffled for name in names[kept]]) & ~held_out
         flipped &= rng.random(len(kept)) < 0.5
         a, b = self.chosen[kept], self.rejected[kept]
@@ -106,14 +107,14 @@ class Pairs:
         return LocalReward(self.reward.features, found.head, 1.0, judged)
 
     def split(self, seed: int) -> tuple[list[str], list[str]]:
-        """Return inputs to learn from, and inputs to judge on."""
+        """Split the inputs into training and held-out inputs."""
         order = [self.inputs[i] for i in generator("apart", seed).permutation(len(self.inputs))]
-        count = max(1, round(APART * len(order)))
+        count = max(1, round(HELD_OUT * len(order)))
         return order[count:], order[:count]
 
 
 def by_data(pairs: Pairs) -> list[dict[str, float]]:
-    """Return the accuracy of rewards learned from parts of the inputs (figure 6c there)."""
+    """Return the accuracy of rewards learned from parts of the inputs (OPTIMAS, figure 6c)."""
     rows = []
     for seed in range(SPLITS):
         seen, apart = pairs.split(seed)
@@ -126,7 +127,7 @@ def by_data(pairs: Pairs) -> list[dict[str, float]]:
 
 @dataclass(frozen=True)
 class Choice:
-    """Settings of the component, the calls they make, and the mean global reward of those runs."""
+    """Settings of the component, its calls with them, and the mean global reward of those runs."""
 
     settings: Mapping[str, object]
     calls: Sequence[CallValues]
@@ -134,9 +135,9 @@ class Choice:
 
 
 def settings_drawn(buffer: PairBuffer, component: str, system: System) -> list[Mapping[str, object]]:
-    """Return the settings that outputs were drawn with, but for those that no configuration holds.
+    """Return the settings that outputs were sampled with, limited to parameters of the system.
 
-    What has nothing else to vary was drawn at another temperature, which need not be a parameter.
+    Components without other variation were sampled at another temperature, which may not be a parameter.
     """
     drawn_with = [c.settings for entry in buffer.of(component) for c in entry.draw.candidates]
     return [
@@ -149,9 +150,9 @@ def settings_drawn(buffer: PairBuffer, component: str, system: System) -> list[M
 async def choices(
     program: Program, run: Inspection, component: str, examples: Sequence[Example], executor: Executor
 ) -> list[Choice]:
-    """Return the settings that the run drew outputs with, first those it started with.
+    """Evaluate the settings that the run sampled outputs with, starting with the initial ones.
 
-    Those whose calls failed on some inputs are left out: mean rewards compare on the same inputs only.
+    Settings with failed calls are omitted, because mean rewards are comparable only on the same inputs.
     """
     assert program.metric is not None
     distinct = settings_drawn(run.buffer, component, program.system)
@@ -174,7 +175,7 @@ async def choices(
 
 
 def by_alignment(pairs: Pairs, component: str, among: Sequence[Choice]) -> list[dict[str, float]]:
-    """Return the accuracy of rewards, and the global reward of what each chooses (figures 6a, 6b there)."""
+    """Return the accuracy of rewards, and the global reward of their choices (OPTIMAS, figures 6a, 6b)."""
     rows = []
     for seed in track(range(SPLITS), "choosing"):
         seen, apart = pairs.split(seed)
@@ -190,7 +191,7 @@ def by_alignment(pairs: Pairs, component: str, among: Sequence[Choice]) -> list[
 
 
 class Drawn(TypedDict):
-    """What is drawn of the figures of one run and component."""
+    """Measurements of one run and component that the figure shows."""
 
     steps: list[dict[str, float]]
     start: float
@@ -198,7 +199,7 @@ class Drawn(TypedDict):
 
 
 class Measured(Drawn):
-    """All figures of one run and component."""
+    """All measurements of one run and component."""
 
     system: str
     component: str
@@ -210,7 +211,7 @@ class Measured(Drawn):
 
 
 async def measured(args: argparse.Namespace) -> Measured:
-    """Return all figures of one run and component."""
+    """Measure one component of a run."""
     program = load(args.system, overrides=[tuple(entry.split("=", 1)) for entry in args.set])
     run = Inspection.open(args.run, program.system)
     pairs = Pairs.of(run, args.component)
@@ -232,7 +233,7 @@ async def measured(args: argparse.Namespace) -> Measured:
 
 
 def figure(found: Drawn) -> str:
-    """Return accuracy against the global reward of one step, and against the number of inputs."""
+    """Draw accuracy against the global reward of one step, and against the number of inputs."""
     with drawn(7.6, 3.2, "alignment-quality") as (page, svg):
         left, right = page.subplots(1, 2)
         steps = found["steps"]
@@ -268,15 +269,17 @@ def _axes(axes: Axes, x: str, y: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure one component of one run, and write a JSON file and a picture beside it."""
+    """Measure one component of one run, and write a JSON file and a figure next to it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("system", type=Path, help="the system's YAML file")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as the run had it")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="an override that the run used"
+    )
     parser.add_argument("run", type=Path, help="a run directory of method optimas")
-    parser.add_argument("--component", required=True, help="whose local reward")
-    parser.add_argument("--examples", type=int, default=40, help="validation examples (default 40)")
+    parser.add_argument("--component", required=True, help="the component whose local reward is measured")
+    parser.add_argument("--examples", type=int, default=40, help="number of validation examples (default 40)")
     parser.add_argument("--output", type=Path, default=Path("alignment.json"))
     args = parser.parse_args(arguments)
     found = asyncio.run(measured(args))

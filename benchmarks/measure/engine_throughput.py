@@ -1,10 +1,10 @@
 """Measure the throughput of the in-process engine: 64 concurrent calls, one direct batch, single calls.
 
-``python -m compound.benchmarks.measure.engine_throughput`` prints JSON and saves it. Every way answers the
-same prompts greedily with the same number of new tokens (ends are switched off), in one process and number
-format, so that the ratios hold on a busy machine too. Two shapes of prompts: ``shared`` is what compound
-systems send (one instruction and demonstrations, another question), ``different`` has nothing in common but
-the chat template.
+``python -m compound.benchmarks.measure.engine_throughput`` prints and saves JSON. All three methods answer
+the same prompts greedily with the same number of new tokens (end tokens are disabled), in one process and
+number format, so that the ratios are also valid on a busy machine. There are two shapes of prompts:
+``shared``, as compound systems send them (the same instruction and demonstrations, another question), and
+``different``, with only the chat template in common.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ THINGS = ("river", "bridge", "harbour", "tower", "museum", "garden", "market", "
 
 
 def fact(rng: random.Random) -> str:
-    """Return a made-up passage of some thirty tokens."""
+    """Return a fictitious passage of about thirty tokens."""
     place, thing = rng.choice(PLACES), rng.choice(THINGS)
     return (
         f"The oldest {thing} of {place} was opened in {rng.randint(1500, 2000)} and is {rng.randint(10, 900)}"
@@ -64,7 +64,7 @@ def question(rng: random.Random, passages: int) -> str:
 
 
 def prompts(shape: str, n: int) -> list[str]:
-    """Return ``n`` prompts: about 350 shared tokens and 50 of their own, or 150 to 250 different ones."""
+    """Return ``n`` prompts of about 350 shared and 50 distinct tokens, or of 150 to 250 distinct tokens."""
     rng = random.Random(0)
     if shape == "different":
         return [question(rng, rng.randint(4, 6)) for _ in range(n)]
@@ -73,12 +73,12 @@ def prompts(shape: str, n: int) -> list[str]:
 
 
 def ask(text: str, new_tokens: int) -> Request:
-    """Return the request that both shapes send."""
+    """Return the request for a prompt."""
     return Request((Message("user", text),), max_tokens=new_tokens)
 
 
 def endless(name: str, folder: Path) -> str:
-    """Copy a model into a folder without its end token, so that every answer has full length."""
+    """Copy a model into a folder without its end token, so that every answer has the full length."""
     for file in models.resolve(name).iterdir():
         if file.suffix != ".json" or file.name == "tokenizer.json":
             (folder / file.name).symlink_to(file.resolve())
@@ -89,7 +89,7 @@ def endless(name: str, folder: Path) -> str:
 
 
 class Direct:
-    """`model.generate` on all prompts as one left-padded batch."""
+    """Baseline that calls `model.generate` on all prompts as one left-padded batch."""
 
     def __init__(self, name: str, dtype: str) -> None:
         self.model, self.tokenizer = loading.load(name, dtype)
@@ -112,12 +112,12 @@ class Direct:
 
 
 async def together(engine: TransformersEngine, requests: Sequence[Request]) -> list[Completion]:
-    """Make all calls at once."""
+    """Make all calls concurrently."""
     return list(await asyncio.gather(*(engine.generate(request) for request in requests)))
 
 
 async def one_by_one(engine: TransformersEngine, requests: Sequence[Request]) -> list[Completion]:
-    """Make one call after the other."""
+    """Make the calls sequentially."""
     return [await engine.generate(request) for request in requests]
 
 
@@ -125,14 +125,14 @@ Result = TypeVar("Result")
 
 
 def timed(work: Callable[[], Result]) -> tuple[float, Result]:
-    """Return how long some work took, and its result."""
+    """Return the seconds that a function took, and its result."""
     start = time.perf_counter()
     result = work()
     return time.perf_counter() - start, result
 
 
 def measure(shape: str, folder: str, args: argparse.Namespace, direct: Direct) -> dict[str, object]:
-    """Time the three ways on one shape of prompts; every engine starts without kept beginnings."""
+    """Time the three methods on one shape of prompts; every engine starts without cached prefixes."""
     requests = [ask(text, args.new_tokens) for text in prompts(shape, args.calls)]
     few = requests[: args.alone]
     engine = TransformersEngine(folder, dtype=args.dtype, max_batch=args.calls)
@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
     parser.add_argument("--calls", type=int, default=64)
-    parser.add_argument("--alone", type=int, default=12, help="how many calls are made one by one")
+    parser.add_argument("--alone", type=int, default=12, help="number of sequential calls")
     parser.add_argument("--new-tokens", type=int, default=32)
     args = parser.parse_args()
     args.dtype = loading.fastest_dtype() if args.dtype == "auto" else args.dtype

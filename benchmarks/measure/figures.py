@@ -1,9 +1,9 @@
-"""Figures of a finished run's local rewards as files (OPTIMAS, figures 4 and 5).
+"""Write figures of a finished run's local rewards (OPTIMAS, figures 4 and 5).
 
     python -m compound.benchmarks.measure.figures runs/atlas --output docs/figures/atlas
 
-Writes ``curve.svg``, the global reward over the jobs and decisions, by system runs; ``steps.svg``, the
-decisions alone; ``alignment.svg``, local against global rewards; and ``length.svg``, local rewards against
+Writes ``curve.svg``, the global reward by system runs over the jobs and decisions; ``steps.svg``, the same
+for decisions only; ``alignment.svg``, local against global rewards; and ``length.svg``, local rewards against
 the lengths, values or labels of outputs.
 """
 

@@ -1,10 +1,9 @@
-"""Measure how often 95 % intervals hold the true mean, and how wide they are:
-``benchmarks/data/interval_coverage.json``.
+"""Measure the coverage and the width of 95 % confidence intervals of means.
 
-Run with ``python -m compound.benchmarks.measure.interval_coverage``; it takes about a quarter of an hour on
-one core. Every method sees the same samples. The cases are what metrics give: right or wrong, shares,
-reciprocal ranks, skewed and nearly constant scores, and differences of two scores of which most are equal.
-`docs/adr/0024` says what follows from the result.
+Run with ``python -m compound.benchmarks.measure.interval_coverage``; it takes about 15 minutes on one core
+and writes ``benchmarks/data/interval_coverage.json``. Every method gets the same samples. The cases represent
+the scores of metrics: right or wrong, shares, reciprocal ranks, skewed and nearly constant scores, and
+differences of two scores, most of which are equal. See `docs/adr/0024` for the conclusions.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ SIZES = (1, 2, 3, 5, 10, 20, 40, 100)
 SEEDS = (2, 3, 5)
 SAMPLES = 1_000
 RESAMPLES = 500
-GRID = 32  # bets of the betting interval
+GRID = 32  # number of bets of the betting interval
 Z = float(special.ndtri(0.975))
 
 Vector = NDArray[np.float64]
@@ -40,7 +39,7 @@ Draw = Callable[[np.random.Generator, tuple[int, int]], Vector]
 
 @dataclass(frozen=True)
 class Case:
-    """A distribution of scores: how to draw them, their mean, and their range if it is known."""
+    """Distribution of scores: a sampler, the true mean, and the range if it is known."""
 
     draw: Draw
     mean: float
@@ -53,19 +52,19 @@ def _labels(values: Mapping[float, float]) -> tuple[Draw, float]:
 
 
 def _f1(rng: np.random.Generator, size: tuple[int, int]) -> Vector:
-    """Draw scores such as token F1: many zeros, some ones, and others between."""
+    """Draw scores like token F1: many zeros, some ones, and values in between."""
     kind = rng.random(size)
     return np.where(kind < 0.5, 0.0, np.where(kind < 0.7, 1.0, rng.beta(2, 2, size)))
 
 
 def _f1_differences(rng: np.random.Generator, size: tuple[int, int]) -> Vector:
-    """Draw differences of two such scores: the same on most examples."""
+    """Draw differences of two such scores, which are equal on most examples."""
     before = _f1(rng, size)
     return np.where(rng.random(size) < 0.6, 0.0, _f1(rng, size) - before)
 
 
 def _rare(rng: np.random.Generator, size: tuple[int, int]) -> Vector:
-    """Draw scores of which one in twenty is above zero."""
+    """Draw scores of which one in twenty is positive."""
     return np.where(rng.random(size) < 0.05, rng.random(size), 0.0)
 
 
@@ -89,11 +88,11 @@ CASES: Mapping[str, Case] = {
 }  # fmt: skip
 
 
-# Methods: each takes one sample a row, scaled to [0, 1] where the range is known.
+# Methods: each takes one sample per row, scaled to [0, 1] if the range is known.
 
 
 def student(x: Vector, rng: np.random.Generator) -> Limits:
-    """Student's interval."""
+    """Compute Student's interval."""
     n = x.shape[1]
     if n == 1:
         return np.full(len(x), -np.inf), np.full(len(x), np.inf)
@@ -102,13 +101,13 @@ def student(x: Vector, rng: np.random.Generator) -> Limits:
 
 
 def student_clipped(x: Vector, rng: np.random.Generator) -> Limits:
-    """Student's interval, cut off at the ends of the range."""
+    """Compute Student's interval, clipped to the range."""
     low, high = student(x, rng)
     return np.clip(low, 0, 1), np.clip(high, 0, 1)
 
 
 def bootstrap_t(x: Vector, rng: np.random.Generator) -> Limits:
-    """The studentized bootstrap (Efron 1979)."""
+    """Compute the studentized bootstrap interval (Efron 1979)."""
     n = x.shape[1]
     if n == 1:
         return student(x, rng)
@@ -127,13 +126,13 @@ def bootstrap_t(x: Vector, rng: np.random.Generator) -> Limits:
 
 
 def bootstrap_t_clipped(x: Vector, rng: np.random.Generator) -> Limits:
-    """The studentized bootstrap, cut off at the ends of the range."""
+    """Compute the studentized bootstrap interval, clipped to the range."""
     low, high = bootstrap_t(x, rng)
     return np.clip(low, 0, 1), np.clip(high, 0, 1)
 
 
 def bca(x: Vector, rng: np.random.Generator) -> Limits:
-    """The bias-corrected and accelerated bootstrap (Efron 1987)."""
+    """Compute the bias-corrected and accelerated bootstrap interval (Efron 1987)."""
     n = x.shape[1]
     low, high = x.min(axis=1), x.max(axis=1)
     for i, sample in enumerate(x):
@@ -150,7 +149,7 @@ def bca(x: Vector, rng: np.random.Generator) -> Limits:
 
 
 def wilson(x: Vector, rng: np.random.Generator) -> Limits:
-    """Wilson's score interval (1927) with the mean as the share; the variance is the greatest possible."""
+    """Compute Wilson's score interval (1927) with the mean as the share, which maximizes the variance."""
     n, share = x.shape[1], x.mean(axis=1)
     middle = (share + Z**2 / (2 * n)) / (1 + Z**2 / n)
     half = Z * np.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2)) / (1 + Z**2 / n)
@@ -160,7 +159,7 @@ def wilson(x: Vector, rng: np.random.Generator) -> Limits:
 def betting(x: Vector, rng: np.random.Generator) -> Limits:
     """Test each mean by bets against it (Waudby-Smith and Ramdas 2024), averaged over constant bets.
 
-    The average over bets does not depend on the order of the values, unlike bets that are set one by one.
+    Unlike sequential bets, the average over constant bets does not depend on the order of the values.
     """
     return _bet(x), 1 - _bet(1 - x)
 
@@ -183,7 +182,7 @@ def _gaffke(sample: tuple[float, ...]) -> tuple[float, float]:
 
 
 def gaffke(x: Vector, rng: np.random.Generator) -> Limits:
-    """Gaffke's bound (2005) from both sides: `compound.evaluation.statistics.mean_interval` with bounds."""
+    """Compute Gaffke's two-sided bound (2005), `compound.evaluation.statistics.mean_interval` with bounds."""
     found = np.array([_gaffke(tuple(np.sort(sample).tolist())) for sample in x])
     return found[:, 0], found[:, 1]
 
@@ -202,7 +201,7 @@ UNBOUNDED: Mapping[str, Method] = {"t": student, "bootstrap-t": bootstrap_t, "BC
 
 
 def measure(case: str, n: int, samples: int = SAMPLES) -> dict[str, Row]:
-    """Return by method coverage, misses, mean width, and how often the range was left or width was none."""
+    """Return coverage, misses and mean width by method, and how often limits leave the range or coincide."""
     found = CASES[case]
     low, high = found.bounds or (0.0, 1.0)
     drawn = (found.draw(generator(0, "coverage", case, n), (samples, n)) - low) / (high - low)
@@ -230,7 +229,7 @@ def _row(least: Vector, most: Vector, truth: float, bounded: bool) -> Row:
 
 
 def of_seeds(samples: int = SAMPLES) -> dict[str, object]:
-    """Return how `interval_of_means` does for a few seeds, each the mean of 60 scores, beside others."""
+    """Compare `interval_of_means` with other methods for a few seeds, each the mean of 60 scores."""
     found: dict[str, object] = {}
     for case in ("token F1", "right or wrong, 0.9", "close to one"):
         for n in SEEDS:
@@ -254,7 +253,7 @@ Found = Mapping[str, Row]  # by method: coverage, width and the like
 
 
 def worst(cases: Mapping[str, Mapping[str, Found]]) -> dict[str, object]:
-    """Return each method's least coverage over the bounded cases, and its mean width beside Gaffke's."""
+    """Return each method's least coverage over the bounded cases, and its mean width relative to Gaffke's."""
     return {
         name: _worst(
             name,
@@ -291,7 +290,7 @@ def _number(row: Row, name: str) -> float:
 
 def main() -> None:
     """Measure everything and write the file."""
-    began = time.perf_counter()
+    start = time.perf_counter()
     cases = {case: {str(n): measure(case, n) for n in SIZES} for case in CASES}
     found = {
         "level": 0.95,
@@ -303,7 +302,7 @@ def main() -> None:
     }
     OUTPUT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(found["worst"], indent=1))
-    print(f"{time.perf_counter() - began:.0f} s")
+    print(f"{time.perf_counter() - start:.0f} s")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Local rewards beside a language model as judge, on the pairs of finished runs (OPTIMAS, table 4).
+"""Compare local rewards with a language model as judge, on the pairs of finished runs (OPTIMAS, table 4).
 
     python -m compound.benchmarks.measure.judged benchmarks/atlas.yaml runs/table/atlas/optimas/* \
         --output judged.json
 
-For each run directory of method `optimas`: the ranking accuracy of each component's local reward on inputs it
-had not seen, and that of the system's own model asked to choose between the same outputs after twenty
-examples. Answers are cached beside the output, so an interrupted benchmark goes on.
+For each run directory of method `optimas`, this measures the ranking accuracy of each component's local
+reward on held-out inputs, and that of the system's model when it chooses between the same outputs after
+twenty examples. Answers are cached next to the output file, so an interrupted benchmark can be resumed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from compound.spec import Program, load
 
 
 async def judged(program: Program, run: Path, executor: Executor, lm: str, pairs: int) -> dict[str, object]:
-    """Return by component the accuracies of the local reward and of the judge, and the number of pairs."""
+    """Return the accuracies of the local reward and of the judge, and the number of pairs, by component."""
     found = Inspection.open(run, program.system)
     rows: dict[str, object] = {}
     for component in track(found.components, f"judging {run.name}"):
@@ -58,15 +58,17 @@ async def _all(args: argparse.Namespace) -> dict[str, object]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Judge the pairs of the runs named, and write one JSON file."""
+    """Judge the pairs of the given runs, and write one JSON file."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("system", type=Path, help="the system's YAML file")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as the run had it")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="an override that the runs used"
+    )
     parser.add_argument("runs", type=Path, nargs="+", help="run directories of method optimas")
-    parser.add_argument("--lm", help="the judge; the system's own model by default")
-    parser.add_argument("--pairs", type=int, default=60, help="judged of one component, at most (default 60)")
+    parser.add_argument("--lm", help="the judge's model (default: the system's model)")
+    parser.add_argument("--pairs", type=int, default=60, help="maximum pairs per component (default 60)")
     parser.add_argument("--output", type=Path, default=Path("judged.json"))
     args = parser.parse_args(arguments)
     found = asyncio.run(_all(args))

@@ -1,11 +1,11 @@
-"""Measure whether every training recipe learns: toy tasks with a known optimum, a tiny model, controls.
+"""Measure whether every training recipe learns, on toy tasks with a known optimum, with controls.
 
     python -m compound.benchmarks.measure.learning_curves [--only TASK/METHOD] [--seeds 0,1,2]
 
-Writes ``benchmarks/data/learning_curves.json``: of each task, method and seed the mean reward of rollouts by
-step, and what the trained system scores when it answers greedily, as a whole and node by node. Controls are
-trained the same way, some of them for fewer steps, with frozen weights, with rewards that have nothing to do
-with what was done, and with rewards of the other sign: they must stay at chance, or below.
+Writes ``benchmarks/data/learning_curves.json``: for each task, method and seed, the mean reward of rollouts
+by step, and the greedy score of the trained system, in total and by node. Controls are trained in the same
+way, some of them for fewer steps, with frozen weights, with random rewards, and with rewards of the opposite
+sign: they must stay at chance level or below.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from compound.testing import PlainMemory
 
 OUTPUT = Path(__file__).parents[1] / "data" / "learning_curves.json"
 SEEDS = (0, 1, 2)
-LAST = {"every": 0}  # what the last step has learned, without a choice among steps
+LAST = {"every": 0}  # keep the weights of the last step, without validation during training
 SHARED = {
     "steps": 80, "rollouts": {"examples": 8, "runs": 8}, "loss": {"grpo": {"entropy": 0.01}},
     "optimizer": {"lr": 3e-3}, "evaluation": LAST,
@@ -73,7 +73,7 @@ METHODS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
 }
 CONTROLS = ("frozen", "shuffled", "flipped")
 CONTROLLED = {"chain": "mmgrpo", "conversation": "prompt_r1", "planning": "mygo"}
-SHORTER: Mapping[str, Mapping[str, object]] = {  # attempts that are never good enough take long
+SHORTER: Mapping[str, Mapping[str, object]] = {  # controls need all attempts, which takes long
     "conversation": {"steps": 60},
     "planning": {"steps": 40, "rollouts": {"examples": 8}, "attempts": 6},
 }
@@ -81,7 +81,7 @@ SHORTER: Mapping[str, Mapping[str, object]] = {  # attempts that are never good 
 
 @dataclass(frozen=True)
 class Case:
-    """One training: a toy task, a method, a seed, and whether it is a control."""
+    """One training run: a toy task, a method, a seed, and the control, if it is one."""
 
     task: str
     method: str
@@ -90,13 +90,13 @@ class Case:
 
     @property
     def name(self) -> str:
-        """A short name."""
+        """Name of the case, without the seed."""
         return f"{self.task}/{self.method}" + (f"/{self.control}" if self.control else "")
 
 
 @dataclass(frozen=True)
 class Misleading:
-    """The rewards of a control: of the other sign, or drawn whatever was done."""
+    """Rewards of a control: of the opposite sign, or random."""
 
     metric: Metric
     control: str
@@ -105,18 +105,18 @@ class Misleading:
 
     @property
     def name(self) -> str:
-        """The control's name."""
+        """Name of the control."""
         return self.control
 
     async def score(self, outputs: Mapping[str, object], example: Example) -> Score:
-        """Return a score that teaches nothing, or the wrong thing."""
+        """Return a misleading or uninformative score."""
         if self.control == "flipped":
             return Score(1.0 - (await apply(self.metric, outputs, example)).value)
         return Score(float(generator(self.seed, "shuffled", next(self.drawn)).random()))
 
 
 def train(case: Case) -> dict[str, object]:
-    """Train from scratch; return the curve and what was reached."""
+    """Train from scratch; return the learning curve and the scores before and after."""
     import torch
 
     torch.set_num_threads(1)
@@ -176,7 +176,7 @@ def _settings(case: Case) -> dict[str, object]:
 
 
 async def _measured(executor: Executor, system: System, task: Toy) -> dict[str, float]:
-    """Return the greedy score on the test examples, and that of every part of the metric."""
+    """Return the greedy score on the test examples, and the mean of every part of the metric."""
     traces: list[Mapping[str, float]] = []
     found = await evaluate(
         executor, system, task.test, task.metric, on_trace=lambda _, trace: traces.append(trace.parts)
@@ -186,17 +186,17 @@ async def _measured(executor: Executor, system: System, task: Toy) -> dict[str, 
 
 
 def cases(seeds: Sequence[int]) -> list[Case]:
-    """Return all trainings: every method, and the controls of one method of each task."""
+    """Return all cases: every method, and the controls of one method per task."""
     plain = [Case(t, m, s) for t, methods in METHODS.items() for m in methods for s in seeds]
     return plain + [Case(t, m, s, c) for t, m in CONTROLLED.items() for c in CONTROLS for s in seeds]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train what is asked for; results of other cases stay as they are."""
+    """Train the selected cases, and keep the results of all others."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default="", help="cases whose name begins so, such as chain/mmgrpo")
+    parser.add_argument("--only", default="", help="prefix of the cases to train, such as chain/mmgrpo")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args(arguments)

@@ -1,10 +1,10 @@
-"""The learning curves of the toy tasks as a figure.
+"""Draw the learning curves of the toy tasks.
 
     python -m compound.benchmarks.measure.learning_figure --output docs/figures/learning.svg
 
-Reads ``benchmarks/data/learning_curves.json``. A line is the mean over seeds, smoothed over a tenth of the
-steps, of what sampled rollouts score; a dot is what the trained system scores, which answers greedily.
-Rewards drawn by chance say nothing of the score: that control's line leads from its first score to its last.
+Reads ``benchmarks/data/learning_curves.json``. A line is the score of sampled rollouts, averaged over seeds
+and smoothed over a tenth of the steps; a dot is the greedy score of the trained system. Random rewards do not
+reflect the score, so that control's line connects its first score to its last.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WIDE, TALL, SMALL = 10.4, 3.6, 8.5
 
 
 class Found(TypedDict):
-    """What `compound.benchmarks.measure.learning_curves` found of one training, as far as it is drawn."""
+    """Results of one training in `compound.benchmarks.measure.learning_curves` that the figure shows."""
 
     task: str
     method: str
@@ -48,7 +48,7 @@ class Found(TypedDict):
 
 
 def learning_svg(found: Sequence[Found]) -> str:
-    """Return one panel for each task: methods in colours, controls in grey."""
+    """Draw one panel per task, with methods in colours and controls in grey."""
     with drawn(WIDE, TALL, "learning") as (figure, svg):
         panels = figure.subplots(1, len(TITLES), sharey=True)
         for axes, (task, title) in zip(panels, TITLES.items(), strict=True):
@@ -59,7 +59,7 @@ def learning_svg(found: Sequence[Found]) -> str:
 
 
 def _panel(axes: Axes, found: Sequence[Found], title: str) -> None:
-    """Draw a task: means over the seeds."""
+    """Draw the means over the seeds of a task."""
     lines = sorted(dict.fromkeys((one["method"], one["control"]) for one in found), key=lambda line: line[1])
     methods = [method for method, control in lines if not control]
     for method, control in lines:
@@ -85,7 +85,7 @@ def _panel(axes: Axes, found: Sequence[Found], title: str) -> None:
 
 
 def _scores(found: Found) -> list[float]:
-    """Return the score of rollouts by step, whatever was rewarded."""
+    """Return the score of rollouts by step, which in controls differs from the reward."""
     curve = found["curve"]
     if found["control"] == "flipped":
         return [1.0 - reward for reward in curve]
@@ -96,7 +96,7 @@ def _scores(found: Found) -> list[float]:
 
 
 def _mean(curves: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
-    """Return the mean of curves at every step that all of them have."""
+    """Return the mean of curves at every step that all of them contain."""
     steps = min(map(len, curves))
     return [(float(step + 1), fmean(curve[step] for curve in curves)) for step in range(steps)]
 

@@ -2,8 +2,8 @@
 
     python -m compound.benchmarks.measure.local_rewards [PART ...]
 
-Each part is written to ``benchmarks/data/local_rewards.json`` when it is done; the others stay as they are.
-`PARTS` says what each one shows. Seeds run in parallel processes; results do not depend on how many.
+Each finished part is written to ``benchmarks/data/local_rewards.json``, and the other parts are kept. See
+`PARTS` for the parts. Seeds run in parallel processes; results do not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SETTINGS = OptimizeSettings(candidates=16, minibatch=8, alpha=0.2, valid_size=40
 def settings(
     method: str, seed: int, runs: float, min_accuracy: float = 0.5, **changed: object
 ) -> OptimizeSettings:
-    """Return the settings of a search, with those of local rewards where the method has them."""
+    """Return the settings of a search, including those of local rewards if the method has them."""
     given = {**SETTINGS.given, "method": method, "seed": seed, "budget": BudgetSettings(system_runs=runs)}
     if method not in ("coordinate", "random"):
         given[method] = OptimasSettings.model_validate(
@@ -64,7 +64,7 @@ RUNS = {"optimas": 600, "coordinate": 600, "coordinate twice": 1200, "random twi
 
 
 def compared(shape: str, seed: int) -> dict[str, object]:
-    """Return what each method reaches, as a share of the optimum."""
+    """Return the result of each method, as a share of the optimum."""
     found: dict[str, object] = {}
     for name, runs in RUNS.items():
         kind = name.split()[0]
@@ -77,7 +77,7 @@ STRENGTHS = (0.1, 0.3, -0.1, -0.3)
 
 
 def interaction(shape: str, seed: int) -> dict[str, object]:
-    """Return what is reached as components interact, without noise; components hinder each other below 0."""
+    """Return the results by interaction strength, without noise; below 0 components hinder each other."""
     given = settings("optimas", seed, 1200, min_accuracy=0.6)
     worlds = {
         strength: world(shape, seed, interaction=strength, noise=0.0, blur=0.0, options=6)
@@ -87,7 +87,7 @@ def interaction(shape: str, seed: int) -> dict[str, object]:
 
 
 def misaligned(shape: str, seed: int) -> dict[str, object]:
-    """Return ranking accuracy, and the optimum's share after one local step of each component."""
+    """Return the shares of the optimum before and after one local step of each component, by label noise."""
     found: dict[str, object] = {}
     for i, share in enumerate(SHARES):
         given = settings(f"{LABELS}:mislabelled_{i}", seed, 600, iterations=1)
@@ -98,7 +98,7 @@ def misaligned(shape: str, seed: int) -> dict[str, object]:
 
 
 def same(shape: str, seed: int) -> dict[str, object]:
-    """Return whether anything was accepted where nothing can be gained, at a level of 0.05."""
+    """Return whether any change was accepted if no gain is possible, at level 0.05."""
     made = world(shape, seed, spread=(0.0,) * 5)
     return _brief(search(made, settings("optimas", seed, 200, alpha=0.05)))
 
@@ -109,15 +109,15 @@ def _brief(outcome: Outcome) -> dict[str, object]:
 
 # -- schedulers ------------------------------------------------------------------------------------------
 
-HEADROOM = (1.0, 0.5, 0.1, 0.05, 0.02)  # what each of five components could gain, at first
+HEADROOM = (1.0, 0.5, 0.1, 0.05, 0.02)  # possible gain of each of five components at the start
 VISITS = 30
 
 
 def regret(_: str, seed: int) -> dict[str, float]:
-    """Return each scheduler's regret: the sum over visits of what is still to gain.
+    """Return each scheduler's regret: the sum over visits of the remaining headroom.
 
-    A visit gains a random part of a component's headroom, 15 % on average; its gap is its headroom, measured
-    with noise.
+    A visit gains a random part of a component's headroom, 15 % on average; the component's gap is its
+    headroom, measured with noise.
     """
     jobs = [Job("local", (f"{name}.option",)) for name in "abcde"]
     order = generator(seed, "which").permutation(len(HEADROOM)).tolist()
@@ -159,13 +159,13 @@ DIFFERENCE: Bounds = (-1.0, 1.0)
 
 
 def summary(values: Sequence[float], bounds: Bounds | None = UNIT) -> dict[str, object]:
-    """Return mean, 95 % limits, the least value and how many there are; each is a mean over many examples."""
+    """Return mean, 95 % limits, minimum and number of values; each value is a mean over many examples."""
     found = interval_of_means(values, bounds=bounds)
     return {**found.to_json(), "least": min(values)}
 
 
 def _by_shape(rows: Rows, *path: str, less: Sequence[str] = ()) -> dict[str, object]:
-    """Return the intervals of a number of each row, less another one, by shape."""
+    """Return the intervals of a number in each row, optionally minus another one, by shape."""
     return {
         shape: summary(
             [_at(row, path) - (_at(row, less) if less else 0.0) for row in found],
@@ -183,7 +183,7 @@ def _at(row: Mapping[str, object], path: Sequence[str]) -> float:
 
 
 def sum_accuracy(rows: Rows) -> dict[str, object]:
-    """Return accuracies by kind and shape, the limit, and how far they are from it."""
+    """Return accuracies by kind and shape, the limit, and the distance to it."""
     return {
         kind: {
             "learned": _by_shape(rows, kind, "learned"),
@@ -195,7 +195,7 @@ def sum_accuracy(rows: Rows) -> dict[str, object]:
 
 
 def sum_search(rows: Rows) -> dict[str, object]:
-    """Return what methods reach by shape, and paired differences from `optimas`."""
+    """Return the methods' results by shape, and paired differences from `optimas`."""
     found: dict[str, object] = {}
     for name, runs in RUNS.items():
         reached = _by_shape(rows, name, "reached")
@@ -206,7 +206,7 @@ def sum_search(rows: Rows) -> dict[str, object]:
 
 
 def sum_interaction(rows: Rows) -> dict[str, object]:
-    """Return by strength: the share of the optimum, and what one component's change could still add."""
+    """Return the share of the optimum, and the remaining gain of one component's change, by strength."""
     return {
         str(strength): {
             "reached": _by_shape(rows, str(strength), "reached"),
@@ -217,7 +217,7 @@ def sum_interaction(rows: Rows) -> dict[str, object]:
 
 
 def sum_misaligned(rows: Rows) -> dict[str, object]:
-    """Return the gain of one step of each component by the share of shuffled labels."""
+    """Return the gain of one step of each component, by the share of shuffled labels."""
     return {
         str(share): _by_shape(rows, str(share), "reached", less=(str(share), "start")) for share in SHARES
     }
@@ -236,22 +236,22 @@ def sum_regret(rows: Rows) -> dict[str, object]:
 
 
 def sum_same(rows: Rows) -> dict[str, object]:
-    """Return how many of all runs accepted something, and the most that chance explains (99 %)."""
+    """Return the number of runs that accepted a change, and its 99 % quantile under chance."""
     wrong = sum(entry(row, "accepted", int) > 0 for found in rows.values() for row in found)
     n = sum(map(len, rows.values()))
     return {"accepted": wrong, "runs": n, "bound": int(stats.binom.ppf(0.99, n, 0.05))}
 
 
 def sum_lora(rows: Rows) -> dict[str, object]:
-    """Return each seed as it is."""
+    """Return the values of each seed."""
     return {shape: {key: [row[key] for row in found] for key in found[0]} for shape, found in rows.items()}
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the benchmark: what one shape and seed gives, and how all of them are summed up."""
+    """Part of the benchmark: a function of shape and seed, and a summary of all their results."""
 
-    one: Callable[[str, int], Mapping[str, object]]
+    run: Callable[[str, int], Mapping[str, object]]
     summary: Callable[[Rows], Mapping[str, object]]
     shapes: Sequence[str] = tuple(SHAPES)
     seeds: int = SEEDS
@@ -270,13 +270,13 @@ PARTS: Mapping[str, Part] = {
 
 def _one(job: tuple[str, str, int]) -> Mapping[str, object]:
     part, shape, seed = job
-    return PARTS[part].one(shape, seed)
+    return PARTS[part].run(shape, seed)
 
 
 def measure(name: str, workers: int) -> dict[str, object]:
-    """Run a part; returns its summary with the rows it was made from.
+    """Run a part; return its summary and rows.
 
-    Rows are kept in a file while the part goes on, so that an interrupted one begins where it ended.
+    Finished rows are appended to a file, so that an interrupted part can be resumed.
     """
     part = PARTS[name]
     unfinished = OUTPUT.with_name(f"{OUTPUT.stem}.{name}.jsonl")
@@ -294,7 +294,7 @@ def measure(name: str, workers: int) -> dict[str, object]:
 
 
 def rounded(value: object) -> object:
-    """Return JSON with four digits after the point."""
+    """Round all numbers in a JSON value to four decimal places."""
     if isinstance(value, float):
         return round(value, 4)
     if isinstance(value, dict):
@@ -303,7 +303,7 @@ def rounded(value: object) -> object:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the parts named, or all, and write the file after each."""
+    """Run the given parts, or all, and write the file after each."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

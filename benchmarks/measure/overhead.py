@@ -3,7 +3,7 @@
 Run ``python -m compound.benchmarks.measure.overhead``.
 
 Prints one JSON object and writes it to ``benchmarks/data/overhead.json``. Times are the best of several
-repeats; machines differ, so the ratios are what to compare.
+repeats. Compare the ratios, as times differ between machines.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ WAIT = 0.05  # seconds a branch of the diamond waits
 
 
 def successor(x: int) -> int:
-    """Return the next number: next to no work."""
+    """Return the next number, with almost no work."""
     return x + 1
 
 
 async def slow(x: int) -> int:
-    """Wait like a remote model."""
+    """Wait, like a call of a remote model."""
     await asyncio.sleep(WAIT)
     return x
 
 
 def add(a: int, b: int) -> int:
-    """Join two branches."""
+    """Add the results of two branches."""
     return a + b
 
 
 def chain(length: int) -> System:
-    """Return a chain of ``length`` nodes, each its own component."""
+    """Return a chain of ``length`` nodes, each a separate component."""
     source: Source = Input("x", int)
     for i in range(length):
         source = Function(f"n{i:04d}", successor)(x=source)
@@ -53,7 +53,7 @@ def chain(length: int) -> System:
 
 
 def diamond() -> System:
-    """Return two branches that wait, between two nodes that do not."""
+    """Return a system of two branches that wait, between two nodes that do not."""
     start = Function("start", successor)(x=Input("x", int))
     left = Function("left", slow)(x=start)
     right = Function("right", slow)(x=start)
@@ -61,7 +61,7 @@ def diamond() -> System:
 
 
 async def per_call(length: int, repeats: int) -> float:
-    """Return microseconds per node call on a chain, the best of five."""
+    """Return microseconds per node call on a chain, the minimum of five."""
     system, executor = chain(length), Executor()
     await executor.run(system, {"x": 0})
     times = []
@@ -74,7 +74,7 @@ async def per_call(length: int, repeats: int) -> float:
 
 
 async def critical_path() -> float:
-    """Return the diamond's time over its critical path, one wait; the median of nine."""
+    """Return the ratio of the diamond's time to its critical path (one wait), the median of nine."""
     system, executor = diamond(), Executor()
     await executor.run(system, {"x": 0})
     ratios = []
@@ -86,7 +86,7 @@ async def critical_path() -> float:
 
 
 async def fork_counts(length: int) -> dict[str, int]:
-    """Return how many nodes a fork at each position of a chain really executes."""
+    """Return the number of nodes that a fork at each position of a chain executes."""
     system, executor = chain(length), Executor()
     trace = await executor.run(system, {"x": 0})
     counts = {}

@@ -24,8 +24,8 @@ from compound.rewards.pairs import Draw, Pair, Sampling, collect
 
 ONCE = Sampling(samples=3, rollouts=1, most=1)
 TRAIN_INPUTS, FRESH_INPUTS = 40, 60
-MORE = 4  # times as many inputs where there is noise
-HINDERING = -0.5  # an interaction under which more of one output makes more of another worth less, or harmful
+NOISY_FACTOR = 4  # factor of the number of training inputs if there is noise
+HINDERING = -0.5  # an interaction with which a larger output lowers the value of another, or makes it harmful
 KINDS: Mapping[str, Changed] = {
     "exact": {"noise": 0.0, "blur": 0.0},
     "exact, interacting": {"noise": 0.0, "blur": 0.0, "interaction": HINDERING},
@@ -35,17 +35,17 @@ KINDS: Mapping[str, Changed] = {
 
 
 def accuracy(shape: str, seed: int) -> dict[str, object]:
-    """Return ranking accuracies on pairs of fresh inputs, and the best there could be: the Bayes limit.
+    """Return ranking accuracies on pairs of new inputs, and their upper bound, the Bayes limit.
 
-    The limit orders the same pairs by the expected reward given the output and all that came before it
-    (equation 4 in closed form).
+    The limit ranks the same pairs by the expected reward given the output and all upstream outputs (equation
+    4 in closed form).
     """
     return {kind: _accuracy(world(shape, seed, **changed)) for kind, changed in KINDS.items()}
 
 
 def _accuracy(made: Simulated) -> dict[str, float]:
     system = made.system()
-    draws, _ = _draws(made, system, "train", TRAIN_INPUTS * (MORE if made.noise else 1))
+    draws, _ = _draws(made, system, "train", TRAIN_INPUTS * (NOISY_FACTOR if made.noise else 1))
     fresh, outputs = _draws(made, system, "fresh", FRESH_INPUTS)
     learned = learn(_buffer(system, draws), system, made.names, make_backbone("none"), "none",
                     weighting="margin", seed=made.seed)  # fmt: skip
@@ -83,7 +83,7 @@ def lora(shape: str, seed: int) -> dict[str, float]:
 def _draws(
     made: Simulated, system: System, split: str, inputs: int
 ) -> tuple[tuple[Draw, ...], dict[str, Mapping[str, float]]]:
-    """Return draws of every component for some inputs, and each input's outputs before they were drawn."""
+    """Return draws of every component for some inputs, and each input's original outputs."""
 
     async def drawn() -> tuple[tuple[Draw, ...], dict[str, Mapping[str, float]]]:
         executor = Executor(cache=MemoryCache(), seed=made.seed)
@@ -104,7 +104,7 @@ def _buffer(system: System, draws: Sequence[Draw]) -> PairBuffer:
 
 
 def _expected(made: Simulated, pair: Pair, outputs: Mapping[str, float]) -> tuple[float, float]:
-    """Return the expected rewards after both outputs of a pair, given all that came before them."""
+    """Return the expected rewards given each output of a pair and all upstream outputs."""
     graph = nx.DiGraph([(source, name) for name, reads in made.graph.items() for source in reads])
     known = {name: outputs[name] for name in nx.ancestors(graph, pair.component) - {"x"}}
     first = dict.fromkeys(made.names, 0)

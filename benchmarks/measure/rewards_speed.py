@@ -1,8 +1,8 @@
-"""Measure the cost of local rewards: calls to collect pairs, scoring outputs, memory of backbone training.
+"""Measure the cost of local rewards: calls to collect pairs, scoring time, memory of backbone training.
 
-``python -m compound.benchmarks.measure.rewards_speed`` prints JSON and saves it. Calls are counted, so
-exact. Times are CPU times of one thread, blocks of both ways taking turns in one process, so that a busy
-machine slows both alike; medians are over blocks. Peak memory is that of a process of its own for each size.
+``python -m compound.benchmarks.measure.rewards_speed`` prints and saves JSON. Calls are counted exactly.
+Times are CPU times of one thread; blocks of both methods alternate in one process, so that other load affects
+both equally, and medians are over blocks. Peak memory is measured in a separate process for each size.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ WORDS = (
 )  # fmt: skip
 TWO_ROLLOUTS = Sampling(samples=3, rollouts=2, most=2), True
 UNTIL_DECIDED = Sampling(), False
-HEADS = 4  # components that score one text
+HEADS = 4  # number of components that score the same text
 
 # --- collecting pairs: calls are counted -----------------------------------------------------------------
 
 
 def chain(length: int, common: bool) -> tuple[System, tuple[str, ...]]:
-    """Return a chain of counted components with noise, and their names in order.
+    """Return a chain of components with noise, and their names in order.
 
-    With ``common`` noise a candidate's rewards differ from another's by a constant; otherwise noise depends
-    on what is read, as a language model's does.
+    With ``common`` noise the rewards of two candidates differ by a constant; otherwise noise depends on the
+    inputs, like that of a language model.
     """
     names = tuple(f"s{k}" for k in range(1, length + 1))
     source: Source = Input("x", float)
@@ -70,7 +70,7 @@ def chain(length: int, common: bool) -> tuple[System, tuple[str, ...]]:
 
 
 def collected(names: Sequence[str], system: System, sampling: Sampling) -> Collected:
-    """Collect the pairs of some components on one example, whose own run is not counted."""
+    """Collect the pairs of components on one example; its initial run is not counted."""
     example = Example("e", {"x": 0.0}, {})
 
     async def work() -> Collected:
@@ -83,10 +83,10 @@ def collected(names: Sequence[str], system: System, sampling: Sampling) -> Colle
 
 
 def pairs(sampling: Sampling, common: bool) -> dict[str, object]:
-    """Count the calls for the pairs of every node of a chain, against those of running whole systems.
+    """Count the calls for the pairs of every node of a chain, and compare them with whole system runs.
 
-    Node k of n: S calls to draw it, and n - k for each reward of its S + 1 candidates. A whole run for each
-    reward takes n.
+    Node k of n takes S calls to draw candidates, and n - k calls for each reward of its S + 1 candidates. A
+    whole run for each reward takes n calls.
     """
     system, names = chain(LENGTH, common)
     rows: list[dict[str, float]] = []
@@ -101,7 +101,8 @@ def pairs(sampling: Sampling, common: bool) -> dict[str, object]:
             "rewards": rewards,
         })  # fmt: skip
     calls = sum(row["calls"] for row in rows)
-    least = sampling.rollouts * (sampling.samples + 1)  # of whole runs: they do not tell what is certain
+    # Whole runs cannot detect that a reward is deterministic, so they need all rollouts of each candidate.
+    least = sampling.rollouts * (sampling.samples + 1)
     whole, lean = sum(max(row["rewards"], least) for row in rows), sum(row["rewards"] for row in rows)
     return {
         "samples": sampling.samples,
@@ -121,7 +122,7 @@ def pairs(sampling: Sampling, common: bool) -> dict[str, object]:
 
 
 def sentence(rng: np.random.Generator, low: int, high: int) -> str:
-    """Return some words."""
+    """Return a text of random words."""
     return " ".join(rng.choice(WORDS, rng.integers(low, high + 1)))
 
 
@@ -134,7 +135,7 @@ def answers(count: int) -> list[CallValues]:
 
 
 def model(calls: Sequence[CallValues], backbone: Embeds) -> RewardModel:
-    """Return a model of several heads that read the same; what one has learned does not change its cost."""
+    """Return a model of several heads with the same inputs; weights do not affect time and are random."""
     rewards_of = {}
     for i in range(HEADS):
         template = Template(f"head{i}", frozenset(), {})
@@ -148,14 +149,14 @@ def model(calls: Sequence[CallValues], backbone: Embeds) -> RewardModel:
 
 
 def cpu(work: Callable[[], object]) -> float:
-    """Return the CPU seconds that some work took."""
+    """Return the CPU seconds that a function took."""
     start = time.process_time()
     work()
     return time.process_time() - start
 
 
 def scoring(texts: int, blocks: int) -> dict[str, object]:
-    """Time `RewardModel.rewards` on texts never seen, against the model's forward passes alone."""
+    """Time `RewardModel.rewards` on new texts, and compare it with the backbone's forward passes alone."""
     import torch
 
     from compound.rewards.backbone import BATCH_TOKENS, Backbone, batches
@@ -186,7 +187,7 @@ def scoring(texts: int, blocks: int) -> dict[str, object]:
         def ours(block: Sequence[CallValues] = block) -> None:
             rewards.rewards("head0", block)
 
-        if start // size % 2:  # every second block is also read by the model alone, before or after
+        if start // size % 2:  # only every second block is also run through the bare model
             seconds["rewards"].append(cpu(ours))
             continue
         first, second = (bare, ours) if start // size % 4 else (ours, bare)
@@ -208,7 +209,7 @@ def scoring(texts: int, blocks: int) -> dict[str, object]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return median, least and largest."""
+    """Return median, minimum and maximum."""
     return {
         "median": round(statistics.median(values), 3),
         "least": round(min(values), 3),
@@ -221,7 +222,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def training_pairs(count: int) -> PairTexts:
-    """Return pairs of distinct texts; a tenth is held out."""
+    """Return pairs of distinct texts, of which a tenth is held out."""
     rng = generator("training", count)
     chosen, rejected = (
         tuple(Reading("", f"answer: {sentence(rng, 2, 6)}", {}, "") for _ in range(count)) for _ in range(2)
@@ -249,7 +250,7 @@ def peak(count: int, batch: int) -> dict[str, float]:
 
 
 def training(sizes: Sequence[int], batch: int, repeats: int) -> dict[str, object]:
-    """Return the peak memory of training on buffers of several sizes, each in fresh processes."""
+    """Return the peak memory of training on buffers of several sizes, each in new processes."""
 
     def one(count: int) -> dict[str, float]:
         script = "compound.benchmarks.measure.rewards_speed"
@@ -285,7 +286,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=10_000)
     parser.add_argument("--blocks", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", help="measure this part anew, and keep the others")
+    parser.add_argument("--only", help="measure only this part, and keep the others")
     parser.add_argument("--peak", type=int, nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.peak:

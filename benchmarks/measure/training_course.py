@@ -1,10 +1,10 @@
-"""Summarize the course of trainings for each agent: penalties, and variety of replies.
+"""Summarize the course of training runs by agent: penalties and variety of replies.
 
     python -m compound.benchmarks.measure.training_course NAME=RUN ... --output FILE
 
-Reads run directories. Of each it keeps, for every agent and every stretch of steps, the means of its
-penalties, of the entropy (nats) of its tokens, and of the similarity of its replies (1: always the same); and
-of all together, as ``rollouts``, the mean reward and the share of groups that were skipped.
+Reads run directories. For each run, every agent and every range of steps, it writes the means of the agent's
+penalties, of the entropy of its tokens (nats), and of the similarity of its replies (1: identical); and for
+all agents, as ``rollouts``, the mean reward and the share of skipped groups.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from statistics import fmean
 from compound.report.facts.documents import Step
 from compound.report.training.steps import measured, parts, records
 
-STRETCHES = ((0, 5), (5, 10), (10, 25))  # of steps; the ends are not part of them
+RANGES = ((0, 5), (5, 10), (10, 25))  # of steps; the ends are exclusive
 FACTS = ("entropy", "similarity")
 ROLLOUTS = "rollouts"
 
 
 def course(run: Path) -> dict[str, Mapping[str, object]]:
-    """Return the means of each stretch by agent; a stretch without samples of an agent has none."""
+    """Return the means of each range of steps by agent; None without samples of the agent."""
     steps = records(run)
     names = sorted({name for step in steps for name in parts(step)})
     return {
@@ -32,7 +32,7 @@ def course(run: Path) -> dict[str, Mapping[str, object]]:
             **{name: _means(steps[first:end], name) for name in names},
             ROLLOUTS: _rollouts(steps[first:end]),
         }
-        for first, end in STRETCHES
+        for first, end in RANGES
     }
 
 
@@ -57,11 +57,11 @@ def _penalty(step: Step, name: str) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write what is asked for."""
+    """Summarize the given runs, and write one JSON file."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", nargs="+", help="a name and a run directory, with = between them")
+    parser.add_argument("runs", nargs="+", metavar="NAME=RUN", help="a name and a run directory")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args(arguments)
     named = (run.split("=", 1) for run in args.runs)

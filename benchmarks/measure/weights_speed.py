@@ -1,15 +1,15 @@
-"""Measure the cost of a training step: against TRL's trainer, with shared prompts, with several adapters.
+"""Measure the cost of a training step, compared with TRL, with shared prompts, and with several adapters.
 
     python -m compound.benchmarks.measure.weights_speed [PART ...]
 
 Parts: ``step`` (TRL's GRPOTrainer and ours on the same 32 sequences of 192 + 32 tokens), ``shared`` (prompts
-of ten times the answer, read once for each group or for every sample), ``adapters`` (the memory that 1, 2, 4
-and 8 adapters take), ``batches`` (time and memory by ``micro_tokens``), ``sampling`` (64 examples through a
-graph, against the engine alone), ``prefill`` (prompt tokens of a step's rollouts, and how many of them had
-been read before). Each measurement is a process of its own. What is compared with TRL takes turns: ``TURNS``
-times TRL and then ours, every other turn the other way round, so that whatever else the machine does slows
-both. A ratio is of one turn; of all turns, the median is given with the least and the largest. Results go to
-``benchmarks/data/weights_speed.json``, with the load of the machine as it began.
+ten times as long as the answer, computed once per group or once per sample), ``adapters`` (memory of 1, 2, 4
+and 8 adapters), ``batches`` (time and memory by ``micro_tokens``), ``sampling`` (64 examples through a graph,
+compared with the engine alone), ``prefill`` (prompt tokens of a step's rollouts, and how many of them were
+reused). Each measurement runs in a separate process. Comparisons with TRL alternate ``TURNS`` times, in
+reverse order every other turn, so that other load affects both equally. A ratio belongs to one turn; over all
+turns the median, the minimum and the maximum are reported. Results are written to
+``benchmarks/data/weights_speed.json``, with the machine's load at the start.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def samples(prompt: int, answer: int, groups: int, each: int, component: str = "
     rng = random.Random(0)
     found = []
     for group in range(groups):
-        asked = tuple(rng.randrange(1000, 40_000) for _ in range(prompt))
+        prompt_tokens = tuple(rng.randrange(1000, 40_000) for _ in range(prompt))
         for number in range(each):
-            said = tuple(rng.randrange(1000, 40_000) for _ in range(answer))
-            record = TokenRecord(asked, said, (), "length")
+            sampled = tuple(rng.randrange(1000, 40_000) for _ in range(answer))
+            record = TokenRecord(prompt_tokens, sampled, (), "length")
             found.append(
                 Sample(component, f"e{group}", "x", 0, record, rng.random(), (component, group), number)
             )
@@ -76,22 +76,22 @@ def samples(prompt: int, answer: int, groups: int, each: int, component: str = "
 
 
 def peak() -> float:
-    """Return the most memory this process had, in MiB."""
+    """Return the peak memory of this process in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def timed(step: Callable[[], object], repeats: int) -> list[float]:
-    """Return the seconds of some steps, after one to warm up."""
+    """Return the seconds of each step, after one warm-up step."""
     step()
     seconds = []
     for _ in range(repeats):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         step()
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - start)
     return seconds
 
 
-# -- measurements: each runs in a process of its own -------------------------------------------------------
+# -- measurements: each runs in a separate process ---------------------------------------------------------
 
 
 def ours(
@@ -101,7 +101,7 @@ def ours(
     most: int = OPTIMIZER.micro_tokens,
     repeats: int = REPEATS,
 ) -> dict[str, object]:
-    """Measure our step on 32 sequences in 8 groups, with at most ``most`` tokens in a micro-batch."""
+    """Measure our training step on 32 sequences in 8 groups, with at most ``most`` tokens per micro-batch."""
     from compound.optimizers.weights.learner import forward
 
     if shared is not None:
@@ -119,7 +119,7 @@ def ours(
 
 
 def trls(prompt: int, answer: int, batches: int, repeats: int = REPEATS) -> dict[str, object]:
-    """Measure TRL's own trainer, its loop and its defaults, on these sequences in some micro-batches."""
+    """Measure TRL's trainer, with its loop and defaults, on these sequences in ``batches`` micro-batches."""
     import torch
     from datasets import Dataset
     from peft import LoraConfig
@@ -131,13 +131,14 @@ def trls(prompt: int, answer: int, batches: int, repeats: int = REPEATS) -> dict
     rows = samples(prompt, answer, 8, 4)
     seconds: list[float] = []
 
-    class Fed(GRPOTrainer):  # type: ignore[misc]  # trl's types are not read
+    class Fed(GRPOTrainer):  # type: ignore[misc]  # mypy skips trl
         def _generate_and_score_completions(self, inputs: object) -> object:
             ids = torch.tensor([row.tokens.prompt for row in rows])
-            said = torch.tensor([row.tokens.sampled for row in rows])
+            answers = torch.tensor([row.tokens.sampled for row in rows])
             return {
-                "prompt_ids": ids, "prompt_mask": torch.ones_like(ids), "completion_ids": said,
-                "completion_mask": torch.ones_like(said), "num_items_in_batch": torch.tensor(said.numel()),
+                "prompt_ids": ids, "prompt_mask": torch.ones_like(ids), "completion_ids": answers,
+                "completion_mask": torch.ones_like(answers),
+                "num_items_in_batch": torch.tensor(answers.numel()),
                 "advantages": torch.tensor([row.advantages[0] for row in rows]),
             }  # fmt: skip
 
@@ -184,7 +185,7 @@ def several(count: int) -> dict[str, object]:
 
 
 def sampled() -> dict[str, object]:
-    """Measure 64 examples at once through a graph, and the same requests straight from the engine."""
+    """Measure 64 concurrent examples through a graph, and the same requests sent to the engine directly."""
     from compound.components.engines.local.engine import TransformersEngine
     from compound.components.llm import LLM
     from compound.engine import Completion, Request
@@ -196,9 +197,9 @@ def sampled() -> dict[str, object]:
     asked: list[Request] = []
 
     class Noted:
-        """The engine, which notes what it is asked."""
+        """Engine wrapper that records requests."""
 
-        def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the engine has
+        def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the engine
             return getattr(engine, name)
 
         async def generate(self, request: Request) -> Completion:
@@ -222,17 +223,17 @@ def sampled() -> dict[str, object]:
         )
 
     async def both() -> dict[str, object]:
-        """Answer the same requests both ways, turn by turn, in one process."""
+        """Answer the same requests both ways, alternately, in one process."""
         await graph(0, Noted())
         ratios, rates = [], []
         for repeat in range(1, REPEATS + 1):
             asked.clear()
-            begun = time.perf_counter()
+            start = time.perf_counter()
             await graph(repeat, Noted())
             middle = time.perf_counter()
             answers = await asyncio.gather(*(engine.generate(request) for request in list(asked)))
             end = time.perf_counter()
-            ratios.append((end - middle) / (middle - begun))
+            ratios.append((end - middle) / (middle - start))
             rates.append(sum(a.usage.completion_tokens for a in answers) / (end - middle))
         await engine.aclose()
         return {
@@ -245,7 +246,7 @@ def sampled() -> dict[str, object]:
 
 
 def prefilled(method: str) -> dict[str, object]:
-    """Measure a step on Atlas: its prompt tokens, and how many of them had been read before."""
+    """Measure the prompt tokens of a training step on Atlas, and how many of them were reused."""
     program = load(ATLAS)
     assert program.data
     assert program.metric
@@ -276,7 +277,7 @@ MEASURES: Mapping[str, Callable[..., dict[str, object]]] = {
 
 
 def alone(measure: str, *arguments: object) -> dict[str, object]:
-    """Run one measurement in a process of its own."""
+    """Run one measurement in a separate process."""
     command = [
         sys.executable,
         "-m",
@@ -300,11 +301,11 @@ Measurement = tuple[str, *tuple[object, ...]]
 def interleaved(
     measurements: Mapping[str, Measurement], run: Callable[..., Mapping[str, object]] | None = None
 ) -> dict[str, object]:
-    """Make measurements in turns, one step in each; every other turn backwards.
+    """Alternate measurements of one step each, in reverse order every other turn.
 
     Returns:
-        Each one's seconds (median, spread, and one by one), and its largest peak, by name; and the load of
-        the machine before the first.
+        The seconds (median, spread, and list) and the largest peak of each measurement by name, and the load
+        of the machine before the first.
 
     >>> one = {"seconds": 1.0, "peak": 2.0, "idle": 1.0}
     >>> found = interleaved({"a": ("x",), "b": ("y",)}, lambda kind: one)
@@ -331,7 +332,7 @@ def interleaved(
 
 
 def step() -> dict[str, object]:
-    """Compare a step with TRL's."""
+    """Compare a training step with TRL's."""
     most = OPTIMIZER.micro_tokens
     return interleaved(
         {
@@ -343,7 +344,7 @@ def step() -> dict[str, object]:
 
 
 def shared() -> dict[str, object]:
-    """Compare reading prompts once with reading them for every sample, and with TRL."""
+    """Compare computing prompts once per group with computing them for every sample, and with TRL."""
     most = OPTIMIZER.micro_tokens
     return interleaved(
         {
@@ -355,7 +356,7 @@ def shared() -> dict[str, object]:
 
 
 def adapters() -> dict[str, object]:
-    """Measure how memory grows with adapters."""
+    """Measure the growth of memory with the number of adapters."""
     found = {str(count): alone("several", count) for count in (1, 2, 4, 8)}
     one, eight = (entry(found[count], "peak", (int, float)) for count in ("1", "8"))
     adapter = entry(found["1"], "adapter", (int, float))
@@ -363,7 +364,7 @@ def adapters() -> dict[str, object]:
 
 
 def batches() -> dict[str, object]:
-    """Compare how many tokens go through the model at once: time, and memory for each of them."""
+    """Measure time and memory by the number of tokens per micro-batch."""
     return {str(most): alone("ours", 240, 16, False, most) for most in (1024, 2048, 4096, 8192)}
 
 
@@ -373,7 +374,7 @@ def sampling() -> dict[str, object]:
 
 
 def prefill() -> dict[str, object]:
-    """Measure how many prompt tokens a step's rollouts need, and how many of them are read anew."""
+    """Measure the prompt tokens of a step's rollouts, and how many of them are reused, by method."""
     return {method: alone("prefilled", method) for method in ("mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr")}
 
 
@@ -388,7 +389,7 @@ PARTS: Mapping[str, Callable[[], dict[str, object]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure what is asked for; the other parts stay as they are."""
+    """Measure the given parts, or all, and keep the others."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

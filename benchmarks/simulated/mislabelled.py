@@ -1,4 +1,4 @@
-"""Local rewards learned from wrong labels: what the advantage of right ones is measured against."""
+"""Local rewards learned from wrong labels, as a control for the advantage of right ones."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from compound.settings.optimize import OptimizeSettings
 
 @dataclass(frozen=True)
 class Mislabelled(LearnedRewards):
-    """Local rewards learned after the scores of a share of the draws were shuffled.
+    """Local rewards learned with shuffled scores in a share of the draws.
 
     Attributes:
-        share: of draws whose candidates' scores are shuffled.
-        always: whether such rewards steer however wrong they are.
+        share: share of the draws whose candidates' scores are shuffled.
+        always: whether the rewards are used regardless of their accuracy.
     """
 
     share: float = 1.0
     always: bool = False
 
     async def guidance(self, rewards: RunRewards, component: str) -> Guidance:
-        """Learn from shuffled scores."""
+        """Learn rewards from shuffled scores."""
         found = await super().guidance(_shuffled(rewards, self.share), component)
         return replace(found, distrust="") if self.always else found
 
@@ -65,7 +65,7 @@ def shuffled(system: System, optimize: OptimizeSettings, settings: OptimasSettin
 
 
 def _single(share: float) -> MethodFactory:
-    """Return a method that takes each component once, by rewards of some quality, without a second look."""
+    """Return a method that optimizes each component once by rewards of a given quality, without a check."""
 
     def single(system: System, optimize: OptimizeSettings, settings: OptimasSettings) -> Method:
         guide, prompts = Mislabelled(share=share, always=True), PromptSearch()
@@ -83,7 +83,7 @@ def _single(share: float) -> MethodFactory:
 
 
 class Unchecked(LocalSearch):
-    """A local search whose choice never meets the global reward."""
+    """Local search whose choice is not tested against the global reward."""
 
     def _tested(self, *_: object) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""Whole optimizations of simulated systems, without a report: what a method reaches, and in how many runs."""
+"""Optimization runs on simulated systems, without a report; measures the result and the system runs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from compound.runs.events import Event
 from compound.runs.recorder import Recorder
 from compound.settings.optimize import OptimizeSettings
 
-# What the searches run under: outputs as a language model's (another setting draws another answer), a metric
-# whose noise is larger than what one component can gain, and more options than can be tried one by one.
+# Conditions of the searches: outputs like those of a language model (each setting draws another answer),
+# metric noise larger than the gain of one component, and too many options for an exhaustive search.
 NOISE, BLUR, OPTIONS = 0.1, 0.5, 16
 
 
@@ -37,21 +37,21 @@ class Changed(TypedDict, total=False):
 
 
 def world(shape: str, seed: int, **changed: Unpack[Changed]) -> Simulated:
-    """Return a simulated system of the searches."""
+    """Return a simulated system with the conditions of the searches."""
     given: Changed = {"noise": NOISE, "blur": BLUR, "options": OPTIONS, **changed}
     return Simulated(shape, seed=seed, common=False, **given)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an optimization came to.
+    """Result of an optimization.
 
     Attributes:
         start, reached: the expected reward before and after, as a share of the optimum.
-        working: that of the configuration under way at the end of each job, with the system runs spent.
-        single: what the best change of one component would still add, as a share of the optimum: nothing, at
-            a component-wise maximum (theorem 4.2).
-        accepted: how many changes were accepted.
+        working: system runs spent and expected reward of the working configuration after each job.
+        single: the gain of the best change of one component, as a share of the optimum; 0 at a component-wise
+            maximum (theorem 4.2).
+        accepted: number of accepted changes.
         runs: system runs spent.
     """
 
@@ -64,23 +64,23 @@ class Outcome:
 
 
 def search(world: Simulated, settings: OptimizeSettings) -> Outcome:
-    """Optimize a simulated system from its first options on."""
-    heard: list[Mapping[str, object]] = []
+    """Optimize a simulated system, starting from the first option of each component."""
+    received: list[Mapping[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:
         system = world.system()
         problem = Problem(
             system, world.examples(100), world.examples(settings.valid_size or 40, "valid"), [], world,
             settings, method(settings.method, system, settings), find_engine,
         )  # fmt: skip
-        recorder = Recorder(open_run(Path(folder) / "run", "", describe(problem)), listener=heard.append)
+        recorder = Recorder(open_run(Path(folder) / "run", "", describe(problem)), listener=received.append)
         try:
             blocking(OptimizationLoop(problem, recorder).run())
         finally:
             recorder.close()
         best = options_of(recorder.state.best or {}, world.names)
-    optimum = world.optimum()[1] or 1.0  # where nothing can be gained, all shares are 0
+    optimum = world.optimum()[1] or 1.0  # if the optimum is 0, all shares are 0
     start = dict.fromkeys(world.names, 0)
-    events = cast("list[Event]", heard)
+    events = cast("list[Event]", received)
     accepted = sum(e["event"] == "decision" and e["accepted"] for e in events)
     return Outcome(
         world.value(start) / optimum, world.value(best) / optimum, _working(world, events, optimum),
@@ -89,7 +89,7 @@ def search(world: Simulated, settings: OptimizeSettings) -> Outcome:
 
 
 def _working(world: Simulated, events: Sequence[Event], optimum: float) -> tuple[tuple[float, float], ...]:
-    """Return system runs and share of the optimum after each job; a refused sweep falls back."""
+    """Return system runs and share of the optimum after each job; a rejected sweep is rolled back."""
     best = dict.fromkeys(world.names, 0)
     working, found = dict(best), []
     for event in events:

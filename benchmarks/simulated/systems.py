@@ -1,9 +1,9 @@
 """Simulated systems with a known optimum and a known downstream value, on the graph shapes of the papers.
 
-A component's output is a number: a quality that its option sets, plus a share of what it reads, plus noise.
-The reward adds up the outputs and, with strength ``interaction``, the products along the edges. So all
-outputs are jointly Gaussian, and every expectation has a closed form: of the reward of a configuration, and
-of the reward given one output (the right-hand side of equation 4 in OPTIMAS). Thousands run in a second.
+A component's output is a number: the quality of its option, plus a share of its inputs, plus noise. The
+reward is a weighted sum of the outputs plus ``interaction`` times the products along the edges. All outputs
+are therefore jointly Gaussian, and the expected reward of a configuration, and that given one output (the
+right-hand side of equation 4 in OPTIMAS), have closed forms. Thousands of runs take a second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from compound.narrowing import entry
 
 Vector = NDArray[np.float64]
 
-# node -> what it reads; `x` is the system's input
+# node -> its inputs; `x` is the system's input
 SHAPES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "chain": {"a": ("x",), "b": ("a",), "c": ("b",)},
     "selectors": {"a": ("x",), "b": ("a",), "c": ("b",), "d": ("b", "c")},
@@ -39,7 +39,7 @@ SHAPES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, eq=False)
 class Step(Operation):
-    """A component whose output is ``quality[option] + carry * mean(inputs) + noise``."""
+    """Component whose output is ``quality[option] + carry * mean(inputs) + noise``."""
 
     name: str
     reads: tuple[str, ...]
@@ -65,7 +65,7 @@ class Step(Operation):
 
     @property
     def version(self) -> str:  # noqa: D102
-        reads, qualities = tuple(self.reads), tuple(self.qualities)  # a file holds them as lists
+        reads, qualities = tuple(self.reads), tuple(self.qualities)  # lists when loaded from a file
         return f"simulated:{reads}:{qualities}:{self.carry}:{self.noise}:{self.common}"
 
     def deterministic(self, values: Mapping[str, object]) -> bool:  # noqa: D102
@@ -83,19 +83,19 @@ class Step(Operation):
 
 @dataclass(frozen=True)
 class Simulated:
-    """A simulated system, with everything about it known.
+    """Simulated system and metric, with closed-form expectations.
 
     Attributes:
         shape: a name in `SHAPES`.
-        options: how many options each component has.
+        options: number of options of each component.
         interaction: the weight of the products along edges; 0 makes components independent.
         carry: the share of its mean input that a component adds to its output.
         noise: the standard deviation of each output.
-        common: whether runs of one sample share their noise whatever they read and chose; otherwise they are
-            like a language model's, whose sampled answer to another prompt is another one.
-        blur: the standard deviation of the metric around the true reward, drawn anew for other outputs.
-        spread: how far each component's qualities lie apart, 1 where nothing is said; 0 makes options equal.
-        seed: draws the qualities and weights.
+        common: whether runs of one sample share their noise for all inputs and options; otherwise other
+            inputs or options draw other noise, like a language model with other prompts.
+        blur: the standard deviation of the metric around the true reward, drawn again for other outputs.
+        spread: the range of each component's qualities, 1 by default; 0 makes all options equal.
+        seed: the seed of the qualities and weights.
 
     Example:
         >>> world = Simulated("chain", noise=0.0)
@@ -116,17 +116,17 @@ class Simulated:
 
     @property
     def graph(self) -> Mapping[str, tuple[str, ...]]:
-        """What each node reads."""
+        """Inputs of each node."""
         return SHAPES[self.shape]
 
     @property
     def names(self) -> list[str]:
-        """The components, in an order in which each comes after what it reads."""
+        """Components in topological order."""
         return list(self.graph)
 
     @cached_property
     def qualities(self) -> Mapping[str, tuple[float, ...]]:
-        """Each component's quality for each option, in [0, 1] times its spread."""
+        """Quality of each option of each component, in [0, 1] times its spread."""
         spread = dict(zip(self.names, self.spread, strict=False))
         drawn = {
             name: generator(self.seed, "quality", self.shape, name).random(self.options)
@@ -136,24 +136,24 @@ class Simulated:
 
     @cached_property
     def weights(self) -> Vector:
-        """What each component's output adds to the reward, in [0.5, 1]."""
+        """Weight of each component's output in the reward, in [0.5, 1]."""
         return 0.5 + 0.5 * generator(self.seed, "weight", self.shape).random(len(self.names))
 
     def system(self) -> System:
-        """Return the system, each component at its first option; its outputs are all nodes' outputs."""
-        made: dict[str, Source] = {"x": Input("x", float)}
+        """Return the system with each component at its first option; it outputs all nodes' outputs."""
+        sources: dict[str, Source] = {"x": Input("x", float)}
         for name, reads in self.graph.items():
             step = Step(name, reads, self.qualities[name], self.carry, self.noise, self.common)
-            wires: dict[str, Any] = {source: made[source] for source in reads}
-            made[name] = step(**wires)
-        return System(f"simulated_{self.shape}", outputs={name: made[name] for name in self.names})
+            wires: dict[str, Any] = {source: sources[source] for source in reads}
+            sources[name] = step(**wires)
+        return System(f"simulated_{self.shape}", outputs={name: sources[name] for name in self.names})
 
     def reward(self, y: Vector) -> float:
         """Return the global reward of the components' outputs."""
         return float(self.weights @ y + self.interaction * (y @ self._products() @ y))
 
     def score(self, outputs: Mapping[str, object], example: Example) -> Score:
-        """Score outputs: this object is a metric."""
+        """Score outputs, which makes this object a metric."""
         y = np.array([outputs[name] for name in self.names])
         blur = self.blur * float(generator(self.seed, "blur", example.id, *y).normal()) if self.blur else 0.0
         return Score(self.reward(y) + blur)
@@ -164,27 +164,28 @@ class Simulated:
         return "simulated"
 
     def examples(self, n: int, split: str = "train") -> list[Example]:
-        """Return examples: one number each, drawn from a normal distribution."""
+        """Return examples with one number each, drawn from a normal distribution."""
         drawn = generator(self.seed, "examples", split).normal(size=n)
         return [Example(f"{split}-{i}", {"x": float(x)}, {}) for i, x in enumerate(drawn)]
 
-    # -- what is known ---------------------------------------------------------------------------------
+    # -- closed-form expectations ----------------------------------------------------------------------
 
     def value(self, options: Mapping[str, int], x: float = 0.0) -> float:
-        """Return the expected reward of a configuration for one input."""
+        """Return the expected reward of a configuration for an input."""
         return self._expected(options, x, {})
 
     def downstream(self, options: Mapping[str, int], known: Mapping[str, float], x: float) -> float:
-        """Return the expected reward given some components' outputs; the rest is random.
+        """Return the expected reward given some components' outputs.
 
-        With one output and everything before it known, this is the expectation in equation 4.
+        With one output and all its upstream outputs known, this is the expectation in equation 4.
         """
         return self._expected(options, x, known)
 
     def optimum(self, x: float = 0.0) -> tuple[dict[str, int], float]:
         """Return the best configuration and its expected reward.
 
-        Where interactions do no harm, that is each component's best option; else all are tried.
+        Without negative interactions this is each component's best option; otherwise all combinations are
+        tried.
         """
         if self.interaction >= 0:
             best = {name: int(np.argmax(row)) for name, row in self.qualities.items()}
@@ -195,13 +196,13 @@ class Simulated:
         return best, self.value(best, x)
 
     def single(self, options: Mapping[str, int], x: float = 0.0) -> float:
-        """Return what the best change of one component alone would add to the expected reward.
+        """Return the largest gain in expected reward from changing one component.
 
-        That is 0 at a component-wise maximum (theorem 4.2).
+        The gain is 0 at a component-wise maximum (theorem 4.2).
         """
-        here = self.value(options, x)
+        current = self.value(options, x)
         return max(
-            self.value({**options, name: other}, x) - here
+            self.value({**options, name: other}, x) - current
             for name in self.names
             for other in range(self.options)
         )
@@ -216,7 +217,7 @@ class Simulated:
         return matrix
 
     def _expected(self, options: Mapping[str, int], x: float, known: Mapping[str, float]) -> float:
-        """Return E[w·y + λ yᵀMy]: with mean m and covariance S it is w·m + λ (mᵀMm + tr(MS))."""
+        """Return E[w·y + λ yᵀMy], which is w·m + λ (mᵀMm + tr(MS)) with mean m and covariance S."""
         mean, spread = self._moments(options, x, known)
         product = self._products()
         quadratic = float(mean @ product @ mean + np.trace(product @ spread))
@@ -225,7 +226,7 @@ class Simulated:
     def _moments(
         self, options: Mapping[str, int], x: float, known: Mapping[str, float]
     ) -> tuple[Vector, Vector]:
-        """Return mean and covariance of all outputs, given those of some with everything before them."""
+        """Return mean and covariance of all outputs, given some outputs with all their upstream outputs."""
         size = len(self.names)
         mean, loads = np.zeros(size), np.zeros((size, size))  # y = mean + loads @ (independent noise)
         for i, name in enumerate(self.names):

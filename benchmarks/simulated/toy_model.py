@@ -1,4 +1,4 @@
-"""The model of the toy tasks: a tiny random Llama, of which each word of a small vocabulary is one token."""
+"""Model of the toy tasks: a tiny random Llama with a small vocabulary of one token per word."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ SAID = (ASK, ANSWER, *PLACES)
 _FRAME = ("Word:", "Before:", "Heard:", "Found:", "Fact:", "Say:", NOTHING)
 VOCABULARY = ("<unk>", "<end>", *SAID, *COLOURS, *ANIMALS, *FRUITS, *_FRAME)
 _TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
-WIDTH, READ = 64, 24  # coordinates of the residual stream, and the last ones, which words are read from
+WIDTH, READ = 64, 24  # width of the residual stream, and of its last part, which the output head reads
 
 
 def make_toy_model(folder: Path, seed: int = 0) -> Path:
     """Save the model and its tokenizer.
 
-    The weights are random, but for what makes a task of a few words learnable in a hundred steps: words have
-    orthogonal vectors; those that only frame a prompt are small; the last coordinate of every word is the
-    same, and through it words outside the answer vocabulary are made improbable; and the base writes little
-    into the coordinates from which the words of `SAID` are read, so that an adapter decides between them.
+    The weights are random, with exceptions that make a task of a few words learnable in a hundred steps: word
+    embeddings are orthogonal; embeddings of words that only frame a prompt are small; the last coordinate is
+    equal for all words, and makes words outside the answer vocabulary improbable; and the base writes little
+    into the coordinates that select the words of `SAID`, so that an adapter decides between them.
 
     Args:
-        folder: is made if it is missing.
-        seed: names the weights.
+        folder: the target folder, created if missing.
+        seed: the seed of the weights.
 
     Returns:
         The folder.
@@ -82,7 +82,7 @@ def _random_model() -> PreTrainedModel:
     )
     model = LlamaForCausalLM(config)
     with torch.no_grad():
-        words, said = model.model.embed_tokens.weight, model.lm_head.weight
+        words, head = model.model.embed_tokens.weight, model.lm_head.weight
         torch.nn.init.orthogonal_(words[:, :-READ], gain=(WIDTH - READ) ** 0.5)
         words[[VOCABULARY.index(word) for word in _FRAME]] *= 0.3
         words[:, -READ:] = 0.0
@@ -91,8 +91,8 @@ def _random_model() -> PreTrainedModel:
             for out in (layer.self_attn.o_proj, layer.mlp.down_proj):
                 out.weight[-READ:] *= 0.1
                 out.weight[-1] = 0.0
-        said[:] = 0.0
-        torch.nn.init.orthogonal_(said[:, -READ:-1], gain=READ**0.5 / 2)
+        head[:] = 0.0
+        torch.nn.init.orthogonal_(head[:, -READ:-1], gain=READ**0.5 / 2)
         spoken = torch.tensor([word in SAID for word in VOCABULARY])
-        said[:, -1] = torch.where(spoken, 0.0, -2.0)
+        head[:, -1] = torch.where(spoken, 0.0, -2.0)
     return model

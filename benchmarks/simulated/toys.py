@@ -1,10 +1,11 @@
-"""Toy tasks that a tiny random model learns in a hundred steps on a CPU: for tests of training.
+"""Toy tasks that a tiny random model learns in a hundred steps on a CPU, for tests of training.
 
-Three shapes of the GRPO family's papers in miniature: a chain of agents (MHGPO, mmGRPO), a conversation with
-an environment (Prompt-R1), a planner with workers (Mujica). Every word is one token, an agent says at most
-three, and the base model says the words of `SAID` about equally often, whatever it is asked.
+They reproduce three shapes from the papers of the GRPO family: a chain of agents (MHGPO, mmGRPO), a
+conversation with an environment (Prompt-R1), and a planner with workers (Mujica). Every word is one token, an
+agent answers with at most three words, and the base model samples the words of `SAID` about equally often for
+any prompt.
 
-Words of different kinds stand for one another by their position: red, cat and pear for north, and so on.
+Words of different kinds correspond by their position: red, cat and pear mean north, and so on.
 """
 
 from __future__ import annotations
@@ -40,20 +41,20 @@ from compound.rewards.credit.gated import Gate, Turn
 __all__ = ["Toy", "make_toy_model", "toy"]
 
 TURNS = 3
-# asking alone is worth more than answering alone: else a model that knows nothing learns never to ask
+# Asking alone must earn more than answering alone, or an untrained model learns never to ask.
 GATE = Gate(alpha=0.6, beta=0.15, gamma=0.15, delta=0.1)
 
 
 @dataclass(frozen=True)
 class Toy:
-    """A task with everything about it known.
+    """Toy task with its chance level and optimum.
 
     Attributes:
         name: `chain`, `conversation` or `planning`.
         system: greedy as declared; rollouts run it at temperature 1.
-        train, valid, test: examples made of the same words, so that what is measured is learning.
-        metric: from 0 to 1.
-        chance: the expected score of agents that say words of `SAID` at random.
+        train, valid, test: examples over the same words, so that scores measure learning of the words.
+        metric: the metric, from 0 to 1.
+        chance: the expected score of agents that answer with random words of `SAID`.
         optimum: the best possible score.
         trained: the components with weights.
     """
@@ -74,7 +75,7 @@ def toy(name: str, model: str) -> Toy:
 
     Args:
         name: `chain`, `conversation` or `planning`.
-        model: the folder of `make_toy_model`, or any other model's name.
+        model: the folder of `make_toy_model`, or another model's name.
 
     >>> chain = toy("chain", "local/any")
     >>> chain.trained, len(chain.train), round(chain.chance, 3)
@@ -86,7 +87,7 @@ def toy(name: str, model: str) -> Toy:
 
 
 def place_of(word: str) -> str:
-    """Return the place that a colour, an animal or a fruit stands for.
+    """Return the place that a colour, an animal or a fruit means.
 
     >>> place_of("red"), place_of("dog"), place_of("lime")
     ('north', 'east', 'west')
@@ -103,7 +104,7 @@ def _agent(name: str, words: int) -> LLM:
 
 
 def _chain(model: str) -> Toy:
-    """Each agent reads a word of its own and what the one before said, and must say the word's place."""
+    """Build the chain: each agent reads its word and the previous answer, and must name the word's place."""
     one = _agent("first", 1)(word=Input("colour", str))
     two = _agent("second", 1)(word=Input("animal", str), before=one)
     three = _agent("third", 1)(word=Input("fruit", str), before=two)
@@ -125,7 +126,7 @@ def _chain(model: str) -> Toy:
 
 
 def together(first: str, second: str, third: str) -> list[str]:
-    """Return what the three agents said."""
+    """Collect the three agents' answers."""
     return [first, second, third]
 
 
@@ -136,7 +137,7 @@ def _chain_example(colour: str, animal: str, fruit: str) -> Example:
 
 
 def chain_score(outputs: Mapping[str, object], example: Example) -> Score:
-    """Return the share of the three words that are right; a wrong one costs a third, whichever it is."""
+    """Return the share of the three words that are right."""
     names, wanted = ("first", "second", "third"), entry(example.gold, "said", list)
     said = entry(outputs, "said", list)
     parts = {name: float(f == w) for name, f, w in zip(names, said, wanted, strict=True)}
@@ -147,11 +148,12 @@ def chain_score(outputs: Mapping[str, object], example: Example) -> Score:
 
 
 def _conversation(model: str) -> Toy:
-    """The agent reads a colour and must name its place and that of an animal, which it hears when it asks.
+    """Build the conversation: the agent must name the places of a colour and of an animal.
 
-    A turn is ``ask WORDS``, which the environment answers with the animal, or ``answer WORDS``, which ends
-    the conversation; at anything else the environment says nothing. The reward is Prompt-R1's with other
-    parts (`GATE`), from its range [-1, 1] to [0, 1]. The colour says nothing about the animal.
+    It reads the colour, and must ask for the animal. A turn is ``ask WORDS``, to which the environment
+    replies with the animal, or ``answer WORDS``, which ends the conversation; the environment replies
+    ``nothing`` to any other turn. The reward is that of Prompt-R1 with other weights (`GATE`), mapped from
+    [-1, 1] to [0, 1]. The colour is independent of the animal.
     """
     colour, animal = Input("colour", str), Input("animal", str)
     heard, said = Input("heard", str), Input("said", list[str])
@@ -192,7 +194,7 @@ def _conversation_example(split: str, colour: str, animal: str) -> Example:
 
 
 def read_turn(said: str) -> Turn:
-    """Read ``ask WORDS`` or ``answer WORDS``; the verb stands for the thought.
+    """Parse ``ask WORDS`` or ``answer WORDS``; the verb takes the role of the thought.
 
     >>> read_turn("ask north").asks, read_turn("answer west").answer, read_turn("north").exact
     (True, 'west', False)
@@ -203,17 +205,17 @@ def read_turn(said: str) -> Turn:
 
 
 def environment(said: str, animal: str) -> str:
-    """Return the animal if the turn asks."""
+    """Return the animal if the turn asks, else ``nothing``."""
     return animal if read_turn(said).asks else NOTHING
 
 
 def hear(heard: str, reply: str) -> str:
-    """Return all that was heard."""
+    """Append a reply to the replies so far."""
     return f"{heard} {reply}"
 
 
 def log(said: list[str], turn: str) -> list[str]:
-    """Return the agent's turns with one more."""
+    """Append a turn to the agent's turns."""
     return [*said, turn]
 
 
@@ -223,17 +225,17 @@ def is_over(said: str) -> bool:
 
 
 def silence() -> str:
-    """Return what is heard before the first turn."""
+    """Return the replies before the first turn."""
     return NOTHING
 
 
 def blank() -> list[str]:
-    """Return the list of no turns."""
+    """Return an empty list of turns."""
     return []
 
 
 def conversation_score(outputs: Mapping[str, object], example: Example) -> Score:
-    """Return the gated reward, from [-1, 1] to [0, 1]."""
+    """Return the gated reward, mapped from [-1, 1] to [0, 1]."""
     turns = [read_turn(said) for said in entry(outputs, "said", list)]
     right = token_f1("answer").score({"answer": turns[-1].answer or ""}, example).value
     parts = {"form": GATE.form(turns), "right": right, "turns": float(len(turns))}
@@ -244,13 +246,14 @@ def conversation_score(outputs: Mapping[str, object], example: Example) -> Score
 
 
 def _planning(model: str) -> Toy:
-    """The planner asks about the places of its two colours; a worker for each reads what is there.
+    """Build the planning task: the planner asks about the places of its two colours, one worker per place.
 
-    A turn that begins with ``answer`` is the last one; any other asks about the places it names. The facts
-    say which animal is at which place. A worker reads the animal at the place it is asked about and says the
-    animal's place; the planner must answer with what the workers found, of which its colours say nothing.
-    What the workers say counts by itself too: were it only the answer, any words of theirs that the planner
-    learns to translate would do, and the first ones that work for some animals are imitated for ever.
+    A turn that starts with ``answer`` is the last one; any other asks about the places it names. The facts
+    state which animal is at which place. A worker reads the animal at the requested place and answers with
+    the animal's place. The planner must answer with the workers' results, which are independent of its
+    colours. The workers' answers are scored as well: if only the final answer counted, workers could use any
+    code that the planner learns to translate, and training would imitate the first code that works for some
+    animals.
     """
     colours, facts = Input("colours", str), Input("facts", dict[str, str])
     found, asked = Input("found", str), Input("asked", list[str])
@@ -292,7 +295,7 @@ def _planning(model: str) -> Toy:
 
 
 def _planning_examples() -> list[Example]:
-    """Return 96 examples in which the colours say nothing about the answer: too many to learn by heart."""
+    """Return 96 examples, too many to memorize, in which the colours are independent of the answer."""
     pairs = list(itertools.combinations(COLOURS, 2))
     facts = list(itertools.permutations(ANIMALS))
     rng = generator("toys", "planning")
@@ -309,7 +312,7 @@ def _planning_examples() -> list[Example]:
 
 
 def read_plan(said: str) -> dict[str, object]:
-    """Read a planner's turn: what it asks, what it answers, and whether it is the last one.
+    """Parse a planner's turn: its questions, its answer, and whether it is the last one.
 
     >>> read_plan("ask east west")
     {'questions': ['east', 'west'], 'answer': '', 'over': False}
@@ -328,19 +331,19 @@ def lookup(question: str, facts: dict[str, str]) -> str:
 
 
 def note(found: str, answers: list[str]) -> str:
-    """Return all that was found."""
+    """Append the workers' answers to the findings."""
     return " ".join([found, *answers])
 
 
 def collect(asked: list[str], questions: list[str]) -> list[str]:
-    """Return all that was asked."""
+    """Append the questions of a turn to those so far."""
     return [*asked, *questions]
 
 
 def planning_score(outputs: Mapping[str, object], example: Example) -> Score:
-    """Return the mean of the places asked about, the share of right words found, and the answer's F1.
+    """Return the mean of three scores: asked places, right words of the workers, and the answer's F1.
 
-    Who asks nothing earns nothing.
+    Without a question the score is 0.
     """
     wanted, asked = set(entry(example.gold, "asked", list)), entry(outputs, "asked", list)
     if not asked:

@@ -1,1 +1,1 @@
-"""Engines: what runs the models that LLM components call, behind `compound.engine.Engine`."""
+"""Engines, which run the models that LLM components call, behind `compound.engine.Engine`."""

@@ -1,9 +1,9 @@
-"""Connections of litellm to a server that is named: the given key or none goes there, and nothing else does.
+"""Connections of litellm to a named server, which receives the configured key and no other credentials.
 
-litellm and the OpenAI client fill what a call leaves out from the environment: the provider's usual key, an
-organization, a project, headers of the user's. That is right for the provider's own address, and wrong for
-any other. A named server is therefore always given a key (``EMPTY`` where there is none), with a client that
-drops what the environment adds and follows no redirect.
+litellm and the OpenAI client fill missing arguments from the environment: the provider's usual key, an
+organization, a project, the user's headers. That is right for the provider's own address, but leaks
+credentials to any other. A named server therefore always receives an explicit key (``EMPTY`` if none is set),
+from a client that removes headers added from the environment and does not follow redirects.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     import httpx
 
 NO_KEY = "EMPTY"
-BY_SDK = (
+SDK_PROVIDERS = (
     "openai",
     "azure",
     "litellm_proxy",
     "lm_studio",
     "llamafile",
 )  # called by the OpenAI client
-BY_HTTP = ("hosted_vllm", "ollama", "ollama_chat", "anthropic")
-SERVERS = (*BY_SDK, *BY_HTTP)
-"""The providers to which `Connection` sends no more than it is given; a file may name their servers."""
-ADDED = ("authorization", "api-key", "openai-organization", "openai-project")
-"""Headers that the OpenAI client fills from the environment."""
+HTTP_PROVIDERS = ("hosted_vllm", "ollama", "ollama_chat", "anthropic")
+SERVERS = (*SDK_PROVIDERS, *HTTP_PROVIDERS)
+"""Providers for which `Connection` sends only what it is given; a YAML file may name their servers."""
+ENVIRONMENT_HEADERS = ("authorization", "api-key", "openai-organization", "openai-project")
+"""Headers that the OpenAI client sets from the environment."""
 
 _UNSAFE = re.compile(r"://|[\\?#\s\x00-\x1f\x7f]|(?:^|/)(?:-|\.\.(?:/|$))")
 
 
 class Client(Protocol):
-    """What is used of a client of litellm or openai."""
+    """Interface of a litellm or openai client, as far as it is used."""
 
     async def close(self) -> None:
         """Close the connections."""
@@ -46,23 +46,23 @@ class Client(Protocol):
 
 
 class Connection:
-    """The address and key of an engine over litellm.
+    """Address and key of a litellm engine.
 
     Args:
         model: ``provider/name``.
-        api_base: the address of a server; None for the provider's own.
-        api_key_env: the environment variable that holds the key; None for the provider's usual one at its own
-            address, and for no key at a server that is named.
+        api_base: the address of a server; None for the provider's own address.
+        api_key_env: the environment variable that holds the key; None for the provider's usual variable at
+            its own address, and for no key at a named server.
 
     Raises:
-        DeclarationError: the address or the model's name could lead elsewhere.
+        DeclarationError: the address or the model's name could redirect requests to another server.
     """
 
     def __init__(self, model: str, api_base: str | None, api_key_env: str | None) -> None:
         if not is_model_name(model):
             raise DeclarationError(
-                f"{model!r} is not the name of a model",
-                hint="it reads provider/name; give the address of a server as api_base",
+                f"{model!r} is not a model name",
+                hint="write provider/name, and give the address of a server as api_base",
             )
         if api_base is not None:
             Origin.of(api_base)
@@ -71,7 +71,7 @@ class Connection:
         self._making = threading.Lock()
 
     def arguments(self) -> dict[str, object]:
-        """Return the arguments of litellm that say where a call goes, and with which key.
+        """Return the arguments of a litellm call that set its address and key.
 
         Raises:
             CompoundError: the environment variable of the key is not set.
@@ -87,14 +87,14 @@ class Connection:
         return {**given} if client is None else {**given, "client": client}
 
     async def aclose(self) -> None:
-        """Close the connections; a later call opens others."""
+        """Close the connections; a later call opens new ones."""
         with self._making:
             client, self._client = self._client, None
         if client is not None:
             await client.close()
 
     def require_key(self) -> None:
-        """Raise as `arguments` does where the key is not set."""
+        """Check that the key is set; raises like `arguments`."""
         if self.api_key_env:
             self._key()
 
@@ -108,7 +108,7 @@ class Connection:
 
 
 def is_model_name(name: str) -> bool:
-    """Return whether a name is only a name: some providers read an address in it, or put it into one.
+    """Return whether a string is a plain model name; some providers parse an address in it, or build one.
 
     >>> is_model_name("openai/gpt-4o-mini"), is_model_name("oobabooga/https://llm.example.com")
     (True, False)
@@ -117,18 +117,18 @@ def is_model_name(name: str) -> bool:
 
 
 def _client(provider: str, api_base: str, key: str) -> Client | None:
-    """Return a client that adds nothing from the environment and follows no redirect, or None."""
-    if provider in BY_HTTP:
+    """Return a client that ignores the environment and redirects; None for other providers."""
+    if provider in HTTP_PROVIDERS:
         from litellm.llms.custom_httpx.http_handler import AsyncHTTPHandler
 
         handler: Client = AsyncHTTPHandler(follow_redirects=False)
         return handler
-    if provider not in BY_SDK:
+    if provider not in SDK_PROVIDERS:
         return None
     import openai
 
     if provider != "azure":
-        http = _clean_http("authorization", f"Bearer {key}")
+        http = _isolated_client("authorization", f"Bearer {key}")
         return openai.AsyncOpenAI(api_key=key, base_url=api_base, max_retries=0, http_client=http)
     import litellm
 
@@ -137,27 +137,29 @@ def _client(provider: str, api_base: str, key: str) -> Client | None:
         azure_endpoint=api_base,
         api_version=os.environ.get("AZURE_API_VERSION") or litellm.AZURE_DEFAULT_API_VERSION,
         max_retries=0,
-        http_client=_clean_http("api-key", key),
+        http_client=_isolated_client("api-key", key),
     )
 
 
-def _clean_http(header: str, value: str) -> httpx.AsyncClient:
-    """Return a client whose requests carry this credential and none from the environment."""
+def _isolated_client(header: str, value: str) -> httpx.AsyncClient:
+    """Return a client that sends the given credential and none from the environment."""
     import httpx
 
     from compound.components.engines.wire import UNLIMITED, guarded
 
-    async def clean(request: httpx.Request) -> None:
-        for name in (*ADDED, *_headers_of_user()):
+    async def replace_credentials(request: httpx.Request) -> None:
+        for name in (*ENVIRONMENT_HEADERS, *_user_headers()):
             request.headers.pop(name, None)
         request.headers[header] = value
 
     return guarded(
-        httpx.AsyncClient(event_hooks={"request": [clean]}, follow_redirects=False, limits=UNLIMITED)
+        httpx.AsyncClient(
+            event_hooks={"request": [replace_credentials]}, follow_redirects=False, limits=UNLIMITED
+        )
     )
 
 
-def _headers_of_user() -> list[str]:
+def _user_headers() -> list[str]:
     """Return the names of the headers that the OpenAI client adds to every call."""
     lines = os.environ.get("OPENAI_CUSTOM_HEADERS", "").splitlines()
     return [line.partition(":")[0].strip() for line in lines if ":" in line]

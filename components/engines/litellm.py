@@ -1,7 +1,7 @@
-"""Language models behind an API, through litellm: one door to every provider, with its prices.
+"""Engine for hosted language models, through litellm, which supports many providers and knows their prices.
 
-Retrying, counting and stopping are the executor's: litellm's own retries, fallbacks and caches stay off, and
-its errors are sorted into those that may pass (`TransientError`, `RateLimited`) and those that will not.
+The executor retries, counts and cancels calls. litellm's own retries, fallbacks and caches are therefore
+disabled, and its errors are classified as transient (`TransientError`, `RateLimited`) or permanent.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from compound.components.engines.options import (
     Seconds,
     Wait,
     check_settings,
-    options,
+    validate_options,
 )
 from compound.components.engines.remote import (
+    answer_text,
+    classify_error,
     error_code,
-    largest_answer,
-    longest_prompt,
-    sort_error,
-    text_of,
-    wanted_wait,
+    max_answer_bytes,
+    max_prompt_tokens,
+    requested_wait,
 )
 from compound.concurrency.background import in_background
 from compound.engine import NO_USAGE, Completion, Request, Usage
@@ -51,29 +51,29 @@ else:
 
 MILLION = 1_000_000
 _IMPORTING = threading.Lock()
-KEYED = {  # providers that require a key, each read from one environment variable
+PROVIDERS_WITH_KEY = {  # providers that require a key, each read from one environment variable
     *("openai", "anthropic", "gemini", "groq", "mistral"),
     *("openrouter", "deepseek", "together_ai", "cohere", "xai"),
 }
 
 
 class LiteLLMEngine:
-    """An engine over a provider's API.
+    """Engine that calls a provider's API.
 
-    Token records are not available: providers do not return token ids.
+    Token records are not available, because providers do not return token ids.
 
     Args:
-        model: as litellm spells it, ``provider/model``.
-        api_base: the address of a server of your own.
-        api_key_env: the environment variable that holds the key. Without it, the provider's own address is
-            sent its usual key, and ``api_base`` none. Keys are read from the environment only.
-        concurrency: how many calls may be in flight; fewer are while the server limits the rate.
-        timeout: seconds for one try, from connecting to the end of the answer, unless the request says
-            otherwise.
-        max_wait: seconds that a call may wait, in all, for a server that limits the rate.
-        price: US dollars for a million prompt tokens and a million completion tokens; without it, litellm's
-            price list. `priced` says whether there is a price: where there is none, calls cost 0.
-        extra: options of sampling and reasoning to pass on (``top_p``, ``reasoning_effort`` …); see
+        model: the model in litellm's notation, ``provider/model``.
+        api_base: the address of your own server.
+        api_key_env: the environment variable that holds the key. By default the provider's own address
+            receives its usual key, and ``api_base`` none. Keys are read from the environment only.
+        concurrency: maximum number of concurrent calls; lowered while the server limits the rate.
+        timeout: time limit of one attempt in seconds, from connecting to the end of the answer; a request may
+            override it.
+        max_wait: maximum total time in seconds that a call waits for a server that limits the rate.
+        price: US dollars per million prompt tokens and per million completion tokens; default: litellm's
+            price list. Without a price (see `priced`) calls are counted with cost 0.
+        extra: sampling and reasoning options to pass on (``top_p``, ``reasoning_effort`` …); see
             `RemoteOptions`.
 
     Raises:
@@ -101,7 +101,7 @@ class LiteLLMEngine:
         check_settings(LiteLLMEngine, given)
         self.model, self.api_base, self.api_key_env = model, api_base, api_key_env
         self.timeout, self.max_wait, self.price = timeout, max_wait, price
-        self.extra = options(RemoteOptions, extra, model)
+        self.extra = validate_options(RemoteOptions, extra, model)
         self._concurrency = concurrency
         self._connection = Connection(model, api_base, api_key_env)
 
@@ -121,38 +121,38 @@ class LiteLLMEngine:
 
     @property
     def priced(self) -> bool:
-        """Whether calls have a known price; if not, their cost is counted as 0."""
+        """Whether the price of calls is known; otherwise their cost is counted as 0."""
         return self.price is not None or _listed(self.model) is not None
 
     async def warm_up(self) -> None:
-        """Import litellm, which takes seconds, outside the time limits of calls and off the event loop."""
+        """Import litellm, which takes seconds, off the event loop and outside the time limits of calls."""
         await asyncio.to_thread(_litellm)
 
     def worst_case(self, request: Request) -> Usage:  # noqa: D102
-        size = longest_prompt(request)
+        size = max_prompt_tokens(request)
         thinking = (_listed(self.model) or {}).get("output_cost_per_reasoning_token")
         thinking = thinking if isinstance(thinking, int | float) else 0.0
-        dearer = thinking * request.max_tokens if self.price is None else 0.0
-        cost = self._cost(size, request.max_tokens) + dearer
+        surcharge = thinking * request.max_tokens if self.price is None else 0.0
+        cost = self._cost(size, request.max_tokens) + surcharge
         return Usage(1, size, request.max_tokens, cost, int(not self.priced))
 
     async def generate(self, request: Request) -> Completion:  # noqa: D102
         if request.adapter:
             raise CallError(
-                f"{self.name} cannot sample with the adapter {request.adapter!r}", charged=NO_USAGE
+                f"{self.name} does not support adapters, but got {request.adapter!r}", charged=NO_USAGE
             )
         litellm = await asyncio.to_thread(_litellm)
         if not self.api_key_env:
-            remember_environment()  # litellm reads the key of its provider there at each call
+            remember_environment()  # litellm reads the provider's key from the environment at each call
         self.require_key()
         response = await in_background(self._call(litellm, request, request.timeout or self.timeout))
         return self._completion(request, response)
 
     async def _call(self, litellm: ModuleType, request: Request, seconds: float) -> object:
-        """Return litellm's response to a request; everything together takes no longer than ``seconds``."""
-        from compound.components.engines.wire import exchange
+        """Return litellm's response to a request; ``seconds`` limits the total time."""
+        from compound.components.engines.wire import record_exchange
 
-        with exchange(largest_answer(request)) as noted:
+        with record_exchange(max_answer_bytes(request)) as noted:
             try:
                 async with asyncio.timeout(seconds):
                     response: object = await litellm.acompletion(**self._arguments(request, seconds))
@@ -160,17 +160,18 @@ class LiteLLMEngine:
             except CompoundError:
                 raise
             except TimeoutError:
-                said = f"{self.model} gave no whole answer in {seconds:g} s"
-                raise TransientError(said, charged=None if noted.sent or not noted.to else NO_USAGE) from None
+                message = f"{self.model} did not answer completely within {seconds:g} s"
+                unsent = noted.to and not noted.sent
+                raise TransientError(message, charged=NO_USAGE if unsent else None) from None
             except Exception as error:
-                raise self._sorted(litellm, error, noted) from error
+                raise self._classify(litellm, error, noted) from error
 
     async def aclose(self) -> None:
-        """Close the connections to a server that is named; litellm shares all others between engines."""
+        """Close the connections to a named server; litellm shares all other connections between engines."""
         await in_background(self._connection.aclose())
 
     def _arguments(self, request: Request, seconds: float) -> dict[str, object]:
-        """Return what litellm is called with."""
+        """Return the arguments of the litellm call."""
         arguments: dict[str, object] = {
             "model": self.model,
             "messages": [{"role": m.role, "content": m.content} for m in request.cued],
@@ -180,40 +181,41 @@ class LiteLLMEngine:
             "timeout": seconds,
             "num_retries": 0,
             "max_retries": 0,
-            "drop_params": True,  # not every provider knows a seed
+            "drop_params": True,  # not every provider supports a seed
         }
         if request.stop:
             arguments["stop"] = list(request.stop)
         return arguments | self.extra | self._connection.arguments()
 
     def _completion(self, request: Request, response: object) -> Completion:
-        """Read a response, or say what is wrong with it."""
+        """Convert a response to a completion; raises an error that states what is wrong with it."""
         used = getattr(response, "usage", None)
         choices = getattr(response, "choices", None)
         message = choices[0].message if choices else None
         content = getattr(message, "content", None)
         usage = self._usage(request, used, bool(content))
         if not choices:
-            raise TransientError(f"{self.model} answered without a choice", charged=usage)
+            raise TransientError(f"{self.model} returned an answer without choices", charged=usage)
         choice = choices[0]
         finish = choice.finish_reason
         fields = getattr(message, "provider_specific_fields", None)
         refusal = fields.get("refusal") if isinstance(fields, Mapping) else None
-        said = {"content": content, "refusal": refusal, "tool_calls": getattr(message, "tool_calls", None)}
-        text = text_of(said, finish, request, self.model, usage)
-        if len(text) > largest_answer(request):
+        tools = getattr(message, "tool_calls", None)
+        parts = {"content": content, "refusal": refusal, "tool_calls": tools}
+        text = answer_text(parts, finish, request, self.model, usage)
+        if len(text) > max_answer_bytes(request):
             raise CallError(
                 f"{self.model}: the answer has {len(text):,} characters, more than max_tokens allows",
                 charged=usage,
             )
-        # Not every provider takes stop strings, or as many.
+        # Some providers ignore stop strings or limit their number.
         text = text[: min((at for stop in request.stop if (at := text.find(stop)) >= 0), default=len(text))]
         return Completion(text, usage, "length" if finish == "length" else "stop")
 
     def _usage(self, request: Request, used: object, answered: bool) -> Usage:
-        """Return what a response says it used, as it says so; what it leaves out counts with the worst case.
+        """Return the usage that a response reports, with the worst case for missing values.
 
-        What is impossible is corrected, and named, where the request is charged.
+        Impossible values are corrected and reported later, where the request is charged.
         """
         worst = self.worst_case(request)
         prompt = getattr(used, "prompt_tokens", None) or worst.prompt_tokens
@@ -222,15 +224,14 @@ class LiteLLMEngine:
             completion = worst.completion_tokens
         total = getattr(used, "total_tokens", None)
         if type(total) is int and type(prompt) is int and type(completion) is int and prompt > 0:
-            completion = (
-                max(completion, total - prompt) if completion >= 0 else completion
-            )  # thinking, for some
+            # Some providers count reasoning tokens in the total only.
+            completion = max(completion, total - prompt) if completion >= 0 else completion
         possible, wrong = bounded(Usage(1, prompt, completion), worst)
         cost = self._cost(possible.prompt_tokens, possible.completion_tokens, None if wrong else used)
         return Usage(1, prompt, completion, min(cost, worst.cost), worst.unpriced)
 
     def _cost(self, prompt: int, completion: int, used: object = None) -> float:
-        """Return the price in dollars; ``used`` lets litellm count what was cheaper (a provider's cache)."""
+        """Return the price in US dollars; with ``used`` litellm applies discounts such as prompt caching."""
         if self.price is not None:
             return (prompt * self.price[0] + completion * self.price[1]) / MILLION
         if _listed(self.model) is None:
@@ -241,45 +242,45 @@ class LiteLLMEngine:
         cost = float(sum(parts))
         return cost if cost >= 0 and math.isfinite(cost) else self._cost(prompt, completion)
 
-    def _sorted(self, litellm: ModuleType, error: Exception, noted: Exchange) -> CompoundError:
-        """Return the error of ours that says what to do about one of litellm's.
+    def _classify(self, litellm: ModuleType, error: Exception, noted: Exchange) -> CompoundError:
+        """Convert an error of litellm to a `CompoundError` that states the remedy.
 
-        What was seen on the wire counts, where it was seen: litellm turns lost answers into server errors.
+        What the transport recorded takes precedence: litellm reports lost answers as server errors.
         """
-        said = f"{self.model}: {noted.problem or str(error).strip() or type(error).__name__}"
+        message = f"{self.model}: {noted.problem or str(error).strip() or type(error).__name__}"
         status = noted.status or getattr(error, "status_code", None)
         charged = None
-        if "Missing credentials" in said:
-            status = 401  # a key that is not set at all arrives as a server error
+        if "Missing credentials" in message:
+            status = 401  # litellm reports a missing key as a server error
         elif noted.to and not noted.sent:
             status, charged = None, NO_USAGE
         elif noted.to and noted.status < 300:
-            status = None  # an answer that was lost, or cannot be read
-        elif isinstance(error, litellm.NotFoundError) or "LLM Provider NOT provided" in said:
+            status = None  # the answer was lost or is unreadable
+        elif isinstance(error, litellm.NotFoundError) or "LLM Provider NOT provided" in message:
             status = 404
         elif not noted.to and isinstance(error, litellm.Timeout | litellm.APIConnectionError):
             status = None
-        return sort_error(
-            said,
+        return classify_error(
+            message,
             status,
             model=self.model,
             code=error_code(noted.error) or str(_first(error, "code") or ""),
             keys=self._key_names() if status in {401, 403} else "",
-            names="check the model's name: it reads provider/model",
+            naming_hint="check the model's name; its form is provider/model",
             too_long=isinstance(error, litellm.ContextWindowExceededError),
             retry_after=noted.wait if noted.status else _retry_after(error),
             charged=charged,
         )
 
     def require_key(self) -> None:
-        """Refuse to call a provider without its key: no request could succeed.
+        """Check that the key is set; without it no request could succeed.
 
         Raises:
-            CompoundError: the environment does not hold the key that is named, or none of the provider's.
+            CompoundError: neither ``api_key_env`` nor a usual variable of the provider is set.
         """
         self._connection.require_key()
         provider = self.model.partition("/")[0]
-        if provider not in KEYED or self.api_base or self.api_key_env:
+        if provider not in PROVIDERS_WITH_KEY or self.api_base or self.api_key_env:
             return
         litellm = _litellm()
         if litellm.api_key or getattr(litellm, f"{provider}_key", None):
@@ -291,7 +292,7 @@ class LiteLLMEngine:
             )
 
     def _key_names(self) -> str:
-        """Return the environment variables that hold this model's key."""
+        """Return the names of the environment variables that hold this model's key."""
         if self.api_key_env:
             return self.api_key_env
         provider = self.model.partition("/")[0]
@@ -303,17 +304,17 @@ class LiteLLMEngine:
 
 
 def _litellm() -> ModuleType:
-    """Return litellm, imported and set up once, whichever threads ask for it first."""
+    """Import and configure litellm once; safe to call from several threads."""
     with _IMPORTING:
         return _imported()
 
 
 @functools.cache
 def _imported() -> ModuleType:
-    """Import litellm, quiet, without a download of its price list, and without reading a ``.env`` file.
+    """Import litellm without log output, without downloading its price list, and without a ``.env`` file.
 
-    By default it fills the environment from a ``.env`` in the working directory or above the packages. That
-    file may be someone else's, and a provider's address is one of the things it could set.
+    By default litellm loads a ``.env`` file from the working directory or above the packages. Another person
+    may have written that file, and it could set a provider's address.
     """
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     os.environ.setdefault("LITELLM_MODE", "PRODUCTION")
@@ -326,7 +327,7 @@ def _imported() -> ModuleType:
     from compound.components.engines import wire
 
     wire.guard_litellm(http_handler)
-    logging.getLogger("LiteLLM").setLevel(logging.ERROR)  # its warnings repeat what servers say
+    logging.getLogger("LiteLLM").setLevel(logging.ERROR)  # its warnings repeat server messages
     vars(litellm).update(telemetry=False, suppress_debug_info=True)
     module: ModuleType = litellm
     return module
@@ -334,7 +335,7 @@ def _imported() -> ModuleType:
 
 @functools.cache
 def _listed(model: str) -> Mapping[str, object] | None:
-    """Return litellm's entry of a model's prices, if it has one."""
+    """Return litellm's price entry of a model, or None."""
     try:
         entry: Mapping[str, object] = _litellm().get_model_info(model)
     except Exception:  # noqa: BLE001 - its error for an unknown model differs between versions
@@ -343,7 +344,7 @@ def _listed(model: str) -> Mapping[str, object] | None:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and those that caused it."""
+    """Yield an error and its causes."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -352,12 +353,12 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _first(error: BaseException, attribute: str) -> object:
-    """Return an attribute of an error, or of the first of its causes that has it as text."""
+    """Return the attribute of the first error in the chain of causes that has it as text."""
     return next((found for e in _chain(error) if isinstance(found := getattr(e, attribute, None), str)), None)
 
 
 def _retry_after(error: Exception) -> float | None:
-    """Return the seconds that a server asks to wait, wherever litellm put its headers.
+    """Return the seconds that a server asks to wait; litellm stores the headers in several places.
 
     >>> class Error(Exception):
     ...     litellm_response_headers = {"retry-after": "7"}
@@ -369,4 +370,4 @@ def _retry_after(error: Exception) -> float | None:
         getattr(error, "litellm_response_headers", None),
         getattr(getattr(error, "response", None), "headers", None),
     )
-    return next((wait for headers in places if (wait := wanted_wait(headers)) is not None), None)
+    return next((wait for headers in places if (wait := requested_wait(headers)) is not None), None)

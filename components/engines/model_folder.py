@@ -1,9 +1,10 @@
-"""Loading models from folders that may come from someone else: nothing in a folder is executed.
+"""Safe loading of models from untrusted folders, without executing anything in them.
 
-Every model, tokenizer and embedding is opened here. The libraries are told not to run Python code and not to
-read pickled weights. What they would still act on, in some versions or in all, is refused before they see the
-folder: a module class named by its import path, attention kernels that are downloaded, an adapter that names
-another base, weights of another format under any name, and arguments that turn these defences off.
+All models, tokenizers and embedding models are loaded through this module. The libraries are configured not
+to run Python code and not to read pickled weights. Settings that some or all of their versions would still
+act on are refused before the folder is loaded: a module class named by its import path, attention kernels
+to download, an adapter that names another base, weights of another format under any name, and arguments that
+disable these defences.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ ARGUMENTS = {
     "config_kwargs",
     "config_args",
 }
-"""Settings of sentence-transformers that are passed on to transformers."""
+"""Settings of sentence-transformers that it passes on to transformers."""
 HARMLESS = {
     *(
         "add_pooling_layer",
@@ -48,15 +49,15 @@ HARMLESS = {
 MODULES = ("Transformer", "Pooling", "Normalize", "Dense", "Dropout", "LayerNorm", "StaticEmbedding")
 _MODULE = re.compile(rf"sentence_transformers(\.[a-z_]+)*\.({'|'.join(MODULES)})")
 _ACTIVATION = re.compile(r"torch\.nn\.modules\.(activation|linear)\.\w+")
-_MAX_BYTES = 16 * 2**20  # of a settings file; real ones have a few kilobytes
+_MAX_BYTES = 16 * 2**20  # of a settings file; typical ones have a few kilobytes
 
 
 def load_causal(folder: Path, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return the causal language model in a folder and its tokenizer.
+    """Load the causal language model in a folder, and its tokenizer.
 
     Raises:
-        CompoundError: the folder holds what is not loaded from a foreign folder.
-        OSError, ValueError: transformers cannot load it.
+        CompoundError: the folder contains code or unsafe settings; see `check_model_folder`.
+        OSError, ValueError: transformers cannot load the folder.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -69,7 +70,7 @@ def load_causal(folder: Path, dtype: str) -> tuple[PreTrainedModel, PreTrainedTo
 
 
 def load_encoder(folder: Path, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return the model in a folder without its head, and its tokenizer; raises as `load_causal`."""
+    """Load the model in a folder without its head, and its tokenizer; raises like `load_causal`."""
     from transformers import AutoModel, AutoTokenizer
 
     check_model_folder(folder)
@@ -81,7 +82,7 @@ def load_encoder(folder: Path, dtype: str) -> tuple[PreTrainedModel, PreTrainedT
 
 
 def load_embedder(folder: Path, device: str | None) -> SentenceTransformer:
-    """Return the sentence-transformers model in a folder; raises as `load_causal`."""
+    """Load the sentence-transformers model in a folder; raises like `load_causal`."""
     from sentence_transformers import SentenceTransformer
 
     check_model_folder(folder)
@@ -95,10 +96,11 @@ def load_embedder(folder: Path, device: str | None) -> SentenceTransformer:
 
 
 def check_model_folder(folder: Path) -> None:
-    """Refuse a folder that asks a library to run code; a path that is no folder passes.
+    """Check that a folder cannot make a library run code; a path that is not a folder is accepted.
 
     Raises:
-        CompoundError: it holds pickled weights only, or a setting that leads to code or files from elsewhere.
+        CompoundError: the folder contains only pickled weights, or a setting that refers to code or to files
+            outside the folder.
     """
     for root, names, files in os.walk(folder):
         place = Path(root)
@@ -111,8 +113,8 @@ def check_model_folder(folder: Path) -> None:
             )
         if "adapter_config.json" in files:
             raise CompoundError(
-                f"{place} is an adapter, which names its base model itself",
-                hint="name the base as the model, and the adapter as the component's weights",
+                f"{place} is an adapter, not a model",
+                hint="give the base as the model, and the adapter as the component's weights",
             )
         for name in sorted(files):
             if name.endswith(".index.json"):
@@ -124,25 +126,25 @@ def check_model_folder(folder: Path) -> None:
 
 
 def explain(error: Exception) -> str:
-    """Return why a library could not load a folder; without its advice to trust the folder's code."""
+    """Return the reason why a library could not load a folder, without its advice to trust remote code."""
     text = str(error)
     if "trust_remote_code" in text:
-        return "it needs Python code of its own, which is never run; use a model that transformers knows"
+        return "it requires custom Python code, which is never run; use a model that transformers supports"
     return text
 
 
 def _check_kinds(place: Path, folders: list[str], files: list[str]) -> None:
-    """Refuse links to folders, which are not looked into, and what would block when it is read."""
+    """Refuse links to folders, which the check does not follow, and files that block when read (pipes)."""
     for name in folders:
         if (place / name).is_symlink():
-            raise CompoundError(f"{place / name} is a link to a folder", hint="put the folder itself there")
+            raise CompoundError(f"{place / name} is a link to a folder", hint="replace it by the folder")
     for name in files:
         if (place / name).exists() and not (place / name).is_file():
-            raise CompoundError(f"{place / name} is no regular file", hint="remove it")
+            raise CompoundError(f"{place / name} is not a regular file", hint="remove it")
 
 
 def _check_index(file: Path) -> None:
-    """Refuse an index of weights in files of another format."""
+    """Refuse a weight index that names files of another format."""
     index = _read(file)
     weights = index.get("weight_map") if isinstance(index, Mapping) else None
     for value in weights.values() if isinstance(weights, Mapping) else ():
@@ -150,11 +152,11 @@ def _check_index(file: Path) -> None:
 
 
 def _check_settings(file: Path) -> None:
-    """Refuse settings that name downloaded implementations, other weights, or arguments of loaders."""
+    """Refuse settings that name downloaded code, other weights, or unsafe arguments of loaders."""
     for key, value in _entries(_read(file)):
         if key.strip("_").startswith(("attn_implementation", "experts_implementation")) and "/" in str(value):
             raise CompoundError(
-                f"{file}: {key} names {value!r}, code that would be downloaded", hint=f"remove {key}"
+                f"{file}: {key} names {value!r}, which would download code", hint=f"remove {key}"
             )
         if key == "transformers_weights" and value is not None:
             _require_safetensors(file, value)
@@ -163,7 +165,7 @@ def _check_settings(file: Path) -> None:
             if wrong or value.get("use_safetensors", True) is not True:
                 name = wrong[0] if wrong else "use_safetensors"
                 raise CompoundError(
-                    f"{file}: {key} gives {name}={value[name]!r} to the library that loads the model",
+                    f"{file}: {key} passes {name}={value[name]!r} to the library that loads the model",
                     hint=f"remove it; possible: {', '.join(sorted(HARMLESS))}",
                 )
 
@@ -171,7 +173,8 @@ def _check_settings(file: Path) -> None:
 def _require_safetensors(file: Path, name: object) -> None:
     if not (isinstance(name, str) and name.endswith((SAFE, f"{SAFE}.index.json")) and _is_plain(name)):
         raise CompoundError(
-            f"{file} names {name!r}, which is no safetensors file beside it; other weights can run code",
+            f"{file} names {name!r}, which is not a safetensors file in the same folder; other formats can "
+            "run code",
             hint="save the model as safetensors: model.save_pretrained(folder, safe_serialization=True)",
         )
 
@@ -181,18 +184,18 @@ def _is_plain(name: str) -> bool:
 
 
 def _check_modules(folder: Path) -> None:
-    """Refuse modules of an embedding model that are not those of sentence-transformers, or are elsewhere."""
+    """Refuse modules of an embedding model outside of sentence-transformers or outside of the folder."""
     file = folder / "modules.json"
     modules = _read(file)
     for module in modules if isinstance(modules, list) else [modules]:
         kind, path = (module.get("type"), module.get("path")) if isinstance(module, Mapping) else (None, None)
         if not (isinstance(kind, str) and _MODULE.fullmatch(kind)):
             raise CompoundError(
-                f"{file} names the class {kind!r}, which is not imported",
+                f"{file} names the class {kind!r}, which is not allowed",
                 hint=f"possible: {', '.join(MODULES)} of sentence_transformers",
             )
         if not isinstance(path, str) or (path and not _is_plain(path)):
-            raise CompoundError(f"{file} names {path!r}, which is no folder beside it")
+            raise CompoundError(f"{file} names {path!r}, which is not a subfolder of its folder")
         if kind.endswith(".Dense"):
             _check_activation(folder / path / "config.json")
 
@@ -201,13 +204,13 @@ def _check_activation(file: Path) -> None:
     for name, activation in _entries(_read(file)):
         if name == "activation_function" and not _ACTIVATION.fullmatch(str(activation)):
             raise CompoundError(
-                f"{file}: {name} names {activation!r}, which is not called",
-                hint="possible: torch.nn.modules.activation.Tanh and the like",
+                f"{file}: {name} names {activation!r}, which is not allowed",
+                hint="possible: the classes of torch.nn.modules.activation, such as Tanh",
             )
 
 
 def _entries(value: object) -> Iterator[tuple[str, object]]:
-    """Yield every key and value of a JSON value, however deep."""
+    """Yield every key and value of a JSON value at any depth; iterative, as nesting may be deep."""
     waiting = [value]
     while waiting:
         found = waiting.pop()
@@ -219,15 +222,15 @@ def _entries(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _read(file: Path) -> object:
-    """Return a JSON file's value, None if there is no such file."""
+    """Return a JSON file's value, or None if the file does not exist."""
     if not file.exists():
         return None
     try:
         with file.open("rb") as opened:
             text = opened.read(_MAX_BYTES + 1)
-        return cast("object", json.loads(text[:_MAX_BYTES]))  # a longer one is cut, and then no JSON
+        return cast("object", json.loads(text[:_MAX_BYTES]))  # a longer file is truncated: invalid JSON
     except (OSError, ValueError, RecursionError) as error:
-        raise CompoundError(f"{file} cannot be read: {error}", hint="it is a JSON file") from None
+        raise CompoundError(f"{file} cannot be read: {error}", hint="it must be a JSON file") from None
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -1,8 +1,8 @@
 """Locate the weights of a model: a folder, the package of the embedded model, or the Hugging Face hub.
 
-The embedded model ``smollm2`` (SmolLM2-135M-Instruct) is published as a Python package that holds one
-GGUF file. Reading that takes half a minute, so it is converted once into a folder of safetensors.
-The folder keeps the file's exact values in float32: bfloat16 would be half the size, but would round them.
+The embedded model ``smollm2`` (SmolLM2-135M-Instruct) is published as a Python package that contains one
+GGUF file. Reading that file takes half a minute, so it is converted once into a folder of safetensors.
+The folder keeps the exact values in float32; bfloat16 would halve the size, but round them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a known model stands: ``ready`` to load, ``packaged`` (converts on first use) or ``absent``."""
+class ModelStatus:
+    """Availability of a known model: ``ready`` to load, ``packaged`` (converted on first use) or ``absent``.
+
+    ``where`` is the model's path, or the command that installs it.
+    """
 
     name: str
     state: str
@@ -43,7 +46,7 @@ def models_folder() -> Path:
 
 
 def public_name(folder: str) -> str:
-    """Return what others know a model by that lies in a folder: its hub id, or else the folder's name.
+    """Return the public name of a model in a folder: its hub id if known, else the folder's name.
 
     >>> public_name("models/smollm2-0.1.2"), public_name("models/mine")
     ('HuggingFaceTB/SmolLM2-135M-Instruct', 'mine')
@@ -53,14 +56,14 @@ def public_name(folder: str) -> str:
 
 
 def resolve(name: str, revision: str | None = None) -> Path:
-    """Return a folder that transformers can load, converting or downloading once if need be.
+    """Return a folder that transformers can load; converts or downloads the model on first use.
 
     Args:
         name: ``smollm2``, a folder, or a hub id.
-        revision: of a hub id; its main branch by default.
+        revision: the revision of a hub id; default: its main branch.
 
     Raises:
-        ModelNotFound: the weights are neither here nor can they be fetched.
+        ModelNotFound: the weights are not on this machine and cannot be downloaded.
     """
     if Path(name).is_dir():
         return Path(name)
@@ -81,33 +84,33 @@ def resolve(name: str, revision: str | None = None) -> Path:
 
 
 def get(name: str) -> Path:
-    """Fetch a model's weights and return their folder; ``smollm2`` comes from the package index.
+    """Install a model's weights and return their folder; ``smollm2`` is downloaded from the package index.
 
     Raises:
         CompoundError: pip could not install the package.
-        ModelNotFound: the weights cannot be fetched.
+        ModelNotFound: the weights cannot be downloaded.
     """
     if name == NAME and not _converted().is_dir() and find_packaged() is None:
         _install(f"{PACKAGE}=={VERSION}")
         if find_packaged() is None:
             raise ModelNotFound(
-                f"{PACKAGE} is installed, but holds no .gguf file", hint=f"pip show -f {PACKAGE}"
+                f"{PACKAGE} is installed, but contains no .gguf file", hint=f"pip show -f {PACKAGE}"
             )
     return resolve(name)
 
 
-def available() -> tuple[Standing, ...]:
-    """Return the known models and where each stands; converts and downloads nothing."""
+def available() -> tuple[ModelStatus, ...]:
+    """Return the status of each known model, without converting or downloading anything."""
     packaged = find_packaged()
     if _converted().is_dir():
-        return (Standing(NAME, "ready", str(_converted())),)
+        return (ModelStatus(NAME, "ready", str(_converted())),)
     if packaged is not None:
-        return (Standing(NAME, "packaged", str(packaged)),)
-    return (Standing(NAME, "absent", f"compound models get {NAME}"),)
+        return (ModelStatus(NAME, "packaged", str(packaged)),)
+    return (ModelStatus(NAME, "absent", f"compound models get {NAME}"),)
 
 
 def find_packaged() -> Path | None:
-    """Return the installed package's weights file; the package itself is never imported."""
+    """Return the weights file of the installed package, without importing the package."""
     importlib.invalidate_caches()
     try:
         files = importlib.metadata.files(PACKAGE) or []
@@ -122,9 +125,9 @@ def _converted() -> Path:
 
 
 def _install(requirement: str) -> None:
-    """Install a package without its dependencies: no extra can say that, since it needs llama.cpp.
+    """Install a package without its dependencies, which include llama.cpp; an extra cannot express that.
 
-    With ``-P`` Python does not look for pip in the working directory, which may be someone else's.
+    ``-P`` prevents Python from importing pip from the working directory, whose files may be untrusted.
     """
     command = [sys.executable, "-P", "-m", "pip", "install", "--no-deps", requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -132,12 +135,12 @@ def _install(requirement: str) -> None:
         last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
         raise CompoundError(
             f"pip could not install {requirement}: {last}",
-            hint=f"check the connection, or install {requirement} by another installer, without dependencies",
+            hint=f"check the connection, or install {requirement} without dependencies by other means",
         )
 
 
 def _convert(file: Path) -> Path:
-    """Unpack a GGUF file into the cache folder; the folder appears complete or not at all."""
+    """Convert a GGUF file into a folder of the cache; the folder is created atomically."""
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -162,12 +165,12 @@ def _convert(file: Path) -> Path:
             use_safetensors=True,
             local_files_only=True,
         )
-        model.hf_quantizer, model.is_quantized = None, False  # it is an ordinary model from here on
+        model.hf_quantizer, model.is_quantized = None, False  # so that it is saved as an ordinary model
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
-        with contextlib.suppress(OSError):  # another process was first, with the same bytes
+        with contextlib.suppress(OSError):  # another process has created the same folder first
             partial.rename(target)
     except (OSError, ValueError, KeyError) as error:
         raise ModelNotFound(
@@ -180,7 +183,7 @@ def _convert(file: Path) -> Path:
 
 
 def _from_hub(name: str, revision: str | None = None) -> Path:
-    """Return the local snapshot of a hub repository, downloading what is missing."""
+    """Return the local snapshot of a hub repository; missing files are downloaded."""
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
@@ -190,14 +193,14 @@ def _from_hub(name: str, revision: str | None = None) -> Path:
             return Path(snapshot_download(name, revision=revision, allow_patterns=list(HUB_FILES)))
     except (OSError, ValueError) as error:
         raise ModelNotFound(
-            f"no folder {name!r}, and the hub did not give a model of that name ({type(error).__name__})",
-            hint=f"{nearest(name, [NAME])}; a hub id reads OWNER/NAME and needs the internet the first time",
+            f"no folder {name!r}, and the hub did not provide a model of that name ({type(error).__name__})",
+            hint=f"{nearest(name, [NAME])}; a hub id has the form OWNER/NAME and is downloaded at first use",
         ) from None
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Hold back the progress bars of transformers and of the hub, which it switches too."""
+    """Hide the progress bars of transformers and of the hub, which transformers controls as well."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

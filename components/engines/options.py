@@ -1,7 +1,7 @@
-"""Settings of engines, typed and bounded, and the options that may be passed on to a model.
+"""Types and bounds of engine settings, and the options that may be passed on to a model.
 
-Only options that change how a model samples or reasons may be passed on. Everything else (further answers,
-retries, fallbacks, other addresses, headers, keys, callbacks) would bypass the budget or the user's consent.
+Only options of sampling and reasoning may be passed on. Others (number of answers, retries, fallbacks,
+addresses, headers, keys, callbacks) would bypass the budget or the user's consent.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class Options(BaseModel):
-    """Options of sampling and reasoning that most servers know."""
+    """Sampling and reasoning options that most servers support."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Sample from the likeliest tokens that together have this probability."""
+    """Sample from the most likely tokens whose probabilities sum to this value."""
     top_k: Annotated[int, Field(ge=-1)] | None = None
-    """Sample from this number of the likeliest tokens; 0 or -1 means all."""
+    """Sample from this number of most likely tokens; 0 or -1 means all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Sample from tokens at least this likely, relative to the likeliest."""
+    """Sample from tokens with at least this probability, relative to the most likely token."""
     presence_penalty: Penalty | None = None
-    """Lower the probability of tokens that occurred."""
+    """Penalize tokens that have occurred."""
     frequency_penalty: Penalty | None = None
-    """Lower the probability of tokens by how often they occurred."""
+    """Penalize tokens in proportion to how often they have occurred."""
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
-    """Divide the scores of tokens that occurred; 1 changes nothing."""
+    """Divide the logits of tokens that have occurred; 1 has no effect."""
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    """Add to the scores of tokens, by token id."""
+    """Values added to the logits, by token id."""
     reasoning_effort: Effort | None = None
-    """How long a reasoning model may think."""
+    """Reasoning effort of a reasoning model."""
     response_format: dict[str, object] | None = None
-    """The form of the answer, such as ``{type: json_object}``."""
+    """Format of the answer, such as ``{type: json_object}``."""
     chat_template_kwargs: dict[str, Plain] | None = None
     """Settings of the model's chat template, such as ``{enable_thinking: false}``."""
 
@@ -57,24 +57,24 @@ class RemoteOptions(Options):
     """Options that may be passed on to a provider."""
 
     verbosity: Literal["low", "medium", "high"] | None = None
-    """How long answers should be."""
+    """Desired length of answers."""
     thinking: dict[Literal["type", "budget_tokens"], str | int] | None = None
-    """Whether a model thinks first, and with how many tokens of max_tokens."""
+    """Whether the model reasons before it answers, and with how many tokens of max_tokens."""
     user: str | None = None
-    """Who asks, as the provider's terms may require."""
+    """Identifier of the end user, which a provider's terms may require."""
 
 
 class VLLMOptions(Options):
     """Options that may be passed on to a vLLM server."""
 
     min_tokens: Natural | None = None
-    """The shortest answer, in tokens."""
+    """Minimum length of the answer in tokens."""
     ignore_eos: bool | None = None
     """Continue after an end token, up to max_tokens."""
     skip_special_tokens: bool | None = None
-    """Leave special tokens out of the text."""
+    """Omit special tokens from the text."""
     spaces_between_special_tokens: bool | None = None
-    """Write spaces between special tokens."""
+    """Insert spaces between special tokens."""
     stop_token_ids: list[Natural] | None = None
     """Tokens that end the answer."""
     allowed_token_ids: list[Natural] | None = None
@@ -82,24 +82,26 @@ class VLLMOptions(Options):
     bad_words: list[str] | None = None
     """Words that may not be sampled."""
     structured_outputs: dict[str, object] | None = None
-    """A grammar, regular expression, schema or choice that the answer follows."""
+    """Grammar, regular expression, schema or choice that constrains the answer."""
     include_reasoning: bool | None = None
-    """Return what a reasoning model thought, apart from its answer."""
+    """Return the reasoning separately from the answer."""
     thinking_token_budget: Natural | None = None
-    """The most tokens that a reasoning model may think with."""
+    """Maximum number of reasoning tokens."""
 
 
-Some = TypeVar("Some", bound=Options)
+OptionsT = TypeVar("OptionsT", bound=Options)
 
 
-def options(kind: type[Some], given: Some | Mapping[str, object] | None, model: str) -> dict[str, object]:
-    """Return the options that were given, checked.
+def validate_options(
+    kind: type[OptionsT], given: OptionsT | Mapping[str, object] | None, model: str
+) -> dict[str, object]:
+    """Validate options, and return those that are set.
 
     Raises:
-        DeclarationError: one of them is unknown, not allowed, or has a wrong value.
+        DeclarationError: an option is unknown, not allowed, or has an invalid value.
 
     Example:
-        >>> options(RemoteOptions, {"top_p": 0.9}, "openai/gpt-4o-mini")
+        >>> validate_options(RemoteOptions, {"top_p": 0.9}, "openai/gpt-4o-mini")
         {'top_p': 0.9}
     """
     if isinstance(given, Options):
@@ -112,7 +114,7 @@ def options(kind: type[Some], given: Some | Mapping[str, object] | None, model: 
         if first["type"] == "extra_forbidden":
             raise DeclarationError(
                 f"engine {model!r}: extra must not set {name!r}",
-                hint=f"{_nearest(name, kind)}; only options of sampling and reasoning are passed on",
+                hint=f"{_nearest(name, kind)}; only sampling and reasoning options are passed on",
             ) from None
         raise DeclarationError(
             f"engine {model!r}: extra.{name}: {first['msg']}, but got {first['input']!r:.100}"
@@ -125,10 +127,10 @@ def _nearest(name: str, kind: type[Options]) -> str:
 
 
 def check_settings(engine: Callable[..., object], given: Mapping[str, object]) -> None:
-    """Refuse settings that are not of the types that an engine's ``__init__`` declares.
+    """Validate settings against the types that an engine's ``__init__`` declares.
 
     Raises:
-        DeclarationError: the message names the setting.
+        DeclarationError: a setting is invalid; the message names it.
 
     Example:
         >>> class Mine:
@@ -147,5 +149,5 @@ def check_settings(engine: Callable[..., object], given: Mapping[str, object]) -
             TypeAdapter(hints[name]).validate_python(plain, strict=True)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            who = getattr(engine, "__name__", "engine")
-            raise DeclarationError(f"{who}: {name}: {first['msg']}, but got {value!r:.100}") from None
+            owner = getattr(engine, "__name__", "engine")
+            raise DeclarationError(f"{owner}: {name}: {first['msg']}, but got {value!r:.100}") from None

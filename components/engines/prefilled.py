@@ -1,4 +1,4 @@
-"""Count the prompt tokens that an engine processed, and those that it reused."""
+"""Counts of the prompt tokens that an engine processed and of those that it reused from a cache."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """Prompt tokens so far, and those of them that were not computed, because a beginning was shared.
+    """Number of prompt tokens so far, and how many of them were reused from a shared prefix.
 
     >>> Prefilled(tokens=1000, cached=640).share
     0.64
@@ -20,7 +20,7 @@ class Prefilled:
 
     @property
     def share(self) -> float:
-        """The share of prompt tokens that was saved."""
+        """Fraction of prompt tokens that were reused."""
         return self.cached / self.tokens if self.tokens else 0.0
 
     def __add__(self, other: Prefilled) -> Prefilled:

@@ -1,8 +1,8 @@
-"""HTTP as engines need it: bodies are bounded, nothing is sent twice, and what happened on the wire is known.
+"""HTTP transport of engines, which bounds bodies, prevents resending, and records what was sent and received.
 
-A client library turns every failure into errors of its own, and some send a request again by themselves.
-Whether a request was sent at all, and how far its answer came, decides what it is charged: so the transport
-itself notes it in the `Exchange` of the call.
+Client libraries wrap failures in their own errors, and some resend requests themselves. The charge of a
+request depends on whether it was sent and how much of the answer arrived, so the transport records that in
+the `Exchange` of the call.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from compound.components.engines.remote import charged_for, wanted_wait
+from compound.components.engines.remote import charge_for_status, requested_wait
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    Mounts = Mapping[str, httpx.AsyncBaseTransport | None]  # by pattern of addresses
+    Mounts = Mapping[str, httpx.AsyncBaseTransport | None]  # by URL pattern
 
 ENCODINGS = {"gzip", "x-gzip", "deflate"}
 ERROR_BODY = 2**16  # bytes of an error's body that are kept
@@ -34,22 +34,22 @@ UNSENT = (
     httpx.UnsupportedProtocol,
     httpx.ProxyError,
 )
-UNLIMITED = httpx.Limits(max_connections=None, max_keepalive_connections=256)  # the throttle limits them
+UNLIMITED = httpx.Limits(max_connections=None, max_keepalive_connections=256)  # the throttle bounds the calls
 
 
 @dataclass(slots=True)
 class Exchange:
-    """A request and its answer.
+    """Record of a request and its answer.
 
     Attributes:
-        limit: the most bytes of the answer's body, after decompression.
-        sent: whether the server may have the request.
-        to: the method and address of the request.
-        status: of the answer; 0 until its headers have come.
+        limit: maximum bytes of the answer's body, after decompression.
+        sent: whether the server may have received the request.
+        to: the method and URL of the request.
+        status: the status of the answer; 0 until its headers have arrived.
         wait: the seconds that the server asks to wait.
-        error: the beginning of the body of an answer that is an error.
-        complete: whether the whole body has come.
-        problem: what went wrong on the wire, in words.
+        error: the start of the body of an error response.
+        complete: whether the whole body has arrived.
+        problem: a description of the transport error.
     """
 
     limit: int = 2**26
@@ -62,13 +62,13 @@ class Exchange:
     problem: str = ""
 
     def begin(self, to: str) -> None:
-        """Note that a request is sent.
+        """Record that a request is sent.
 
         Raises:
-            Cut: the same one was sent before, and may have been answered and billed.
+            IncompleteAnswer: the same request was sent before, and may have been answered and billed.
         """
-        if self.sent and to == self.to and (not self.status or charged_for(self.status) is None):
-            raise Cut(self.problem or "a request is not sent twice")
+        if self.sent and to == self.to and (not self.status or charge_for_status(self.status) is None):
+            raise IncompleteAnswer(self.problem or "the request was already sent once")
         self.sent, self.to, self.status, self.wait, self.error, self.complete = True, to, 0, None, b"", False
 
 
@@ -76,8 +76,8 @@ _CURRENT: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
 
 
 @contextlib.contextmanager
-def exchange(limit: int) -> Iterator[Exchange]:
-    """Note the requests that are sent in a block, in this task; only one is expected."""
+def record_exchange(limit: int) -> Iterator[Exchange]:
+    """Record the request that the current task sends inside the block; only one is expected."""
     noted = Exchange(limit)
     token = _CURRENT.set(noted)
     try:
@@ -86,19 +86,19 @@ def exchange(limit: int) -> Iterator[Exchange]:
         _CURRENT.reset(token)
 
 
-class Cut(httpx.ReadError):
-    """An answer did not come whole. After a `ConnectError`, litellm would send the request again."""
+class IncompleteAnswer(httpx.ReadError):
+    """The answer is incomplete. Not a `ConnectError`, after which litellm would resend the request."""
 
 
 class Redirected(httpx.ReadError):
-    """A server sent the request, and with it a key, to another place."""
+    """The server redirects the request, and with it the key, to another address."""
 
 
-class Wire(httpx.AsyncBaseTransport):
-    """A transport that bounds answers and notes what happened.
+class GuardedTransport(httpx.AsyncBaseTransport):
+    """Transport that bounds answers and records what was sent and received.
 
     Args:
-        inner: the transport beneath it.
+        inner: the wrapped transport.
     """
 
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
@@ -108,9 +108,9 @@ class Wire(httpx.AsyncBaseTransport):
         """Send a request.
 
         Raises:
-            Cut: it may have been received, but there is no whole answer.
-            Redirected: the server names another place.
-            httpx.NetworkError: it was not sent.
+            IncompleteAnswer: the request may have been received, but the answer is incomplete.
+            Redirected: the server redirects to another address.
+            httpx.NetworkError: the request was not sent.
         """
         noted = _CURRENT.get() or Exchange()
         request.headers["accept-encoding"] = "identity"
@@ -118,15 +118,15 @@ class Wire(httpx.AsyncBaseTransport):
         try:
             response = await self.inner.handle_async_request(request)
         except UNSENT as error:
-            noted.sent, noted.problem = False, _told(error)
+            noted.sent, noted.problem = False, _describe(error)
             raise
         except httpx.TransportError as error:
-            noted.problem = _told(error)
-            raise Cut(noted.problem, request=request) from error
-        noted.status, noted.wait = response.status_code, wanted_wait(response.headers)
+            noted.problem = _describe(error)
+            raise IncompleteAnswer(noted.problem, request=request) from error
+        noted.status, noted.wait = response.status_code, requested_wait(response.headers)
         if 300 <= response.status_code < 400:
             await response.aclose()
-            noted.problem = "the server redirects to another address; give that one, if you trust it"
+            noted.problem = "the server redirects to another address; use that address if you trust it"
             raise Redirected(noted.problem, request=request)
         headers = [
             (k, v)
@@ -144,42 +144,42 @@ class Wire(httpx.AsyncBaseTransport):
 
 
 def guard_litellm(handlers: ModuleType) -> None:
-    """Make the clients of litellm, which has no setting for this, use `Wire`.
+    """Make the clients of litellm, which has no setting for this, use `GuardedTransport`.
 
     Args:
-        handlers: its module ``litellm.llms.custom_httpx.http_handler``.
+        handlers: the module ``litellm.llms.custom_httpx.http_handler``.
     """
     handler = handlers.AsyncHTTPHandler
     mounted = getattr(handler, "create_httpx_proxy_mounts", None)
 
     def transport(
         ssl_context: ssl.SSLContext | str | bool | None = None, ssl_verify: bool | None = None, **_: object
-    ) -> Wire:
+    ) -> GuardedTransport:
         verify = ssl_context if ssl_context is not None else ssl_verify is not False
-        return Wire(httpx.AsyncHTTPTransport(verify=verify, limits=UNLIMITED))
+        return GuardedTransport(httpx.AsyncHTTPTransport(verify=verify, limits=UNLIMITED))
 
     def mounts(transport: httpx.AsyncBaseTransport, **settings: object) -> Mounts | None:
         found: Mounts | None = (
             mounted(getattr(transport, "inner", transport), **settings) if mounted else None
         )
-        return found and {pattern: inner and Wire(inner) for pattern, inner in found.items()}
+        return found and {pattern: inner and GuardedTransport(inner) for pattern, inner in found.items()}
 
     handler.create_async_transport = staticmethod(transport)
     handler.create_httpx_proxy_mounts = staticmethod(mounts)
 
 
 def guarded(client: httpx.AsyncClient) -> httpx.AsyncClient:
-    """Put `Wire` above every transport of a client, and return the client.
+    """Wrap every transport of a client in a `GuardedTransport`, and return the client.
 
-    httpx makes the transports of the user's proxies itself and has no setting to wrap them.
+    httpx creates the transports of the user's proxies itself and has no setting to wrap them.
     """
-    client._transport = Wire(client._transport)
-    client._mounts = {pattern: inner and Wire(inner) for pattern, inner in client._mounts.items()}
+    client._transport = GuardedTransport(client._transport)
+    client._mounts = {pattern: inner and GuardedTransport(inner) for pattern, inner in client._mounts.items()}
     return client
 
 
 class _Body(httpx.AsyncByteStream):
-    """The body of an answer, decompressed, up to its limit."""
+    """Body of an answer, decompressed and bounded."""
 
     def __init__(self, response: httpx.Response, noted: Exchange) -> None:
         self._response, self._noted = response, noted
@@ -192,8 +192,8 @@ class _Body(httpx.AsyncByteStream):
                     noted.error += chunk[:ERROR_BODY]
                 yield chunk
         except httpx.TransportError as error:
-            noted.problem = _told(error)
-            raise Cut(noted.problem) from error
+            noted.problem = _describe(error)
+            raise IncompleteAnswer(noted.problem) from error
         noted.complete = True
 
     async def aclose(self) -> None:
@@ -203,26 +203,28 @@ class _Body(httpx.AsyncByteStream):
 async def bounded(
     chunks: AsyncIterator[bytes], headers: Mapping[str, str], limit: int
 ) -> AsyncIterator[bytes]:
-    """Yield a body decompressed, and never more than ``limit`` bytes of it.
+    """Decompress a body, and yield at most ``limit`` bytes of it.
 
     Raises:
-        Cut: it is longer, or is compressed in an unknown or broken way.
+        IncompleteAnswer: the body is longer, or its compression is unknown or invalid.
     """
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding not in {*ENCODINGS, "identity", ""}:
-        raise Cut(f"the answer is compressed by {encoding[:40]!r}, which was not asked for")
+        raise IncompleteAnswer(f"the answer has the encoding {encoding[:40]!r}, which was not requested")
     unpack = zlib.decompressobj(47) if encoding in ENCODINGS else None
     total = 0
     async for chunk in chunks:
         try:
             piece = chunk if unpack is None else unpack.decompress(chunk, limit - total + 1)
         except zlib.error as error:
-            raise Cut(f"the answer is not {encoding}: {error}") from None
+            raise IncompleteAnswer(f"the answer is not valid {encoding}: {error}") from None
         total += len(piece)
         if total > limit:
-            raise Cut(f"the answer is longer than {limit:,} bytes, the most that max_tokens allows")
+            raise IncompleteAnswer(
+                f"the answer is longer than {limit:,} bytes, the maximum that max_tokens allows"
+            )
         yield piece
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return str(error) or type(error).__name__

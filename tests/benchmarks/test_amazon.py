@@ -37,7 +37,7 @@ def program() -> Program:
 
 
 def replies(message: str) -> str:
-    """Answer as a model would: the interest, or the product in other words."""
+    """Answer like a model: with the interest, or with the product in other words."""
     if message.startswith("Say in a few words what the user"):
         return "a mug for travelling" if "mug" in message else "a candle"
     assert message.startswith("Describe the product")

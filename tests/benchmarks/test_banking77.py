@@ -1,4 +1,4 @@
-"""The Banking77 system: its file, its labels, reading one, and whole runs with a scripted model."""
+"""The Banking77 system: its file, its labels, label parsing, and whole runs with a scripted model."""
 
 from __future__ import annotations
 

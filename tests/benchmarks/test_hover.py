@@ -1,4 +1,4 @@
-"""The HoVer system: its file, its steps, whole runs over a tiny corpus, and the claims a corpus supports."""
+"""The HoVer system: its file, its steps, whole runs over a tiny corpus, and the filter for claims."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def program() -> Program:
 
 
 def replies(message: str) -> str:
-    """Answer as the three agents should."""
+    """Answer correctly for each of the three agents."""
     if message.startswith("Write up to four"):
         return "1. author of Emma\n2. Jane Austen born"
     if message.startswith("Give only the numbers"):

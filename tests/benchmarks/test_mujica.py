@@ -1,4 +1,4 @@
-"""Mujica over texts and graphs: its files, what planner and worker may write, and whole runs."""
+"""Mujica over texts and graphs: its files, parsing of planner and worker outputs, and whole runs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def graph() -> Program:
 
 
 def last(message: str) -> str:
-    """Return what a message shows after its worked examples."""
+    """Return the part of a message after its demonstrations."""
     return message.rsplit("\n\n", maxsplit=1)[-1]
 
 
@@ -113,7 +113,7 @@ def test_two_rounds_of_two_questions_lead_to_the_answer(name: str, play: Any) ->
     assert (found.mean, found.failed, len(lm.requests)) == (1.0, 0, 7)
 
 
-def test_workers_of_a_turn_run_beside_one_another(text: Program) -> None:
+def test_workers_of_a_turn_run_concurrently(text: Program) -> None:
     lm = ScriptedLM(replies, latency=0.001)
     trace = run(text, lm)
     assert [call.address for call in trace.calls_of("worker")] == [
@@ -134,7 +134,7 @@ def test_the_planner_sees_its_turns_and_what_the_workers_found(text: Program) ->
     )
 
 
-def test_a_worker_sees_its_own_question_alone(text: Program) -> None:
+def test_a_worker_sees_only_its_own_question(text: Program) -> None:
     trace = run(text, ScriptedLM(replies))
     assert [call.inputs["question"] for call in trace.calls_of("worker")] == [
         "director of Alpha", "director of Beta", "birth of Ann", "birth of Bob",

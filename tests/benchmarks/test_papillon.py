@@ -1,4 +1,4 @@
-"""PAPILLON: its file, what counts as a leak, the judge, and whole runs with scripted models."""
+"""PAPILLON: its file, the detection of leaks, the judge, and whole runs with scripted models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def program() -> Program:
 
 
 def replies(message: str) -> str:
-    """Craft a clean request, answer it, and put the name back."""
+    """Craft a request without private information, answer it, and restore the name."""
     if message.startswith("Write a request"):
         return "Write a short thank-you note."
     if message.startswith("Answer the user's query"):
@@ -95,12 +95,12 @@ def test_a_failing_untrusted_model_fails_the_run(program: Program) -> None:
         "\uff21nn Lee",  # a wide A
     ],
 )
-def test_a_unit_is_told_however_it_is_dressed(request_text: str) -> None:
+def test_leakage_finds_units_in_any_spelling(request_text: str) -> None:
     assert leakage(request_text, ["Ann Lee"]) == 1.0
 
 
 @pytest.mark.parametrize("text", ["", "Ann", "Lee Ann", "Annleeds", "Joann Leeds", "Ann and Lee", "An nLee"])
-def test_other_words_tell_nothing(text: str) -> None:
+def test_other_words_are_no_leak(text: str) -> None:
     assert leakage(text, ["Ann Lee"]) == 0.0
 
 
@@ -119,7 +119,7 @@ def test_leakage_is_the_share_of_different_units(units: Any, wanted: float) -> N
     assert leakage("Write to Acme.", units) == wanted
 
 
-def test_letters_in_a_row_that_are_words_of_their_own_still_count() -> None:
+def test_single_letter_words_in_a_row_still_count() -> None:
     assert leakage("Plan A B C", ["A B"]) == 1.0
     assert leakage("the word I P A E P here", ["IPAEP"]) == 1.0
 
@@ -173,7 +173,7 @@ def test_the_judge_is_asked_in_both_orders() -> None:
     ("said", "quality"),
     [("A", 0.5), ("B", 0.5), ("equal", 1.0), ("Equal.", 1.0), ("", 0.5), ("A and B are fine", 0.5)],
 )
-def test_a_judge_that_always_says_the_same_is_worth_nothing_but_a_tie(said: str, quality: float) -> None:
+def test_a_constant_judge_scores_a_tie(said: str, quality: float) -> None:
     assert judge(lambda message: said)[0] == quality
 
 

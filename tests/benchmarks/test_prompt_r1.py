@@ -123,7 +123,7 @@ def failing(errors: list[Exception]) -> Callable[[str], Any]:
     return lambda message: errors.pop(0) if errors else "Jane Austen."
 
 
-def test_passing_failures_of_the_environment_are_retried(program: Program) -> None:
+def test_transient_failures_of_the_environment_are_retried(program: Program) -> None:
     errors: list[Exception] = [
         TransientError("busy", retry_after=0.0),
         TransientError("busy", retry_after=0.0),

@@ -33,7 +33,7 @@ def program() -> Program:
 
 
 def replies(message: str) -> str:
-    """Answer as a model would, by the instruction that opens the message."""
+    """Answer like a model, depending on the instruction at the start of the message."""
     if message.startswith("State the main result"):
         return "Shifts raised pressure." if "shifts" in message else "Tea did not help."
     if message.startswith("Answer the question"):

@@ -1,4 +1,4 @@
-"""The benchmark of local rewards on simulated systems: it measures what it says."""
+"""The benchmark of local rewards on simulated systems measures what it documents."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REWARDS = optimas(model="none", min_rollouts=1, max_rollouts=1)
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_optimum_by_component_is_that_of_trying_all(shape: str) -> None:
-    """Where interactions do no harm, no combination is better than each component's best option."""
+    """Without negative interactions, no combination is better than each component's best option."""
     made = Simulated(shape, options=3, interaction=0.4, seed=2)
     hindering = Simulated(shape, options=3, interaction=-1e-9, seed=2)
     assert made.optimum()[0] == hindering.optimum()[0]
@@ -70,7 +70,7 @@ def test_the_methods_of_the_benchmark_exist() -> None:
         assert search(world("join", 0, options=4), given).working
 
 
-def test_the_committed_figures_are_of_the_parts_there_are() -> None:
+def test_the_committed_results_contain_every_part() -> None:
     found = json.loads(Path(local_rewards.OUTPUT).read_text(encoding="utf-8"))
     assert found.keys() == local_rewards.PARTS.keys()
     for name, part in local_rewards.PARTS.items():

@@ -1,4 +1,4 @@
-"""The toy tasks: what can be reached, what chance gives, and that the toy model can read and say it all."""
+"""The toy tasks: their optimum, their chance level, and the vocabulary of the toy model."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_each_part_of_planning_counts_a_third() -> None:
     assert worth(f"{NOTHING}  {second}", "") == pytest.approx(1 / 2)  # a worker that said nothing
 
 
-def test_workers_run_beside_one_another() -> None:
+def test_workers_run_concurrently() -> None:
     task = toy("planning", LM)
     lm = ScriptedLM(perfect, latency=0.001)
     trace = cp.run(task.system, task.train[0].inputs, engines={LM: lm})
@@ -253,7 +253,7 @@ def test_an_unknown_toy_is_refused_with_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "north", "answer", "ask", "answer ask ask", "west answer ask"])
-def test_whatever_a_model_says_is_read(text: str) -> None:
+def test_any_answer_of_a_model_is_parsed(text: str) -> None:
     plan, turn = read_plan(text), read_turn(text)
     assert plan["over"] == text.startswith(ANSWER)
     assert bool(turn.answer) == (plan["answer"] != "")

@@ -1,4 +1,4 @@
-"""Every kind of component of this package passes the checks of its role."""
+"""Every kind of component of this package passes the conformance kit of components."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class TestLLMWithWiredSettings(ComponentKit):
 
 
 class TestRetriever(ComponentKit):
-    """Over a corpus."""
+    """A retriever over a corpus."""
 
     corpus: Path
 

@@ -1,4 +1,4 @@
-"""From values to a prompt, and from what models really write back to typed fields."""
+"""Formatting of values as prompts, and parsing of realistic model outputs into typed fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from compound.components.fields import Layout, cue, parse, read, render, show, show_inputs, show_outputs
+from compound.components.fields import (
+    Layout,
+    answer_cue,
+    format_inputs,
+    format_outputs,
+    parse,
+    parse_value,
+    render,
+    show,
+)
 from compound.errors import ParseError
 from compound.graph.space import Demo
 from compound.graph.types import Port
@@ -55,7 +64,7 @@ def test_the_json_layout_shows_the_shape_and_writes_demonstrations_as_json() -> 
 
 def test_a_single_text_field_begins_with_a_cue() -> None:
     assert render("", [], {"search_query": "x"}, ports(output=str), "text") == "Search query: x"
-    assert cue(ports(output=str), "text") == "Answer:"
+    assert answer_cue(ports(output=str), "text") == "Answer:"
     assert parse("Answer: Lima", ports(output=str), "text") == {"output": "Lima"}
 
 
@@ -80,7 +89,7 @@ def test_a_value_is_shown_as_text(value: Any, text: str) -> None:
 
 
 def test_texts_of_several_lines_start_on_their_own_line_and_absent_inputs_are_not_shown() -> None:
-    assert show_inputs({"notes": "a\nb", "nothing": None, "k": 0}) == "Notes:\na\nb\nK: 0"
+    assert format_inputs({"notes": "a\nb", "nothing": None, "k": 0}) == "Notes:\na\nb\nK: 0"
 
 
 @pytest.mark.parametrize(
@@ -100,12 +109,12 @@ def test_texts_of_several_lines_start_on_their_own_line_and_absent_inputs_are_no
         (Person, 'The answer must be JSON: {"name": str, "age": int}'),
     ],
 )
-def test_the_type_of_a_single_output_is_told_in_plain_words(kind: Any, note: str) -> None:
+def test_the_type_of_a_single_output_is_described_in_plain_words(kind: Any, note: str) -> None:
     assert render("Judge.", [], {"q": "x"}, ports(output=kind), "text") == f"Judge.\n\n{note}\n\nQ: x"
 
 
 @pytest.mark.parametrize("kind", [str, Any, str | None])
-def test_nothing_is_told_of_a_single_text(kind: Any) -> None:
+def test_a_single_text_has_no_type_note(kind: Any) -> None:
     assert render("Judge.", [], {"q": "x"}, ports(output=kind), "text") == "Judge.\n\nQ: x"
 
 
@@ -163,7 +172,7 @@ def test_a_json_object_is_found_inside_prose(text: str) -> None:
 def test_d13_a_value_keeps_all_its_lines(layout: Layout) -> None:
     # the reference's `Solution:\s*(.*)` without DOTALL keeps the first line of a proposal
     solution = "Answer step by step.\n\n1. Read: the passage.\n2. Quote it.\n\nBe brief."
-    text = show_outputs({"solution": solution}, layout)
+    text = format_outputs({"solution": solution}, layout)
     if layout == "text":
         text = text.removeprefix("Solution: ")
     assert parse(text, ports(solution=str), layout) == {"solution": solution}
@@ -211,7 +220,7 @@ def test_a_text_without_json_misses_every_field(text: str) -> None:
     assert error.value.outputs == {}
 
 
-def test_half_a_character_written_as_json_becomes_something_a_file_can_hold() -> None:
+def test_lone_surrogates_in_json_are_replaced() -> None:
     kinds = ports(answer=str, tags=list[str], counts=dict[str, int])
     text = r'{"answer": "a\ud800b", "tags": ["\udfff"], "counts": {"\ud800": 1}}'
     assert parse(text, kinds, "json") == {"answer": "a?b", "tags": ["?"], "counts": {"?": 1}}
@@ -296,8 +305,8 @@ def test_any_text_is_parsed_or_is_a_parse_error(text: str, layout: Layout) -> No
         ("anything", Any, "anything"),
     ],
 )
-def test_a_models_word_becomes_a_typed_value(raw: Any, kind: Any, value: Any) -> None:
-    got = read(raw, kind)
+def test_text_is_converted_to_a_typed_value(raw: Any, kind: Any, value: Any) -> None:
+    got = parse_value(raw, kind)
     assert got == value
     assert type(got) is type(value)
 
@@ -327,9 +336,9 @@ def test_a_models_word_becomes_a_typed_value(raw: Any, kind: Any, value: Any) ->
         (None, str),
     ],
 )
-def test_a_word_that_is_no_value_is_refused(raw: Any, kind: Any) -> None:
+def test_text_without_a_valid_value_is_refused(raw: Any, kind: Any) -> None:
     with pytest.raises(ValueError, match="."):
-        read(raw, kind)
+        parse_value(raw, kind)
 
 
 def json_that_is_costly_to_look_for() -> list[str]:
@@ -338,9 +347,7 @@ def json_that_is_costly_to_look_for() -> list[str]:
 
 
 @pytest.mark.parametrize("text", json_that_is_costly_to_look_for(), ids=range(4))
-def test_looking_for_json_takes_steps_in_proportion_to_the_text(
-    text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_search_for_json_is_linear_in_the_text(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One answer of a server must not stop the process."""
     steps = 0
     decode = json.JSONDecoder.raw_decode
@@ -389,11 +396,11 @@ def test_parsing_what_is_shown_gives_the_values_back(data: st.DataObject, layout
     # a line of a text that itself reads `name: ...` or `name = ...` is the one thing this layout cannot hold
     lines = [line for value in values.values() if isinstance(value, str) for line in value.splitlines()]
     assume(not any(line.strip().lower().startswith(NAMES) for line in lines))
-    assert parse(show_outputs(values, layout), ports(**kinds), layout) == values
+    assert parse(format_outputs(values, layout), ports(**kinds), layout) == values
 
 
 @given(st.sampled_from(list(KINDS)), st.data())
 def test_a_single_value_survives_the_text_layout(kind: Any, data: st.DataObject) -> None:
     value = data.draw(KINDS[kind])
-    shown = show_outputs({"output": value}, "text").removeprefix("Answer:").removeprefix(" ")
+    shown = format_outputs({"output": value}, "text").removeprefix("Answer:").removeprefix(" ")
     assert parse(shown, ports(output=kind), "text") == {"output": value}

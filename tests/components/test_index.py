@@ -1,4 +1,4 @@
-"""Indexes: hand-computed scores, ties, what is found and what is not, and the cache on disk."""
+"""Indexes: hand-computed scores, ties, search results, and the cache on disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compound.components import index as module
-from compound.components.index import BM25, Dense, Index, PassageIndex, best
+from compound.components.index import BM25, Dense, Index, PassageIndex, top_k
 from compound.errors import CallError, DataError, MissingExtra, ModelNotFound
 from numerics import SCORES
 
@@ -35,7 +35,7 @@ CORPUS = [
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of this test's own, on disk and in the process."""
+    """A separate cache for this test, on disk and in the process."""
     monkeypatch.setenv("COMPOUND_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "_OPEN", {})
     return tmp_path / "cache" / "indexes"
@@ -132,7 +132,7 @@ def test_many_queries_are_answered_in_their_order(corpus: Path) -> None:
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.integers(0, 50))
 def test_the_best_are_the_head_of_a_stable_sort(values: list[int], k: int) -> None:
     expected = sorted(range(len(values)), key=lambda i: -values[i])[:k]
-    assert best(np.array(values, dtype=np.float32), k) == expected
+    assert top_k(np.array(values, dtype=np.float32), k) == expected
 
 
 def test_declaring_an_index_reads_nothing_and_imports_nothing() -> None:
@@ -172,7 +172,7 @@ def test_the_digest_follows_the_corpus_and_the_settings(tmp_path: Path) -> None:
     assert PassageIndex().digest != PassageIndex(b=0.1).digest != PassageIndex("a/b").digest
 
 
-def test_a_model_folder_is_known_by_what_it_holds(tmp_path: Path, corpus: Path) -> None:
+def test_a_model_folder_is_identified_by_its_contents(tmp_path: Path, corpus: Path) -> None:
     weights = tmp_path / "model" / "weights"
     weights.parent.mkdir()
     digests = set()
@@ -226,13 +226,13 @@ def test_threads_that_open_at_once_share_one_index(corpus: Path, monkeypatch: py
     assert len({id(index) for index in opened}) == 1
 
 
-def test_another_process_that_was_faster_is_no_error(cache: Path) -> None:
+def test_a_faster_build_in_another_process_is_used(cache: Path) -> None:
     def overtaken(folder: Path) -> None:
         (folder / "mine").write_text("")
         (cache / "digest").mkdir()
         (cache / "digest" / "theirs").write_text("")
 
-    assert [path.name for path in module._stored("digest", overtaken).iterdir()] == ["theirs"]
+    assert [path.name for path in module._index_folder("digest", overtaken).iterdir()] == ["theirs"]
     assert [path.name for path in cache.iterdir()] == ["digest"]
 
 
@@ -242,7 +242,7 @@ def test_a_build_that_fails_leaves_nothing_behind(cache: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        module._stored("digest", killed)
+        module._index_folder("digest", killed)
     assert list(cache.iterdir()) == []
 
 
@@ -286,7 +286,7 @@ def test_dense_queries_are_embedded_together_and_the_corpus_once(corpus: Path, s
     assert spelled == [len(CORPUS), 3, 3]
 
 
-def test_ranking_keeps_every_passage_and_puts_strangers_last_in_their_order() -> None:
+def test_ranking_keeps_every_passage_and_puts_those_without_common_words_last() -> None:
     passages: list[Any] = [
         "Dogs bark.",
         {"id": "k", "title": "Pets", "text": "A cat."},

@@ -1,4 +1,4 @@
-"""The LLM component: what it tells a model, and what its version depends on."""
+"""The LLM component: its prompts, and the dependencies of its version."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_an_answer_that_is_none_of_the_choices_fails() -> None:
 
 
 def test_the_version_and_the_prompt_of_a_text_output_are_those_of_earlier_versions() -> None:
-    """Caches and run directories made before the types of single outputs were told stay valid."""
+    """Caches and run directories from before the type notes of single outputs stay valid."""
     llm = cp.LLM("a", prompt="Is it so?")
     assert llm.version == "llm:" + digest([2, {"output": "str"}, "text", (), "", False])
     request, _ = asked("It is.")
@@ -52,6 +52,6 @@ def test_the_version_and_the_prompt_of_a_text_output_are_those_of_earlier_versio
     assert several.version == "llm:" + digest([2, {"x": "str", "n": "int"}, "fields", (), "", False])
 
 
-def test_the_version_of_a_typed_output_changes_with_what_the_model_is_told() -> None:
+def test_the_version_of_a_typed_output_changes_with_its_type_note() -> None:
     assert cp.LLM("a", output=int).version != "llm:" + digest([2, {"output": "int"}, "text", (), "", False])
     assert cp.LLM("a", output=int).version != cp.LLM("a", output=int | None).version

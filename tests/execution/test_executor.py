@@ -201,9 +201,7 @@ def test_when_every_branch_is_skipped_first_of_fails() -> None:
     flag = Input("flag", bool)
     left, right = f("l", plus)(x=X, when=flag), f("r", times)(x=X, when=flag)
     trace = run(System("s", outputs={"y": FirstOf("pick", int)(a=left, b=right)}), {"x": 1, "flag": False})
-    assert trace.failure == Failure(
-        "error", "LookupError: none of the inputs is present: every branch was skipped"
-    )
+    assert trace.failure == Failure("error", "LookupError: no input has a value: every branch was skipped")
 
 
 def test_a_condition_on_a_failed_node_fails_and_does_not_skip() -> None:
@@ -536,7 +534,7 @@ def test_a_parse_failure_of_a_text_that_was_cut_says_so() -> None:
         Executor({"m": ScriptedLM(["well let me think"])}),
     )
     assert trace.failure is not None
-    assert "the text was cut at max_tokens=2" in trace.failure.message
+    assert "the text was truncated at max_tokens=2" in trace.failure.message
 
 
 class Returns(Operation):

@@ -198,10 +198,10 @@ def test_a_function_must_say_its_types() -> None:
     assert "parameter 'x' has no type; write `x: str`" in message_of(
         lambda: Function("untyped", untyped), DeclarationError
     )
-    assert "does not say what it returns; write `-> str`" in message_of(
+    assert "has no return type; annotate it, for example `-> str`" in message_of(
         lambda: Function("silent", silent), DeclarationError
     )
-    assert "parameter 'xs' must be an ordinary named parameter" in message_of(
+    assert "parameter 'xs' must not be positional-only" in message_of(
         lambda: Function("greedy", greedy), DeclarationError
     )
     assert "function 'scale' has no parameter 'bye'" in message_of(
@@ -570,7 +570,7 @@ def test_a_body_that_was_bound_keeps_its_values_and_names_no_model() -> None:
 
     assert looped(turn()).configuration["step.by"] == 2.0
     assert looped(turn().bind({"step.by": 5.0})).configuration["step.by"] == 5.0
-    with pytest.raises(DeclarationError, match="give lm to the outermost system"):
+    with pytest.raises(DeclarationError, match="set lm on the outermost system"):
         looped(turn(lm="a"))
 
 

@@ -1,4 +1,4 @@
-"""The documentation says what is so: its code runs, its files load, its commands exist, its links lead somewhere."""
+"""The documentation is correct: its code runs, its files load, and its commands and links exist."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def cases(language: str) -> list[Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with the files that the pages speak of."""
+    """A working directory with the files that the pages mention."""
     monkeypatch.chdir(tmp_path)
     passages = [{"id": f"p{i}", "title": f"T{i}", "text": f"Lima lies on river {i}."} for i in range(9)]
     (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, passages)))
@@ -69,13 +69,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def beside(page: Path) -> dict[str, str]:
-    """Return the modules that the files of a page call: blocks that are named above as `NAME.py`."""
+    """Return the modules of a page, which are the code blocks introduced as `NAME.py`."""
     text = page.read_text("utf-8")
     return dict(re.findall(r"`(\w+)\.py`:\n\n```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
 
 
 def execute(text: str, names: dict[str, Any]) -> None:
-    """Run a block of this repository's own pages, which may await something."""
+    """Run a code block of this repository's pages, which may use top-level await."""
     code = compile(text, "block", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     result = eval(code, names)
     if inspect.iscoroutine(result):
@@ -139,7 +139,7 @@ RECIPES = [text for text in blocks(ROOT / "docs" / "cookbook.md", "yaml") if "op
 
 @pytest.mark.parametrize("text", RECIPES, ids=lambda text: text.split()[1])
 def test_recipes_optimize(text: str, folder: Path) -> None:
-    """Every recipe runs to its result; those that train weights are planned."""
+    """Every recipe runs to a result; those that train weights are only planned."""
     for module, code in beside(ROOT / "docs" / "cookbook.md").items():
         (folder / f"{module}.py").write_text(code)
     small = [("optimize.budget.system_runs", "60"), ("optimize.valid_size", "8"), ("optimize.test_size", "4")]
@@ -263,7 +263,7 @@ def test_the_tables_are_those_of_what_was_measured(number: int, least: int) -> N
 
 
 def test_the_optimizer_of_the_guide_optimizes(folder: Path) -> None:
-    """What the guide tells to write is put into a file, and named by a system."""
+    """The optimizer from the guide is written to a file, and used by a system."""
     guide = blocks(ROOT / "docs" / "guides" / "extending.md", "python")
     code = [block for block in guide if "class OneDraw" in block or "def one_draw(" in block]
     (folder / "my_optimizer.py").write_text("\n".join(code))
@@ -301,7 +301,7 @@ optimize: {method: "my_optimizer:one_draw", one_draw: {weight: 2.0}, budget: {sy
 
 
 def test_the_kits_of_the_guide_pass(tmp_path: Path) -> None:
-    """The examples of the guide, put into a test module, pass under pytest."""
+    """The examples of the guide pass under pytest in a test module."""
     text = "\n".join(blocks(ROOT / "docs" / "guides" / "extending.md", "python"))
     kits = re.findall(r"^class (Test\w+)\((\w+)\)", text, re.MULTILINE)
     assert {kit for _, kit in kits} == {name for name in testing.__all__ if name.endswith("Kit")}

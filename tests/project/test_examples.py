@@ -1,4 +1,4 @@
-"""The examples in docstrings run and give what they say."""
+"""The examples in docstrings run and print the documented output."""
 
 from __future__ import annotations
 

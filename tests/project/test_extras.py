@@ -1,4 +1,4 @@
-"""A feature whose library is not installed says which extra installs it, however deep the import is."""
+"""A feature whose library is missing names the extra to install, at any depth of imports."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ NEVER_IMPORTED = {"accelerate"}  # transformers imports it
 
 
 @pytest.mark.parametrize(("module", "action"), ACTIONS, ids=[f"{m}-{i}" for i, (m, _) in enumerate(ACTIONS)])
-def test_a_missing_library_is_told_with_its_extra(module: str, action: str, tmp_path: Path) -> None:
+def test_a_missing_library_names_its_extra(module: str, action: str, tmp_path: Path) -> None:
     library, extra = LIBRARIES[module]
     extras = {extra, "rewards"} if module == "peft" else {extra}
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COMPOUND_CACHE": str(tmp_path / "cache")}

@@ -1,4 +1,4 @@
-"""What importing costs, and that the four root packages are one with ``compound``."""
+"""The cost of importing, and the identity of the four root packages with those in ``compound``."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def homes() -> dict[str, str]:
 
 
 def test_the_first_line_of_a_module_is_no_riddle() -> None:
-    """It names a thing or says what the module does; it does not open a question."""
+    """The first line is a noun phrase or states the module's purpose, and is not a question."""
     opening = re.compile(r"(What|Where|How|From|Which|Whether|Why|By)\b")
     first = {
         str(path.relative_to(ROOT)): (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").split(

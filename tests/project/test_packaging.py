@@ -1,4 +1,4 @@
-"""Distributions hold what they should, and what pyproject.toml says of Python versions is what CI runs."""
+"""Distributions contain the right files, and CI runs the Python versions that pyproject.toml declares."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHIPPED = ("README.md", "CHANGELOG.md", "LICENSE", "Makefile", "constraints.txt"
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str]]:
-    """The names in a source distribution, and in the wheel that is built from it."""
+    """The file names in a source distribution, and in the wheel that is built from it."""
     folder = tmp_path_factory.mktemp("built")
     shutil.copytree(ROOT, folder / "tree", symlinks=True, ignore=not_shipped)
     build("sdist", folder / "tree", folder)
@@ -48,7 +48,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str]]
 
 
 def not_shipped(folder: str, names: list[str]) -> set[str]:
-    """Return what git ignores: run directories at the top, and the rest anywhere."""
+    """Return the names that git ignores: run directories at the top, and others at any depth."""
     top = {"runs"} if Path(folder) == ROOT else set()
     return shutil.ignore_patterns(*NOT_SHIPPED)(folder, names) | top
 

@@ -1,4 +1,4 @@
-"""The package of example extensions: installed as a user would, used by name, and tested by its own tests."""
+"""The package of example extensions: installed like by a user, used by name, and tested by its own tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLUGIN = ROOT / "docs" / "examples" / "plugin"
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder that holds the package, and beside it a copy of its files."""
+    """Return a folder with the installed package, and next to it a copy of its files."""
     folder = tmp_path_factory.mktemp("plugin")
     shutil.copytree(PLUGIN, folder / "source", ignore=shutil.ignore_patterns("build", "*.egg-info", "runs"))
     install = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]

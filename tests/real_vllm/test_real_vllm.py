@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from compound.components.engines.vllm.adapters import ALIKE, NOTHING, TOLD
+from compound.components.engines.vllm.adapters import DIFFERS_FROM_OTHERS, INDISTINGUISHABLE, MATCHES_PROBE
 from compound.components.engines.vllm.engine import VLLMEngine
 from compound.concurrency.background import in_background
 from compound.engine import Adapter, Completion, Message, Request, TokenRecord
@@ -106,7 +106,7 @@ def test_adapters_are_swapped_and_each_record_is_its_own_adapters(
 ) -> None:
     one, two = reference.save("one"), reference.save("two", before="one")
     first, second, base = ask(request(adapter=one), request(adapter=two), request())
-    assert lm.adapters[one.sha256] == lm.adapters[two.sha256] == TOLD
+    assert lm.adapters[one.sha256] == lm.adapters[two.sha256] == MATCHES_PROBE
     for completion, name, adapter in ((first, "one", one), (second, "two", two), (base, "", None)):
         sampled = record(completion)
         assert sampled.adapter == (adapter.sha256 if adapter else "")
@@ -132,13 +132,13 @@ def test_one_step_of_training_is_seen_by_its_numbers(ask: Ask, lm: VLLMEngine, r
     reference.add("step", 0.0, like="one", step=1e-5)
     step = reference.save("step", before="one")
     ask(request(adapter=reference.save("one")), request(adapter=step))
-    assert lm.adapters[step.sha256] == ALIKE
+    assert lm.adapters[step.sha256] == DIFFERS_FROM_OTHERS
 
 
 def test_an_adapter_that_changes_nothing_says_so(ask: Ask, lm: VLLMEngine, reference: Any) -> None:
     silent = reference.save("silent")
     ask(request(adapter=silent))
-    assert lm.adapters[silent.sha256] == NOTHING
+    assert lm.adapters[silent.sha256] == INDISTINGUISHABLE
 
 
 def test_an_adapter_without_a_probe_is_seen_to_change_the_base(
@@ -146,7 +146,7 @@ def test_an_adapter_without_a_probe_is_seen_to_change_the_base(
 ) -> None:
     plain = reference.save("one", before=None)
     ask(request(adapter=plain))
-    assert lm.adapters[plain.sha256] == ALIKE
+    assert lm.adapters[plain.sha256] == DIFFERS_FROM_OTHERS
 
 
 @pytest.mark.parametrize(("name", "really"), [("two", "one"), ("two", "silent"), ("small", "one")])

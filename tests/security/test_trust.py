@@ -408,7 +408,7 @@ class TestServers:
         )
         with pytest.raises(SpecError, match="no engine for the model"):
             loads(plain)
-        with pytest.raises(DeclarationError, match="not the name of a model"):
+        with pytest.raises(DeclarationError, match="not a model name"):
             find_engine(model)
 
     @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How tests of the vLLM engine ask it."""
+"""Requests of the tests of the vLLM engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def request(text: str = "What is 2 + 2?", **settings: Any) -> Request:
 
 
 def ask(lm: VLLMEngine, *requests: Request) -> list[Completion]:
-    """Make requests one after the other, and close the engine."""
+    """Make requests sequentially, and close the engine."""
 
     async def run() -> list[Completion]:
         try:
@@ -31,4 +31,4 @@ async def until(holds: Callable[[], bool]) -> None:
         if holds():
             return
         await asyncio.sleep(0.02)
-    raise AssertionError("it never came to hold")
+    raise AssertionError("the condition did not become true within 30 s")

@@ -1,7 +1,7 @@
-"""A server that answers as vLLM does, without a model: ``python fake_vllm.py serve MODEL --port N …``, or a class.
+"""Fake vLLM server without a model, as a class or a command: ``python fake_vllm.py serve MODEL --port N …``.
 
-Its "model" gives token i of a prompt the log-probability ``logprob(bias, i, token)``; an adapter is a folder
-whose ``adapter_config.json`` holds a bias as its revision, and the base's is 0. Standard library only.
+Token i of a prompt has the log-probability ``logprob(bias, i, token)``. An adapter is a folder whose
+``adapter_config.json`` contains a bias as its revision; the bias of the base is 0. Standard library only.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class FakeVLLM:
     """The server and its faults.
 
     Attributes:
-        stale: what it samples with instead of an adapter it acknowledges: ``base``, or ``first`` one loaded.
-        noise: added to a prompt's log-probabilities, with changing sign.
-        raw: whether log-probabilities leave the temperature out.
-        fault: status, message and headers of what it answers instead, by the end of the path.
-        change: fields of the answer to a chat to replace or (None) leave out; the choice's begin with a dot.
-        hang: whether chats wait until `stop`.
+        stale: the weights to use instead of an acknowledged adapter: ``base``, or the ``first`` one loaded.
+        noise: added to a prompt's log-probabilities, with alternating sign.
+        raw: whether log-probabilities ignore the temperature.
+        fault: status, message and headers of an error to return, by the end of the path.
+        change: fields of a chat's answer to replace or, if None, to omit; names in the choice start with a dot.
+        hang: whether chats wait until `stop` is called.
     """
 
     def __init__(self, model: str = "tiny", key: str = "", port: int = 0) -> None:
@@ -63,16 +63,16 @@ class FakeVLLM:
                 path = self.path.removeprefix("/v1/")
                 fake.received.append((path, body))
                 fake.keys.append(self.headers.get("authorization", ""))
-                said: Any
+                answer: Any
                 headers: dict[str, str] = {}
                 if fake.key and fake.keys[-1] != f"Bearer {fake.key}":
-                    status, said = 401, error("Unauthorized")
+                    status, answer = 401, error("Unauthorized")
                 elif path in fake.fault:
                     status, message, headers = fake.fault[path]
-                    said = error(message) if message else "<html>"
+                    answer = error(message) if message else "<html>"
                 else:
-                    status, said = getattr(fake, path.replace("/", "_"))(body)
-                data = said.encode() if isinstance(said, str) else json.dumps(said).encode()
+                    status, answer = getattr(fake, path.replace("/", "_"))(body)
+                data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
                 self.send_response(status)
                 for name, value in headers.items():
                     self.send_header(name, value)
@@ -87,7 +87,7 @@ class FakeVLLM:
             request_queue_size = 128
 
             def handle_error(self, *_: Any) -> None:
-                pass  # whoever asked sees it
+                pass  # the client sees the error
 
         self.http = Server(("127.0.0.1", port), Handler)
         self.http.daemon_threads = True
@@ -142,7 +142,7 @@ class FakeVLLM:
             sure = body["temperature"] == 0.01 and not self.raw
             return 200, {"choices": [{"logprobs": {"token_logprobs": [-0.001 if sure else -2.0]}}]}
         if self.chatting and self.fragile:
-            raise RuntimeError("among other requests, vLLM's CPU kernel crashes on this one")
+            raise RuntimeError("vLLM's CPU kernel crashes on prompt log-probabilities among other requests")
         prompt = body["prompt"]
         tokens = [ord(letter) for letter in prompt] if isinstance(prompt, str) else prompt
         entries: list[Any] = [None]
@@ -153,7 +153,7 @@ class FakeVLLM:
 
     @staticmethod
     def _limited(body: dict[str, Any]) -> tuple[str, int, str]:
-        """Return the answer within the limits of a request, its tokens, and why it ends."""
+        """Return the answer within the limits of a request, its number of tokens, and its finish reason."""
         text, count = "", 0
         for piece in ("fo", "ur", ""):  # the last token ends the turn
             if count == body["max_completion_tokens"]:
@@ -179,7 +179,7 @@ class FakeVLLM:
             "message": {"role": "assistant", "content": text},
             "finish_reason": finish,
         }
-        said: dict[str, Any] = {
+        answer: dict[str, Any] = {
             "choices": [choice],
             "usage": {
                 "prompt_tokens": 5,
@@ -188,22 +188,22 @@ class FakeVLLM:
             },
         }
         if body.get("return_token_ids"):
-            said["prompt_token_ids"] = [1, 10, 11, 12, 13]
+            answer["prompt_token_ids"] = [1, 10, 11, 12, 13]
             choice["token_ids"] = [7, 8, 2][:count]
             logprobs = (-0.5 - bias, -0.25, 0.0)[:count]
             choice["logprobs"] = {"content": [{"logprob": logprob} for logprob in logprobs]}
         for name, value in self.change.items():
-            place = choice if name.startswith(".") else said
+            place = choice if name.startswith(".") else answer
             place.pop(name.removeprefix("."), None)
             if value is not None:
                 place[name.removeprefix(".")] = value
-        return 200, said
+        return 200, answer
 
 
 def write_adapter(
     folder: Path, bias: float, before: float | None = 0.0, *, note: str = "", changes: Any = None
 ) -> None:
-    """Write an adapter of a bias; its probe is what the server says of it, and of one of bias ``before``."""
+    """Write an adapter with a bias, and a probe with the server's log-probabilities for both biases."""
     folder.mkdir()
     config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "revision": repr(bias)}
     (folder / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": note}))
@@ -231,8 +231,8 @@ def unknown(name: str) -> tuple[int, Any]:
 
 
 def main() -> None:
-    """Serve as a command; FAKE_VLLM says what else to do, as JSON."""
-    told = json.loads(os.environ.get("FAKE_VLLM", "{}"))
+    """Run the server as a command; the variable FAKE_VLLM sets its behaviour as JSON."""
+    behaviour = json.loads(os.environ.get("FAKE_VLLM", "{}"))
     parser = argparse.ArgumentParser()
     parser.add_argument("serve")
     parser.add_argument("model")
@@ -240,15 +240,15 @@ def main() -> None:
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
     known, _ = parser.parse_known_args()
-    for line in told.get("print", []):
+    for line in behaviour.get("print", []):
         print(line, flush=True)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    with Path(told["file"]).open("a") as file:
+    with Path(behaviour["file"]).open("a") as file:
         row = {"pids": [os.getpid(), child.pid], "argv": sys.argv[1:], "env": dict(os.environ)}
         file.write(json.dumps(row) + "\n")
-    if "exit" in told:
-        sys.exit(told["exit"])
-    if told.get("idle"):
+    if "exit" in behaviour:
+        sys.exit(behaviour["exit"])
+    if behaviour.get("idle"):
         time.sleep(60)
     FakeVLLM(known.served_model_name, os.environ["VLLM_API_KEY"], known.port).http.serve_forever()
 

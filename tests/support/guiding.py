@@ -1,4 +1,4 @@
-"""Settings of `optimas` by the names of single settings, wherever these stand; and the optimizers made of them."""
+"""Settings of `optimas` given as flat keyword arguments, and optimizers created from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARTS = ("backbone", "pairs", "reward", "search")
 
 
 def optimas(start: OptimasSettings | None = None, /, **changes: Any) -> OptimasSettings:
-    """Return settings with some of them changed.
+    """Change settings of any section by name.
 
     >>> optimas(model="none", inputs=3).pairs.inputs
     3
@@ -29,7 +29,7 @@ def optimas(start: OptimasSettings | None = None, /, **changes: Any) -> OptimasS
 
 
 def learning(settings: OptimasSettings) -> RewardLearning:
-    """Return how pairs are collected and rewards learned."""
+    """Return the settings of collecting pairs and learning rewards."""
     return RewardLearning(settings.pairs, settings.backbone, settings.reward)
 
 
@@ -46,7 +46,7 @@ def offline_rewards(
 
 
 def proposals(*proposers: str, lm: str | None = None) -> dict[str, Any]:
-    """Return a section for every method that proposes prompts."""
+    """Return the settings section of every method that proposes prompts."""
     writer = {} if lm is None else {"lm": lm}
     prompts = {"proposers": list(proposers), **writer}
     alone = {"proposers": [name for name in proposers if name != "demos"], **writer}

@@ -1,4 +1,4 @@
-"""Settings of trainings by the names of single settings, wherever these stand; and trainers made of them."""
+"""Settings of weight training given as flat keyword arguments, and trainers created from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTS = ("optimizer", "rollouts", "evaluation", "critic")
 
 
 def placed(model: type[TrainingSettings], /, **given: Any) -> dict[str, Any]:
-    """Return settings as they are nested; ``critic__lr`` stands for a setting of a part that is named.
+    """Nest settings in their sections by name; ``critic__lr`` names the section explicitly.
 
     >>> placed(PPOSettings, steps=2, lr=0.1, loss="dapo", clip=0.3, critic__lr=0.2)["loss"]
     {'dapo': {'clip': 0.3}}
@@ -48,7 +48,7 @@ def placed(model: type[TrainingSettings], /, **given: Any) -> dict[str, Any]:
 
 
 def read_by(model: type[TrainingSettings], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of some settings that a model has."""
+    """Return the settings that a model has."""
     found = {}
     for name, value in given.items():
         part, _, leaf = name.rpartition("__")
@@ -66,7 +66,7 @@ def _fields(model: type[TrainingSettings], part: str) -> Mapping[str, object]:
 
 
 def section(method: str, **given: Any) -> dict[str, Any]:
-    """Return the section of a method; where it holds training as a part, what is given is that part."""
+    """Return the settings section of a method; for methods with a training part, of that part."""
     if method in ("optimas", "hbc"):
         return {"training": {"ppo": placed(PPOSettings, **given)}}
     model = METHODS[method].settings
@@ -81,18 +81,18 @@ def training(method: str, weights: Mapping[str, Any], **common: Any) -> Optimize
 
 @dataclass(frozen=True)
 class Parts:
-    """What a trainer is made with."""
+    """Flat settings of a trainer."""
 
     given: Mapping[str, Any]
 
     @property
     def settings(self) -> PPOSettings | MyGOSettings:
-        """All of them, as the settings of a method."""
+        """Settings in the form of a training method."""
         model = MyGOSettings if str(self.given.get("loss", "")).startswith("sft") else PPOSettings
         return model.model_validate(placed(model, **self.given))
 
     def but(self, **changed: Any) -> Parts:
-        """Return them with some settings changed."""
+        """Return a copy with some settings changed."""
         return plain(**{**self.given, **changed})
 
     def trainer(
@@ -105,7 +105,7 @@ class Parts:
 
 
 def plain(**given: Any) -> Parts:
-    """Return what a trainer is made with; nothing is corrected unless it is said."""
+    """Return flat settings of a trainer, without importance correction by default."""
     loss = str(given.get("loss", "grpo"))
     if loss.startswith("sft"):
         return Parts({name: value for name, value in given.items() if name != "correction"})
@@ -116,7 +116,7 @@ TRAININGS = ("ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "pro
 
 
 def trainings(**given: Any) -> dict[str, Any]:
-    """Return a section for every method that trains weights, with those of some settings that it reads."""
+    """Return the settings section of every method that trains weights, each with the settings it has."""
     found: dict[str, Any] = {}
     for name in TRAININGS:
         model = METHODS[name].settings

@@ -1,4 +1,4 @@
-"""Run directories to change by hand: without checksums, which whoever made them may leave out."""
+"""Run directories without checksums, which tests can edit; checksums are optional in the format."""
 
 from __future__ import annotations
 

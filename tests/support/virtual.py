@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to the next timer: waits of minutes take no time, in a certain order."""
+"""Event loop in virtual time: its clock jumps to the next timer, so that waits take no time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ class _Selector(selectors.DefaultSelector):
         if not ready and timeout:
             self._loop.now += timeout
         if not ready and timeout is None:
-            raise RuntimeError("every task waits for something that will never happen")
+            raise RuntimeError("deadlock: every task waits, and no timer is set")
         return ready
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Attributes: now: the seconds on its clock."""
+    """Event loop in virtual time.
+
+    Attributes:
+        now: the time of its clock in seconds.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -36,6 +40,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine without threads or sockets to its end, in virtual time."""
+    """Run a coroutine that uses no threads or sockets in virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)

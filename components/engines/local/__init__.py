@@ -1,1 +1,1 @@
-"""Run models in this process, with LoRA adapters side by side on one base."""
+"""Engine for models in this process, with several LoRA adapters on one base model."""

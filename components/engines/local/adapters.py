@@ -1,9 +1,8 @@
-"""LoRA adapters on a model that is only read: small additions to the outputs of its linear layers.
+"""LoRA adapters for inference, added to the outputs of a model's linear layers by forward hooks.
 
-A layer that gives W x gives W x + (alpha / r) B A x instead (Hu et al. 2021, equation 3). A forward hook adds
-this behind the layer, so the base lies in memory once, whatever is sampled with it, and going from one
-adapter to another copies nothing. peft cannot do this here: it replaces layers by classes of its own, and
-knows none for `PackedLinear`.
+An adapted layer returns W x + (alpha / r) B A x instead of W x (Hu et al. 2021, equation 3). Because a
+forward hook adds the second term, the base is in memory once for all adapters, and switching adapters copies
+nothing. peft is not an option: it replaces layers by its own classes and does not support `PackedLinear`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 
 from compound.components.engines.adapter_files import Addition, read_adapter
 from compound.components.engines.local.packing import PackedLinear
-from compound.components.engines.probe import judge, read_probe
+from compound.components.engines.probe import check_logprobs, read_probe
 from compound.engine import Adapter
 from compound.errors import AdapterNotServed, ConfigurationError
 from compound.storage.artifacts import verified
@@ -29,59 +28,59 @@ if TYPE_CHECKING:
 
 
 class AdapterCache:
-    """The adapters that a model was sampled with most recently.
+    """Least-recently-used cache of a model's adapters.
 
     Args:
         model: a causal language model.
-        keep: how many adapters stay in memory; the one used longest ago is dropped first.
-        dropped: told the version of an adapter that is dropped.
+        capacity: maximum number of adapters in memory.
+        on_evict: called with the version of each evicted adapter.
     """
 
-    def __init__(self, model: PreTrainedModel, keep: int, dropped: Callable[[str], None]) -> None:
+    def __init__(self, model: PreTrainedModel, capacity: int, on_evict: Callable[[str], None]) -> None:
         self._model = model
         kinds = (torch.nn.Linear, PackedLinear)
         self._layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, kinds)}
         self._dtype, self._device = model.dtype, model.device
-        self._keep, self._dropped = keep, dropped
-        self._kept: OrderedDict[str, dict[str, Addition]] = OrderedDict()  # the last one used comes last
+        self._capacity, self._on_evict = capacity, on_evict
+        self._cached: OrderedDict[str, dict[str, Addition]] = OrderedDict()  # least recently used first
 
     @contextmanager
     def applied(self, adapter: Adapter | None) -> Iterator[str]:
-        """Let the model compute with an adapter inside the block, or as it is; gives the adapter's version.
+        """Apply an adapter, or none, to the model inside the block; yields the adapter's version.
 
         Raises:
-            ConfigurationError: the folder is missing or was changed, or holds no adapter of this model.
+            ConfigurationError: the folder is missing, was changed, or contains no adapter of this model.
         """
-        new = adapter is not None and adapter.sha256 not in self._kept
+        new = adapter is not None and adapter.sha256 not in self._cached
         additions = self._find(adapter) if adapter else {}
         with ExitStack() as stack:
             for name, (a, b) in additions.items():
-                stack.callback(self._layers[name].register_forward_hook(_adding(a.T, b.T)).remove)
+                stack.callback(self._layers[name].register_forward_hook(_addition_hook(a.T, b.T)).remove)
             if adapter and new:
                 self._check_base(adapter)
             yield adapter.sha256 if adapter else ""
 
     def _check_base(self, adapter: Adapter) -> None:
-        """Raise where an adapter fits the layers, but says something else than when it was trained."""
+        """Raise if an adapter fits the layers, but its log-probabilities differ from those in its probe."""
         probe = read_probe(Path(adapter.path))
         if probe is None:
             return
         try:
-            judge(probe, _logprobs(self._model, probe.tokens))
+            check_logprobs(probe, _logprobs(self._model, probe.tokens))
         except (AdapterNotServed, IndexError) as error:
-            del self._kept[adapter.sha256]
+            del self._cached[adapter.sha256]
             raise ConfigurationError(
                 f"the adapter {adapter.path} was trained on another base model: {error}",
-                hint="sample with that one",
+                hint="sample with that model",
             ) from error
 
     def _find(self, adapter: Adapter) -> dict[str, Addition]:
-        """Return an adapter's additions by layer; its folder is read once as long as they are kept."""
-        additions = self._kept.get(adapter.sha256) or self._read(adapter)
-        self._kept[adapter.sha256] = additions
-        self._kept.move_to_end(adapter.sha256)
-        while len(self._kept) > self._keep:
-            self._dropped(self._kept.popitem(last=False)[0])
+        """Return an adapter's additions by layer, from the cache or from its folder."""
+        additions = self._cached.get(adapter.sha256) or self._read(adapter)
+        self._cached[adapter.sha256] = additions
+        self._cached.move_to_end(adapter.sha256)
+        while len(self._cached) > self._capacity:
+            self._on_evict(self._cached.popitem(last=False)[0])
         return additions
 
     def _read(self, adapter: Adapter) -> dict[str, Addition]:
@@ -94,19 +93,19 @@ class AdapterCache:
 
 
 def _logprobs(model: PreTrainedModel, tokens: Sequence[int]) -> list[float]:
-    """Return the log-probability of each token but the first, given those before it.
+    """Return the log-probability of each token but the first, given the tokens before it.
 
     Raises:
-        IndexError: the model has no such token.
+        IndexError: a token is not in the model's vocabulary.
     """
-    read = torch.tensor([tokens], device=model.device)
-    said = model(input_ids=read).logits[0, :-1].float().log_softmax(-1)
-    found: list[float] = said.gather(-1, read[0, 1:, None]).flatten().tolist()
-    return found
+    ids = torch.tensor([tokens], device=model.device)
+    logprobs = model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
+    chosen: list[float] = logprobs.gather(-1, ids[0, 1:, None]).flatten().tolist()
+    return chosen
 
 
-def _adding(a: torch.Tensor, b: torch.Tensor) -> Callable[..., None]:
-    """Return a hook that adds x a b to what a layer has made of x, in place; a is (in, r), b is (r, out)."""
+def _addition_hook(a: torch.Tensor, b: torch.Tensor) -> Callable[..., None]:
+    """Return a hook that adds x a b to a layer's output for x, in place; a is (in, r), b is (r, out)."""
 
     def add(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         states = inputs[0].reshape(-1, a.shape[0])

@@ -1,7 +1,7 @@
-"""Completing rows in batches: `generate` continues all of them, and rows that end leave the batch.
+"""Batched decoding with `generate`; finished rows leave the batch.
 
-In exact mode every batch has the same number of rows and a width that follows from the rows' own length
-class, and no prompt shares anything: a row's numbers are then the same bits whatever its companions.
+In exact mode every batch has the same number of rows and a width given by the rows' length class, and prompts
+share no prefixes. A row's results are then bit-identical for any other rows in its batch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 
 from compound.components.engines.local.adapters import AdapterCache
 from compound.components.engines.local.prefill import Prefill
-from compound.components.engines.local.sampling import Choose, Leave, Row
+from compound.components.engines.local.sampling import Row, SampleTokens, StopWhenDone
 from compound.components.engines.prefilled import Prefilled
 from compound.engine import Adapter, FinishReason
 
@@ -27,14 +27,14 @@ EXACT_ROWS = 8  # rows of a batch in exact mode
 
 
 class Decoder:
-    """A model and its tokenizer, completing rows; see the module's first lines.
+    """Decoder of rows by a model and its tokenizer.
 
     Args:
-        model: a causal language model whose layers are attention (full or sliding).
-        tokenizer: its tokenizer.
-        exact: whether a row's result must not depend on its companions, bit for bit.
-        max_batch_tokens: how many tokens a batch's cache may hold.
-        max_adapters: how many adapters stay in memory, with the beginnings they have read.
+        model: a causal language model with attention layers only (full or sliding).
+        tokenizer: the model's tokenizer.
+        exact: whether a row's result must be bit-identical for any other rows in its batch.
+        max_batch_tokens: maximum number of tokens in a batch's cache.
+        max_adapters: maximum number of adapters in memory, each with its cached prefixes.
     """
 
     def __init__(
@@ -48,20 +48,20 @@ class Decoder:
     ) -> None:
         ends = model.generation_config.eos_token_id
         self.ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
-        # A checkpoint's own sampling settings (penalties, top-p) would enter `generate` unasked.
+        # Otherwise `generate` would apply the checkpoint's own sampling settings (penalties, top-p).
         model.generation_config = GenerationConfig()
         self._model, self._tokenizer = model, tokenizer
         self._exact, self._max_batch_tokens = exact, max_batch_tokens
-        self._prefill = Prefill(model, keep=max_batch_tokens // 4)
-        self._adapters = AdapterCache(model, keep=max_adapters, dropped=self._prefill.forget)
+        self._prefill = Prefill(model, capacity=max_batch_tokens // 4)
+        self._adapters = AdapterCache(model, capacity=max_adapters, on_evict=self._prefill.forget)
 
     @property
     def prefilled(self) -> Prefilled:
-        """How many prompt tokens were read so far, and how many of them not anew."""
-        return self._prefill.done
+        """Number of prompt tokens so far, and how many of them were reused."""
+        return self._prefill.counts
 
     def batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
-        """Cut rows into batches that fit; in exact mode, by length class."""
+        """Split rows into batches that fit; in exact mode, by length class."""
         if self._exact:
             classes: dict[int, list[Row]] = {}
             for row in rows:
@@ -80,7 +80,7 @@ class Decoder:
             yield batch
 
     def run(self, batch: Sequence[Row], adapter: Adapter | None = None) -> None:
-        """Complete the rows of a batch in place, all with one adapter, or with none.
+        """Complete the rows of a batch in place, all with the same adapter or with none.
 
         Raises:
             ConfigurationError: the adapter cannot be used; see `AdapterCache.applied`.
@@ -95,7 +95,7 @@ class Decoder:
                 self._decode([batch[i] for i in order], cache, mask)
 
     def _decode(self, rows: list[Row], cache: DynamicCache, mask: torch.Tensor) -> None:
-        """Let `generate` continue the rows until all are done; `cache` and `mask` lack each last token."""
+        """Run `generate` until all rows are done; `cache` and `mask` exclude each row's last token."""
         while any(row.live for row in rows):
             last = torch.tensor([[row.sampled[-1] if row.sampled else row.prompt[-1]] for row in rows])
             steps = max(row.max_tokens - len(row.sampled) for row in rows if row.live)
@@ -105,8 +105,8 @@ class Decoder:
                 attention_mask=mask,
                 past_key_values=cache,
                 generation_config=GenerationConfig(max_new_tokens=steps, do_sample=False),
-                logits_processor=[Choose(rows, self._ended)],
-                stopping_criteria=[Leave(rows, shrink=not self._exact)],
+                logits_processor=[SampleTokens(rows, self._ended)],
+                stopping_criteria=[StopWhenDone(rows, shrink=not self._exact)],
             )
             mask = torch.nn.functional.pad(mask, (0, cache.get_seq_length() - mask.shape[1]), value=1)
             if not self._exact:
@@ -117,11 +117,11 @@ class Decoder:
                 mask = mask[chosen]
 
     def _ended(self, row: Row) -> FinishReason | None:
-        """Say whether the token just sampled was the row's last."""
+        """Return the finish reason if the last sampled token ends the row, else None."""
         if row.sampled[-1] in self.ends:
             return "stop"
         if row.stop:
-            # A stop string spans at most as many tokens as it has bytes; a few more complete a character.
+            # A stop string spans at most as many tokens as it has bytes; 4 more may complete a character.
             tail = row.sampled[-max(len(stop.encode()) for stop in row.stop) - 4 :]
             if any(stop in self._text(tail) for stop in row.stop) and self.text(row) != self._text(
                 row.sampled
@@ -130,8 +130,8 @@ class Decoder:
         return "length" if len(row.sampled) >= row.max_tokens else None
 
     def text(self, row: Row) -> str:
-        """Return a row's answer: what was sampled, without the end token and what a stop string cuts off."""
-        # An end token need not be one of the tokenizer's special tokens.
+        """Decode a row's answer, without the end token and truncated at the first stop string."""
+        # An end token is not always one of the tokenizer's special tokens, which decoding skips.
         text = self._text(row.sampled[:-1] if row.sampled and row.sampled[-1] in self.ends else row.sampled)
         return text[: min((at for stop in row.stop if (at := text.find(stop)) >= 0), default=len(text))]
 

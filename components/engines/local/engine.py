@@ -1,8 +1,8 @@
-"""Language models in this process: concurrent calls are gathered into batches for one worker thread.
+"""Engine for language models in this process, which gathers concurrent calls into batches for one thread.
 
-Nothing of torch runs on the event loop. The worker takes what waits, once the loop has gone idle, so that
-calls made together are answered together; while it works, the next batch forms. A batch has one adapter, or
-none: that of the call that has waited longest.
+No torch code runs on the event loop. The worker takes the waiting calls once the loop is idle, so that calls
+made together form one batch; while it works, the next batch accumulates. All calls of a batch use the same
+adapter, or none: that of the call that has waited longest.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from compound.components.engines.local.sampling import Row
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-HEAD, TURN = 128, 16  # tokens that chat templates add to a prompt, and to each of its messages
+HEAD, TURN = 128, 16  # upper bounds of the tokens that chat templates add to a prompt and to each message
 
 
 @dataclass(slots=True, eq=False)
 class PendingRequest:
-    """A request, who waits for it, and its row once it has one."""
+    """A request, the event loop and future that wait for it, and its row once it has one."""
 
     request: Request
     loop: asyncio.AbstractEventLoop
@@ -45,23 +45,24 @@ class PendingRequest:
     abandoned: bool = False
 
     def abandon(self) -> None:
-        """Let the row leave its batch at the next token."""
+        """Cancel the request; its row leaves the batch at the next token."""
         self.abandoned = True
         if self.row is not None:
             self.row.abandoned = True
 
 
 class TransformersEngine:
-    """An engine over a local model, loaded at the first call.
+    """Engine that runs a local model with transformers; the model is loaded at the first call.
 
     Args:
         model: ``smollm2``, a folder, or a hub id; see `compound.components.engines.models`.
-        dtype: of the weights; ``auto`` takes bfloat16 on a GPU and the faster one on a CPU, by measuring.
-        max_batch: the most calls decoded together.
-        max_wait_ms: the longest wait for further calls before a batch starts.
-        deterministic: results are the same bits whatever is called at the same time, for a price in speed.
-        max_batch_tokens: the most tokens, prompts and answers, that a batch may hold in memory.
-        max_adapters: how many LoRA adapters stay in memory, beside the one base model.
+        dtype: number format of the weights; ``auto`` uses bfloat16 on a GPU, and the faster of bfloat16 and
+            float32 on a CPU, which is measured.
+        max_batch: maximum number of calls in a batch.
+        max_wait_ms: maximum time in milliseconds to wait for more calls before a batch starts.
+        deterministic: make results bit-identical for any concurrent calls, at lower speed.
+        max_batch_tokens: maximum number of tokens in a batch, prompts and answers together.
+        max_adapters: maximum number of LoRA adapters in memory, in addition to the base model.
 
     Example:
         >>> engine = TransformersEngine("smollm2", dtype="float32")
@@ -93,16 +94,16 @@ class TransformersEngine:
         self.max_adapters = max_adapters
         self._dtype = dtype
         self._lock = threading.Lock()
-        self._tokenizing = threading.Lock()  # a tokenizer is not made for two threads
+        self._tokenizing = threading.Lock()  # tokenizers are not thread-safe
         self._worker: ThreadPoolExecutor | None = None
         self._waiting: list[PendingRequest] = []
         self._running: list[PendingRequest] = []
-        self._arrived = 0  # calls so far: what the gathering looks at
-        self._busy = False  # whether the worker is at it, or told to be
+        self._arrived = 0  # number of calls so far; `_gather` waits until it stops increasing
+        self._busy = False  # whether the worker runs or is scheduled
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._decoder: Decoder | None = None
         self._context = 0
-        self._prefilled = Prefilled()  # by decoders that are closed
+        self._prefilled = Prefilled()  # counts of closed decoders
         self._encode = functools.lru_cache(maxsize=4096)(self._tokenize)
 
     @property
@@ -111,23 +112,23 @@ class TransformersEngine:
 
     @property
     def dtype(self) -> str:
-        """The number format of the weights: its trainer's, too."""
+        """Number format of the weights, which a trainer of this model uses as well."""
         return loading.fastest_dtype() if self._dtype == "auto" else self._dtype
 
     @property
     def trainable(self) -> str:
-        """The model whose adapters it samples with."""
+        """Base model of the adapters that it supports."""
         return self.model
 
     @property
     def prefill(self) -> Prefilled:
-        """How many prompt tokens it read so far, and how many of them were in a beginning it had read."""
+        """Number of prompt tokens so far, and how many of them were reused from a shared prefix."""
         decoder = self._decoder
         return self._prefilled + decoder.prefilled if decoder is not None else self._prefilled
 
     @property
     def concurrency(self) -> int:  # noqa: D102
-        return 2 * self.max_batch  # one batch at work and one forming
+        return 2 * self.max_batch  # one batch runs while the next accumulates
 
     @property
     def remote(self) -> bool:  # noqa: D102
@@ -135,14 +136,14 @@ class TransformersEngine:
 
     @property
     def priced(self) -> bool:  # noqa: D102
-        return True  # it runs here, for nothing
+        return True  # local computation: the cost is 0
 
     def worst_case(self, request: Request) -> Usage:  # noqa: D102
         if self._tokenizer is not None:
             with contextlib.suppress(CallError):
                 return Usage(1, len(self._encode(request.messages, request.cue)), request.max_tokens)
         size = sum(len(message.content.encode()) + TURN for message in request.cued)
-        return Usage(1, size + HEAD, request.max_tokens)  # a token holds at least a byte
+        return Usage(1, size + HEAD, request.max_tokens)  # a token has at least one byte
 
     async def generate(self, request: Request) -> Completion:  # noqa: D102
         job = PendingRequest(request, asyncio.get_running_loop())
@@ -160,7 +161,7 @@ class TransformersEngine:
             raise
 
     async def aclose(self) -> None:
-        """Give up what is running, join the worker and free the model; a later call starts afresh."""
+        """Cancel running calls, join the worker and free the model; a later call reloads it."""
         with self._lock:
             worker, self._worker = self._worker, None
             for job in (*self._waiting, *self._running):
@@ -176,11 +177,11 @@ class TransformersEngine:
     # -- in the worker thread --------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Answer batches until nothing waits; an error reaches those who wait for that batch."""
+        """Run batches until no call waits; an error fails the calls of its batch."""
         while (jobs := self._gather()) is not None:
             try:
                 batches = self._batches(jobs)
-            except BaseException as error:  # noqa: BLE001 - whoever waits must hear of it, whatever it is
+            except BaseException as error:  # noqa: BLE001 - every error must reach the waiting calls
                 _fail(jobs, error)
                 continue
             for batch in batches:
@@ -190,30 +191,30 @@ class TransformersEngine:
                     _fail(batch, error)
 
     def _gather(self) -> list[PendingRequest] | None:
-        """Take what waits, once the event loops have nothing more to send or the longest wait is over."""
+        """Take the waiting calls, once the event loops are idle or the maximum wait is over."""
         until = time.monotonic() + self._max_wait
         seen = -1
         while time.monotonic() < until and len(self._waiting) < self.max_batch and seen != self._arrived:
             seen = self._arrived
             for loop in {job.loop for job in tuple(self._waiting)}:
-                _settle(loop, until)
+                _wait_until_idle(loop, until)
             time.sleep(self._max_wait / 5)
         with self._lock:
-            taken = self._first()
+            taken = self._take_oldest()
             self._running = [job for job in taken if job.future.set_running_or_notify_cancel()]
             self._busy = bool(taken)
             return self._running if taken else None
 
-    def _first(self) -> list[PendingRequest]:
-        """Take the call that has waited longest, and those behind it that want the same adapter."""
-        wanted = self._waiting[0].request.adapter if self._waiting else None
-        taken = [job for job in self._waiting if job.request.adapter == wanted][: self.max_batch]
+    def _take_oldest(self) -> list[PendingRequest]:
+        """Take the call that has waited longest, and the later calls with the same adapter."""
+        adapter = self._waiting[0].request.adapter if self._waiting else None
+        taken = [job for job in self._waiting if job.request.adapter == adapter][: self.max_batch]
         chosen = set(taken)
         self._waiting = [job for job in self._waiting if job not in chosen]
         return taken
 
     def _batches(self, jobs: Sequence[PendingRequest]) -> list[list[PendingRequest]]:
-        """Turn requests into rows, and rows into batches; a request that cannot be a row fails alone."""
+        """Convert requests to rows, and rows to batches; an invalid request fails without the others."""
         from compound.components.engines.local.sampling import Row
 
         self._decoder = self._decoder or self._load()
@@ -233,7 +234,7 @@ class TransformersEngine:
         return [[owners[id(row)] for row in batch] for batch in self._decoder.batches(rows)]
 
     def _answer(self, batch: Sequence[PendingRequest]) -> None:
-        """Run a batch, whose calls want one adapter, and hand out its completions."""
+        """Run a batch, whose calls share one adapter, and set the results of its calls."""
         decoder = self._decoder
         assert decoder is not None
         rows = [job.row for job in batch if job.row is not None]
@@ -242,10 +243,10 @@ class TransformersEngine:
         try:
             decoder.run(rows, adapter)
         except (RuntimeError, MemoryError) as error:
-            told = f"{self.name} failed on {plural(len(rows), 'call')}: {error}"
+            message = f"{self.name} failed on {plural(len(rows), 'call')}: {error}"
             if isinstance(error, MemoryError) or "memory" in str(error):
-                told += "; lower max_batch or max_batch_tokens"
-            raise TransientError(told) from error  # it says nothing of what was asked
+                message += "; lower max_batch or max_batch_tokens"
+            raise TransientError(message) from error  # not caused by a particular request
         for job, row in zip(batch, rows, strict=True):
             if row.finish is None:
                 _fail([job], CallError(f"{self.name} was closed during the call"))
@@ -253,8 +254,8 @@ class TransformersEngine:
             sampled = tuple(row.sampled)
             record = TokenRecord(row.prompt, sampled, tuple(row.logprobs), row.finish, version)
             usage = Usage(1, len(row.prompt), len(sampled))
-            kept = record if job.request.want_tokens else None
-            job.future.set_result(Completion(decoder.text(row), usage, row.finish, kept))
+            tokens = record if job.request.want_tokens else None
+            job.future.set_result(Completion(decoder.text(row), usage, row.finish, tokens))
 
     def _load(self) -> Decoder:
         model, self._tokenizer = loading.load(self.model, self._dtype)
@@ -270,7 +271,7 @@ class TransformersEngine:
         )
 
     def _prompt(self, request: Request) -> tuple[int, ...]:
-        """Return a request's prompt, if it and the answer fit into the model's context."""
+        """Return a request's prompt tokens, after checking that they and the answer fit into the context."""
         tokens = self._encode(request.messages, request.cue)
         if request.max_tokens < 1:
             raise CallError(f"max_tokens must be at least 1, not {request.max_tokens}")
@@ -283,24 +284,24 @@ class TransformersEngine:
         return tokens
 
     def _tokenize(self, messages: tuple[Message, ...], cue: str) -> tuple[int, ...]:
-        """Return the tokens of a chat and its answer's cue; `worst_case` calls it on the event loop."""
+        """Return the tokens of a chat and of its cue; `worst_case` calls this on the event loop."""
         turns = [{"role": message.role, "content": message.content} for message in messages]
         with self._tokenizing:
             try:
                 tokenizer = self._tokenizer
-                assert tokenizer is not None  # it is loaded, with the model
+                assert tokenizer is not None  # loaded together with the model
                 text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-            except Exception as error:  # a template raises whatever it likes
+            except Exception as error:  # a template may raise any exception
                 raise CallError(
-                    f"the chat template of {self.model!r} refuses the messages: {error}"
+                    f"the chat template of {self.model!r} does not accept the messages: {error}"
                 ) from error
             return tuple(tokenizer(text + cue, add_special_tokens=False).input_ids)
 
 
-def _settle(loop: asyncio.AbstractEventLoop, until: float) -> None:
-    """Wait until an event loop has run what was ready when asked."""
+def _wait_until_idle(loop: asyncio.AbstractEventLoop, until: float) -> None:
+    """Wait until an event loop has run all callbacks that are ready now."""
     answered = threading.Event()
-    with contextlib.suppress(RuntimeError):  # the loop is closed: it sends nothing more
+    with contextlib.suppress(RuntimeError):  # a closed loop makes no more calls
         loop.call_soon_threadsafe(answered.set)
         answered.wait(max(0.0, until - time.monotonic()))
 

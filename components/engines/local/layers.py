@@ -1,8 +1,9 @@
-"""Determine the kinds of layers of a model, and how the states in its cache can be reused.
+"""Layer kinds of a model, which determine whether the states in its cache can be shared.
 
-Keys and values of attention layers belong to single tokens: they can be repeated for several rows, cut after
-any token, and put behind padding. The state of a linear attention, convolution or state-space layer belongs
-to everything read so far, and chunks of attention are counted from the first token: neither can be shared.
+Keys and values of attention layers belong to single tokens: they can be repeated for several rows, truncated
+after any token, and placed after padding. The state of a linear attention, convolution or state-space layer
+depends on all tokens before it, and chunked attention counts chunks from the first token, so neither can be
+shared.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
-BY_TOKEN = frozenset({"full_attention", "sliding_attention"})
-STATELESS = frozenset({"moe", "mlp"})  # listed by some families among the others
+PER_TOKEN_KINDS = frozenset({"full_attention", "sliding_attention"})
+STATELESS = frozenset({"moe", "mlp"})  # some model families list these as layers, too
 
 
 def layer_kinds(config: PreTrainedConfig) -> frozenset[str]:
-    """Return the kinds of layers, as transformers names them, that keep something of what was read."""
+    """Return the kinds of layers with a state in the cache, as transformers names them."""
     config = config.get_text_config(decoder=True)
     named = getattr(config, "layer_types", None)
     if named:
@@ -31,5 +32,5 @@ def layer_kinds(config: PreTrainedConfig) -> frozenset[str]:
 
 
 def unshared_kinds(config: PreTrainedConfig) -> list[str]:
-    """Return the kinds of layers whose states cannot be shared by prompts with one beginning, sorted."""
-    return sorted(layer_kinds(config) - BY_TOKEN)
+    """Return the kinds of layers whose states prompts with a common prefix cannot share, sorted."""
+    return sorted(layer_kinds(config) - PER_TOKEN_KINDS)

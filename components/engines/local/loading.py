@@ -1,7 +1,7 @@
-"""Loading a local model: on which device, and in which number format.
+"""Loading of local models, with the choice of device and number format.
 
-Which format is faster on a CPU depends on the processor (bfloat16 is fast only where it is multiplied
-natively), so it is measured, with one small matrix product.
+The faster format on a CPU depends on the processor (bfloat16 is fast only with native multiplication), so it
+is measured with a small matrix product.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-SIZE = (256, 512, 1024)  # of the measured product: a few milliseconds in the slower format
+PRODUCT_SHAPE = (256, 512, 1024)  # of the measured product, which takes milliseconds in the slower format
 
 
 def device() -> str:
-    """Return ``cuda`` where there is one, else ``cpu``."""
+    """Return ``cuda`` if available, else ``cpu``."""
     return "cuda" if _torch().cuda.is_available() else "cpu"
 
 
-CLEARLY = (
-    0.7  # of the other format's time: with AMX bfloat16 takes 0.3 of it, without any support several times
-)
+# bfloat16 must take at most this fraction of float32's time: it takes 0.3 with AMX, and several times as
+# long without native support.
+CLEARLY_FASTER = 0.7
 
 
 @functools.cache
 def fastest_dtype() -> str:
-    """Return the format that multiplies matrices faster here: ``bfloat16`` on a GPU, measured on a CPU.
+    """Return the number format with faster matrix products: ``bfloat16`` on a GPU, measured on a CPU.
 
-    On a CPU bfloat16 must be clearly faster, so that every process of a run comes to the same.
+    On a CPU bfloat16 must be clearly faster, so that all processes of a run choose the same format.
     """
     torch = _torch()
     if device() == "cuda":
         return "bfloat16"
     seconds = {name: _product_seconds(getattr(torch, name)) for name in ("float32", "bfloat16")}
-    return "bfloat16" if seconds["bfloat16"] < CLEARLY * seconds["float32"] else "float32"
+    return "bfloat16" if seconds["bfloat16"] < CLEARLY_FASTER * seconds["float32"] else "float32"
 
 
 def load(name: str, dtype: str = "auto") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return a model, ready for inference, and its tokenizer.
+    """Load a model for inference, and its tokenizer.
 
     Raises:
-        ModelNotFound: the weights are not here and cannot be fetched.
-        CompoundError: the model cannot be run by this package.
+        ModelNotFound: the weights are not on this machine and cannot be downloaded.
+        CompoundError: the model is not supported.
     """
     _torch()
     try:
-        import transformers  # noqa: F401 - only to say here that it is missing
+        import transformers  # noqa: F401 - to report here that it is missing
     except ImportError:
         raise MissingExtra(f"the model {name!r}", "transformers", "local") from None
     folder = models.resolve(name)
@@ -68,9 +68,9 @@ def load(name: str, dtype: str = "auto") -> tuple[PreTrainedModel, PreTrainedTok
             model, tokenizer = model_folder.load_causal(folder, dtype)
     except (OSError, ValueError) as error:
         raise CompoundError(
-            f"{folder} does not hold a causal language model that transformers can load: "
+            f"{folder} does not contain a causal language model that transformers can load: "
             f"{model_folder.explain(error)}",
-            hint="a folder needs config.json, *.safetensors and the tokenizer's files",
+            hint="the folder must contain config.json, *.safetensors and the tokenizer's files",
         ) from error
     if other := unshared_kinds(model.config):
         raise CompoundError(
@@ -86,10 +86,10 @@ def load(name: str, dtype: str = "auto") -> tuple[PreTrainedModel, PreTrainedTok
 
 
 def release() -> None:
-    """Give freed memory back to the system.
+    """Return freed memory to the system.
 
-    The C library keeps what a thread has freed, also of threads that are gone: a process that opens one model
-    after the other would keep the working memory of each.
+    glibc keeps memory in per-thread arenas, even after a thread has ended, so a process that loads one model
+    after another would keep the working memory of each.
     """
     gc.collect()
     if device() == "cuda":
@@ -99,9 +99,9 @@ def release() -> None:
 
 
 def _product_seconds(dtype: torch.dtype) -> float:
-    """Return the best time of a few matrix products."""
+    """Return the shortest time of a few matrix products."""
     torch = _torch()
-    rows, inner, columns = SIZE
+    rows, inner, columns = PRODUCT_SHAPE
     left, right = torch.ones(rows, inner, dtype=dtype), torch.ones(inner, columns, dtype=dtype)
     seconds = []
     for _ in range(4):

@@ -1,7 +1,7 @@
-"""Linear layers whose weights lie in memory as the CPU's matrix product reads them.
+"""Linear layers whose weights are stored in the memory layout of the CPU's matrix product.
 
-An ordinary layer rearranges its weights at every product. That is lost in a long prompt, but when a batch
-decodes one token for each row, the weights outnumber the rows, and rearranging takes most of the time.
+An ordinary layer rearranges its weights in every product. This is negligible for a long prompt, but takes
+most of the time when a batch decodes one token per row, because the weights are larger than the activations.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class PackedLinear(torch.nn.Module):  # type: ignore[misc]  # torch's types are not read
-    """Computes what a linear layer computes, with its weights rearranged once. For inference only."""
+class PackedLinear(torch.nn.Module):  # type: ignore[misc]  # mypy skips torch
+    """Linear layer whose weights are rearranged once, for inference only."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class PackedLinear(torch.nn.Module):  # type: ignore[misc]  # torch's types are 
 
 
 def packable(model: PreTrainedModel) -> bool:
-    """Return whether packing helps: 32-bit weights on a CPU that this build of torch has the kernel for."""
+    """Return whether packing applies: float32 weights on a CPU, and torch has the kernel."""
     return bool(
         model.device.type == "cpu"
         and model.dtype == torch.float32
@@ -40,7 +40,7 @@ def packable(model: PreTrainedModel) -> bool:
 
 
 def pack(model: PreTrainedModel) -> PreTrainedModel:
-    """Replace every linear layer of a model that is only read from now on; returns the model."""
+    """Replace the linear layers of a model by `PackedLinear`, and return the model; for inference only."""
     if packable(model):
         linears = [(name, layer) for name, layer in model.named_modules() if type(layer) is torch.nn.Linear]
         for name, layer in linears:

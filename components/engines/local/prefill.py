@@ -1,11 +1,11 @@
-"""Reading prompts into one key-value cache, where a beginning that prompts share is read once.
+"""Prefill of prompts into one key-value cache, in which shared prefixes are computed once.
 
-Systems ask one model the same instruction and demonstrations with another question each time. So prompts
-are grouped by common beginning, each beginning is read as a single row and repeated, and the rest of the
-prompts follows in rectangles of similar length. The last few beginnings are kept for later batches. What a
-model makes of a prompt depends on its adapter, so each beginning belongs to the version that has read it.
+The calls of a component share their instruction and demonstrations, and differ in their inputs. Prompts are
+therefore grouped by common prefix, each prefix is computed as a single row and repeated, and the suffixes
+follow in rectangles of similar length. Recent prefixes are cached for later batches. Keys and values depend
+on the adapter, so each cached prefix belongs to the adapter version that computed it.
 
-A sliding window counts padding, too: in a model that has one, nothing is padded between beginning and rest.
+A sliding window also counts padding, so models with one get no padding between prefix and suffix.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ if TYPE_CHECKING:
 
 Tokens = tuple[int, ...]
 Layers = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values: (rows, heads, tokens, width)
-Part = tuple[list[int], Layers, torch.Tensor]  # which prompts, their cache, and which of its tokens are real
+Part = tuple[list[int], Layers, torch.Tensor]  # indices of prompts, their cache, and the mask of real tokens
 
-WORTH = 32  # tokens that a shared beginning must have
-ROOM = 64  # tokens by which a cache grows
+MIN_PREFIX = 32  # minimum number of tokens of a shared prefix
+GROWTH = 64  # number of tokens by which a cache grows
 
 
-def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return how many tokens two prompts share at their beginning.
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return the length of the common prefix of two prompts.
 
-    >>> common((1, 2, 3), (1, 2, 4, 5))
+    >>> common_prefix((1, 2, 3), (1, 2, 4, 5))
     2
     """
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def share(prompts: Sequence[Tokens], worth: int = WORTH) -> list[tuple[int, list[int]]]:
-    """Group prompts by common beginning: ``(length, indices)``, so that many tokens are saved.
+def group_by_prefix(prompts: Sequence[Tokens], min_length: int = MIN_PREFIX) -> list[tuple[int, list[int]]]:
+    """Group prompts by common prefix as ``(length, indices)``, so that many tokens are saved.
 
-    Prompts are walked in lexicographic order, where the best partner is a neighbour; a group takes the
-    next prompt unless that lowers ``length * (rows - 1)``, the tokens it saves. Alone, a prompt has length 0.
+    This is greedy: in lexicographic order, where the best partner is a neighbour, a group takes the next
+    prompt unless that lowers ``length * (rows - 1)``, the tokens it saves. A single prompt has length 0.
 
-    >>> share([(1, 2, 3, 4), (9, 8), (1, 2, 3, 5)], worth=2)
+    >>> group_by_prefix([(1, 2, 3, 4), (9, 8), (1, 2, 3, 5)], min_length=2)
     [(3, [0, 2]), (0, [1])]
     """
     groups: list[tuple[int, list[int]]] = []
@@ -57,17 +57,17 @@ def share(prompts: Sequence[Tokens], worth: int = WORTH) -> list[tuple[int, list
         if groups:
             length, rows = groups[-1]
             # A prompt's last token is never shared: decoding starts from it.
-            both = common(prompts[rows[-1]][:-1], prompts[i][:-1])
+            both = common_prefix(prompts[rows[-1]][:-1], prompts[i][:-1])
             both = min(both, length) if len(rows) > 1 else both
-            if both >= worth and both * len(rows) >= length * (len(rows) - 1):
+            if both >= min_length and both * len(rows) >= length * (len(rows) - 1):
                 groups[-1] = (both, [*rows, i])
                 continue
         groups.append((0, [i]))
     return groups
 
 
-class Slab(DynamicLayer):  # type: ignore[misc]  # transformers' types are not read
-    """One layer's keys and values, written in place; `DynamicLayer` copies all of them at each token."""
+class InPlaceLayer(DynamicLayer):  # type: ignore[misc]  # mypy skips transformers
+    """Cache layer that appends keys and values in place; `DynamicLayer` copies all of them at each token."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Slab(DynamicLayer):  # type: ignore[misc]  # transformers' types are not r
         start = self.keys.shape[-2]
         end = start + key_states.shape[-2]
         if end > self._slabs[0].shape[-2]:
-            self._slabs = [pad(slab, (0, 0, 0, end - start + ROOM)) for slab in self._slabs]
+            self._slabs = [pad(slab, (0, 0, 0, end - start + GROWTH)) for slab in self._slabs]
         for slab, states in zip(self._slabs, (key_states, value_states), strict=True):
             slab[:, :, start:end] = states
         self._show(end)
@@ -97,112 +97,115 @@ class Slab(DynamicLayer):  # type: ignore[misc]  # transformers' types are not r
 
 
 class Prefill:
-    """Reads every token of some prompts but the last one, from which decoding starts.
+    """Prefill of all tokens of prompts but the last one, from which decoding starts.
 
     Args:
-        model: a causal language model whose layers are attention (full or sliding).
-        keep: how many tokens of beginnings are kept for later, those of all versions together.
+        model: a causal language model with attention layers only (full or sliding).
+        capacity: maximum number of tokens in cached prefixes, over all adapter versions.
     """
 
-    def __init__(self, model: PreTrainedModel, keep: int) -> None:
+    def __init__(self, model: PreTrainedModel, capacity: int) -> None:
         self._model = model
         self._windowed = "sliding_attention" in layer_kinds(model.config)
-        self._keep = keep
-        self._asked = self._computed = 0  # tokens of prompts so far
-        self._kept: OrderedDict[tuple[str, Tokens], Layers] = OrderedDict()  # the last one used comes last
+        self._capacity = capacity
+        self._requested = self._computed = 0  # numbers of prompt tokens so far
+        self._cached: OrderedDict[tuple[str, Tokens], Layers] = OrderedDict()  # least recently used first
 
     def read(
         self, prompts: Sequence[Tokens], version: str = ""
     ) -> tuple[list[int], DynamicCache, torch.Tensor]:
-        """Return the prompts' new order, their cache, and the mask of its real tokens.
+        """Compute the cache of prompts; return their new order, the cache, and the mask of real tokens.
 
-        ``version`` is that of the adapter that the model computes with at the moment, ``""`` without one.
+        ``version`` is the version of the adapter that is applied to the model, ``""`` without one.
         """
-        self._asked += sum(len(prompt) - 1 for prompt in prompts)
+        self._requested += sum(len(prompt) - 1 for prompt in prompts)
         parts: list[Part] = []
         alone: list[int] = []
-        for shared, members in share(prompts):
+        for shared, members in group_by_prefix(prompts):
             tokens = prompts[members[0]][:-1]
             length = shared or self._match(tokens, version)[1]
             if length:
-                begin = self._beginning(tokens[:length], version)
-                parts += self._rectangles(prompts, members, begin, length)
+                prefix = self._prefix(tokens[:length], version)
+                parts += self._rectangles(prompts, members, prefix, length)
             else:
                 alone += members
         parts += self._rectangles(prompts, alone, [], 0)
-        if len(prompts) == 1:  # calls come one after the other: the next one may begin like this one
+        if len(prompts) == 1:  # sequential calls: the next prompt may have the same prefix
             self._remember(prompts[0][:-1], version, parts[0][1])
         order = [i for members, _, _ in parts for i in members]
         return order, *_merge(parts)
 
     def read_padded(self, prompts: Sequence[Tokens], width: int) -> tuple[DynamicCache, torch.Tensor]:
-        """Read prompts as one rectangle of a given width, sharing nothing: cache and mask."""
-        self._asked += sum(len(prompt) - 1 for prompt in prompts)
+        """Compute cache and mask of prompts as one rectangle of a given width, without shared prefixes."""
+        self._requested += sum(len(prompt) - 1 for prompt in prompts)
         return _merge([self._rectangle(prompts, list(range(len(prompts))), [], 0, width)])
 
     @property
-    def done(self) -> Prefilled:
-        """How many tokens there were to read so far, and how many of them were not computed anew."""
-        return Prefilled(self._asked, self._asked - self._computed)
+    def counts(self) -> Prefilled:
+        """Number of prompt tokens so far, and how many of them were reused."""
+        return Prefilled(self._requested, self._requested - self._computed)
 
     def forget(self, version: str) -> None:
-        """Drop the beginnings that an adapter has read."""
-        for key in [key for key in self._kept if key[0] == version]:
-            del self._kept[key]
+        """Drop the cached prefixes of an adapter version."""
+        for key in [key for key in self._cached if key[0] == version]:
+            del self._cached[key]
 
     def _rectangles(
-        self, prompts: Sequence[Tokens], members: list[int], begin: Layers, start: int
+        self, prompts: Sequence[Tokens], members: list[int], prefix: Layers, start: int
     ) -> Iterator[Part]:
-        """Read what follows ``start`` in rectangles of similar length."""
+        """Compute the tokens from ``start`` on in rectangles of similar length."""
         rest = sorted(members, key=lambda i: len(prompts[i]))
         while rest:
             shortest = len(prompts[rest[0]]) - start
-            most = shortest if self._windowed and start else 1.25 * shortest + 16
-            count = sum(len(prompts[i]) - start <= most for i in rest)
+            # Up to a quarter of padding, plus 16 tokens, costs less than another forward pass.
+            longest = shortest if self._windowed and start else 1.25 * shortest + 16
+            count = sum(len(prompts[i]) - start <= longest for i in rest)
             width = len(prompts[rest[count - 1]]) - 1 - start
-            yield self._rectangle(prompts, rest[:count], begin, start, max(width, not start))
+            yield self._rectangle(prompts, rest[:count], prefix, start, max(width, not start))
             rest = rest[count:]
 
     def _rectangle(
-        self, prompts: Sequence[Tokens], members: list[int], begin: Layers, start: int, width: int
+        self, prompts: Sequence[Tokens], members: list[int], prefix: Layers, start: int, width: int
     ) -> Part:
-        """Read some prompts from ``start`` on, padded on the left, behind a beginning that all share."""
+        """Compute prompts from ``start`` on, padded on the left, after a prefix that all share."""
         suffixes = [prompts[i][start:-1] for i in members]
         self._computed += sum(map(len, suffixes))
         ids = [[0] * (width - len(suffix)) + list(suffix) for suffix in suffixes]
         real = [[1] * start + [0] * (width - len(suffix)) + [1] * len(suffix) for suffix in suffixes]
         shape = (len(members), -1, -1, -1)
-        repeated = [(keys.expand(shape), values.expand(shape)) for keys, values in begin]
+        repeated = [(keys.expand(shape), values.expand(shape)) for keys, values in prefix]
         mask = torch.tensor(real, device=self._model.device)
         return members, self._forward(torch.tensor(ids, dtype=torch.long), mask, repeated), mask
 
     def _forward(self, ids: torch.Tensor, mask: torch.Tensor, before: Layers) -> Layers:
-        """Return the cache after reading ``ids`` behind ``before``; logits are not computed."""
+        """Return the cache of ``before`` followed by ``ids``; logits are not computed."""
         width = ids.shape[-1]
         if not width:
             return before
         cache = DynamicCache()
         for i, (keys, values) in enumerate(before):
             cache.update(keys, values, i)
-        places = (mask.cumsum(-1) - 1).clamp(min=0)[:, -width:]
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -width:]
         ids = ids.to(self._model.device)
-        self._model.base_model(input_ids=ids, attention_mask=mask, position_ids=places, past_key_values=cache)
+        self._model.base_model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache
+        )
         return [(layer.keys, layer.values) for layer in cache.layers]
 
     def _match(self, tokens: Tokens, version: str) -> tuple[Tokens, int]:
-        """Return the kept beginning that shares most with ``tokens``, and how much, if worth it."""
-        own = (kept for of, kept in self._kept if of == version)
-        length, best = max(((common(kept, tokens), kept) for kept in own), default=(0, ()))
-        return (best, length) if length >= WORTH else ((), 0)
+        """Return the cached prompt with the longest common prefix, and its length, if long enough."""
+        own = (cached for owner, cached in self._cached if owner == version)
+        length, best = max(((common_prefix(cached, tokens), cached) for cached in own), default=(0, ()))
+        return (best, length) if length >= MIN_PREFIX else ((), 0)
 
-    def _beginning(self, tokens: Tokens, version: str) -> Layers:
-        """Read a beginning as a single row, from where a kept one ends."""
+    def _prefix(self, tokens: Tokens, version: str) -> Layers:
+        """Compute a prefix as a single row, continuing a cached one if possible."""
         best, length = self._match(tokens, version)
         before: Layers = []
         if length:
-            self._kept.move_to_end((version, best))
-            kept = self._kept[version, best]
-            before = [(keys[:, :, :length], values[:, :, :length]) for keys, values in kept]
+            self._cached.move_to_end((version, best))
+            cached = self._cached[version, best]
+            before = [(keys[:, :, :length], values[:, :, :length]) for keys, values in cached]
         if length == len(tokens):
             return before
         ids = torch.tensor([tokens[length:]])
@@ -214,24 +217,24 @@ class Prefill:
         return layers
 
     def _remember(self, tokens: Tokens, version: str, layers: Layers) -> None:
-        """Keep a beginning, forgetting the ones it contains and then the ones used longest ago."""
-        if len(tokens) < WORTH:
+        """Cache a prefix; drop those that it extends, then the least recently used ones."""
+        if len(tokens) < MIN_PREFIX:
             return
-        for key in [(of, kept) for of, kept in self._kept if of == version and kept == tokens[: len(kept)]]:
-            del self._kept[key]
-        self._kept[version, tokens] = layers
-        while sum(len(kept) for _, kept in self._kept) > self._keep:
-            self._kept.popitem(last=False)
+        for key in [key for key in self._cached if key[0] == version and key[1] == tokens[: len(key[1])]]:
+            del self._cached[key]
+        self._cached[version, tokens] = layers
+        while sum(len(cached) for _, cached in self._cached) > self._capacity:
+            self._cached.popitem(last=False)
 
 
 def _merge(parts: Sequence[Part]) -> tuple[DynamicCache, torch.Tensor]:
-    """Put parts of different lengths below one another, padded on the left, with room to grow."""
+    """Concatenate parts of different lengths along the rows, padded on the left, with spare capacity."""
     length = max(mask.shape[1] for _, _, mask in parts)
     cache = DynamicCache()
     for i in range(len(parts[0][1])):
         sides = []
         for side in (0, 1):
             states = [layers[i][side] for _, layers, _ in parts]
-            sides.append(torch.cat([pad(s, (0, 0, length - s.shape[-2], ROOM)) for s in states]))
-        cache.layers.append(Slab(sides[0], sides[1], length))
+            sides.append(torch.cat([pad(s, (0, 0, length - s.shape[-2], GROWTH)) for s in states]))
+        cache.layers.append(InPlaceLayer(sides[0], sides[1], length))
     return cache, torch.cat([pad(mask, (length - mask.shape[1], 0)) for _, _, mask in parts])

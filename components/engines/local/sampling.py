@@ -1,7 +1,7 @@
-"""Sampling as `generate` sees it: one logits processor and one stopping criterion over rows of our own.
+"""Sampling within `generate`, by a logits processor and a stopping criterion.
 
-Every row draws from a random stream of its own and keeps its own record, so that neither its companions
-nor the global generators have a say in what it samples.
+Every row has its own random stream and its own record, so its samples depend neither on the other rows nor
+on the global random generators.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch
 
 from compound.engine import FinishReason
 
-SMALLEST = 2.0**-25  # below the resolution of a float32 exponential draw, which may be exactly 0
-SHRINK = 0.75  # a batch is made smaller when this share of it, or less, is still live
+MIN_DRAW = 2.0**-25  # below the resolution of a float32 exponential draw, which may be exactly 0
+SHRINK = 0.75  # finished rows are removed when at most this fraction of a batch is live
 
 Tokens = tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One prompt on its way to an answer."""
+    """One prompt and the answer sampled so far."""
 
     prompt: Tokens
     max_tokens: int
@@ -41,15 +41,15 @@ class Row:
 
     @property
     def live(self) -> bool:
-        """Whether the row still wants tokens."""
+        """Whether the row needs more tokens."""
         return self.finish is None and not self.abandoned
 
 
-class Choose:
-    """The logits processor: picks each row's next token, records it, and forces `generate` to take it.
+class SampleTokens:
+    """Logits processor that samples and records each row's next token, and forces `generate` to use it.
 
-    At temperature T > 0 the token is ``argmax(logits / T + Gumbel noise)``, a draw from the softmax whose
-    noise is the row's own; at 0 it is the argmax.
+    At temperature T > 0 the token is ``argmax(logits / T + Gumbel noise)``, a draw from the softmax with
+    noise from the row's own stream; at 0 it is the argmax.
     """
 
     def __init__(self, rows: Sequence[Row], ended: Callable[[Row], FinishReason | None]) -> None:
@@ -65,7 +65,7 @@ class Choose:
             noise = np.empty((len(hot), scores.shape[-1]), np.float32)
             for line, i in zip(noise, hot, strict=True):
                 self.rows[i].rng.standard_exponential(dtype=np.float32, out=line)
-            gumbel = torch.from_numpy(noise).to(scores.device).clamp_(min=SMALLEST).log_().neg_()
+            gumbel = torch.from_numpy(noise).to(scores.device).clamp_(min=MIN_DRAW).log_().neg_()
             picked[hot] = (gumbel.add_(scores[hot])).argmax(-1)
         chosen = picked[:, None]
         logprobs = scores.gather(1, chosen)[:, 0] - scores.logsumexp(-1) if wanted else scores[:, 0]
@@ -77,8 +77,8 @@ class Choose:
         return scores.scatter_(1, chosen, torch.inf)
 
 
-class Leave:
-    """The stopping criterion: ends `generate` when all rows are done, or enough to go on without them."""
+class StopWhenDone:
+    """Stopping criterion that ends `generate` when all rows are done, or enough to shrink the batch."""
 
     def __init__(self, rows: Sequence[Row], shrink: bool) -> None:
         self.rows, self.shrink = rows, shrink

@@ -1,1 +1,1 @@
-"""Sample from a vLLM server, and swap adapters while it runs."""
+"""Engine for vLLM servers, with adapters that are swapped while the server runs."""

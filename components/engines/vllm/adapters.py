@@ -1,12 +1,12 @@
-"""The adapters that a vLLM server samples with: loaded by version, checked before use, unloaded when old.
+"""Adapters on a vLLM server: loaded by version, checked before use, and unloaded when least recently used.
 
-A version's name on the server is the beginning of its digest, so one server never knows two versions under
-one name: neither a request during a swap nor the server's prefix cache, which goes by names, mixes them.
+A version's name on the server is a prefix of its digest, so two versions never share a name. Neither a
+request during a swap nor the server's prefix cache, whose keys contain the name, can mix them.
 
-Loading waits for the requests in flight, and requests that come later wait for it: a server's numbers compare
-exactly only when nothing else is computed with them, and vLLM 0.32 crashes on a prompt's log-probabilities
-among requests with adapters (the CPU's kernel takes the wrong rows). One task loads every version that is
-wanted at the time while the lock is closed once; then all calls that waited sample concurrently.
+Loading waits for the requests in flight, and later requests wait for it, for two reasons: a server's numbers
+are comparable exactly only if no other request shares their batch, and vLLM 0.32 crashes on prompt
+log-probabilities together with requests with adapters (its CPU kernel selects the wrong rows). One task loads
+all requested versions while it holds the write lock once; afterwards the waiting calls sample concurrently.
 """
 
 from __future__ import annotations
@@ -23,71 +23,75 @@ from compound.components.engines.probe import (
     CHECKS,
     TEXT,
     Probe,
-    is_silent,
-    judge,
+    changes_nothing,
+    check_logprobs,
     read_probe,
-    rotated,
+    rotate,
     weights_digest,
 )
-from compound.components.engines.remote import MAY_PASS, first_line
+from compound.components.engines.remote import TRANSIENT_STATUSES, first_line
 from compound.components.engines.vllm.api import API
 from compound.concurrency.rwlock import RWLock
 from compound.engine import Adapter
 from compound.errors import AdapterNotServed, CallError, CompoundError, TransientError
 from compound.storage.artifacts import SHOWN, verified
 
-TOLD, ALIKE, NOTHING = "told apart by its probe", "other numbers than without it", "nothing to tell apart"
+# Results of checking an adapter, as `VLLMEngine.adapters` reports them.
+MATCHES_PROBE = "matches its probe"
+DIFFERS_FROM_OTHERS = "differs from the base and other adapters"
+INDISTINGUISHABLE = "indistinguishable from the base"
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A version that the server has."""
+    """Version that is loaded on the server."""
 
     name: str
-    weights: str  # their digest, which several versions can share
+    weights: str  # digest of the weights, which several versions can share
     verdict: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loading:
-    """A version that calls wait for."""
+    """Version that calls are waiting for."""
 
     adapter: Adapter
     done: asyncio.Future[None]
 
 
 class ServedAdapters:
-    """The versions on one server, which must read the same file system. For tasks of one event loop.
+    """Versions on one server, which must share the file system. Use it from one event loop only.
 
     Args:
         api: the server.
-        most: how many versions to keep there; those that calls use or wait for are kept anyway.
-        timeout: seconds for loading one, and for each request that checks it.
-        checks: how many times each version is checked, over a new connection each time; 1 is enough where
-            a single process answers, see `compound.components.engines.probe`.
+        capacity: maximum number of versions on the server; versions that calls use or wait for are kept in
+            any case.
+        timeout: time limit in seconds for loading a version, and for each request that checks it.
+        checks: number of checks of each version, each over a new connection; 1 is enough if a single process
+            answers; see `compound.components.engines.probe`.
 
     Attributes:
-        served: by digest, the least recently used first.
+        served: the loaded versions by digest, least recently used first.
     """
 
-    def __init__(self, api: API, most: int, timeout: float, checks: int = CHECKS) -> None:
-        self._api, self._most, self._timeout, self._checks = api, most, timeout, checks
+    def __init__(self, api: API, capacity: int, timeout: float, checks: int = CHECKS) -> None:
+        self._api, self._capacity, self._timeout, self._checks = api, capacity, timeout, checks
         self._lock = RWLock()
-        self._calls: Counter[str] = Counter()  # that use a version or wait for it, by digest
+        self._calls: Counter[str] = Counter()  # calls that use a version or wait for it, by digest
         self._loading: dict[str, Loading] = {}
         self._loader: asyncio.Task[None] | None = None
         self.served: dict[str, Served] = {}
 
     @contextlib.asynccontextmanager
     async def sampling(self, adapter: Adapter | None) -> AsyncIterator[str]:
-        """Have a version on the server, loaded and checked, while the block runs; gives its name there.
+        """Keep a version loaded and checked while the block runs; yields its name on the server.
 
-        Without an adapter, the base model's name.
+        Without an adapter, this yields the base model's name.
 
         Raises:
-            ConfigurationError: its folder is not what its digest says, or holds no good probe.
-            AdapterNotServed: the server says that it serves it, and does not.
-            CompoundError: the server refuses it.
+            ConfigurationError: the folder does not match the adapter's digest, or its probe is invalid.
+            AdapterNotServed: the server reports that it serves the adapter, but does not.
+            CompoundError: the server refuses the adapter.
             TransientError: the server does not answer.
         """
         if adapter is None:
@@ -95,11 +99,11 @@ class ServedAdapters:
                 yield self._api.model
             return
         digest = adapter.sha256
-        self._calls[digest] += 1  # from now on it is not unloaded
+        self._calls[digest] += 1  # prevents unloading
         try:
             if digest not in self.served:
-                await self._loaded(adapter)
-            if digest in self.served:  # unless it was lost in between
+                await self._wait_until_loaded(adapter)
+            if digest in self.served:  # false if `forget` was called in between
                 self.served[digest] = self.served.pop(digest)
             async with self._lock.read():
                 yield _name(adapter)
@@ -109,7 +113,7 @@ class ServedAdapters:
                 del self._calls[digest]
 
     def forget(self, adapter: Adapter) -> None:
-        """Load a version again at its next use: the server does not know it any more."""
+        """Mark a version that the server has lost, so that the next use loads it again."""
         self.served.pop(adapter.sha256, None)
 
     async def aclose(self) -> None:
@@ -118,36 +122,37 @@ class ServedAdapters:
             self._loader.cancel()
             await asyncio.wait([self._loader])
 
-    async def _loaded(self, adapter: Adapter) -> None:
-        """Wait until the loader has loaded a version; an error reaches every call that waits for it."""
+    async def _wait_until_loaded(self, adapter: Adapter) -> None:
+        """Wait until the loader has loaded a version; an error is raised in every call that waits for it."""
         wanted = self._loading.get(adapter.sha256)
         if wanted is None:
             done = asyncio.get_running_loop().create_future()
-            done.add_done_callback(lambda done: done.exception())  # whoever waited may have been cancelled
+            # Retrieve the exception even if every waiting call was cancelled, or asyncio logs an error.
+            done.add_done_callback(lambda done: done.exception())
             wanted = self._loading[adapter.sha256] = Loading(adapter, done)
         if self._loader is None:
             self._loader = asyncio.create_task(self._load_wanted())
         await asyncio.shield(wanted.done)
 
     async def _load_wanted(self) -> None:
-        """Close the lock, and load every version that calls wait for until none is left."""
+        """Load all versions that calls wait for, under the write lock."""
         try:
             async with self._lock.write():
                 while self._loading:
                     await self._settle(next(iter(self._loading.values())))
         finally:
             self._loader = None
-            for wanted in self._loading.values():  # where this was cancelled
+            for wanted in self._loading.values():  # not empty only if this task was cancelled
                 wanted.done.set_exception(TransientError(f"{self._api.model}: closed while loading adapters"))
             self._loading.clear()
 
     async def _settle(self, wanted: Loading) -> None:
-        """Load a version, unless every call that wanted it was cancelled; tell those that wait."""
+        """Load a version, unless all calls that wait for it were cancelled; then release those calls."""
         digest = wanted.adapter.sha256
         try:
             if self._calls[digest]:
                 await self._load(wanted.adapter)
-        except Exception as error:  # noqa: BLE001 - whoever waits must hear of it, whatever it is
+        except Exception as error:  # noqa: BLE001 - every error must reach the calls that wait
             wanted.done.set_exception(error)
         else:
             wanted.done.set_result(None)
@@ -158,11 +163,11 @@ class ServedAdapters:
         await asyncio.to_thread(read_config, folder)
         probe = await asyncio.to_thread(read_probe, folder)
         weights = await asyncio.to_thread(weights_digest, folder)
-        await self._make_room()
+        await self._evict()
         name = _name(adapter)
         body = {"lora_name": name, "lora_path": str(folder.absolute())}
         answer = await self._api.send("load_lora_adapter", body, self._timeout)
-        # Another process may have loaded it: it is the same content, and is checked like our own.
+        # Another process may have loaded the same content; it is checked like our own.
         if answer.status >= 400 and "already been loaded" not in answer.text:
             raise self._refused(folder, answer.status, answer.message)
         try:
@@ -172,67 +177,67 @@ class ServedAdapters:
         except (AdapterNotServed, CallError) as error:
             await self._unload(name)
             raise AdapterNotServed(
-                f"the server of {self._api.model!r} says that it serves the adapter {folder} as {name}, but "
-                f"{error.message}",
-                hint="restart the server, and name its own address: several behind one cannot be used with "
-                "adapters; if that does not help, its version of vLLM does not swap adapters",
+                f"the server of {self._api.model!r} reports that it serves the adapter {folder} as {name}, "
+                f"but {error.message}",
+                hint="restart the server, and give the address of a single server: adapters do not work with "
+                "several servers behind one address. If that does not help, upgrade vLLM",
             ) from None
         self.served[adapter.sha256] = Served(name, weights, verdict)
 
     async def _check(self, name: str, weights: str, probe: Probe | None, folder: Path) -> str:
-        """Compare what the server says with the probe, and where that cannot tell, with its other models.
+        """Compare the server's log-probabilities with the probe, or else with those of its other models.
 
-        Each time over a new connection, which a load balancer may lead to another server, and with another
-        beginning, by which some choose. The requests for the new version follow each other directly: servers
-        that take turns are all asked.
+        Each check uses a new connection and another start of the text, as load balancers choose the server by
+        either. The requests for the new version are consecutive, so that round-robin balancing reaches every
+        server.
         """
         first = TEXT if probe is None else probe.tokens
         tokens, found = await self._ask(name, first)
         answers = [(tokens, found)]
         for number in range(1, self._checks):
-            text = rotated(tokens, number)
+            text = rotate(tokens, number)
             answers.append((text, (await self._ask(name, text))[1]))
-        told = probe is not None and judge(probe, found)
-        if not told and (
-            (probe is not None and not probe.visible) or await asyncio.to_thread(is_silent, folder)
+        matches = probe is not None and check_logprobs(probe, found)
+        if not matches and (
+            (probe is not None and not probe.differs) or await asyncio.to_thread(changes_nothing, folder)
         ):
-            return NOTHING
+            return INDISTINGUISHABLE
         others = [other.name for other in self.served.values() if other.weights != weights]
         for other in (self._api.model, *others):
-            for text, found in answers[1 if told else 0 :]:
+            for text, found in answers[1 if matches else 0 :]:
                 if (await self._ask(other, text))[1] == found:
-                    raise AdapterNotServed(f"its log-probabilities are, number for number, those of {other}")
-        return TOLD if told else ALIKE
+                    raise AdapterNotServed(f"its log-probabilities are identical to those of {other}")
+        return MATCHES_PROBE if matches else DIFFERS_FROM_OTHERS
 
     async def _ask(self, name: str, text: str | Sequence[int]) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Return a text's tokens and log-probabilities, over a new connection."""
+        """Request a text's tokens and log-probabilities over a new connection."""
         return await self._api.logprobs(name, text, self._timeout, fresh=True)
 
-    async def _make_room(self) -> None:
-        """Unload the versions that were not used for longest."""
+    async def _evict(self) -> None:
+        """Unload the least recently used versions to make room for one more."""
         idle = [digest for digest in self.served if not self._calls[digest]]
-        for digest in idle[: max(0, len(self.served) - self._most + 1)]:
+        for digest in idle[: max(0, len(self.served) - self._capacity + 1)]:
             await self._unload(self.served.pop(digest).name)
 
     async def _unload(self, name: str) -> None:
-        """Unload a version; that it is gone already is as good."""
+        """Unload a version; it may be unloaded already."""
         with contextlib.suppress(TransientError):
             await self._api.send("unload_lora_adapter", {"lora_name": name}, self._timeout)
 
-    def _refused(self, folder: Path, status: int, said: str) -> CompoundError:
-        """Return the error of an adapter that was not taken; vLLM says 500 for one that it cannot load."""
-        if status in MAY_PASS or status > 500:
-            return TransientError(f"{self._api.model}: {first_line(said)}")
-        if "max_lora_rank" in said:
+    def _refused(self, folder: Path, status: int, message: str) -> CompoundError:
+        """Return the error for a refused adapter; vLLM returns status 500 for one that it cannot load."""
+        if status in TRANSIENT_STATUSES or status > 500:
+            return TransientError(f"{self._api.model}: {first_line(message)}")
+        if "max_lora_rank" in message:
             hint = "raise max_lora_rank of the engine"
-        elif status == 404 and "adapter" not in said.lower():
+        elif status == 404 and "adapter" not in message.lower():
             hint = "start the server with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
         elif status == 404:
             hint = "the server must read the same files as this process"
         else:
             hint = ""
         return CompoundError(
-            f"the server of {self._api.model!r} does not load the adapter {folder}: {first_line(said)}",
+            f"the server of {self._api.model!r} does not load the adapter {folder}: {first_line(message)}",
             hint=hint,
         )
 

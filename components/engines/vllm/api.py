@@ -1,7 +1,7 @@
-"""The HTTP interface of a vLLM server: OpenAI's, and what vLLM adds to it. Errors are sorted, waits bounded.
+"""Client of a vLLM server's HTTP API, which extends OpenAI's; classifies errors and bounds waits.
 
-Plain HTTP rather than a client library: token ids, prompts' log-probabilities and adapters are vLLM's own
-fields and routes, which such libraries drop or do not know.
+It uses plain HTTP instead of a client library, because token ids, prompt log-probabilities and adapters are
+fields and routes of vLLM that such libraries drop or do not support.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict, cast
 
-from compound.components.engines.remote import error_code, first_line, sort_error, wanted_wait
+from compound.components.engines.remote import classify_error, error_code, first_line, requested_wait
 from compound.engine import NO_USAGE
 from compound.errors import CallError, CompoundError, MissingExtra, TransientError
 
 if TYPE_CHECKING:
     import httpx
 
-LARGEST = 2**26  # bytes of an answer, where no request says how long it may be
+MAX_ANSWER_BYTES = 2**26  # of an answer whose request sets no limit
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server said: a status, and text that is JSON if all is well."""
+    """Response of a server: a status, and text that is JSON on success."""
 
     status: int
     text: str
@@ -32,22 +32,22 @@ class Answer:
 
     @property
     def message(self) -> str:
-        """The server's own words about an error."""
+        """Error message of the server."""
         try:
-            said = json.loads(self.text)["error"]["message"]
+            message = json.loads(self.text)["error"]["message"]
         except (ValueError, KeyError, TypeError, RecursionError):
-            said = self.text
-        return str(said)
+            message = self.text
+        return str(message)
 
 
 class TextLogprobs(TypedDict):
-    """What vLLM says of sampled tokens, in their order."""
+    """Log-probabilities of sampled tokens in vLLM's completion format."""
 
     token_logprobs: list[float]
 
 
 class TextChoice(TypedDict):
-    """One text of vLLM, and what it says of the prompt's tokens by their number."""
+    """One completion of vLLM, with the prompt's tokens and their log-probabilities by token id."""
 
     prompt_token_ids: list[int]
     prompt_logprobs: list[dict[str, Mapping[str, float]]]
@@ -55,21 +55,21 @@ class TextChoice(TypedDict):
 
 
 class TextAnswer(TypedDict):
-    """What is read of vLLM's answer to a request for a completion; other answers raise when they are read."""
+    """Fields that are read of vLLM's answer to a completion request; reading an incomplete answer raises."""
 
     choices: list[TextChoice]
 
 
 class API:
-    """One server.
+    """Client of one server.
 
     Args:
-        address: up to and with ``/v1``.
-        model: the base model's name there, for messages.
-        key: what the server wants to be shown, if anything.
-        key_name: the environment variable it came from.
-        connections: the most at once.
-        own: whether the server is on this machine and ours: no proxy leads there.
+        address: the server's URL, including ``/v1``.
+        model: the base model's name on the server, for messages.
+        key: the API key, if the server requires one.
+        key_name: the environment variable that holds the key, for messages.
+        connections: maximum number of concurrent connections.
+        own: whether this process started the server; proxies are then ignored.
     """
 
     def __init__(
@@ -89,15 +89,15 @@ class API:
     async def ask(
         self, path: str, body: Mapping[str, object] | None, seconds: float, *, fresh: bool = False
     ) -> dict[str, object]:
-        """Return what the server answers to what `send` sends, as `read` reads it."""
+        """Send a request with `send`, and return the answer's JSON object as `read` does."""
         return self.read(await self.send(path, body, seconds, fresh=fresh))
 
     def read(self, answer: Answer) -> dict[str, object]:
         """Return an answer's JSON object.
 
         Raises:
-            TransientError: the server is overloaded, or says something else that may pass.
-            CallError: it refuses, or its answer is not JSON.
+            TransientError: the server is overloaded or has another transient error.
+            CallError: the server refuses the request, or its answer is not JSON.
             QuotaExhausted: the account has no credit left.
         """
         if answer.status >= 300:
@@ -115,23 +115,21 @@ class API:
         path: str,
         body: Mapping[str, object] | None,
         seconds: float,
-        largest: int = LARGEST,
+        largest: int = MAX_ANSWER_BYTES,
         *,
         fresh: bool = False,
     ) -> Answer:
-        """Post a body, or get without one, and return whatever comes back.
+        """Send a POST request, or GET without a body, and return the answer, errors included.
 
         Args:
-            path: below the address.
-            body: what to post.
-            seconds: the limit for everything together, from connecting to the end of the answer.
-            largest: the most bytes of the answer.
-            fresh: whether to use a new connection, which a load balancer may lead to another server.
-
-        With ``fresh``, over a new connection, which a load balancer may lead to another server.
+            path: the path below the address.
+            body: the JSON body to post.
+            seconds: the limit of the total time, from connecting to the end of the answer.
+            largest: maximum number of bytes of the answer.
+            fresh: whether to use a new connection, which a load balancer may route to another server.
 
         Raises:
-            TransientError: nothing comes back, or not all of it.
+            TransientError: there is no answer, or it is incomplete.
         """
         import httpx
 
@@ -144,9 +142,11 @@ class API:
             async with asyncio.timeout(seconds), client.stream(method, url, json=body) as got:
                 pieces = [piece async for piece in wire.bounded(got.aiter_raw(), got.headers, largest)]
                 text = b"".join(pieces).decode("utf-8", "replace")
-                return Answer(got.status_code, text, wanted_wait(got.headers))
+                return Answer(got.status_code, text, requested_wait(got.headers))
         except TimeoutError:
-            raise TransientError(f"{self.model}: {url} gave no whole answer in {seconds:g} s") from None
+            raise TransientError(
+                f"{self.model}: {url} did not answer completely within {seconds:g} s"
+            ) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             unsent = isinstance(error, (*wire.UNSENT, httpx.InvalidURL))
             raise TransientError(
@@ -157,9 +157,9 @@ class API:
     async def logprobs(
         self, name: str, prompt: str | Sequence[int], seconds: float, *, fresh: bool = False
     ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Return a prompt's n tokens and the n - 1 log-probabilities of each after those before it.
+        """Return a prompt's n tokens and the n - 1 log-probabilities of each but the first.
 
-        They are those of the distribution at temperature 1, whatever the server's ``--logprobs-mode``.
+        They belong to the distribution at temperature 1, independently of the server's ``--logprobs-mode``.
         """
         body = {
             "model": name,
@@ -169,23 +169,23 @@ class API:
             "prompt_logprobs": 0,
             "return_token_ids": True,
         }
-        said = cast("TextAnswer", await self.ask("completions", body, seconds, fresh=fresh))
+        answer = cast("TextAnswer", await self.ask("completions", body, seconds, fresh=fresh))
         try:
-            choice = said["choices"][0]
+            choice = answer["choices"][0]
             tokens = tuple(int(token) for token in choice["prompt_token_ids"])
-            each = zip(tokens[1:], choice["prompt_logprobs"][1:], strict=True)
-            return tokens, tuple(float(entry[str(token)]["logprob"]) for token, entry in each)
+            entries = zip(tokens[1:], choice["prompt_logprobs"][1:], strict=True)
+            return tokens, tuple(float(entry[str(token)]["logprob"]) for token, entry in entries)
         except (KeyError, IndexError, TypeError, ValueError):
             raise CallError(
                 f"{self.model}: {self.address} does not return the log-probabilities of a prompt",
                 hint="it must be vLLM, 0.10.2 or later",
             ) from None
 
-    async def tempered(self, name: str, seconds: float) -> bool:
-        """Return whether log-probabilities of sampled tokens are those after temperature.
+    async def logprobs_are_tempered(self, name: str, seconds: float) -> bool:
+        """Return whether log-probabilities of sampled tokens are taken after temperature scaling.
 
-        Next to temperature 0 nearly all probability is on the likeliest token: its log-probability is near 0
-        after temperature, and that of temperature 1 before.
+        Near temperature 0, almost all probability is on the most likely token, so its log-probability is near
+        0 after scaling, and that of temperature 1 before scaling.
         """
         seen = []
         for temperature in (0.0, 0.01):
@@ -197,11 +197,11 @@ class API:
                 "logprobs": 0,
                 "seed": 0,
             }
-            said = cast("TextAnswer", await self.ask("completions", body, seconds))
+            answer = cast("TextAnswer", await self.ask("completions", body, seconds))
             try:
-                seen.append(float(said["choices"][0]["logprobs"]["token_logprobs"][0]))
+                seen.append(float(answer["choices"][0]["logprobs"]["token_logprobs"][0]))
             except (KeyError, IndexError, TypeError):
-                raise CallError(f"{self.model}: {self.address} returns no log-probabilities") from None
+                raise CallError(f"{self.model}: {self.address} does not return log-probabilities") from None
         return seen[1] - seen[0] > 0.1
 
     async def aclose(self) -> None:
@@ -211,13 +211,13 @@ class API:
 
     def _error(self, answer: Answer) -> CompoundError:
         message = answer.message
-        return sort_error(
+        return classify_error(
             f"{self.model}: {message}",
             answer.status,
             model=self.model,
             code=error_code(answer.text),
             keys=self._key_name,
-            names=f"the server at {self.address} must serve it under this name",
+            naming_hint=f"the server at {self.address} must serve it under this name",
             too_long="maximum context length" in message or "max_model_len" in message,
             retry_after=answer.wait,
         )
@@ -228,7 +228,7 @@ def _client(key: str | None, connections: int, own: bool, keep: int | None = Non
         import httpx
     except ImportError:
         raise MissingExtra("a vLLM server", "httpx", "vllm") from None
-    return httpx.AsyncClient(  # nosec B113  # every wait is bounded as a whole, by asyncio.timeout
+    return httpx.AsyncClient(  # nosec B113  # asyncio.timeout bounds the total time of each request
         headers={"Accept-Encoding": "identity", **({"Authorization": f"Bearer {key}"} if key else {})},
         limits=httpx.Limits(max_connections=connections + 4, max_keepalive_connections=keep),
         timeout=None,

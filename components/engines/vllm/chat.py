@@ -1,16 +1,16 @@
-"""Requests to a vLLM server and its answers, in the format of OpenAI's chat API with vLLM's fields."""
+"""Conversion of requests and answers to and from OpenAI's chat API with vLLM's extensions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TypedDict, cast
 
-from compound.components.engines.remote import text_of
+from compound.components.engines.remote import answer_text
 from compound.engine import Completion, FinishReason, Request, TokenRecord, Usage
 from compound.errors import CallError, TransientError
 
-LEAST = -9000.0  # vLLM writes -9999 where it has no log-probability
-NEUTRAL = {  # otherwise a server samples as the model's generation_config.json says
+MIN_LOGPROB = -9000.0  # vLLM writes -9999 for a missing log-probability
+NEUTRAL = {  # sent explicitly, as defaults come from the model's generation_config.json otherwise
     "top_p": 1.0,
     "top_k": 0,
     "min_p": 0.0,
@@ -19,7 +19,7 @@ NEUTRAL = {  # otherwise a server samples as the model's generation_config.json 
     "frequency_penalty": 0.0,
 }
 
-# These leave the distribution that tokens are sampled from as it is, or change the prompt alone.
+# These do not change the distribution that tokens are sampled from, or change only the prompt.
 PASSIVE = {
     *("add_special_tokens", "cache_salt", "chat_template", "chat_template_kwargs", "documents"),
     *("mm_processor_kwargs", "priority", "request_id", "skip_special_tokens"),
@@ -28,19 +28,19 @@ PASSIVE = {
 
 
 class Logprob(TypedDict):
-    """What vLLM says of one sampled token."""
+    """Log-probability of one sampled token."""
 
     logprob: float
 
 
 class Logprobs(TypedDict):
-    """What vLLM says of sampled tokens, in their order."""
+    """Log-probabilities of the sampled tokens."""
 
     content: list[Logprob]
 
 
 class ChatChoice(TypedDict):
-    """One answer of vLLM."""
+    """One choice of vLLM's answer."""
 
     finish_reason: str
     message: Mapping[str, object]
@@ -49,19 +49,19 @@ class ChatChoice(TypedDict):
 
 
 class ChatAnswer(TypedDict):
-    """What is read of vLLM's answer to a request for a chat completion."""
+    """Fields that are read of vLLM's answer to a chat completion request."""
 
     choices: list[ChatChoice]
     prompt_token_ids: list[int]
 
 
-def reshaping(extra: Mapping[str, object]) -> list[str]:
-    """Return the further fields of requests that change what tokens are sampled from.
+def distribution_options(extra: Mapping[str, object]) -> list[str]:
+    """Return the request fields that change the sampling distribution, sorted.
 
-    Log-probabilities are then those of another distribution than the softmax at the request's temperature,
-    which is what a trainer computes. Fields that are not known count as such.
+    With such a field, log-probabilities are not those of the softmax at the request's temperature, which the
+    trainer computes. Unknown fields are included.
 
-    >>> reshaping({"top_p": 0.9, "top_k": -1, "min_p": 0.0, "user": "me", "guided_regex": "a|b"})
+    >>> distribution_options({"top_p": 0.9, "top_k": -1, "min_p": 0.0, "user": "me", "guided_regex": "a|b"})
     ['guided_regex', 'top_p']
     """
     neutral: dict[str, tuple[object, ...]] = {name: (value,) for name, value in NEUTRAL.items()}
@@ -74,7 +74,7 @@ def reshaping(extra: Mapping[str, object]) -> list[str]:
 
 
 def body(request: Request, model: str, extra: Mapping[str, object]) -> dict[str, object]:
-    """Return what the server is sent; ``model`` is the name there of what to sample with.
+    """Return the JSON body of a request; ``model`` is the name of the model or adapter on the server.
 
     >>> from compound.engine import Message
     >>> body(Request((Message("user", "Hi"),), cue="answer:"), "m", {})["messages"][-1]
@@ -86,7 +86,7 @@ def body(request: Request, model: str, extra: Mapping[str, object]) -> dict[str,
         "messages": messages,
         "max_completion_tokens": request.max_tokens,
         "temperature": request.temperature,
-        "seed": request.seed % 2**63,  # a signed number there
+        "seed": request.seed % 2**63,  # vLLM parses a signed 64-bit number
         **NEUTRAL,
         **extra,
     }
@@ -101,42 +101,42 @@ def body(request: Request, model: str, extra: Mapping[str, object]) -> dict[str,
 
 
 def completion(
-    request: Request, said: Mapping[str, object], worst: Usage, model: str = "the model"
+    request: Request, data: Mapping[str, object], worst: Usage, model: str = "the model"
 ) -> tuple[Completion, int]:
-    """Return an answer, and how many tokens of its prompt the server had in its prefix cache.
+    """Convert an answer to a completion; also return how many prompt tokens came from the prefix cache.
 
     Args:
-        request: what was asked.
-        said: the server's answer.
-        worst: the worst case of the request, which counts where the server does not say what it used.
-        model: its name, for messages.
+        request: the request.
+        data: the server's answer.
+        worst: the usage to assume for values that the server does not report.
+        model: the model's name, for messages.
 
     Raises:
-        TransientError: the server broke the answer off.
-        CallError: the answer lacks what vLLM's has, or holds no text.
+        TransientError: the server aborted the answer.
+        CallError: the answer lacks a field of vLLM, or has no text.
     """
-    usage, cached = _usage(said, worst)
-    answer = cast("ChatAnswer", said)  # what it lacks, or has otherwise, raises below
+    usage, cached = _usage(data, worst)
+    answer = cast("ChatAnswer", data)  # missing or malformed fields raise below
     try:
         choice = answer["choices"][0]
         finish = choice["finish_reason"]
         if finish not in {"stop", "length", "tool_calls"}:
-            raise TransientError(f"the server gave up the answer ({str(finish)[:40]})", charged=usage)
-        text = text_of(choice["message"], finish, request, model, usage)
+            raise TransientError(f"the server aborted the answer ({str(finish)[:40]})", charged=usage)
+        text = answer_text(choice["message"], finish, request, model, usage)
         reason: FinishReason = "length" if finish == "length" else "stop"
         record = _record(request, answer, reason) if request.want_tokens else None
         return Completion(text, usage, reason, record), cached
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise CallError(
-            f"the server's answer is not vLLM's: {type(error).__name__}: {error}",
+            f"the server's answer lacks vLLM's fields: {type(error).__name__}: {error}",
             hint="it must be vLLM, 0.10.2 or later",
             charged=usage,
         ) from error
 
 
-def _usage(said: Mapping[str, object], worst: Usage) -> tuple[Usage, int]:
-    """Return what a server says it used, as it says so, and the prompt tokens it had in its cache."""
-    used = said.get("usage")
+def _usage(data: Mapping[str, object], worst: Usage) -> tuple[Usage, int]:
+    """Return the reported usage without corrections, and the number of prompt tokens from the cache."""
+    used = data.get("usage")
     if not isinstance(used, Mapping):
         return worst, 0
     prompt, completion = used.get("prompt_tokens"), used.get("completion_tokens")
@@ -152,12 +152,12 @@ def _usage(said: Mapping[str, object], worst: Usage) -> tuple[Usage, int]:
     return usage, min(max(cached, 0), max(prompt, 0))
 
 
-def _record(request: Request, said: ChatAnswer, reason: FinishReason) -> TokenRecord:
-    choice = said["choices"][0]
+def _record(request: Request, answer: ChatAnswer, reason: FinishReason) -> TokenRecord:
+    choice = answer["choices"][0]
     logprobs = tuple(float(entry["logprob"]) for entry in choice["logprobs"]["content"])
     sampled = tuple(int(token) for token in choice["token_ids"])
-    if len(logprobs) != len(sampled) or not all(LEAST < logprob < 0.01 for logprob in logprobs):
-        raise ValueError("not a log-probability for each sampled token")
-    prompt = tuple(int(token) for token in said["prompt_token_ids"])
+    if len(logprobs) != len(sampled) or not all(MIN_LOGPROB < logprob < 0.01 for logprob in logprobs):
+        raise ValueError("a sampled token has no log-probability")
+    prompt = tuple(int(token) for token in answer["prompt_token_ids"])
     adapter = request.adapter.sha256 if request.adapter is not None else ""
     return TokenRecord(prompt, sampled, logprobs, reason, adapter)

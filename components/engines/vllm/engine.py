@@ -1,8 +1,8 @@
-"""Fast sampling by a vLLM server, with adapters that are swapped while it runs.
+"""Engine that samples from a vLLM server, with adapters that are swapped while the server runs.
 
-Token ids and log-probabilities come from the server, which sampled them. They are those of the distribution
-sampled from: our own server runs with ``--logprobs-mode processed_logprobs``, and any server is asked once
-before its records at a temperature other than 0 and 1 are believed.
+Token ids and log-probabilities come from the server and belong to the distribution that it sampled from: a
+server started here runs with ``--logprobs-mode processed_logprobs``, and any server is tested once before
+records at a temperature other than 0 and 1 are accepted.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from compound.components.engines.options import (
     VLLMOptions,
     Wait,
     check_settings,
-    options,
+    validate_options,
 )
 from compound.components.engines.prefilled import Prefilled
 from compound.components.engines.probe import check_probe_model
-from compound.components.engines.remote import largest_answer, longest_prompt
+from compound.components.engines.remote import max_answer_bytes, max_prompt_tokens
 from compound.components.engines.vllm import chat as vllm_chat
 from compound.components.engines.vllm import link as vllm_link
 from compound.components.engines.vllm.link import Link
@@ -39,46 +39,46 @@ else:
     Extra = VLLMOptions
 
 PER_PROMPT_TOKEN = 16  # bytes of an answer that repeats the prompt's token ids
-OURS = (  # arguments of `vllm serve` that budgets, token records and the server's safety go by
+RESERVED_ARGUMENTS = (  # of `vllm serve`; budgets, token records and the server's security depend on them
     "host", "port", "uds", "api-key", "served-model-name", "config", "enable-lora", "max-lora-rank",
     "max-loras", "logprobs-mode", "trust-remote-code", "allow-credentials", "allowed-origins",
 )  # fmt: skip
 
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM allows as the largest rank
-LEAST_RANK = 16
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM accepts for --max-lora-rank
+MIN_RANK = 16
 
 
 class VLLMEngine:
-    """An engine over a vLLM server: one that runs already, or one of its own.
+    """Engine that calls a vLLM server, which may be running already or is started by the engine.
 
-    Without ``api_base`` it starts a server at the first call, and ends it when it is closed or when this
-    process ends in any way. If the server ends by itself, the calls in flight fail as `TransientError`, and
-    the next try starts another.
+    Without ``api_base`` the engine starts a server at the first call, and ends it when the engine is closed
+    or this process ends for any reason. If the server ends by itself, the calls in flight fail with
+    `TransientError`, and the next attempt starts a new server.
 
-    An adapter is loaded at its first use, under a name made of its digest, and the server is asked whether it
-    really samples with it; see `compound.components.engines.probe`. That waits for the calls in flight.
+    An adapter is loaded at its first use, under a name derived from its digest, and the engine verifies that
+    the server samples with it; see `compound.components.engines.probe`. This waits for the calls in flight.
 
     Args:
-        model: ``smollm2``, a folder, or a hub id; with ``api_base``, the name it has there.
+        model: ``smollm2``, a folder, or a hub id; with ``api_base``, the model's name on that server.
         api_base: the address of a running server, such as ``http://127.0.0.1:8000/v1``. For adapters it
             must read the same files and run with ``--enable-lora`` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True.
-        api_key_env: the environment variable that holds that server's key, if it wants one.
-        command: how to call vLLM, by default ``$COMPOUND_VLLM``, or ``vllm``.
-        args: further arguments of ``vllm serve``, such as ``["--dtype", "bfloat16"]``; not those that the
-            engine sets.
-        max_lora_rank: the largest rank of an adapter. By default a server of its own takes what the system
-            needs, and at least 16; what a running server takes is not known before it is asked.
-        max_loras: how many adapters are kept on the server.
-        concurrency: how many calls may be in flight; fewer are while the server limits the rate.
-        timeout: seconds for one try, from connecting to the end of the answer, unless the request says
-            otherwise.
-        max_wait: seconds that a call may wait, in all, for a server that limits the rate.
-        start_timeout: seconds for the server to get ready.
-        restarts: how many more times a server that ended by itself is started.
-        extra: options of sampling and reasoning (``top_p``, ``chat_template_kwargs`` …); see `VLLMOptions`.
+        api_key_env: the environment variable that holds the server's key, if it requires one.
+        command: the vLLM command; default ``$COMPOUND_VLLM``, or else ``vllm``.
+        args: additional arguments of ``vllm serve``, such as ``["--dtype", "bfloat16"]``, except those that
+            the engine sets.
+        max_lora_rank: maximum rank of an adapter. By default a server started by the engine allows the rank
+            that the system needs, and at least 16; the limit of a running server is not known in advance.
+        max_loras: maximum number of adapters on the server.
+        concurrency: maximum number of concurrent calls; lowered while the server limits the rate.
+        timeout: time limit of one attempt in seconds, from connecting to the end of the answer; a request may
+            override it.
+        max_wait: maximum total time in seconds that a call waits for a server that limits the rate.
+        start_timeout: time limit in seconds for the server to become ready.
+        restarts: how often a server that ended by itself is restarted.
+        extra: sampling and reasoning options (``top_p``, ``chat_template_kwargs`` …); see `VLLMOptions`.
 
     Attributes:
-        prefill: a `Prefill`: how much of the prompts the server's prefix cache saved.
+        prefill: a `Prefilled`, the prompt tokens and those served from the server's prefix cache.
 
     Example:
         >>> engine = VLLMEngine("smollm2", args=["--dtype", "bfloat16"])
@@ -86,7 +86,7 @@ class VLLMEngine:
         ('vllm:smollm2:["--dtype", "bfloat16"]', False)
     """
 
-    runs: ClassVar[tuple[str, ...]] = ("command", "args")  # settings that can make a machine run other code
+    runs: ClassVar[tuple[str, ...]] = ("command", "args")  # settings that can execute arbitrary code
 
     def __init__(
         self,
@@ -106,9 +106,7 @@ class VLLMEngine:
         extra: Extra | None = None,
     ) -> None:
         if model.startswith("-"):
-            raise DeclarationError(
-                f"{model!r} is not the name of a model", hint="vLLM would read it as an option"
-            )
+            raise DeclarationError(f"{model!r} is not a model name", hint="vLLM would parse it as an option")
         if api_base is not None:
             Origin.of(api_base)
         given = {
@@ -120,9 +118,9 @@ class VLLMEngine:
         self.model, self.api_base, self.api_key_env = model, api_base, api_key_env
         self.command, self.args = command, tuple(args)
         self._rank = max_lora_rank
-        self._rank_needed, self.max_loras = LEAST_RANK, max_loras
+        self._rank_needed, self.max_loras = MIN_RANK, max_loras
         self.timeout, self.start_timeout, self.restarts = timeout, start_timeout, restarts
-        self.max_wait, self.extra = max_wait, options(VLLMOptions, extra, model)
+        self.max_wait, self.extra = max_wait, validate_options(VLLMOptions, extra, model)
         self.prefill = Prefilled()
         self._concurrency = concurrency
         self._link: Link | None = None
@@ -138,7 +136,7 @@ class VLLMEngine:
 
     @property
     def trainable(self) -> str:
-        """The model whose adapters it samples with."""
+        """Base model of the adapters that it supports."""
         return self.model
 
     @property
@@ -147,40 +145,40 @@ class VLLMEngine:
 
     @property
     def remote(self) -> bool:
-        """Whether the server is somebody else's; our own is waited for as long as the settings here say."""
+        """Whether the server is independent of the engine; if not, only the engine's time limits apply."""
         return self.api_base is not None
 
     @property
     def priced(self) -> bool:  # noqa: D102
-        return True  # it runs on hardware of one's own
+        return True  # local hardware: the cost is 0
 
     @property
     def reshapes(self) -> list[str]:
-        """The fields of `extra` by which tokens are sampled from something else than a trainer computes."""
-        return vllm_chat.reshaping(self.extra)
+        """Fields of `extra` that make the sampling distribution differ from the one a trainer computes."""
+        return vllm_chat.distribution_options(self.extra)
 
     @property
     def max_lora_rank(self) -> int | None:
-        """The largest rank of an adapter; ``None`` where that is not settled, or not known."""
+        """Maximum rank of an adapter; ``None`` if it is not fixed yet, or not known."""
         if self._rank is None and self.api_base is None and self._link is not None:
-            return self._largest  # the server was started with it
+            return self._server_rank  # the server was started with it
         return self._rank
 
     @property
-    def _largest(self) -> int:
-        """The limit that a server of its own is started with: what is needed, as vLLM allows it."""
+    def _server_rank(self) -> int:
+        """``--max-lora-rank`` of a started server: the needed rank, rounded up to one that vLLM accepts."""
         return self._rank or next((rank for rank in RANKS if rank >= self._rank_needed), self._rank_needed)
 
     def require_key(self) -> None:
-        """Refuse to call a server without the key that is named for it.
+        """Check that the server's key is set.
 
         Raises:
-            CompoundError: the environment does not hold it.
+            CompoundError: the environment variable named by ``api_key_env`` is not set.
         """
-        vllm_link.key_of(self.model, self.api_key_env)
+        vllm_link.read_key(self.model, self.api_key_env)
 
     def prepare(self, lora_rank: int) -> None:
-        """Let a server of its own that is started later take adapters of a rank, unless a limit is set."""
+        """Raise the adapter rank of a server that is started later, unless ``max_lora_rank`` is set."""
         if self._link is None and self._opening is None:
             self._rank_needed = max(self._rank_needed, lora_rank)
 
@@ -188,24 +186,24 @@ class VLLMEngine:
         """Load an adapter on the server and check it, without sampling.
 
         Raises:
-            CompoundError: the server does not take such adapters; see `vllm_adapters.Adapters.sampling`.
+            CompoundError: the server does not support the adapter; see `ServedAdapters.sampling`.
         """
         await in_background(self._admit(adapter))
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        """The adapters on the server by digest, each with what checking it said."""
+        """Adapters on the server by digest, each with the result of its check."""
         served = self._link.adapters.served if self._link is not None else {}
         return {digest: version.verdict for digest, version in served.items()}
 
     def worst_case(self, request: Request) -> Usage:  # noqa: D102
-        return Usage(1, longest_prompt(request), request.max_tokens)
+        return Usage(1, max_prompt_tokens(request), request.max_tokens)
 
     async def generate(self, request: Request) -> Completion:  # noqa: D102
         return await in_background(self._generate(request))
 
     async def aclose(self) -> None:
-        """End the server if it is ours; a later call starts afresh."""
+        """Close the connections, and end the server if the engine started it; a later call reconnects."""
         await in_background(self._close())
 
     # -- on the background loop, where the connections live ----------------------------------------------
@@ -216,7 +214,7 @@ class VLLMEngine:
             async with link.adapters.sampling(request.adapter) as name:
                 return await self._sample(link, name, request)
         except CompoundError as error:
-            # A dying server can answer anything, but a refused call comes from one in good health.
+            # A server that is shutting down may return any error, but a refusal comes from a healthy one.
             if _is_refusal(error) or not await link.is_ending():
                 raise
             assert link.server is not None
@@ -235,33 +233,34 @@ class VLLMEngine:
             await self._check_temperature(link)
         sent = vllm_chat.body(request, name, self.extra)
         worst = self.worst_case(request)
-        largest = largest_answer(request) + PER_PROMPT_TOKEN * worst.prompt_tokens
+        largest = max_answer_bytes(request) + PER_PROMPT_TOKEN * worst.prompt_tokens
         answer = await link.api.send("chat/completions", sent, request.timeout or self.timeout, largest)
         if answer.status == 404 and request.adapter is not None:
             link.adapters.forget(request.adapter)
             raise TransientError(
-                f"{self.model}: the server has lost the adapter {name}; it is loaded again", charged=NO_USAGE
+                f"{self.model}: the server lost the adapter {name}; the next attempt reloads it",
+                charged=NO_USAGE,
             )
-        said = link.api.read(answer)
+        data = link.api.read(answer)
         if request.adapter is not None:
-            check_probe_model(said.get("model"), name)
-        completion, cached = vllm_chat.completion(request, said, worst, self.model)
+            check_probe_model(data.get("model"), name)
+        completion, cached = vllm_chat.completion(request, data, worst, self.model)
         used, _ = bounded(completion.usage, worst)
         self.prefill += Prefilled(used.prompt_tokens, cached)
         return completion
 
     async def _check_temperature(self, link: Link) -> None:
-        """Refuse records whose log-probabilities are not of the distribution sampled from."""
-        if link.tempered is None:
-            link.tempered = await link.api.tempered(self.model, self.timeout)
-        if not link.tempered:
+        """Refuse token records whose log-probabilities ignore the sampling temperature."""
+        if link.logprobs_are_tempered is None:
+            link.logprobs_are_tempered = await link.api.logprobs_are_tempered(self.model, self.timeout)
+        if not link.logprobs_are_tempered:
             raise CompoundError(
-                f"the log-probabilities from the server of {self.model!r} leave the temperature out",
+                f"the log-probabilities from the server of {self.model!r} ignore the temperature",
                 hint="start it with --logprobs-mode processed_logprobs, or sample at temperature 1",
             )
 
     async def _connect(self) -> Link:
-        """Return the server, started (again) if need be; all calls wait for one start."""
+        """Return the connected server, (re)starting it if needed; concurrent calls share one start."""
         if self._link is not None and not self._link.ended:
             return self._link
         if self._opening is None:
@@ -272,7 +271,7 @@ class VLLMEngine:
     def _opened(self, task: asyncio.Task[Link]) -> None:
         self._opening = None
         if not task.cancelled():
-            task.exception()  # retrieved here: whoever waited may have been cancelled
+            task.exception()  # retrieve it even if every waiting call was cancelled, or asyncio logs an error
 
     async def _open(self) -> Link:
         ended, self._link = self._link, None
@@ -282,7 +281,7 @@ class VLLMEngine:
         return self._link
 
     async def _find(self, address: str) -> Link:
-        return await vllm_link.find(
+        return await vllm_link.connect_server(
             address,
             self.model,
             key_env=self.api_key_env,
@@ -296,10 +295,10 @@ class VLLMEngine:
             last = f"; the log of the last is {ended.server.log}" if ended and ended.server else ""
             raise CompoundError(f"{self._starts} vLLM servers of {self.model!r} ended by themselves{last}")
         self._starts += 1
-        loras = ["--max-lora-rank", str(self._largest), "--max-loras", str(self.max_loras)]
+        loras = ["--max-lora-rank", str(self._server_rank), "--max-loras", str(self.max_loras)]
         caching = ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
         logprobs = ["--logprobs-mode", "processed_logprobs"]
-        return await vllm_link.start(
+        return await vllm_link.start_server(
             self.model,
             command=self.command,
             arguments=["--enable-lora", *loras, *caching, *logprobs, *self.args],
@@ -319,10 +318,10 @@ class VLLMEngine:
 
 
 def _check_arguments(args: Sequence[str], model: str) -> None:
-    """Refuse arguments of ``vllm serve`` that the engine sets, also where their names are cut short."""
+    """Refuse arguments of ``vllm serve`` that the engine sets, including abbreviated names."""
     for argument in args:
         name = argument.partition("=")[0].removeprefix("--").replace("_", "-")
-        if argument.startswith("--") and name and any(own.startswith(name) for own in OURS):
+        if argument.startswith("--") and name and any(own.startswith(name) for own in RESERVED_ARGUMENTS):
             raise DeclarationError(
                 f"engine {model!r}: args must not set {argument!r}",
                 hint="the engine sets it; max_lora_rank and max_loras are settings of the engine",

@@ -1,8 +1,8 @@
-"""Run a command for as long as somebody holds our standard input open: ``python guard.py COMMAND …``.
+"""Script that runs a command until its standard input is closed: ``python guard.py COMMAND …``.
 
-Whoever starts a server through this script keeps the other end of its standard input. However that process
-ends, even by ``kill -9``, the system closes the pipe, and the command is ended with everything it started.
-Run as a script; standard library only. POSIX.
+The process that starts a server through this script holds the other end of the standard input. When that
+process ends for any reason, even ``kill -9``, the system closes the pipe, and the script ends the command
+with all its child processes. The script uses only the standard library and requires POSIX.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-GRACE = 10.0  # seconds for the command to end by itself once asked
+GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 
 
 def main(command: Sequence[str]) -> int:
-    """Run the command in a process group of its own, and return its exit code."""
-    news, tell = os.pipe()
-    os.set_blocking(tell, False)
-    signal.set_wakeup_fd(tell)
+    """Run the command in a new process group, and return its exit code."""
+    # Signals write to a pipe, so that one `select` waits for them and for the standard input.
+    signals, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # the byte on the pipe is what counts
+        signal.signal(number, lambda *_: None)  # a handler is required for the byte to be written
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-    asked = False
-    while child.poll() is None and not asked:
-        ready, _, _ = select.select([0, news], [], [])
-        asked = 0 in ready or (news in ready and bool(set(os.read(news, 64)) - {signal.SIGCHLD}))
+    stopping = False
+    while child.poll() is None and not stopping:
+        ready, _, _ = select.select([0, signals], [], [])
+        stopping = 0 in ready or (signals in ready and bool(set(os.read(signals, 64)) - {signal.SIGCHLD}))
     if child.poll() is None:
         _signal(child.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(GRACE)
-    _signal(child.pid, signal.SIGKILL)  # what is left of the group, also when the command ended by itself
+    _signal(child.pid, signal.SIGKILL)  # the rest of the group, even if the command ended by itself
     return child.wait()
 
 

@@ -1,4 +1,4 @@
-"""Connect an engine to a server: one that is running, or one that is started."""
+"""Connections of an engine to a running server, or to a server that it starts."""
 
 from __future__ import annotations
 
@@ -19,55 +19,50 @@ from compound.components.engines.vllm.server import VLLMServer
 from compound.errors import CompoundError, TransientError
 from compound.security.sanitize import remember_secret
 
-LOOK = 5.0  # seconds for asking whether a server is ready
-SEVERAL = (
-    "data-parallel",
-    "data_parallel",
-    "-dp",
-    "api-server-count",
-    "-asc",
-)  # arguments: several processes
-DYING = 10.0  # seconds that a server may need to end after its last answer: 2, on an idle machine
+READY_TIMEOUT = 5.0  # seconds for a request that asks whether a server is ready
+# Arguments of `vllm serve` with which several processes answer.
+MULTI_PROCESS_ARGUMENTS = ("data-parallel", "data_parallel", "-dp", "api-server-count", "-asc")
+EXIT_TIMEOUT = 10.0  # seconds that a server may need to end after its last answer; measured 2 when idle
 
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """A server that is ready, and what is known of it.
+    """Connection to a server that is ready.
 
     Attributes:
-        api: how to talk to it.
-        adapters: those it serves.
-        server: its process, if it is ours.
-        tempered: whether its log-probabilities are those after temperature; None until asked.
+        api: the client of the server's API.
+        adapters: the adapters on the server.
+        server: the server process, if the engine started it.
+        logprobs_are_tempered: whether log-probabilities include temperature scaling; None until tested.
     """
 
     api: API
     adapters: ServedAdapters
     server: VLLMServer | None
-    tempered: bool | None = None
+    logprobs_are_tempered: bool | None = None
 
     @property
     def ended(self) -> bool:
-        """Whether the server was ours and has ended."""
+        """Whether the engine started the server and the server has ended."""
         return self.server is not None and self.server.exit_code is not None
 
-    async def is_ending(self, within: float = DYING) -> bool:
-        """Return whether the server is ours and ends within some seconds."""
+    async def is_ending(self, within: float = EXIT_TIMEOUT) -> bool:
+        """Return whether the engine started the server and it ends within the given seconds."""
         return self.server is not None and await self.server.ended(within)
 
     async def close(self) -> None:
-        """Leave the server; end it if it is ours."""
+        """Close the connections; end the server if the engine started it."""
         await self.adapters.aclose()
         await self.api.aclose()
         if self.server is not None:
             await self.server.stop()
 
 
-def key_of(model: str, key_env: str | None) -> str | None:
-    """Return the value of a key's environment variable, if one is named.
+def read_key(model: str, key_env: str | None) -> str | None:
+    """Read a key from its environment variable, if one is named.
 
     Raises:
-        CompoundError: it is not set.
+        CompoundError: the variable is not set.
     """
     key = os.environ.get(key_env) if key_env else None
     if key_env and not key:
@@ -76,24 +71,24 @@ def key_of(model: str, key_env: str | None) -> str | None:
     return key
 
 
-async def find(
+async def connect_server(
     address: str, model: str, *, key_env: str | None, connections: int, adapters: int, seconds: float
 ) -> Link:
-    """Connect to a server that runs already.
+    """Connect to a running server.
 
     Raises:
-        CompoundError: it does not serve the model, or its key is not set.
-        TransientError: it does not answer.
+        CompoundError: the server does not serve the model, or the key is not set.
+        TransientError: the server does not answer.
     """
-    key = key_of(model, key_env)
+    key = read_key(model, key_env)
     api = API(address, model, key=key, key_name=key_env or "api_key_env", connections=connections)
     link = Link(api, ServedAdapters(api, adapters, seconds), None)
     try:
-        said = await api.ask("models", None, seconds)
+        listing = await api.ask("models", None, seconds)
     except BaseException:
         await link.close()
         raise
-    served = said.get("data")
+    served = listing.get("data")
     names = [str(entry.get("id")) for entry in (served if isinstance(served, list) else [])]
     if model not in names:
         await link.close()
@@ -104,7 +99,7 @@ async def find(
     return link
 
 
-async def start(
+async def start_server(
     model: str,
     *,
     command: str | None,
@@ -117,7 +112,7 @@ async def start(
     """Start a server and wait until it is ready.
 
     Raises:
-        CompoundError: it ends, or is not ready in time; the message holds the end of its log.
+        CompoundError: the server ends or is not ready in time; the message contains the end of its log.
     """
     folder = model
     if model == models.NAME:
@@ -125,7 +120,7 @@ async def start(
     await asyncio.to_thread(check_model_folder, Path(folder))
     server = VLLMServer(folder, model, command=command, arguments=arguments)
     api = API(server.address, model, key=server.key, connections=connections, own=True)
-    several = any(name in argument for argument in arguments for name in SEVERAL)
+    several = any(name in argument for argument in arguments for name in MULTI_PROCESS_ARGUMENTS)
     checks = CHECKS if several else 1
     link = Link(api, ServedAdapters(api, adapters, seconds, checks), server)
     try:
@@ -140,10 +135,10 @@ async def _ready(link: Link, server: VLLMServer, seconds: float) -> None:
     until = time.monotonic() + seconds
     while True:
         with contextlib.suppress(TransientError):
-            if (await link.api.send("models", None, LOOK)).status == 200:
+            if (await link.api.send("models", None, READY_TIMEOUT)).status == 200:
                 return
         if server.exit_code is not None:
-            raise server.failure(f"ended with exit code {server.exit_code} instead of getting ready")
+            raise server.failure(f"ended with exit code {server.exit_code} before it was ready")
         if time.monotonic() > until:
             raise server.failure("was not ready")
         await asyncio.sleep(0.2)

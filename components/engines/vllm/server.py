@@ -1,7 +1,7 @@
-"""A ``vllm serve`` process of our own: started on a free port, watched, and ended with whatever it started.
+"""Child process that runs ``vllm serve`` on a free port, and is ended with all its child processes.
 
-It runs under `compound.components.engines.vllm.guard`, so that it ends also when this process
-ends in any way.
+It runs under `compound.components.engines.vllm.guard`, so that it also ends when this process ends for any
+reason.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from compound.storage.paths import cache_folder
 
 VARIABLE = "COMPOUND_VLLM"
 ACCELERATORS = ("nvidia[0-9]*", "kfd", "accel*", "davinci[0-9]*")  # in /dev: NVIDIA, AMD, TPU, Ascend
-SHOWN = 20  # lines of the log in an error
-KEPT = 16  # logs of earlier servers
-POLL = 0.1  # seconds between two looks at a process
+SHOWN = 20  # log lines in an error message
+KEPT = 16  # number of logs of earlier servers
+POLL = 0.1  # seconds between checks of a process
 
 
 class VLLMServer:
-    """One server process.
+    """One server process, started by the constructor.
 
     Args:
         model: the folder or hub id to serve.
-        name: the name to serve it under.
-        command: how vLLM is called, as a shell would split it; ``$COMPOUND_VLLM`` or ``vllm`` by default.
-        arguments: further arguments of ``vllm serve``.
+        name: the model's name on the server.
+        command: the vLLM command, split like a shell command; default ``$COMPOUND_VLLM``, or else ``vllm``.
+        arguments: additional arguments of ``vllm serve``.
 
     Attributes:
-        address: where its API is.
-        key: the API key that requests must carry. It keeps other users of the machine out, and tells this
-            server from another one that took the port in the meantime.
-        log: the file of everything it prints.
+        address: the URL of its API.
+        key: the API key that requests must send. It keeps other users of the machine out, and distinguishes
+            this server from another one that took the port in the meantime.
+        log: the file with the server's output.
 
     Raises:
-        CompoundError: there is no such command.
+        CompoundError: the command does not exist.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class VLLMServer:
         port = _free_port()
         self.address = f"http://127.0.0.1:{port}/v1"
         self.log = _log(port)
-        program = _program(command)
+        program, defaults = _program(command), _safe_defaults(arguments)
         served = ["serve", model, "--served-model-name", name, "--host", "127.0.0.1", "--port", str(port)]
         environment = {
             "VLLM_NO_USAGE_STATS": "1",
@@ -69,21 +69,21 @@ class VLLMServer:
         self._started = time.monotonic()
         with self.log.open("wb") as log:
             self._guard = subprocess.Popen(
-                [sys.executable, "-I", guard.__file__, *program, *served, *_careful(arguments), *arguments],
+                [sys.executable, "-I", guard.__file__, *program, *served, *defaults, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for us; we end the server when we are done
+                start_new_session=True,  # Ctrl-C must not reach the server, which `stop` ends
                 env=environment,
             )
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended; None while it runs."""
+        """Exit code of the process; None while it runs."""
         return self._guard.poll()
 
     async def ended(self, within: float) -> bool:
-        """Return whether it ends within some seconds."""
+        """Wait at most the given seconds for the process to end; return whether it has ended."""
         for _ in range(math.ceil(within / POLL)):
             if self.exit_code is not None:
                 break
@@ -91,32 +91,32 @@ class VLLMServer:
         return self.exit_code is not None
 
     async def stop(self) -> None:
-        """End it, and wait until nothing of it is left."""
+        """End the server, and wait until all its processes have ended."""
         if self._guard.stdin is not None:
             self._guard.stdin.close()
         if self.exit_code is None:
-            self._guard.terminate()  # a fork of ours may hold the pipe open, too
+            self._guard.terminate()  # closing the pipe is not enough if a fork of this process holds it open
         if not await self.ended(guard.GRACE + 5.0):
             self._guard.kill()
         await asyncio.to_thread(self._guard.wait)
 
-    def failure(self, what: str) -> CompoundError:
-        """Return the error of a server that does not start, with the end of its log."""
+    def failure(self, problem: str) -> CompoundError:
+        """Return the error for a server that does not start, with the end of its log."""
         lines = self.log.read_text("utf-8", "replace").splitlines()[-SHOWN:]
-        said = "\n".join(f"    {safe(line)[:300]}" for line in lines) or "    (it printed nothing)"
+        output = "\n".join(f"    {safe(line)[:300]}" for line in lines) or "    (no output)"
         seconds = time.monotonic() - self._started
         return CompoundError(
-            f"the vLLM server {what} after {seconds:.0f} s. The end of its log:\n{said}\n",
-            hint=f"all of it is in {self.log}",
+            f"the vLLM server {problem} after {seconds:.0f} s. The end of its log:\n{output}\n",
+            hint=f"the full log is {self.log}",
         )
 
 
-def _careful(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments that a server is given unless it is told otherwise.
+def _safe_defaults(arguments: Sequence[str]) -> list[str]:
+    """Return default arguments that the user's arguments do not override.
 
-    Weights are read from safetensors: other formats can run code. Without an accelerator, prompts are not
-    read in chunks: there vLLM turns back its random generator for a request with a seed, which those of a
-    CPU cannot (0.32), and the whole server ends.
+    Weights are loaded from safetensors only, because other formats can run code. Without an accelerator,
+    chunked prefill is disabled: for a request with a seed, vLLM 0.32 then rewinds its random generator, which
+    CPU generators do not support, and the server crashes.
     """
     given = []
     if not any("load-format" in argument.replace("_", "-") for argument in arguments):
@@ -131,25 +131,25 @@ def _accelerators() -> list[Path]:
 
 
 def _program(command: str | None) -> list[str]:
-    """Return how vLLM is called."""
+    """Return the words of the vLLM command."""
     words = shlex.split(command or os.environ.get(VARIABLE) or "vllm")
     if not words or shutil.which(words[0]) is None:
         raise CompoundError(
-            f"there is no command {words[0] if words else ''!r} to start vLLM with",
-            hint=f"install vLLM in an environment of its own and set {VARIABLE}=ENVIRONMENT/bin/vllm",
+            f"the command {words[0] if words else ''!r} to start vLLM does not exist",
+            hint=f"install vLLM in a separate environment and set {VARIABLE}=ENVIRONMENT/bin/vllm",
         )
     return words
 
 
 def _free_port() -> int:
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        port: int = door.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
         return port
 
 
 def _log(port: int) -> Path:
-    """Return a new log's path, and remove logs of long ago."""
+    """Return the path of a new log, and delete all but the latest earlier logs."""
     folder = cache_folder() / "vllm"
     folder.mkdir(parents=True, exist_ok=True)
     logs = sorted(folder.glob("*.log"), key=lambda path: path.name)

@@ -1,4 +1,4 @@
-"""LoRA adapters in the in-process engine: against peft, side by side on one base, and folders that are wrong."""
+"""LoRA adapters in the in-process engine: compared with peft, several on one base, and invalid folders."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def record(answer: Completion) -> TokenRecord:
 
 
 def together(lm: TransformersEngine, requests: Sequence[Request]) -> list[Completion | BaseException]:
-    """Answer requests made together, each with its completion or its error, and close the engine."""
+    """Make requests concurrently; return each one's completion or error, and close the engine."""
 
     async def work() -> list[Completion | BaseException]:
         calls = (lm.generate(request) for request in requests)
@@ -132,7 +132,7 @@ def together(lm: TransformersEngine, requests: Sequence[Request]) -> list[Comple
 
 
 def run(lm: TransformersEngine, *requests: Request) -> list[Completion]:
-    """Answer requests made together; the first error is raised."""
+    """Make requests concurrently, and raise the first error."""
     answers = []
     for answer in together(lm, requests):
         if isinstance(answer, BaseException):
@@ -149,7 +149,7 @@ def trained(base: Path, adapter: Adapter | None) -> Any:
 
 
 def expected(base: Path, request: Request, answer: Completion) -> list[float]:
-    """What peft says of the log-probabilities of what was sampled."""
+    """Return peft's log-probabilities of the sampled tokens."""
     prompt, tokens = record(answer).prompt, record(answer).sampled
     with torch.inference_mode():
         logits = trained(base, request.adapter)(torch.tensor([[*prompt, *tokens]])).logits[0]
@@ -167,7 +167,7 @@ def one_by_one(lm: TransformersEngine, requests: Sequence[Request]) -> list[Comp
 
 
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Adapter | None, int]]:
-    """Return a list that fills with every batch: its adapter, and its number of rows."""
+    """Return a list that records the adapter and the number of rows of every batch."""
     seen: list[tuple[Adapter | None, int]] = []
     original = decoding.Decoder.run
 
@@ -180,7 +180,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Adapter | None, int]]
 
 
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that fills with the folders that are read."""
+    """Return a list that records the folders that are read."""
     seen: list[str] = []
 
     def noted(folder: Path, layers: Mapping[str, tuple[int, int]]) -> Any:
@@ -209,7 +209,7 @@ def test_a_layer_gets_its_low_rank_addition_and_loses_it_again(tmp_path: Path, p
     if packed:
         packing.pack(model)
         assert type(model.own) is packing.PackedLinear
-    held = adapters.AdapterCache(model, keep=1, dropped=lambda _: None)
+    held = adapters.AdapterCache(model, capacity=1, on_evict=lambda _: None)
     x = torch.ones(3, 1, 2)
     with torch.inference_mode():
         with held.applied(version(tmp_path)) as applied:
@@ -253,7 +253,7 @@ def test_an_adapter_takes_the_format_of_the_model(base: Path, many: list[Adapter
     async def work() -> Completion:
         answer = await lm.generate(request)
         assert lm._decoder is not None
-        [kept] = lm._decoder._adapters._kept.values()
+        [kept] = lm._decoder._adapters._cached.values()
         assert {side.dtype for addition in kept.values() for side in addition} == {torch.bfloat16}
         await lm.aclose()
         return answer
@@ -263,7 +263,7 @@ def test_an_adapter_takes_the_format_of_the_model(base: Path, many: list[Adapter
     assert found == pytest.approx(wanted, abs=rounding(5.0, dtype="bfloat16"))
 
 
-def test_the_record_says_which_version_sampled(base: Path, many: list[Adapter]) -> None:
+def test_the_record_names_the_adapter_version(base: Path, many: list[Adapter]) -> None:
     answers = run(engine(base), ask(adapter=many[0]), ask(), ask(adapter=many[1], want_tokens=False))
     assert [record(answer).adapter for answer in answers[:2]] == [many[0].sha256, ""]
     assert answers[2].tokens is None
@@ -273,7 +273,7 @@ def test_the_record_says_which_version_sampled(base: Path, many: list[Adapter]) 
 
 
 def mixed(many: Sequence[Adapter], n: int = 18) -> list[Request]:
-    """Requests of all lengths, temperatures and limits, in turn with the base and with each adapter."""
+    """Return requests of all lengths, temperatures and limits, alternating between the base and the adapters."""
     each: list[Adapter | None] = [None, *many]
     words, rng = " ".join(LINES).split(), random.Random(n)
     return [
@@ -301,7 +301,7 @@ def test_versions_called_together_give_what_each_gives_alone(
     assert seen == [(None, 6), (many[0], 6), (many[1], 6)]
 
 
-def test_beginnings_are_used_again_by_their_own_version_only(
+def test_prefixes_are_reused_by_their_own_version_only(
     base: Path, many: list[Adapter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     each = [None, many[0], many[1]]
@@ -319,14 +319,14 @@ def test_beginnings_are_used_again_by_their_own_version_only(
         assert record(answer).logprobs == pytest.approx(expected(base, request, answer), abs=LOGPROBS)
     prompts = [record(answer).prompt[:-1] for answer in answers]
     new = [
-        len(p) - max((prefill.common(p, q) for q in prompts[i % 3 : i : 3]), default=0)
+        len(p) - max((prefill.common_prefix(p, q) for q in prompts[i % 3 : i : 3]), default=0)
         for i, p in enumerate(prompts)
     ]
     assert [tokens for tokens in read if tokens] == new
     assert min(new[:3]) > 2 * max(new[3:])
 
 
-def test_beginnings_that_a_batch_shares_are_its_versions_own(base: Path, many: list[Adapter]) -> None:
+def test_prefixes_shared_in_a_batch_belong_to_its_version(base: Path, many: list[Adapter]) -> None:
     lm = engine(base)
     bursts = [[ask(SHARED + line, adapter=adapter) for line in LINES] for adapter in (None, *many)] * 2
 
@@ -341,7 +341,7 @@ def test_beginnings_that_a_batch_shares_are_its_versions_own(base: Path, many: l
         assert record(answer).logprobs == pytest.approx(expected(base, request, answer), abs=LOGPROBS)
 
 
-def test_the_adapter_used_longest_ago_is_dropped_with_its_beginnings(
+def test_the_least_recently_used_adapter_is_evicted_with_its_prefixes(
     base: Path, many: list[Adapter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = readings(monkeypatch)
@@ -354,8 +354,8 @@ def test_the_adapter_used_longest_ago_is_dropped_with_its_beginnings(
         for adapter in order:
             answers.append(await lm.generate(ask(SHARED, adapter=adapter)))
             assert lm._decoder is not None
-            read = {of for of, _ in lm._decoder._prefill._kept}
-            held.append((set(lm._decoder._adapters._kept), read))
+            read = {of for of, _ in lm._decoder._prefill._cached}
+            held.append((set(lm._decoder._adapters._cached), read))
         await lm.aclose()
         return answers
 
@@ -384,7 +384,7 @@ def test_the_adapter_used_longest_ago_is_dropped_with_its_beginnings(
     assert answers[0] == answers[3] == answers[5]
 
 
-def test_all_versions_together_keep_no_more_beginnings_than_one(base: Path, many: list[Adapter]) -> None:
+def test_the_prefix_cache_limit_covers_all_versions(base: Path, many: list[Adapter]) -> None:
     lm = engine(base, max_wait_ms=1.0, max_batch_tokens=1000)  # a quarter of them may be kept
     requests = [ask(SHARED + line, adapter=adapter) for adapter in (None, *many) for line in LINES]
 
@@ -392,13 +392,13 @@ def test_all_versions_together_keep_no_more_beginnings_than_one(base: Path, many
         for request in requests:
             await lm.generate(request)
             assert lm._decoder is not None
-            assert 0 < sum(len(tokens) for _, tokens in lm._decoder._prefill._kept) <= 250
+            assert 0 < sum(len(tokens) for _, tokens in lm._decoder._prefill._cached) <= 250
         await lm.aclose()
 
     asyncio.run(work())
 
 
-def test_the_oldest_call_comes_first_and_brings_those_that_want_its_adapter(
+def test_the_oldest_call_runs_first_with_calls_of_the_same_adapter(
     base: Path, many: list[Adapter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = batches(monkeypatch)
@@ -411,7 +411,7 @@ def test_the_oldest_call_comes_first_and_brings_those_that_want_its_adapter(
     assert seen == [(a, 2), (b, 2), (None, 2), (a, 2), (a, 1), (c, 1)]
 
 
-def test_a_lone_version_is_answered_while_calls_for_another_keep_coming(
+def test_calls_of_a_rare_adapter_are_not_starved(
     base: Path, many: list[Adapter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = batches(monkeypatch)
@@ -440,7 +440,7 @@ def test_a_lone_version_is_answered_while_calls_for_another_keep_coming(
     assert behind <= 6, "it waited for at most the five calls before it"
 
 
-def test_going_from_one_adapter_to_another_leaves_the_base_where_it_is(
+def test_switching_adapters_does_not_copy_the_base(
     base: Path, many: list[Adapter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lm = engine(base, max_wait_ms=1.0)
@@ -461,7 +461,7 @@ def test_going_from_one_adapter_to_another_leaves_the_base_where_it_is(
     assert before == after
 
 
-def test_a_batch_that_fails_takes_its_adapter_off(
+def test_a_failed_batch_removes_its_adapter(
     base: Path, many: list[Adapter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [plain] = run(engine(base), ask())
@@ -478,9 +478,7 @@ def test_a_batch_that_fails_takes_its_adapter_off(
     assert after == plain
 
 
-def test_deterministic_answers_are_the_same_bits_whatever_the_companions(
-    base: Path, many: list[Adapter]
-) -> None:
+def test_deterministic_answers_are_bit_identical_in_any_batch(base: Path, many: list[Adapter]) -> None:
     requests = mixed(many, 20)
     lm = engine(base, deterministic=True, max_wait_ms=20.0)
     bits = dict(zip(requests, run(lm, *requests), strict=True))
@@ -538,7 +536,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut settings": (cut(CONFIG, 0.5), f"a {CONFIG} that cannot be read"),
     "nested settings": (lambda f: (f / CONFIG).write_text("[" * 100_000), f"a {CONFIG} that cannot be read"),
     "binary settings": (lambda f: (f / CONFIG).write_bytes(b"\xff\xfe{"), f"a {CONFIG} that cannot be read"),
-    "a list": (lambda f: (f / CONFIG).write_text("[]"), f"a {CONFIG} that is no mapping"),
+    "a list": (lambda f: (f / CONFIG).write_text("[]"), f"a {CONFIG} that is not a JSON object"),
     "another kind": (edit(peft_type="IA3"), "of the kind 'IA3'"),
     "no kind": (edit(peft_type=None), "of the kind None"),
     "dora": (edit(use_dora=True), "use_dora=True, which is not supported; train without use_dora"),
@@ -555,32 +553,32 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "no alpha": (edit(lora_alpha=None), "lora_alpha=None, which must be a positive number"),
     "an alpha that is none": (edit(lora_alpha=float("nan")), "lora_alpha=nan, which must be"),
     "no weights": (lambda f: (f / WEIGHTS).unlink(), f"has no {WEIGHTS}"),
-    "pickled weights": (pickled, "read from safetensors only"),
+    "pickled weights": (pickled, "only safetensors files are read"),
     "cut weights": (cut(WEIGHTS, 0.7), f"a {WEIGHTS} that cannot be read"),
     "empty weights": (cut(WEIGHTS, 0.0), f"a {WEIGHTS} that cannot be read"),
-    "no tensors": (rewrite(dict.clear), "that holds nothing"),
+    "no tensors": (rewrite(dict.clear), "without tensors"),
     "one side": (
         rewrite(lambda t: t.pop(key("B"))),
         "one of two matrices for model.layers.0.self_attn.q_proj",
     ),
     "a whole layer": (
         rewrite(lambda t: t.update({"base_model.model.lm_head.weight": torch.ones(2)})),
-        "holds base_model.model.lm_head.weight, which is no part",
+        "holds base_model.model.lm_head.weight, which is not a LoRA matrix",
     ),
     "a magnitude": (
         rewrite(lambda t: t.update({key().replace("A.weight", "magnitude_vector"): torch.ones(2)})),
-        "lora_magnitude_vector, which is no part",
+        "lora_magnitude_vector, which is not a LoRA matrix",
     ),
     "no number": (
         rewrite(lambda t: t[key("B")].fill_(float("inf"))),
-        "not finite, for model.layers.0.self_attn.q_proj",
+        "non-finite numbers for model.layers.0.self_attn.q_proj",
     ),
     "another width": (
         rewrite(lambda t: t.update({key(): torch.ones(4, 48)})),
-        r"shapes \(4, 48\) and \(32, 4\) for model.layers.0.self_attn.q_proj, where rank 4 and the model want "
+        r"shapes \(4, 48\) and \(32, 4\) for model.layers.0.self_attn.q_proj, but rank 4 and the model require "
         r"\(4, 32\) and \(32, 4\); it was trained on another base",
     ),
-    "another rank": (edit(r=3), r"where rank 3 and the model want \(3, 32\)"),
+    "another rank": (edit(r=3), r"but rank 3 and the model require \(3, 32\)"),
     "a layer that is not there": (
         rewrite(lambda t: t.update({key("A", "model.layers.7.mlp.up_proj"): torch.ones(4, 32)})),
         "adapts model.layers.7.mlp.up_proj: the model has no such linear layer; it was trained on another base",
@@ -591,7 +589,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a layer left out": (
         rewrite(lambda t: [t.pop(key(side)) for side in "AB"]),
-        "has nothing for model.layers.0.self_attn.q_proj, which its target_modules name",
+        "has no matrices for model.layers.0.self_attn.q_proj, which its target_modules name",
     ),
 }
 
@@ -607,7 +605,7 @@ def test_an_adapter_that_cannot_be_used_is_refused_and_the_error_says_why(
     assert str(own) in str(error.value)
 
 
-def test_adapters_that_cannot_be_used_fail_the_calls_that_want_them(
+def test_adapters_that_cannot_be_used_fail_only_their_calls(
     base: Path, many: list[Adapter], tmp_path: Path
 ) -> None:
     bad = []
@@ -628,7 +626,9 @@ def test_an_adapter_of_a_base_with_fewer_or_more_layers_does_not_pass(
 ) -> None:
     assert len(read_adapter(own, shapes)) == 12
     more = {name.replace("layers.0", "layers.3"): shape for name, shape in shapes.items()}
-    with pytest.raises(ConfigurationError, match=r"nothing for model.layers.3.self_attn.k_proj and 3 more"):
+    with pytest.raises(
+        ConfigurationError, match=r"no matrices for model.layers.3.self_attn.k_proj and 3 more"
+    ):
         read_adapter(own, shapes | more)
     fewer = {name: shape for name, shape in shapes.items() if "layers.2" not in name}
     with pytest.raises(ConfigurationError, match=r"adapts model.layers.2.self_attn.k_proj and 3 more"):
@@ -673,7 +673,7 @@ def test_kinds_that_peft_makes_and_the_sampler_does_not_know_are_refused(
 
 
 @given(st.sampled_from([CONFIG, WEIGHTS]), st.floats(0, 1), st.binary(max_size=8), st.booleans())
-def test_any_damage_gives_an_adapter_or_an_error_of_ours(
+def test_any_damage_gives_an_adapter_or_a_compound_error(
     shapes: dict[str, tuple[int, int]], many: list[Adapter], name: str, at: float, put: bytes, cut_off: bool
 ) -> None:
     with tempfile.TemporaryDirectory() as temporary:
@@ -723,7 +723,7 @@ def test_a_version_in_memory_stays_what_it_was_when_its_folder_changes(
         run(lm, request)
 
 
-def test_a_version_is_the_same_wherever_its_folder_lies(
+def test_a_version_does_not_depend_on_the_path_of_its_folder(
     base: Path, many: list[Adapter], own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = readings(monkeypatch)
@@ -799,7 +799,7 @@ def test_a_configuration_whose_adapter_was_changed_ends_the_run(base: Path, own:
 def test_an_adapter_of_another_base_of_the_same_shape_is_refused(
     off: float, fits: bool, base: Path, many: list[Adapter], tmp_path: Path
 ) -> None:
-    """Its probe says what it said when it was trained; number formats explain a tenth of a nat, no more."""
+    """Its probe holds log-probabilities of training; number formats explain at most a tenth of a nat."""
     model = peft.PeftModel.from_pretrained(
         transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), many[0].path
     )
@@ -820,4 +820,7 @@ def test_an_adapter_of_another_base_of_the_same_shape_is_refused(
     else:
         for error in (found, again):
             assert isinstance(error, ConfigurationError)
-            assert "was trained on another base model: its log-probabilities are 0.5 nats" in str(error)
+            assert (
+                "was trained on another base model: its log-probabilities differ from the adapter's by 0.5 nats"
+                in str(error)
+            )

@@ -1,4 +1,4 @@
-"""Every engine of this package passes the checks of its role."""
+"""Every engine of this package passes the conformance kit of engines."""
 
 from __future__ import annotations
 

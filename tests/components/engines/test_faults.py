@@ -1,4 +1,4 @@
-"""Whatever a server does, the meter counts at least what it bills, limits hold, and the run goes on."""
+"""With any server fault, the meter counts at least the server's bill, limits hold, and the run continues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import compound as cp
 from chaos import server as chaos
 from chaos.server import Bill, Fault, FaultyServer
 from compound.components.engines.litellm import LiteLLMEngine
-from compound.components.engines.remote import largest_answer
+from compound.components.engines.remote import max_answer_bytes
 from compound.components.engines.vllm.engine import VLLMEngine
 from compound.components.llm import LLM
 from compound.engine import Completion, Engine, Message, Request, Usage
@@ -122,7 +122,7 @@ def _without_cost(bill: Bill) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("kind", ["litellm", "vllm"])
-def test_a_request_that_nobody_received_costs_nothing(kind: str) -> None:
+def test_an_unsent_request_costs_nothing(kind: str) -> None:
     with FaultyServer() as gone:
         pass
     meter = Meter()
@@ -185,7 +185,7 @@ def test_usage_that_a_server_leaves_out_counts_with_the_worst_case(kind: str) ->
         assert ask(lm).usage == lm.worst_case(request())
 
 
-def test_a_price_that_is_no_price_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_price_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for price in [(-1.0, 1.0), (1.0, float("nan")), (float("inf"), 0.0), (1.0,), "free"]:
         with pytest.raises(CompoundError, match="price"):
             LiteLLMEngine("openai/m", price=price)  # type: ignore[arg-type]
@@ -198,7 +198,7 @@ def test_a_price_that_is_no_price_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("fault", "failure", "message"),
     [
-        (Fault.NULL_CONTENT, "empty", "answered without text"),
+        (Fault.NULL_CONTENT, "empty", "returned an answer without text"),
         (Fault.REFUSAL, "refusal", "refused: I cannot help with that."),
         (Fault.TOOL_CALLS, "empty", "called a tool instead of answering; components offer no tools"),
         (Fault.CONTENT_FILTER, "", "."),
@@ -238,8 +238,8 @@ def test_an_answer_that_is_too_large_is_cut_off_and_says_so(fault: Fault, kind: 
     with FaultyServer(1.0, [fault]) as server, pytest.raises(TransientError) as caught:
         ask(engine(kind, server))
     assert "the answer is longer than" in str(caught.value)
-    assert "bytes, the most that max_tokens allows" in str(caught.value)
-    assert largest_answer(request()) < 2_000_000
+    assert "bytes, the maximum that max_tokens allows" in str(caught.value)
+    assert max_answer_bytes(request()) < 2_000_000
 
 
 # --- keys and control characters -----------------------------------------------------------------------
@@ -260,7 +260,7 @@ def test_a_key_that_a_server_sends_back_is_removed(kind: str) -> None:
 
 
 def test_keys_of_the_environment_are_known_without_being_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that is not named in a file is the provider's own: it is sent the provider's usual key."""
+    """Without a named server, the provider's own address receives the provider's usual key."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-provider-itself-99")
     with FaultyServer(1.0, [Fault.KEY_IN_ANSWER]) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
@@ -295,9 +295,7 @@ def optimized(server: FaultyServer, folder: Path, **settings: Any) -> cp.Result:
 
 
 @pytest.mark.parametrize("fault", [Fault.SURROGATE, Fault.CONTROL, Fault.KEY_IN_ANSWER])
-def test_a_run_survives_answers_that_no_file_and_no_terminal_should_hold(
-    fault: Fault, tmp_path: Path
-) -> None:
+def test_a_run_survives_control_characters_and_surrogates_in_answers(fault: Fault, tmp_path: Path) -> None:
     with FaultyServer(0.5, [fault], seed=1) as server:
         result = optimized(server, tmp_path)
     assert result.before.failed == 0
@@ -323,7 +321,7 @@ def test_the_time_limit_of_a_try_covers_the_whole_answer(fault: Fault, kind: str
         assert time.monotonic() - started < 15, "a guard: the server would take minutes"
         assert isinstance(trace, Trace)
         assert trace.failure is not None
-        assert "gave no whole answer in 0.4 s" in trace.failure.message
+        assert "did not answer completely within 0.4 s" in trace.failure.message
         assert covers(meter.usage, Bill(*_without_cost(server.billed)))
     assert meter.incidents["lost"] == 1
 
@@ -343,7 +341,7 @@ def test_the_minutes_of_a_run_end_the_calls_in_flight(kind: str) -> None:
 
 
 def test_a_run_whose_minutes_are_over_ends_with_a_result(tmp_path: Path) -> None:
-    """Regression test: it ended when its slowest call did."""
+    """Regression test: the run ended only when its slowest call ended."""
     stalled = [None] * 10 + [Fault.STALL] * 90
     with FaultyServer(first=stalled, stall=60.0) as server:
         started = time.monotonic()

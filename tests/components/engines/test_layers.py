@@ -1,4 +1,4 @@
-"""Models whose layers are not all full attention: prompts are read once only where that changes no gradient.
+"""Models with layers other than full attention: prompts are shared only if that changes no gradient.
 
 Tiny models with random weights, of each family that keeps something else of what it has read.
 """
@@ -177,10 +177,10 @@ def test_models_with_other_layers_read_every_prompt(family: str) -> None:
     assert why_unshared(model, tokenizer) == f"the model has layers of {', '.join(kinds)}"
 
 
-def test_a_model_that_computes_otherwise_behind_a_cache_reads_every_prompt(
+def test_a_model_with_other_results_from_a_cache_reads_every_prompt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever its configuration says: it is tried once, before training."""
+    """Sharing is tried once before training, regardless of the model's configuration."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         folder = make_toy_model(tmp_path)
@@ -232,8 +232,8 @@ def test_a_model_that_refuses_a_cache_reads_every_prompt(monkeypatch: pytest.Mon
 
 
 def decoded(model: Any, prompts: Sequence[tuple[int, ...]]) -> list[Any]:
-    """Return the log-probabilities of the token behind each prompt, read as the sampler reads prompts."""
-    reader = Prefill(model, keep=4096)
+    """Return the log-probabilities of the token after each prompt, computed with the sampler's prefill."""
+    reader = Prefill(model, capacity=4096)
     with torch.inference_mode():
         order, cache, mask = reader.read(prompts)
         mask = torch.nn.functional.pad(mask, (0, 1), value=1)
@@ -243,15 +243,15 @@ def decoded(model: Any, prompts: Sequence[tuple[int, ...]]) -> list[Any]:
     found: list[Any] = [None] * len(prompts)
     for row, i in enumerate(order):
         found[i] = out.logits[row, -1].log_softmax(-1)
-    assert reader.done.cached > 0, "a beginning was shared"
+    assert reader.counts.cached > 0, "a beginning was shared"
     return found
 
 
 @pytest.mark.parametrize("family", WINDOWED)
-def test_the_sampler_shares_beginnings_longer_than_a_sliding_window(family: str) -> None:
+def test_the_sampler_shares_prefixes_longer_than_a_sliding_window(family: str) -> None:
     model, rng = make(*WINDOWED[family]), random.Random(0)
     beginning = tuple(rng.randrange(5, 90) for _ in range(3 * WINDOW))
-    assert len(beginning) > prefill.WORTH
+    assert len(beginning) > prefill.MIN_PREFIX
     prompts = [(*beginning, *(rng.randrange(5, 90) for _ in range(n))) for n in (2, 9, 5, 30)]
     prompts.append(tuple(rng.randrange(5, 90) for _ in range(7)))
     for prompt, found in zip(prompts, decoded(model, prompts), strict=True):
@@ -278,7 +278,7 @@ def test_the_sampler_refuses_models_with_other_layers_and_names_them(
 
 
 def read(batches: Sequence[Sequence[Sample]]) -> float:
-    """Return how often each prompt's tokens are read."""
+    """Return how often each prompt's tokens are computed."""
     tokens = sum(
         sum(map(len, {s.tokens.prompt for s in batch}))
         if saving(batch) <= 0.5

@@ -1,4 +1,4 @@
-"""The engine over litellm, against a small server of our own on this machine."""
+"""The litellm engine, tested against a small local server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [  # litellm's own, at its first call
 
 
 class Server:
-    """An OpenAI-compatible server that gives the one answer it is told to, and keeps what it was sent."""
+    """An OpenAI-compatible server that returns a fixed answer, and records the requests."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -163,7 +163,7 @@ def test_an_answer_cut_at_the_token_limit_says_so(server: Server) -> None:
     assert ask(engine(server)).finish_reason == "length"
 
 
-def test_an_answer_held_back_by_a_filter_is_a_failed_call(server: Server) -> None:
+def test_an_answer_blocked_by_a_filter_is_a_failed_call(server: Server) -> None:
     server.answer(None, finish="content_filter")
     with pytest.raises(CallError, match="content filter"):
         ask(engine(server))
@@ -172,7 +172,7 @@ def test_an_answer_held_back_by_a_filter_is_a_failed_call(server: Server) -> Non
 @pytest.mark.parametrize(
     ("after", "expected"), [("3", 3.0), ("0.5", 0.5), ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0)]
 )
-def test_a_rate_limit_may_pass_and_carries_the_servers_wish(
+def test_a_rate_limit_is_transient_and_carries_the_requested_wait(
     server: Server, after: str, expected: float
 ) -> None:
     server.fail(429, "slow down", {"retry-after": after})
@@ -183,7 +183,7 @@ def test_a_rate_limit_may_pass_and_carries_the_servers_wish(
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 408])
-def test_a_broken_server_may_pass_and_is_asked_once(server: Server, status: int) -> None:
+def test_a_server_error_is_transient_and_not_retried_by_the_engine(server: Server, status: int) -> None:
     server.fail(status, "broken")
     with pytest.raises(TransientError) as caught:
         ask(engine(server))
@@ -191,7 +191,7 @@ def test_a_broken_server_may_pass_and_is_asked_once(server: Server, status: int)
     assert len(server.received) == 1
 
 
-def test_a_used_up_account_does_not_pass(server: Server) -> None:
+def test_an_account_without_credit_is_a_permanent_error(server: Server) -> None:
     server.fail(429, "insufficient_quota: you exceeded your current quota", code="insufficient_quota")
     with pytest.raises(QuotaExhausted, match="no credit"):
         ask(engine(server))
@@ -225,14 +225,14 @@ def test_a_missing_key_is_the_users_mistake_and_nothing_is_sent(
     assert server.received == []
 
 
-def test_a_request_the_provider_refuses_does_not_pass(server: Server) -> None:
+def test_a_refused_request_is_a_permanent_error(server: Server) -> None:
     server.fail(400, "temperature must be below 2")
     with pytest.raises(CallError, match="temperature must be below 2") as caught:
         ask(engine(server))
     assert not isinstance(caught.value, TransientError)
 
 
-def test_a_prompt_beyond_the_context_says_how_to_go_on(server: Server) -> None:
+def test_a_prompt_beyond_the_context_says_how_to_fix_it(server: Server) -> None:
     server.fail(
         400,
         "This model's maximum context length is 100 tokens. However, your messages resulted in 200 tokens.",
@@ -260,13 +260,13 @@ def test_an_answer_that_is_no_completion_is_a_failed_call(server: Server, body: 
         ask(engine(server))
 
 
-def test_a_server_that_does_not_answer_in_time_may_pass(server: Server) -> None:
+def test_a_timeout_is_transient(server: Server) -> None:
     server.hang = True
     with pytest.raises(TransientError):  # under the engine's own timeout the answer would arrive
         ask(engine(server, timeout=30), request(timeout=0.3))
 
 
-def test_a_server_that_is_gone_may_pass(server: Server) -> None:
+def test_an_unreachable_server_is_transient(server: Server) -> None:
     gone = Server()
     gone.stop()
     with pytest.raises(TransientError):
@@ -331,7 +331,7 @@ def test_what_components_set_cannot_be_set_behind_the_budget() -> None:
         LiteLLMEngine("openai/m", extra={"n": 5, "max_tokens": 9999, "top_p": 0.5})
 
 
-def test_where_the_server_does_not_say_what_it_used_the_worst_case_counts() -> None:
+def test_missing_usage_counts_with_the_worst_case() -> None:
     response = SimpleNamespace(
         choices=[SimpleNamespace(finish_reason="stop", message=SimpleNamespace(content="hi"))], usage=None
     )
@@ -343,7 +343,7 @@ def test_where_the_server_does_not_say_what_it_used_the_worst_case_counts() -> N
 def test_engines_in_other_threads_keep_their_connections(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """litellm closes the connections of the whole process; only the last engine may ask for that."""
+    """litellm closes the connections of the whole process, so only the last engine may close them."""
 
     def work(number: int) -> list[str]:
         async def several() -> list[str]:

@@ -1,4 +1,4 @@
-"""The in-process engine, on a tiny random model made here, and at the end on the real one."""
+"""The in-process engine, on a tiny random model, and at the end on the real one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def folder(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tiny products on many threads only wait for one another."""
+    """Use one thread: with tiny products, several threads mostly wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -67,7 +67,7 @@ async def together(lm: TransformersEngine, requests: Sequence[Request]) -> list[
 
 
 def run(lm: TransformersEngine, *requests: Request) -> list[Completion]:
-    """Answer requests made together, and close the engine."""
+    """Make requests concurrently, and close the engine."""
 
     async def work() -> list[Completion]:
         try:
@@ -79,7 +79,7 @@ def run(lm: TransformersEngine, *requests: Request) -> list[Completion]:
 
 
 def varied(n: int, shared: str = "") -> list[Request]:
-    """Requests of different length, temperature, seed and limit."""
+    """Return requests of different length, temperature, seed and limit."""
     words = " ".join(LINES).split()
     rng = random.Random(n)
     return [
@@ -94,7 +94,7 @@ def varied(n: int, shared: str = "") -> list[Request]:
 
 
 def watch(lm: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, str]]:
-    """Return a list that fills with every forward pass: rows, tokens per row, and thread."""
+    """Return a list that records the rows, tokens per row, and thread of every forward pass."""
     passes: list[tuple[int, int, str]] = []
     load = loading.load
 
@@ -184,7 +184,7 @@ def test_logprobs_are_those_of_the_distribution_drawn_from(
         assert list(answer.tokens.prompt) == prompt
 
 
-def test_sampled_tokens_are_spread_as_the_softmax_says(folder: Path, oracle: Any) -> None:
+def test_sampled_tokens_follow_the_softmax(folder: Path, oracle: Any) -> None:
     n, temperature = 1500, 1.5
     requests = [ask(max_tokens=1, temperature=temperature, seed=seed) for seed in range(n)]
     counts = Counter(sampled(answer)[0] for answer in run(engine(folder, max_batch=256), *requests))
@@ -194,7 +194,7 @@ def test_sampled_tokens_are_spread_as_the_softmax_says(folder: Path, oracle: Any
         assert abs(counts[token] - n * share) < 4.5 * (n * share * (1 - share)) ** 0.5 + 1
 
 
-def test_a_seed_names_the_answer_and_another_seed_another_one(folder: Path) -> None:
+def test_the_seed_determines_the_answer(folder: Path) -> None:
     requests = [ask(temperature=1.5, seed=seed, max_tokens=16) for seed in (7, 7, 8, 2**64 - 1)]
     first, again, other, largest = (sampled(answer) for answer in run(engine(folder), *requests))
     assert first == again
@@ -212,7 +212,7 @@ def test_the_checkpoints_own_sampling_settings_do_not_leak_in(
     assert [sampled(answer) for answer in run(engine(penalized), *requests)] == plain
 
 
-def test_a_cue_is_the_answers_beginning_and_no_part_of_its_text(folder: Path, oracle: Any) -> None:
+def test_a_cue_starts_the_answer_but_is_not_in_its_text(folder: Path, oracle: Any) -> None:
     cued, plain = run(engine(folder), ask(cue="answer: the"), ask())
     assert cued.tokens is not None
     assert plain.tokens is not None
@@ -263,7 +263,7 @@ def test_a_stop_string_ends_the_text_wherever_tokens_are_cut(folder: Path, oracl
         assert stop not in oracle.text(tokens[: n - 1]), "sampling went on behind the stop string"
 
 
-def test_rows_that_ended_leave_the_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_rows_leave_the_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = engine(folder)
     passes = watch(lm, monkeypatch)
     run(lm, *(ask(f"{i}", max_tokens=2) for i in range(7)), ask("long", max_tokens=30))
@@ -274,8 +274,8 @@ def test_rows_that_ended_leave_the_batch(folder: Path, monkeypatch: pytest.Monke
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple), min_size=1, max_size=9))
-def test_groups_hold_every_prompt_once_and_share_what_they_say(prompts: list[tuple[int, ...]]) -> None:
-    groups = prefill.share(prompts, worth=2)
+def test_groups_contain_every_prompt_once_and_share_their_prefix(prompts: list[tuple[int, ...]]) -> None:
+    groups = prefill.group_by_prefix(prompts, min_length=2)
     assert sorted(itertools.chain.from_iterable(rows for _, rows in groups)) == list(range(len(prompts)))
     for length, rows in groups:
         assert len({prompts[i][:length] for i in rows}) == 1
@@ -283,7 +283,7 @@ def test_groups_hold_every_prompt_once_and_share_what_they_say(prompts: list[tup
         assert length >= 2 if len(rows) > 1 else length == 0
 
 
-def test_a_shared_beginning_is_read_once_and_changes_nothing(
+def test_a_shared_prefix_is_computed_once_and_changes_no_answer(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = varied(10, SHARED) + varied(6, "another system asks " * 15) + varied(4)
@@ -292,7 +292,7 @@ def test_a_shared_beginning_is_read_once_and_changes_nothing(
     answers = run(lm, *requests)
     prompts = sum(answer.usage.prompt_tokens for answer in answers)
     assert sum(rows * tokens for rows, tokens, _ in passes if tokens > 1) < 0.6 * prompts
-    monkeypatch.setattr(prefill, "share", lambda prompts: [(0, [i]) for i in range(len(prompts))])
+    monkeypatch.setattr(prefill, "group_by_prefix", lambda prompts: [(0, [i]) for i in range(len(prompts))])
     for answer, alone in zip(answers, run(engine(folder), *requests), strict=True):
         assert sampled(answer) == sampled(alone)
         assert logprobs(answer) == pytest.approx(logprobs(alone), abs=LOGPROBS)
@@ -300,7 +300,7 @@ def test_a_shared_beginning_is_read_once_and_changes_nothing(
 
 @pytest.mark.parametrize("window", [None, 24])
 def test_a_sliding_window_counts_no_padding(window: int | None) -> None:
-    """Padding between a shared beginning and what follows would push real tokens out of the window."""
+    """Padding between a shared prefix and the suffixes would push real tokens out of the window."""
     from types import SimpleNamespace
 
     from transformers import MistralConfig, MistralForCausalLM
@@ -327,7 +327,7 @@ def test_a_sliding_window_counts_no_padding(window: int | None) -> None:
     assert decoder.prefilled.cached > 0
 
 
-def test_one_call_after_the_other_reads_only_what_is_new(
+def test_sequential_calls_compute_only_new_tokens(
     folder: Path, oracle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lm = engine(folder, max_wait_ms=1.0)
@@ -343,7 +343,8 @@ def test_one_call_after_the_other_reads_only_what_is_new(
     assert [list(sampled(answer)) for answer in answers] == [oracle.greedy(request) for request in requests]
     prompts = [oracle.prompt(request)[:-1] for request in requests]
     new = [
-        len(p) - max((prefill.common(p, q) for q in prompts[:i]), default=0) for i, p in enumerate(prompts)
+        len(p) - max((prefill.common_prefix(p, q) for q in prompts[:i]), default=0)
+        for i, p in enumerate(prompts)
     ]
     assert new[0] > 2 * max(new[1:])
     assert [tokens for _, tokens, _ in passes if tokens > 1] == new
@@ -351,14 +352,14 @@ def test_one_call_after_the_other_reads_only_what_is_new(
     assert lm.prefill == Prefilled(every, every - sum(new))
 
 
-def test_kept_beginnings_are_forgotten_when_they_are_too_many(folder: Path) -> None:
+def test_cached_prefixes_are_evicted_at_the_limit(folder: Path) -> None:
     model, _ = loading.load(str(folder), "float32")
-    reader = prefill.Prefill(model, keep=100)
+    reader = prefill.Prefill(model, capacity=100)
     with torch.inference_mode():
         for first in range(10):
             reader.read([(first, *range(50))])
-    assert sorted(len(kept) for _, kept in reader._kept) == [50, 50]
-    assert [kept[0] for _, kept in reader._kept] == [8, 9]
+    assert sorted(len(kept) for _, kept in reader._cached) == [50, 50]
+    assert [kept[0] for _, kept in reader._cached] == [8, 9]
 
 
 def test_packed_layers_compute_what_the_layers_did(folder: Path) -> None:
@@ -383,7 +384,7 @@ def test_half_precision_is_not_packed(folder: Path) -> None:
 # -- the deterministic mode -----------------------------------------------------------------------------
 
 
-def test_deterministic_answers_are_the_same_bits_whatever_the_companions(folder: Path) -> None:
+def test_deterministic_answers_are_bit_identical_in_any_batch(folder: Path) -> None:
     requests = varied(16) + varied(4, SHARED)
     lm = engine(folder, deterministic=True)
     expected = dict(zip(requests, run(lm, *requests), strict=True))
@@ -721,13 +722,13 @@ def test_the_real_model_is_bitwise_deterministic_when_asked(smollm2: str) -> Non
 
 
 @pytest.mark.slow
-def test_the_real_model_answers_the_same_with_a_shared_beginning(
+def test_the_real_model_answers_the_same_with_a_shared_prefix(
     smollm2: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_num_threads(2)
     requests = [ask("Answer in a few words, as in a quiz. " * 6 + text, max_tokens=12) for text in QUESTIONS]
     shared = run(TransformersEngine(smollm2, dtype="float32"), *requests)
-    monkeypatch.setattr(prefill, "share", lambda prompts: [(0, [i]) for i in range(len(prompts))])
+    monkeypatch.setattr(prefill, "group_by_prefix", lambda prompts: [(0, [i]) for i in range(len(prompts))])
     for one, other in zip(shared, run(TransformersEngine(smollm2, dtype="float32"), *requests), strict=True):
         assert sampled(one) == sampled(other)
         assert logprobs(one) == pytest.approx(logprobs(other), abs=REAL)

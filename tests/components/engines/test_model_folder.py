@@ -1,4 +1,4 @@
-"""Model folders from someone else: whatever they hold, loading them runs none of it."""
+"""Untrusted model folders: loading them never executes their contents."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _served(folder: Path) -> None:
     from compound.components.engines.vllm import link as vllm_link
 
     asyncio.run(
-        vllm_link.start(
+        vllm_link.start_server(
             str(folder),
             command="false",
             arguments=[],
@@ -90,7 +90,7 @@ DOORS = {**IN_PROCESS, "vllm": _served}
 
 
 class Touch:
-    """An object that leaves a file behind when it is unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -112,7 +112,7 @@ def folder(make_model: Callable[..., Path], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Say yes to every question, and keep it."""
+    """Answer every question with yes, and record it."""
     questions: list[str] = []
 
     def answer(question: str = "") -> str:
@@ -130,7 +130,7 @@ def change(file: Path, **settings: Any) -> None:
 
 
 def with_code(folder: Path, canary: Path) -> None:
-    """Make the folder need a Python file that it brings along."""
+    """Make the folder require a Python file that it contains."""
     (folder / "evil.py").write_text(
         f"import pathlib\npathlib.Path({str(canary)!r}).touch()\n"
         "from transformers import LlamaConfig as C, LlamaForCausalLM as M, PreTrainedTokenizerFast as T\n",
@@ -179,7 +179,7 @@ def with_downloaded_kernels(folder: Path, _: Path) -> None:
 
 
 def with_another_base(folder: Path, canary: Path) -> None:
-    """transformers would load the base that an adapter names, wherever it is."""
+    """transformers would load the base that an adapter names, from any path."""
     base = folder.parent / "base"
     base.mkdir()
     with_code(base, canary)
@@ -199,7 +199,7 @@ def with_weights_that_the_settings_name(folder: Path, canary: Path) -> None:
 
 
 def with_arguments_of_loaders(folder: Path, _: Path) -> None:
-    """sentence-transformers passes them on, and would read pickled weights without restrictions."""
+    """sentence-transformers passes these arguments on, and would unpickle weights without restrictions."""
     (folder / "0_T").mkdir()
     change(folder / "0_T" / "sentence_roberta_config.json", model_args={"weights_only": False})
 
@@ -226,7 +226,7 @@ def with_a_link_to_a_folder(folder: Path, _: Path) -> None:
 
 
 def with_a_pipe(folder: Path, _: Path) -> None:
-    """Opening it would wait forever."""
+    """Opening a pipe would block forever."""
     (folder / "config.json").unlink()
     os.mkfifo(folder / "config.json")
 
@@ -234,18 +234,24 @@ def with_a_pipe(folder: Path, _: Path) -> None:
 FOREIGN: dict[str, tuple[Callable[[Path, Path], None], str]] = {
     "pickled weights": (with_pickled_weights, "pickled weights"),
     "pickled weights of a module": (with_pickled_weights_of_a_module, "pickled weights"),
-    "a foreign module": (with_a_foreign_module, "not imported"),
-    "a foreign activation": (with_a_foreign_activation, "not called"),
-    "downloaded kernels": (with_downloaded_kernels, "would be downloaded"),
-    "another base": (with_another_base, "names its base model"),
-    "pickled weights of another name": (with_weights_of_another_name, "no safetensors file beside it"),
-    "weights that the settings name": (with_weights_that_the_settings_name, "no safetensors file beside it"),
-    "arguments of loaders": (with_arguments_of_loaders, "gives weights_only=False"),
-    "downloaded kernels of a module": (with_kernels_of_a_module, "would be downloaded"),
-    "another base of a module": (with_another_base_of_a_module, "names its base model"),
-    "a module elsewhere": (with_a_module_elsewhere, "no folder beside it"),
+    "a foreign module": (with_a_foreign_module, "names the class .*, which is not allowed"),
+    "a foreign activation": (with_a_foreign_activation, "names .torch.hub.get_dir., which is not allowed"),
+    "downloaded kernels": (with_downloaded_kernels, "would download code"),
+    "another base": (with_another_base, "is an adapter, not a model"),
+    "pickled weights of another name": (
+        with_weights_of_another_name,
+        "not a safetensors file in the same folder",
+    ),
+    "weights that the settings name": (
+        with_weights_that_the_settings_name,
+        "not a safetensors file in the same folder",
+    ),
+    "arguments of loaders": (with_arguments_of_loaders, "passes weights_only=False"),
+    "downloaded kernels of a module": (with_kernels_of_a_module, "would download code"),
+    "another base of a module": (with_another_base_of_a_module, "is an adapter, not a model"),
+    "a module elsewhere": (with_a_module_elsewhere, "not a subfolder of its folder"),
     "a link to a folder": (with_a_link_to_a_folder, "is a link"),
-    "a pipe": (with_a_pipe, "no regular file"),
+    "a pipe": (with_a_pipe, "not a regular file"),
 }
 
 
@@ -261,12 +267,12 @@ def test_python_code_in_a_model_folder_neither_runs_nor_asks(
     assert asked == []
     assert "trust_remote_code" not in str(caught.value)
     if door != "embedder":  # sentence-transformers has other words for it
-        assert "Python code of its own" in str(caught.value)
+        assert "requires custom Python code" in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
 @pytest.mark.parametrize("door", DOORS)
-def test_what_would_lead_to_code_is_refused_at_every_door(
+def test_folders_that_could_run_code_are_refused_by_every_loader(
     folder: Path, canary: Path, asked: list[str], door: str, kind: str
 ) -> None:
     make, said = FOREIGN[kind]
@@ -289,7 +295,7 @@ def test_a_chat_template_runs_no_python(folder: Path, canary: Path) -> None:
 
 
 def test_a_reward_adapter_is_read_as_a_plain_lora(make_model: Callable[..., Path], tmp_path: Path) -> None:
-    """peft would act on other kinds, for example load the tokenizer that a prompt tuning names."""
+    """peft would act on other kinds, such as loading the tokenizer that a prompt tuning config names."""
     pytest.importorskip("peft")
     from compound.rewards.backbone import Backbone
 

@@ -1,4 +1,4 @@
-"""Where weights come from: folders, the converted copy, the installed package, the hub."""
+"""Sources of model weights: folders, the converted copy, the installed package, the hub."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put an installed distribution that holds a .gguf file on the path."""
+    """Put an installed distribution that contains a .gguf file on the path."""
     info = folder / "compound_test_weights-0.1.2.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: compound-test-weights\nVersion: 0.1.2\n")
@@ -38,7 +38,7 @@ def package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "weights" / "model.gguf"
 
 
-def test_a_folder_is_its_own_answer(tmp_path: Path) -> None:
+def test_a_folder_resolves_to_itself(tmp_path: Path) -> None:
     assert models.resolve(str(tmp_path)) == tmp_path
 
 
@@ -48,7 +48,7 @@ def test_the_converted_copy_is_taken_before_anything_else(
     package(tmp_path / "site", monkeypatch)
     (cache / "smollm2-0.1.2").mkdir(parents=True)
     assert models.resolve("smollm2") == cache / "smollm2-0.1.2"
-    assert models.available() == (models.Standing("smollm2", "ready", str(cache / "smollm2-0.1.2")),)
+    assert models.available() == (models.ModelStatus("smollm2", "ready", str(cache / "smollm2-0.1.2")),)
 
 
 def test_the_packages_weights_are_found_without_importing_it(
@@ -56,7 +56,7 @@ def test_the_packages_weights_are_found_without_importing_it(
 ) -> None:
     file = package(tmp_path / "site", monkeypatch)
     assert models.find_packaged() == file
-    assert models.available() == (models.Standing("smollm2", "packaged", str(file)),)
+    assert models.available() == (models.ModelStatus("smollm2", "packaged", str(file)),)
 
 
 def test_a_conversion_that_fails_leaves_nothing_behind(
@@ -69,7 +69,7 @@ def test_a_conversion_that_fails_leaves_nothing_behind(
 
 
 @pytest.mark.usefixtures("cache")
-def test_missing_weights_are_answered_with_both_ways_to_get_them() -> None:
+def test_missing_weights_name_both_ways_to_get_them() -> None:
     assert models.available()[0].state == "absent"
     with pytest.raises(ModelNotFound) as caught:
         models.resolve("smollm2")
@@ -85,7 +85,7 @@ def test_an_unknown_name_is_refused_with_what_is_possible(name: str) -> None:
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_failing_pip_is_reported_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_pip_is_reported_with_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(CompoundError, match=r"pip could not install compound-test-weights==0\.1\.2: .+"):
         models.get("smollm2")
@@ -120,14 +120,14 @@ def test_no_module_of_the_working_directory_is_taken_for_pip(
     assert not (tmp_path / "canary").exists()
 
 
-def test_getting_what_is_there_installs_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_getting_an_available_model_installs_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (cache / "smollm2-0.1.2").mkdir(parents=True)
     monkeypatch.setattr(subprocess, "run", None)
     assert models.get("smollm2") == cache / "smollm2-0.1.2"
 
 
 def test_a_folder_without_a_model_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(CompoundError, match="does not hold a causal language model"):
+    with pytest.raises(CompoundError, match="does not contain a causal language model"):
         loading.load(str(tmp_path), "float32")
 
 

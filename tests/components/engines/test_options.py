@@ -1,4 +1,4 @@
-"""Settings of engines are typed, bounded, and cannot reach past the budget."""
+"""Settings of engines are typed and bounded, and cannot bypass the budget."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def problems(engine: str) -> str:
 @pytest.mark.parametrize("name", BYPASSES)
 @pytest.mark.parametrize("make", [LiteLLMEngine, VLLMEngine])
 def test_what_would_bypass_the_budget_or_the_users_consent_is_refused(make: Any, name: str) -> None:
-    with pytest.raises(DeclarationError, match=f"extra must not set '{name}'.*only options of sampling"):
+    with pytest.raises(
+        DeclarationError, match=f"extra must not set '{name}'.*only sampling and reasoning options"
+    ):
         make("openai/m", extra={name: 1})
     kind = "litellm" if make is LiteLLMEngine else "vllm"
     assert "unknown key" in problems(f'{{{kind}: {{model: openai/m, extra: {{"{name}": 1}}}}}}')
@@ -101,7 +103,7 @@ WRONG: list[tuple[Any, str, list[Any]]] = [
 def test_a_setting_out_of_range_is_refused_in_python_and_in_a_file(
     make: Any, name: str, values: list[Any]
 ) -> None:
-    """Regression test: a concurrency of 0 passed `compound check`, and the run never began."""
+    """Regression test: a concurrency of 0 passed `compound check`, and the run never started."""
     kind = {LiteLLMEngine: "litellm", VLLMEngine: "vllm", TransformersEngine: "transformers"}[make]
     for value in values:
         with pytest.raises(DeclarationError, match=f"{make.__name__}: {name}: "):

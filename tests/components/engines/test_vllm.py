@@ -1,4 +1,4 @@
-"""The engine over vLLM, against a small server of our own that answers as vLLM does."""
+"""The vLLM engine, tested against a fake vLLM server."""
 
 from __future__ import annotations
 
@@ -16,8 +16,16 @@ from hypothesis import strategies as st
 import fake_vllm as fake
 from asking import ask, request, until
 from compound.components.engines.prefilled import Prefilled
-from compound.components.engines.probe import APART, NOISE, TOLERANCE, VISIBLE, Probe, judge, read_probe
-from compound.components.engines.vllm.adapters import ALIKE, NOTHING, TOLD
+from compound.components.engines.probe import (
+    APART,
+    NOISE,
+    TOLERANCE,
+    VISIBLE,
+    Probe,
+    check_logprobs,
+    read_probe,
+)
+from compound.components.engines.vllm.adapters import DIFFERS_FROM_OTHERS, INDISTINGUISHABLE, MATCHES_PROBE
 from compound.components.engines.vllm.engine import VLLMEngine
 from compound.engine import Adapter, Completion, Engine, Message, Request, TokenRecord
 from compound.errors import (
@@ -143,7 +151,7 @@ def test_an_answer_that_cannot_be_a_record_is_a_failed_call(server: Any, change:
     assert not isinstance(caught.value, TransientError)
 
 
-def test_an_answer_that_the_server_gave_up_may_pass(server: Any) -> None:
+def test_an_aborted_answer_is_transient(server: Any) -> None:
     server.change = {".finish_reason": "abort"}
     with pytest.raises(TransientError, match="abort"):
         ask(engine(server))
@@ -186,7 +194,7 @@ def test_what_components_set_cannot_be_set_behind_the_budget() -> None:
 # -- temperature in the records ------------------------------------------------------------------------
 
 
-def test_records_that_leave_the_temperature_out_are_refused(server: Any) -> None:
+def test_records_that_ignore_the_temperature_are_refused(server: Any) -> None:
     server.raw = True
     with pytest.raises(CompoundError, match="--logprobs-mode processed_logprobs") as caught:
         ask(engine(server), request(want_tokens=True, temperature=0.7))
@@ -211,7 +219,7 @@ def test_the_server_is_asked_once_and_only_where_it_matters(server: Any) -> None
 
 
 @pytest.mark.parametrize("status", [429, 500, 503, 408])
-def test_a_server_in_trouble_may_pass_and_is_asked_once(server: Any, status: int) -> None:
+def test_a_server_error_is_transient_and_not_retried_by_the_engine(server: Any, status: int) -> None:
     server.fault["chat/completions"] = (status, "busy", {"retry-after": "3"})
     with pytest.raises(TransientError, match="busy") as caught:
         ask(engine(server))
@@ -229,7 +237,7 @@ def test_a_server_in_trouble_may_pass_and_is_asked_once(server: Any, status: int
         (200, "", "answered '<html>'"),
     ],
 )
-def test_a_refusal_does_not_pass(server: Any, status: int, message: str, hint: str) -> None:
+def test_a_refusal_is_a_permanent_error(server: Any, status: int, message: str, hint: str) -> None:
     server.fault["chat/completions"] = (status, message, {})
     with pytest.raises(CallError, match=hint) as caught:
         ask(engine(server))
@@ -263,13 +271,13 @@ def test_a_server_of_another_model_is_the_users_mistake(server: Any) -> None:
     assert not isinstance(caught.value, CallError)
 
 
-def test_a_server_that_does_not_answer_in_time_may_pass(server: Any) -> None:
+def test_a_timeout_is_transient(server: Any) -> None:
     server.hang = True
-    with pytest.raises(TransientError, match=r"no whole answer in 0\.3 s"):
+    with pytest.raises(TransientError, match=r"did not answer completely within 0\.3 s"):
         ask(engine(server), request(timeout=0.3))
 
 
-def test_a_server_that_is_gone_may_come_back() -> None:
+def test_an_unreachable_server_is_tried_again() -> None:
     other = fake.FakeVLLM()
     lm = engine(other, timeout=0.5)
     with pytest.raises(TransientError):
@@ -301,7 +309,7 @@ def sampled(adapter: Adapter, **settings: Any) -> Request:
 
 
 def refused(server: Any, adapter: Adapter, *earlier: Adapter) -> str:
-    """Return why an adapter is not sampled with; the error ends a run, and nothing was sampled."""
+    """Return the message of the error that refuses an adapter, which ends a run before any sample."""
     lm = engine(server)
 
     async def run() -> None:
@@ -327,7 +335,7 @@ def test_an_adapter_is_loaded_under_its_version_and_sampled_with(server: Any, wr
 
     async def run() -> list[Completion]:
         found = [await lm.generate(sampled(each)) for each in (one, two, one)]
-        assert lm.adapters == {one.sha256: TOLD, two.sha256: TOLD}
+        assert lm.adapters == {one.sha256: MATCHES_PROBE, two.sha256: MATCHES_PROBE}
         await lm.aclose()
         return found
 
@@ -372,21 +380,23 @@ def test_an_adapter_that_is_no_plain_lora_never_reaches_the_server(server: Any, 
     assert server.sent("load_lora_adapter") == []
 
 
-def test_a_server_that_goes_on_with_the_base_is_caught(server: Any, write: Write) -> None:
+def test_a_server_that_keeps_the_base_is_detected(server: Any, write: Write) -> None:
     server.stale = "base"
     said = refused(server, write(0.5))
-    assert "those of what the adapter replaces" in said
+    assert "those of the weights that the adapter replaces" in said
     assert "restart the server" in said
 
 
-def test_a_server_that_goes_on_with_the_adapter_before_is_caught(server: Any, write: Write) -> None:
+def test_a_server_that_keeps_the_previous_adapter_is_detected(server: Any, write: Write) -> None:
     server.stale = "first"
     old = write(0.5)
-    assert "those of what the adapter replaces" in refused(server, write(0.9, before=0.5), old)
+    assert "those of the weights that the adapter replaces" in refused(server, write(0.9, before=0.5), old)
 
 
-def test_a_step_too_small_to_tell_apart_by_size_is_told_by_its_numbers(server: Any, write: Write) -> None:
-    """One step of training: log-probabilities move by thousandths, noise is a tenth."""
+def test_a_stale_server_is_detected_by_identical_numbers_if_the_step_is_below_the_noise(
+    server: Any, write: Write
+) -> None:
+    """One training step moves log-probabilities by thousandths, but noise is a tenth."""
     old, new = write(0.5), write(0.502, before=0.5)
     lm = engine(server)
     server.noise = 0.05
@@ -398,24 +408,24 @@ def test_a_step_too_small_to_tell_apart_by_size_is_told_by_its_numbers(server: A
         await lm.aclose()
         return found
 
-    assert asyncio.run(run()) == {old.sha256: TOLD, new.sha256: ALIKE}
+    assert asyncio.run(run()) == {old.sha256: MATCHES_PROBE, new.sha256: DIFFERS_FROM_OTHERS}
     server.restart()
     server.stale = "first"
-    assert f"number for number, those of {old.sha256[:16]}" in refused(server, new, old)
+    assert f"identical to those of {old.sha256[:16]}" in refused(server, new, old)
 
 
 def test_a_small_first_step_is_compared_with_the_base(server: Any, write: Write) -> None:
     server.stale = "base"
-    assert "number for number, those of tiny" in refused(server, write(0.002))
+    assert "identical to those of tiny" in refused(server, write(0.002))
 
 
-def test_a_server_that_serves_neither_is_caught(server: Any, write: Write) -> None:
+def test_a_server_with_unknown_weights_is_detected(server: Any, write: Write) -> None:
     server.stale = "first"
     first = write(5.0, before=None)
-    assert "nats per token from the adapter's own" in refused(server, write(0.5, before=-0.5), first)
+    assert "nats per token, and noise explains at most" in refused(server, write(0.5, before=-0.5), first)
 
 
-def test_noise_of_a_number_format_is_none_of_these(server: Any, write: Write) -> None:
+def test_noise_of_a_number_format_is_accepted(server: Any, write: Write) -> None:
     server.noise = 2 * NOISE
     ask(
         engine(server), sampled(write(0.5)), sampled(write(0.6, before=0.5)), sampled(write(0.51, before=0.5))
@@ -423,7 +433,7 @@ def test_noise_of_a_number_format_is_none_of_these(server: Any, write: Write) ->
     assert len(server.sent("chat/completions")) == 3
 
 
-def test_an_adapter_that_changes_nothing_cannot_be_told_apart(server: Any, write: Write) -> None:
+def test_an_adapter_without_effect_is_indistinguishable(server: Any, write: Write) -> None:
     lm = engine(server)
     nothing = [write(0.0), write(0.0, before=None), write(0.0, before=None, note="other")]
     same = write(0.5, before=0.5 + VISIBLE / 2)  # the trainer itself sees no difference
@@ -435,7 +445,7 @@ def test_an_adapter_that_changes_nothing_cannot_be_told_apart(server: Any, write
         await lm.aclose()
         return found
 
-    assert asyncio.run(run()) == [NOTHING] * 4
+    assert asyncio.run(run()) == [INDISTINGUISHABLE] * 4
 
 
 def test_an_adapter_without_a_probe_must_change_the_bases_numbers(server: Any, write: Write) -> None:
@@ -448,24 +458,24 @@ def test_an_adapter_without_a_probe_must_change_the_bases_numbers(server: Any, w
         await lm.aclose()
         return found
 
-    assert asyncio.run(run()) == {adapter.sha256: ALIKE}
+    assert asyncio.run(run()) == {adapter.sha256: DIFFERS_FROM_OTHERS}
     server.restart()
     server.stale = "base"
-    assert "number for number, those of tiny" in refused(server, adapter)
+    assert "identical to those of tiny" in refused(server, adapter)
 
 
-def test_the_same_weights_in_another_folder_are_no_sign_of_a_stale_server(server: Any, write: Write) -> None:
+def test_equal_weights_in_another_folder_are_accepted(server: Any, write: Write) -> None:
     one, again = write(0.5, before=None), write(0.5, before=None, note="saved again")
     assert one.sha256 != again.sha256
     assert len(ask(engine(server), sampled(one), sampled(again))) == 2
 
 
-def test_a_server_that_does_not_know_what_it_acknowledged_is_caught(server: Any, write: Write) -> None:
+def test_a_server_that_does_not_know_what_it_acknowledged_is_detected(server: Any, write: Write) -> None:
     server.load_lora_adapter = lambda body: (200, "Success")
     assert "does not exist" in refused(server, write(0.5))
 
 
-def test_versions_unused_for_longest_are_unloaded(server: Any, write: Write) -> None:
+def test_the_least_recently_used_versions_are_unloaded(server: Any, write: Write) -> None:
     a, b, c = (write(bias) for bias in (0.5, 0.6, 0.7))
     ask(engine(server, max_loras=2), sampled(a), sampled(b), sampled(a), sampled(c))
     assert [body["lora_name"] for body in server.sent("unload_lora_adapter")] == [b.sha256[:16]]
@@ -473,7 +483,7 @@ def test_versions_unused_for_longest_are_unloaded(server: Any, write: Write) -> 
 
 
 def test_a_swap_waits_for_calls_in_flight_and_calls_wait_for_it(server: Any, write: Write) -> None:
-    """Nor is a version unloaded that a waiting call is about to use."""
+    """A version that a waiting call is about to use is not unloaded either."""
     a, b = write(0.5), write(0.6)
     lm = engine(server, max_loras=1)
 
@@ -503,7 +513,7 @@ def test_a_swap_waits_for_calls_in_flight_and_calls_wait_for_it(server: Any, wri
     }
 
 
-def test_a_call_that_is_given_up_does_not_hold_up_a_swap(server: Any, write: Write) -> None:
+def test_a_cancelled_call_does_not_delay_a_swap(server: Any, write: Write) -> None:
     lm = engine(server)
 
     async def run() -> None:
@@ -558,7 +568,7 @@ def test_a_server_that_refuses_an_adapter_ends_the_run(
     assert not isinstance(caught.value, CallError)
 
 
-def test_a_server_too_busy_to_load_an_adapter_may_pass(server: Any, write: Write) -> None:
+def test_a_server_too_busy_to_load_an_adapter_is_transient(server: Any, write: Write) -> None:
     server.fault["load_lora_adapter"] = (503, "busy", {})
     with pytest.raises(TransientError, match="busy"):
         ask(engine(server), sampled(write(0.5)))
@@ -577,7 +587,7 @@ def test_a_server_too_busy_to_load_an_adapter_may_pass(server: Any, write: Write
     ],
     ids=str,
 )
-def test_a_file_that_is_no_probe_is_refused(write: Write, changes: dict[str, Any]) -> None:
+def test_an_invalid_probe_file_is_refused(write: Write, changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=r"probe\.json is not a probe"):
         read_probe(Path(write(0.5, changes=changes).path))
 
@@ -585,52 +595,52 @@ def test_a_file_that_is_no_probe_is_refused(write: Write, changes: dict[str, Any
 # -- the rules of the probe ----------------------------------------------------------------------------
 
 
-def test_the_rules_by_hand() -> None:
+def test_the_rules_hold_on_hand_computed_probes() -> None:
     far = Probe((1, 2, 3), (-1.0, -2.0), (-1.0, -1.0))  # 1.0 apart, 0.8 needed
-    assert far.apart
-    assert judge(far, (-1.0, -1.51))
+    assert far.distinguishable
+    assert check_logprobs(far, (-1.0, -1.51))
     with pytest.raises(AdapterNotServed, match="replaces"):
-        judge(far, (-1.0, -1.49))
+        check_logprobs(far, (-1.0, -1.49))
     with pytest.raises(AdapterNotServed, match="replaces"):
-        judge(far, (-1.0, -1.5))  # as near to one as to the other
+        check_logprobs(far, (-1.0, -1.5))  # as near to one as to the other
     with pytest.raises(AdapterNotServed, match=r"0\.35 nats per token"):
-        judge(far, (-0.3, -2.0))
+        check_logprobs(far, (-0.3, -2.0))
     near = Probe((1, 2, 3), (-1.0, -2.0), (-1.0, -1.3))
-    assert not near.apart
-    assert near.visible
-    assert not judge(near, (-1.0, -1.5))  # nearer to before, but that is noise
+    assert not near.distinguishable
+    assert near.differs
+    assert not check_logprobs(near, (-1.0, -1.5))  # nearer to before, but that is noise
     with pytest.raises(AdapterNotServed):
-        judge(near, (math.nan, -2.0))
-    assert not Probe((1, 2), (-1.0,), (-1.00009,)).visible
+        check_logprobs(near, (math.nan, -2.0))
+    assert not Probe((1, 2), (-1.0,), (-1.00009,)).differs
 
 
 logprobs = st.lists(st.tuples(st.floats(-20, 0), st.floats(-20, 0)), min_size=1, max_size=60)
 
 
 @given(logprobs)
-def test_what_is_served_as_written_passes_and_what_was_before_does_not(
+def test_the_adapters_own_logprobs_pass_and_the_previous_ones_fail(
     pairs: list[tuple[float, float]],
 ) -> None:
     after, before = zip(*pairs, strict=True)
     probe = Probe(tuple(range(len(pairs) + 1)), after, before)
-    assert judge(probe, after) == probe.apart
-    if probe.apart:
+    assert check_logprobs(probe, after) == probe.distinguishable
+    if probe.distinguishable:
         with pytest.raises(AdapterNotServed):
-            judge(probe, before)
+            check_logprobs(probe, before)
 
 
 @given(logprobs, st.floats(0, 1))
-def test_a_shift_passes_up_to_half_the_way(pairs: list[tuple[float, float]], share: float) -> None:
-    """Noise of size at most half of the least distance that is told apart never turns the verdict."""
+def test_noise_up_to_half_the_distance_passes(pairs: list[tuple[float, float]], share: float) -> None:
+    """Noise of at most half of the least distinguishable distance never changes the verdict."""
     after, before = zip(*pairs, strict=True)
     probe = Probe(tuple(range(len(pairs) + 1)), after, before)
     length = math.dist(after, before)
-    if not probe.apart:
+    if not probe.distinguishable:
         return
     step = 0.49 * share * APART * NOISE / length
     moved = tuple(a + step * (b - a) for a, b in pairs)
     if sum(abs(x - a) for x, a in zip(moved, after, strict=True)) / len(after) <= TOLERANCE:
-        assert judge(probe, moved)
+        assert check_logprobs(probe, moved)
 
 
 # -- in files ------------------------------------------------------------------------------------------
@@ -689,7 +699,7 @@ optimize: {method: METHOD}
 
 
 def check_training(settings: str, rank: int = 8, name: str = "mmgrpo") -> None:
-    """Do what ``compound check`` does with a system that trains a model on vLLM."""
+    """Run the checks of ``compound check`` on a system that trains a model on vLLM."""
     text = TRAINED.replace("SETTINGS", settings).replace("RANK", str(rank)).replace("METHOD", name)
     program = loads(text)
     check_trainable(method(name, program.system, program.optimize), program.system, program.find_engine)
@@ -717,7 +727,7 @@ def test_an_engine_without_a_limit_takes_what_the_system_needs() -> None:
     check_training("concurrency: 8", rank=200)
 
 
-def test_an_adapter_that_a_server_does_not_take_is_told_without_sampling(server: Any, write: Write) -> None:
+def test_an_unsupported_adapter_is_reported_without_sampling(server: Any, write: Write) -> None:
     message = "Worker failed with error 'LoRA rank 64 is greater than max_lora_rank 16.'"
     server.fault["load_lora_adapter"] = (500, message, {})
     lm = engine(server)

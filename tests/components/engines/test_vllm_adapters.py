@@ -1,4 +1,4 @@
-"""Swapping adapters on a vLLM server: how many calls run at once, what a failure reaches, and who answers.
+"""Swapping adapters on a vLLM server: concurrency of calls, propagation of failures, and load balancing.
 
 Events order the tests, not time: a scripted server tells how many are inside, and waits where it is told to.
 """
@@ -104,7 +104,7 @@ class Scripted:
 
 
 class Burst:
-    """Calls that sample; each stays inside until all of its burst are, or the test lets it go."""
+    """Calls that sample; each holds its version until its whole burst holds one, or the test releases it."""
 
     def __init__(self, api: Scripted, adapters: ServedAdapters) -> None:
         self.api, self.adapters = api, adapters
@@ -127,7 +127,7 @@ def made(api: Any, most: int = 4) -> ServedAdapters:
 
 
 async def settled(turns: int = 200) -> None:
-    """Let everything that can run do so; reading and hashing a small folder takes threads a moment."""
+    """Let all ready tasks run, including the threads that read and hash a small folder."""
     for _ in range(turns):
         await asyncio.sleep(0)
 
@@ -141,7 +141,7 @@ async def reached(holds: Callable[[], bool]) -> None:
 
 
 async def together(api: Scripted, adapters: ServedAdapters, wanted: Sequence[Adapter | None]) -> Burst:
-    """Make calls at once, and let them leave when as many are inside as can be."""
+    """Make calls concurrently, and release them once the maximum number is sampling."""
     burst = Burst(api, adapters)
     calls = [asyncio.create_task(burst.call(adapter)) for adapter in wanted]
     await reached(lambda: api.inside == len(wanted))
@@ -165,9 +165,7 @@ def test_calls_that_want_a_new_version_all_sample_at_once_after_one_load(write: 
     asyncio.run(run())
 
 
-def test_one_closing_of_the_gate_loads_all_versions_that_are_wanted(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_write_lock_loads_all_requested_versions(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     closings = []
     write_lock = RWLock.write
 
@@ -206,7 +204,7 @@ def test_more_versions_than_the_server_keeps_are_loaded_once_each_while_calls_wa
     asyncio.run(run())
 
 
-def test_the_version_used_longest_ago_is_unloaded_not_one_that_a_call_waits_for(write: Write) -> None:
+def test_the_least_recently_used_version_is_unloaded_unless_a_call_waits_for_it(write: Write) -> None:
     async def run() -> None:
         api = Scripted()
         adapters = made(api, most=2)
@@ -226,7 +224,7 @@ def test_the_version_used_longest_ago_is_unloaded_not_one_that_a_call_waits_for(
     asyncio.run(run())
 
 
-def test_calls_that_wait_while_the_gate_is_closed_pass_before_it_closes_again(write: Write) -> None:
+def test_waiting_calls_run_before_the_next_load(write: Write) -> None:
     async def run() -> list[str]:
         lock, seen = RWLock(), []
 
@@ -253,7 +251,7 @@ def test_calls_that_wait_while_the_gate_is_closed_pass_before_it_closes_again(wr
     assert asyncio.run(run()) == ["one", "call 0", "call 1", "call 2", "two"]
 
 
-def test_a_call_cancelled_at_the_moment_it_is_let_in_does_not_stay_inside() -> None:
+def test_a_call_cancelled_on_entry_releases_the_lock() -> None:
     async def run() -> None:
         lock, closed = RWLock(), asyncio.Event()
 
@@ -334,7 +332,7 @@ def test_a_cancelled_call_stops_no_load_that_others_wait_for(write: Write) -> No
     asyncio.run(run())
 
 
-def test_a_version_that_no_call_wants_any_more_is_not_loaded(write: Write) -> None:
+def test_a_version_whose_calls_were_cancelled_is_not_loaded(write: Write) -> None:
     async def run() -> None:
         api = Scripted()
         adapters = made(api)
@@ -420,7 +418,7 @@ def balanced() -> Iterator[Callable[..., Balanced]]:
 
 
 def sample(server: Balanced, adapter: Adapter, times: int = 1) -> list[float]:
-    """Sample with an adapter; returns the first log-probability of each answer."""
+    """Sample with an adapter; return the first log-probability of each answer."""
     lm = VLLMEngine("tiny", api_base=server.address)
 
     async def run() -> list[float]:
@@ -441,21 +439,21 @@ def sample(server: Balanced, adapter: Adapter, times: int = 1) -> list[float]:
 @pytest.mark.parametrize("kind", ["base", "unknown"])
 @pytest.mark.parametrize("bias", [0.5, 0.002], ids=["far", "near"])
 @pytest.mark.parametrize("turns", [(0, 1), (0, 0, 0, 1), (0,) * (CHECKS - 1) + (1,)], ids=len)
-def test_servers_that_take_turns_are_all_checked_before_the_first_sample(
+def test_round_robin_servers_are_all_checked_before_the_first_sample(
     balanced: Any, write: Write, kind: str, bias: float, turns: Sequence[int]
 ) -> None:
     server = balanced(["", kind], turns)
-    with pytest.raises(AdapterNotServed, match="several behind one") as caught:
+    with pytest.raises(AdapterNotServed, match="several servers behind one address") as caught:
         sample(server, write(bias))
     assert server.sent("chat/completions") == []
-    assert ("number for number, those of tiny" if kind == "base" else "does not exist") in str(caught.value)
+    assert ("identical to those of tiny" if kind == "base" else "does not exist") in str(caught.value)
 
 
 def test_a_server_that_answers_with_the_base_later_and_says_so_ends_the_run(
     balanced: Any, write: Write
 ) -> None:
     server = balanced(["", "says"], [0] * CHECKS + [0, 0, 1])
-    with pytest.raises(AdapterNotServed, match="answered with 'tiny' where the adapter"):
+    with pytest.raises(AdapterNotServed, match="answered with the model 'tiny', but the adapter"):
         sample(server, write(0.5), 3)
     assert len(server.sent("chat/completions")) == 3
 
@@ -531,7 +529,7 @@ def test_a_server_of_our_own_is_checked_once_unless_it_runs_as_several_processes
     monkeypatch.setattr(vllm_link, "_ready", ready)
 
     async def checks(*arguments: str) -> int:
-        link = await vllm_link.start(
+        link = await vllm_link.start_server(
             "m", command=None, arguments=arguments, connections=1, adapters=1, seconds=1.0, start_seconds=1.0
         )
         await link.close()

@@ -1,4 +1,4 @@
-"""The vLLM server that the engine starts itself: started, watched, ended, whatever ends first."""
+"""The vLLM server that the engine starts: start, supervision and end, in any order of failures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SCRIPT = Path(fake.__file__)
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make ``vllm`` the fake; the file lists what was started."""
+    """Replace the command ``vllm`` by the fake; the file lists the started processes."""
     path = tmp_path / "started.jsonl"
     monkeypatch.setenv("COMPOUND_VLLM", shlex.join([sys.executable, str(SCRIPT)]))
     monkeypatch.setenv("COMPOUND_CACHE", str(tmp_path / "cache"))
@@ -124,7 +124,7 @@ def test_a_server_is_started_with_the_rank_that_the_system_needs(
     assert len(started(told)) == 1
 
 
-def test_a_closed_engine_starts_afresh(told: Path) -> None:
+def test_a_closed_engine_can_be_used_again(told: Path) -> None:
     lm = VLLMEngine("m", restarts=0)
     ask(lm)
     ask(lm)
@@ -240,7 +240,7 @@ def test_a_server_that_cannot_start_shows_the_end_of_its_log(
     assert "ValueError: no such model" in said
     assert "line 31" in said
     assert "line 30" not in said
-    assert Path(said.rpartition("all of it is in ")[2]).read_text().startswith("line 0\n")
+    assert Path(said.rpartition("the full log is ")[2]).read_text().startswith("line 0\n")
     wait_until_gone(started(told)[0]["pids"])  # the child that it left behind, too
 
 
@@ -270,7 +270,10 @@ def test_closing_an_engine_ends_a_server_that_is_still_starting(
 
 
 def test_a_missing_command_says_how_to_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CompoundError, match="no command 'no-such-vllm'.*COMPOUND_VLLM=ENVIRONMENT/bin/vllm"):
+    with pytest.raises(
+        CompoundError,
+        match="the command 'no-such-vllm' to start vLLM does not exist.*COMPOUND_VLLM=ENVIRONMENT/bin/vllm",
+    ):
         ask(VLLMEngine("m", command="no-such-vllm"))
 
 
@@ -279,12 +282,12 @@ def test_a_foreign_server_on_the_port_is_not_mistaken_for_ours(
 ) -> None:
     foreign = fake.FakeVLLM("m", key="theirs").serve()
     monkeypatch.setattr(vllm_server, "_free_port", lambda: foreign.http.server_port)
-    with pytest.raises(CompoundError, match="instead of getting ready(.|\n)*Address already in use"):
+    with pytest.raises(CompoundError, match="before it was ready(.|\n)*Address already in use"):
         ask(VLLMEngine("m"))
     foreign.stop()
 
 
-def test_logs_of_long_ago_are_removed(told: Path) -> None:
+def test_old_logs_are_deleted(told: Path) -> None:
     folder = told.parent / "cache" / "vllm"
     folder.mkdir(parents=True)
     for i in range(30):
@@ -306,7 +309,7 @@ print("ready", flush=True)
 
 
 @pytest.mark.parametrize("way", ["kill -9", "exit"])
-def test_a4_a_server_does_not_outlive_us(told: Path, way: str) -> None:
+def test_a4_a_server_does_not_outlive_its_process(told: Path, way: str) -> None:
     then = "time.sleep(60)" if way == "kill -9" else ""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     command = [sys.executable, "-W", "ignore", "-c", PARENT.format(then=then)]

@@ -1,1 +1,1 @@
-"""Fault injection: a model server that misbehaves on purpose."""
+"""Fault-injection harness: faulty model servers, kills, damaged files and full disks."""

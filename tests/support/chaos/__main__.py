@@ -1,4 +1,4 @@
-"""Run the whole harness and write what it found: ``python -m chaos --out benchmarks/data/chaos.json``."""
+"""Run the whole harness and write its results: ``python -m chaos --out benchmarks/data/chaos.json``."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ LIMITS = (
 
 
 def main() -> int:
-    """Return the exit code: 1 when something went wrong."""
+    """Run the selected parts; return 1 as the exit code if there were problems, else 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--parts", nargs="*", choices=PARTS, default=PARTS, help="the others stay in the file"
+        "--parts", nargs="*", choices=PARTS, default=PARTS, help="parts to run; others are kept in the file"
     )
-    parser.add_argument("--kills", type=int, default=60, help="runs that are killed")
+    parser.add_argument("--kills", type=int, default=60, help="number of runs to kill")
     parser.add_argument(
         "--rates", type=float, nargs="*", default=[0.2, 0.4], help="shares of faulty requests"
     )
-    parser.add_argument("--damages", type=int, default=100, help="damaged run directories")
+    parser.add_argument("--damages", type=int, default=100, help="number of run directories to damage")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="where to write the records as JSON")
     given = parser.parse_args()

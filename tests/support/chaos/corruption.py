@@ -1,7 +1,7 @@
-"""Damage one file of a run directory, and look what the commands make of it.
+"""Damage one file of a run directory, and check the behaviour of the commands.
 
-A command may end as if nothing had happened, with the same configuration, or with a message and an exit code
-other than 0. It must not end with a traceback, and never with another configuration.
+A command may succeed with the same configuration, or end with a message and a non-zero exit code. It must never
+end with a traceback or with another configuration.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ READERS = (
     ("runs", "--dir", ".", "--verify"),
     ("run", "system.yaml", "--config", "run/best.json", "question=what is test 3"),
 )
-SKIPPED = ("report.md", "report.html", "lock")  # written again, never read
+SKIPPED = ("report.md", "report.html", "lock")  # rewritten, never read
 
 
 def flip_bit(data: bytes, draws: random.Random) -> bytes:
-    """Return the data with one bit inverted."""
+    """Invert one bit of the data."""
     at = draws.randrange(len(data))
     return data[:at] + bytes([data[at] ^ (1 << draws.randrange(8))]) + data[at + 1 :]
 
 
 def truncate(data: bytes, draws: random.Random) -> bytes:
-    """Return the beginning of the data."""
+    """Cut off the end of the data."""
     return data[: draws.randrange(len(data))]
 
 
 def swap_lines(data: bytes, draws: random.Random) -> bytes:
-    """Return the data with two lines exchanged."""
+    """Exchange two lines of the data."""
     lines = data.splitlines(keepends=True)
     if len(lines) < 2:
         return b""
@@ -49,7 +49,7 @@ def swap_lines(data: bytes, draws: random.Random) -> bytes:
 
 
 def retype(data: bytes, draws: random.Random) -> bytes:
-    """Return JSON text in which one number has become a list, a text or ``null``."""
+    """Replace a digit of JSON text by a list, a text, ``null``, or another number."""
     digits = [at for at, byte in enumerate(data) if chr(byte).isdigit()]
     if not digits:
         return flip_bit(data, draws)
@@ -77,10 +77,10 @@ class DamagedRun:
     Attributes:
         state: `finished` or `unfinished`.
         file: the damaged file.
-        damage: what was done to it.
+        damage: the kind of damage.
         command: the command's name.
         code: its exit code.
-        problems: what is wrong, in words; empty when nothing is.
+        problems: descriptions of violations; empty if there are none.
     """
 
     state: str

@@ -1,7 +1,7 @@
-"""Let the disk fill up during a run, free it, and give the same command again.
+"""Simulate a full disk during a run, then free it and repeat the command.
 
-The limit is on the size of a file (``RLIMIT_FSIZE``), which every machine has. It strikes at the first file
-that reaches it: the cache, the traces or the events.
+The disk is simulated by a limit of the file size (``RLIMIT_FSIZE``), which is available on every machine. The
+first file that reaches it fails: the cache, the traces or the events.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ COMMAND = ("optimize", "system.yaml", "--run-dir", "run", "--quiet")
 
 @dataclass(frozen=True)
 class FullDisk:
-    """A run that met a full disk and was continued.
+    """A run that met a full disk and was resumed.
 
     Attributes:
-        limit: bytes that a file could hold.
+        limit: maximum file size in bytes.
         codes: the exit codes on the full disk and after it was freed.
-        problems: what is wrong, in words; empty when nothing is.
+        problems: descriptions of violations; empty if there are none.
     """
 
     limit: int

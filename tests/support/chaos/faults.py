@@ -1,8 +1,8 @@
 """Optimize against a server that injects one kind of fault, and compare with a run against a healthy one.
 
-After faults that pass, the run must end as without them. After all others the run must end with an exit code
-and a message that say so. In no case may the server bill more than the meter counts or the budget allows, may
-the key reach a file or the terminal, or may a terminal escape sequence.
+After transient faults the run must have the same result as without them. After all others it must end with an
+exit code and a message. In no case may the server bill more than the meter counts or the budget allows, or may
+the key or a terminal escape sequence reach a file or the terminal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from chaos.server import TRANSIENT, Bill, Fault, FaultyServer
 from chaos.workloads import PRICES, Workload, answer
 
 COMMAND = ("optimize", "system.yaml", "--run-dir", "run", "--quiet", "--json")
-PASSING = (*TRANSIENT, Fault.DRIP, Fault.STALL)
+PASSING = (*TRANSIENT, Fault.DRIP, Fault.STALL)  # retries succeed, the last two after a timeout
 CALL_SECONDS = 1.5  # less than a stalled or dripping answer takes
 
 
@@ -29,14 +29,14 @@ class FaultyRun:
 
     Attributes:
         kind: the fault.
-        rate: the share of requests that got it.
+        rate: the share of requests with the fault.
         code: the exit code.
-        injected: how many requests got it.
-        failed: calls that the run recorded as failed.
-        same_best: whether ``best.json`` equals that of a run without faults; ``None`` where it need not.
+        injected: number of requests with the fault.
+        failed: number of calls that the run recorded as failed.
+        same_best: whether ``best.json`` equals that of a run without faults; ``None`` if it may differ.
         billed: dollars on the server's bill.
         metered: dollars that the run counted.
-        problems: what is wrong, in words; empty when nothing is.
+        problems: descriptions of violations; empty if there are none.
     """
 
     kind: str
@@ -100,12 +100,12 @@ def _faulty_run(
     if passing:
         same_best = attempt.code == 0 and ending(folder / "run").best == healthy.best
         if not same_best:
-            problems.append(f"faults that pass changed the result (exit code {attempt.code})")
+            problems.append(f"transient faults changed the result (exit code {attempt.code})")
     elif attempt.code and not attempt.err.strip():
         problems.append(f"exit code {attempt.code} without a message")
     failed = _failed_calls(folder / "run")
     if passing and failed:
-        problems.append(f"{failed} calls failed although every fault passes")
+        problems.append(f"{failed} calls failed although every fault is transient")
     return FaultyRun(
         str(kind), rate, attempt.code, injected, failed, same_best, billed.cost, spent.get("cost", 0.0), tuple(problems)
     )  # fmt: skip
@@ -142,7 +142,7 @@ def _leaks(run: Path, attempt: Attempt) -> list[str]:
 
 
 def _unmetered(billed: Bill, spent: dict[str, float], attempt: Attempt) -> list[str]:
-    """Compare the server's bill with what the run says it spent; an aborted run may lose its last event."""
+    """Compare the server's bill with the run's recorded spending; an aborted run may lose its last event."""
     if attempt.code != 0:
         return []
     problems = []

@@ -1,7 +1,7 @@
-"""End runs at random moments by random signals, give the same command again, and compare the end.
+"""Kill runs at random times by random signals, repeat the command, and compare the results.
 
-A run that was killed must end as one that was not: the same decisions, the same configuration, and no
-request made twice unless it was in flight when the process ended.
+A killed and resumed run must have the same decisions and the same configuration as an uninterrupted one, and
+must not repeat a request unless it was in flight when the process ended.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ MOST_STRIKES = 3
 
 @dataclass(frozen=True)
 class KilledRun:
-    """One run that was struck, possibly several times, and continued each time.
+    """One run that was killed, possibly several times, and resumed each time.
 
     Attributes:
-        workload: its name.
-        strikes: the signals with the fraction of an uninterrupted run after which each was sent.
+        workload: the name of the workload.
+        strikes: the signals, each with its time as a fraction of an uninterrupted run.
         codes: the exit code of each attempt.
         same_best: whether ``best.json`` equals that of the uninterrupted run.
-        same_events: whether all recorded events do.
-        same_spent: whether the recorded spending does.
-        repeated: requests answered more than once.
-        bound: the most requests that can have been in flight at the strikes.
-        problems: what is wrong, in words; empty when nothing is.
+        same_events: whether all recorded events are equal.
+        same_spent: whether the recorded spending is equal.
+        repeated: number of requests answered more than once.
+        bound: maximum number of requests in flight when the signals were sent.
+        problems: descriptions of violations; empty if there are none.
     """
 
     workload: str
@@ -65,7 +65,7 @@ def reference(launcher: Launcher, workload: Workload, folder: Path, model: Path)
     """Run a workload without interruption.
 
     Raises:
-        AssertionError: it failed, or made an equal request twice.
+        AssertionError: the run failed, or made an equal request twice.
     """
     with FaultyServer(answer=answer) as server:
         workload.write(folder, server.url, model)
@@ -79,7 +79,7 @@ def reference(launcher: Launcher, workload: Workload, folder: Path, model: Path)
 def killed_runs(
     launcher: Launcher, workloads: Sequence[Workload], count: int, folder: Path, model: Path, seed: int
 ) -> Iterator[KilledRun]:
-    """Yield ``count`` runs, each struck one to three times, going through the workloads in turn."""
+    """Yield ``count`` runs, each killed one to three times, cycling through the workloads."""
     draws = random.Random(seed)
     references: dict[str, Reference] = {}
     for number in range(count):
@@ -143,12 +143,12 @@ def _killed_run(
 
 
 def _had_finished(attempt: Attempt) -> bool:
-    """Return whether the signal came when the run had been reported, and only its process had to end."""
+    """Return whether the signal arrived after the run was reported, when only its process had to end."""
     return attempt.code == 2 and "holds a finished run" in attempt.err
 
 
 def _differences(found: Ending | None, expected: Reference, asked: Counter[str]) -> Iterator[str]:
-    """Yield how a continued run differs from the uninterrupted one."""
+    """Yield the differences between a resumed run and the uninterrupted one."""
     if found is not None and found.best != expected.ending.best:
         yield "another configuration was found"
     if found is not None and found.events != expected.ending.events:

@@ -1,8 +1,8 @@
-"""Run the command line in child processes, and end them at a chosen moment.
+"""Run the command line in child processes, and signal them at a chosen time.
 
-One warm process imports everything once and forks a child for each command, so that a command costs
-milliseconds of start-up instead of seconds. Nothing of the child is patched: it runs `compound.cli.main` with
-the arguments, working directory and limits it is given.
+One warm process imports everything once and forks a child for each command, so that starting a command takes
+milliseconds instead of seconds. The child is not patched: it runs `compound.cli.main` with the given arguments,
+working directory and limits.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from types import TracebackType
 
 ROOT = Path(__file__).parents[3]
 KEY = "sk-chaos-7f3a9c51e2d84b06"
-LONGEST = 300.0  # seconds after which a command counts as hung and is killed
+LONGEST = 300.0  # seconds after which a command is considered hung and is killed
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """How one command ended: `code` is its exit code, or minus the signal that ended it."""
+    """Result of one command; `code` is its exit code, or minus the number of the signal that ended it."""
 
     code: int
     seconds: float
@@ -33,15 +33,15 @@ class Attempt:
 
     @property
     def has_traceback(self) -> bool:
-        """Whether an error reached the user as a traceback or as a defect of the program."""
+        """Whether the user saw a traceback, or a message that reports a bug of the program."""
         return "Traceback (most recent call last)" in self.err or "defect of compound" in self.err
 
 
 class Launcher:
-    """Runs commands; use it as a context manager.
+    """Context manager that runs commands.
 
     Args:
-        environment: variables added to those of this process.
+        environment: variables to add to those of this process.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
@@ -86,14 +86,14 @@ class Launcher:
         number: int = signal.SIGKILL,
         file_size: int | None = None,
     ) -> Attempt:
-        """Run one command to its end, or until it is struck.
+        """Run one command until it ends or a signal ends it.
 
         Args:
-            arguments: of ``compound``.
+            arguments: the arguments of ``compound``.
             folder: the working directory.
-            strike: seconds after which the signal is sent; never when left out.
+            strike: seconds after which the signal is sent; None for never.
             number: the signal.
-            file_size: the most bytes that any file may hold, as on a full disk.
+            file_size: maximum size of any file in bytes, which simulates a full disk.
         """
         assert self._process is not None
         assert self._process.stdin is not None
@@ -116,8 +116,8 @@ class Order:
 
 
 def _serve() -> None:
-    """Fork a child for each line of standard input, and print how it ended."""
-    # Imported once, for every child.
+    """Fork a child for each line of standard input, and print its result."""
+    # Import once, so that forked children start fast.
     import litellm  # noqa: F401
     import peft  # noqa: F401
     import torch
@@ -163,7 +163,7 @@ def _carry_out(order: Order) -> Attempt:
 
 
 def _become(order: Order, out: int, err: int) -> None:
-    """Turn this child into the command; never returns."""
+    """Run the command in this child process; never returns."""
     import resource
 
     code = 70
@@ -184,7 +184,7 @@ def _become(order: Order, out: int, err: int) -> None:
             main()
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except KeyboardInterrupt:  # before the command itself could handle it
+    except KeyboardInterrupt:  # raised before the command installed its own handling
         code = 130
     finally:
         for stream in (sys.stdout, sys.stderr):

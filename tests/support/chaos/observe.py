@@ -1,4 +1,4 @@
-"""Read what a run directory ended with, without what differs from one process to the next."""
+"""Read the result of a run directory, without values that differ between processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Ending:
     Attributes:
         best: the values of ``best.json``.
         events: every event, without times, memory and token counts of one process.
-        spent: what the last event says was spent, without seconds.
+        spent: the spending in the last event, without seconds.
     """
 
     best: Mapping[str, Any]
@@ -29,7 +29,7 @@ class Ending:
 
 
 def ending(run: Path) -> Ending:
-    """Return how a finished run ended."""
+    """Read the result of a finished run."""
     events = list(RunDirectory.read_only(run, "events.jsonl"))
     spent = {key: value for key, value in events[-1]["spent"].items() if key != "seconds"}
     best = json.loads((run / "best.json").read_text("utf-8"))["values"]
@@ -45,7 +45,7 @@ def _timeless(value: Any) -> Any:
 
 
 def _without_places(value: Any) -> Any:
-    """Drop the folders of adapters: their digest says what they hold."""
+    """Drop the paths of adapters, whose digests identify their contents."""
     if isinstance(value, Mapping):
         return {k: _without_places(v) for k, v in value.items() if not (k == "path" and "sha256" in value)}
     return [_without_places(item) for item in value] if isinstance(value, list) else value

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
-KEYWORD = "only the number"  # a prompt that holds it is always answered correctly
+KEYWORD = "only the number"  # a prompt that contains it is always answered correctly
 HEAD, TURN = 3, 4  # tokens billed for the chat format: of a request, and of each message
 HUGE_BYTES = 20_000_000
 BOMB_BYTES = 200_000_000  # after decompression; about 200 kB on the wire
@@ -41,7 +41,7 @@ STALL_SECONDS = 30.0
 
 
 class Fault(StrEnum):
-    """A way to misbehave."""
+    """Fault that the server injects."""
 
     RATE_LIMIT = "rate_limit"
     """429 with Retry-After."""
@@ -56,7 +56,7 @@ class Fault(StrEnum):
     OVERLOADED = "overloaded"
     """529."""
     RESET = "reset"
-    """The connection is reset once the answer was computed, and billed."""
+    """The connection is reset after the answer was computed and billed."""
     RESET_AFTER_HEADERS = "reset_after_headers"
     """The same, after the headers."""
     TRUNCATED = "truncated"
@@ -64,7 +64,7 @@ class Fault(StrEnum):
     DRIP = "drip"
     """The body arrives in small pieces with pauses."""
     STALL = "stall"
-    """Nothing arrives at all."""
+    """No answer arrives."""
     NO_CHOICES = "no_choices"
     NULL_CONTENT = "null_content"
     REFUSAL = "refusal"
@@ -159,7 +159,7 @@ Answering = Callable[[Mapping[str, Any]], str]
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What the server charges.
+    """Usage that the server charges.
 
     >>> Bill(1, 10, 2, 0.5) + Bill(1, 5, 1, 0.25)
     Bill(calls=2, prompt_tokens=15, completion_tokens=3, cost=0.75)
@@ -186,7 +186,7 @@ class Bill:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One request and what became of it.
+    """One request and its answer.
 
     Attributes:
         body: the parsed request.
@@ -203,7 +203,7 @@ class Served:
 
 @dataclass
 class Limiter:
-    """A token bucket that holds at most one second's worth of requests."""
+    """Token bucket with a capacity of one second's requests."""
 
     per_second: float
     clock: Callable[[], float] = time.monotonic
@@ -214,7 +214,7 @@ class Limiter:
         self._tokens, self._filled = max(1.0, self.per_second), self.clock()
 
     def admits(self) -> bool:
-        """Take a token if there is one."""
+        """Take a token if available; return whether one was."""
         now = self.clock()
         self._tokens = min(max(1.0, self.per_second), self._tokens + (now - self._filled) * self.per_second)
         self._filled = now
@@ -239,7 +239,7 @@ def echo_number(body: Mapping[str, Any]) -> str:
 
 
 class FaultyServer:
-    """A server in a thread of its own; use it as a context manager.
+    """Server that runs in a separate thread; use it as a context manager.
 
     Args:
         rate: the share of requests that get a fault, from 0 to 1.
@@ -296,27 +296,27 @@ class FaultyServer:
         self._failed: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="faulty-server", daemon=True)
 
-    # -- what a test reads -------------------------------------------------------------------------------
+    # -- records for tests -------------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
-        """The address up to and with ``/v1``."""
+        """URL of the server, including ``/v1``."""
         return f"http://127.0.0.1:{self._port}/v1"
 
     @property
     def requests(self) -> int:
-        """How many chat requests arrived."""
+        """Number of chat requests received."""
         return len(self.served)
 
     @property
     def billed(self) -> Bill:
-        """What all requests together are charged."""
+        """Total charge of all requests."""
         with self._lock:
             return sum((served.bill for served in self.served), Bill())
 
     @property
     def faults(self) -> Counter[str]:
-        """How many requests got which fault; those of the rate limiter count as ``rate_limit``."""
+        """Number of requests by fault; those of the rate limiter count as ``rate_limit``."""
         with self._lock:
             return Counter(str(served.fault) for served in self.served if served.fault is not None)
 
@@ -328,7 +328,7 @@ class FaultyServer:
         self.stop()
 
     def start(self) -> None:
-        """Start to listen."""
+        """Start listening."""
         self._thread.start()
         self._ready.wait(10)
         if self._failed is not None:
@@ -416,7 +416,7 @@ class FaultyServer:
         return await self._misbehave(writer, fault, body, text, key, bill)
 
     def _choose(self, digest: str) -> Fault | None:
-        """Return the fault of a request; a function of the seed, the request and its repetitions."""
+        """Return the fault of a request, determined by the seed, the request and its repetitions."""
         if len(self.served) >= self.most:
             return Fault.UNAVAILABLE
         if self._limiter is not None and not self._limiter.admits():
@@ -428,7 +428,7 @@ class FaultyServer:
         return stream.choice(self.kinds) if self.kinds and stream.random() < self.rate else None
 
     def _bill(self, body: Mapping[str, Any], text: str, fault: Fault | None) -> Bill:
-        """Return the true price: a token for every four bytes of the prompt and every word of the answer."""
+        """Return the true charge: one token per four bytes of the prompt and per word of the answer."""
         most = int(body.get("max_completion_tokens") or body.get("max_tokens") or 256)
         sent = sum(len(str(m.get("content") or "").encode("utf-8", "replace")) for m in body["messages"])
         prompt = HEAD + TURN * len(body["messages"]) + -(-sent // 4)
@@ -508,7 +508,7 @@ def _is_refused(fault: Fault) -> bool:
 
 
 def _payload(fault: Fault | None, body: Mapping[str, Any], text: str, key: str, bill: Bill) -> bytes:
-    """Return the JSON of an answer, with the faults that are in the JSON."""
+    """Return the JSON of an answer, including faults in its content."""
     text, finished = _limited(body, text)
     text = {
         Fault.SURROGATE: f"{text} \ud83d",
@@ -541,7 +541,7 @@ def _payload(fault: Fault | None, body: Mapping[str, Any], text: str, key: str, 
 
 
 def _limited(body: Mapping[str, Any], text: str) -> tuple[str, str]:
-    """Return an answer within the limits of a request, and why it ends; a word is a token.
+    """Truncate an answer to the limits of a request, and return its finish reason; a word is a token.
 
     >>> _limited({"max_tokens": 2}, "one two three"), _limited({"stop": ["w"]}, "one two three")
     (('one two', 'length'), ('one t', 'stop'))
@@ -604,7 +604,7 @@ def chosen(names: str) -> tuple[Fault, ...]:
 
 
 def main() -> None:
-    """Serve until the time is up."""
+    """Serve for the given time."""
     parser = argparse.ArgumentParser(description="Serve chat completions with faults, on this machine only.")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--rate", type=float, default=0.0)

@@ -1,8 +1,8 @@
 """Small optimizations for the fault-injection harness: one YAML file per method, with its data and code.
 
-A *remote* workload asks a server on the loopback interface through litellm. A *training* workload samples from
-and trains a tiny random model in the process. Both end within seconds, and both end the same way whenever
-they are given the same answers.
+A *remote* workload calls a server on the loopback interface through litellm. A *training* workload samples from
+and trains a tiny random model in the process. Both take seconds, and both are deterministic given the same
+answers.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ REMOTE_METHODS = (
 )  # fmt: skip
 TRAINING_METHODS = ("mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "ppo", "mappo", "mygo", "better_together")
 PRICES = (100.0, 200.0)  # dollars per million tokens, of the server and of the meter
-IN_FLIGHT = 4  # of each engine: the most requests that a kill can lose
-RETRIES = 11  # with faults in 40 % of the requests, one call in 60,000 then fails
+IN_FLIGHT = 4  # concurrent requests of each engine, which a kill can lose
+RETRIES = 11  # with faults in 40 % of the requests, one call in 60,000 fails after these retries
 
 PARTS = """
 def end(answer: str, mark: str) -> str:
@@ -34,7 +34,7 @@ def end(answer: str, mark: str) -> str:
 
 @dataclass(frozen=True)
 class Workload:
-    """One optimization: its method and what it changes in the settings of its family."""
+    """One optimization: its method, and its changes to the settings of its kind."""
 
     name: str
     method: str
@@ -45,10 +45,10 @@ class Workload:
         """Write the YAML file with its data into a folder, and return its path.
 
         Args:
-            folder: created if it is missing.
+            folder: the target folder, created if missing.
             url: the address of the server, for a remote workload.
-            model: the folder of the tiny model, for a workload that trains.
-            timeout: seconds for one call to the server.
+            model: the folder of the tiny model, for a training workload.
+            timeout: time limit of one call to the server in seconds.
         """
         folder.mkdir(parents=True, exist_ok=True)
         document = _training(model) if self.trains else _remote(folder, url, timeout)
@@ -76,7 +76,7 @@ _CLONED = {
 
 
 def workloads() -> list[Workload]:
-    """Return one workload per method, and those in which rewards and adapters are trained."""
+    """Return one workload per method, and those that train rewards and adapters."""
     remote = [Workload(method, method) for method in REMOTE_METHODS]
     learned = {
         "optimas": {
@@ -90,7 +90,7 @@ def workloads() -> list[Workload]:
 
 
 def answer(body: Mapping[str, Any]) -> str:
-    """Answer a chat request as a function of what it says: right more often with a hint or a strong model."""
+    """Answer a chat request deterministically; a hint or a strong model makes right answers more likely."""
     model, text = str(body["model"]), str(body["messages"][-1]["content"])
     draw = int.from_bytes(hashlib.sha256(json.dumps(body, sort_keys=True).encode()).digest()[:4]) / 2**32
     if model == "writer":
