@@ -1,7 +1,7 @@
 """Optimize a pipeline of plain Python functions: a choice and two numbers, and no model.
 
-A sensor gives faulty spikes and reads 7 degrees too low. The pipeline summarizes the latest readings and adds a
-correction. The gold temperatures were computed with the settings in `OPTIMUM`, so only these score 1.
+A sensor gives faulty spikes and reads 7 degrees too low. The pipeline summarizes the latest readings and adds
+a correction. The gold temperatures were computed with the settings in `OPTIMUM`, so only these score 1.
 
 Run: python docs/examples/plain_functions.py [FOLDER]
 """
