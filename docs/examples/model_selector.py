@@ -1,9 +1,9 @@
 """Choose a model for each component of a system, and read what the choice costs.
 
-A request names a wish and some goods. One component reads the wish, the other adds up the prices. Two models are
-offered to each: `small`, which reads well but adds only two numbers, and `large`, which costs twenty times as
-much. Both are simulated, so that the example needs no key; for real models write
-``engines={"small": cp.LiteLLM("openai/gpt-4o-mini"), "large": "openai/gpt-4o"}``.
+A request names a wish and some prices. One component reads the wish, the other adds up the prices. Each can use
+two models: `small`, which reads well but adds two numbers only, and `large`, which costs twenty times as much.
+Both models are simulated, so the example needs no key. For real models, write
+``engines={"small": cp.LiteLLM("openai/gpt-4o-mini"), "large": cp.LiteLLM("openai/gpt-4o")}``.
 
 Run: python docs/examples/model_selector.py [FOLDER]
 """
@@ -31,7 +31,7 @@ def answer(message: str, numbers: int) -> str:
 
 
 def engines() -> dict[str, cp.Engine]:
-    """Return the two models; prices are dollars for each word."""
+    """Return the models; a price is in dollars per word."""
     return {
         "small": ScriptedLM(lambda message: answer(message, 2), name="small", price=1e-6),
         "large": ScriptedLM(lambda message: answer(message, 9), name="large", price=2e-5),
@@ -39,7 +39,7 @@ def engines() -> dict[str, cp.Engine]:
 
 
 def declare() -> cp.System:
-    """Declare two components, each with a selector of its model."""
+    """Declare two components, each with a selector for its model."""
     request = cp.Input("request", str)
     wish = cp.LLM("wish", prompt="Which wish is it: refund, exchange or invoice?", max_tokens=2)
     total = cp.LLM("total", prompt="Add the prices.", output=int, max_tokens=2)
