@@ -16,11 +16,11 @@ from pathlib import Path
 
 import compound as cp
 
-TOPICS = (
-    "rain river tea bread winter garden music train coffee summer forest market bridge harbour apple candle "
-    "mountain island mirror window ocean honey lemon snow paper piano school castle bicycle flower kitchen moon "
-    "ship teacher village wine cheese dance dream fire football holiday letter movie night orange"
-).split()
+TOPICS = """
+    rain river tea bread winter garden music train coffee summer forest market bridge harbour apple candle
+    mountain island mirror window ocean honey lemon snow paper piano school castle bicycle flower kitchen
+    moon ship teacher village wine cheese dance dream fire football holiday letter movie night orange
+"""
 
 
 def check(draft: str, topic: str) -> dict[str, object]:
@@ -61,7 +61,7 @@ def is_valid(outputs: Mapping[str, object], example: cp.Example) -> float:
 
 def main(folder: Path) -> cp.Result:
     """Tune the number of turns, and print the share of valid slogans."""
-    examples = [{"id": topic, "topic": topic} for topic in TOPICS]
+    examples = [{"id": topic, "topic": topic} for topic in TOPICS.split()]
     result = cp.optimize(
         declare(),
         data={"train": examples[:14], "valid": examples[14:34], "test": examples[34:]},

@@ -1,7 +1,7 @@
 """Choose a model for each component of a system, and read what the choice costs.
 
 A request names a wish and some prices. One component reads the wish, the other adds up the prices. Each can
-use two models: `small` reads well but adds two numbers only, and `large` costs twenty times as much. Both models
+use two models: `small` reads well but adds two numbers only, and `large` costs twenty times as much. Both
 are simulated, so the example needs no key. For real models, write
 ``engines={"small": cp.LiteLLM("openai/gpt-4o-mini"), "large": cp.LiteLLM("openai/gpt-4o")}``.
 
