@@ -42,7 +42,7 @@ def declare() -> cp.System:
     """Declare one turn, and the loop around it."""
     topic, draft, problem = (cp.Input(name, str) for name in ("topic", "draft", "problem"))
     prompt = "Write a slogan of at most eight words about the topic."
-    writer = cp.LLM("writer", prompt=prompt, temperature=0.8, max_tokens=20, stop=["\n"])
+    writer = cp.LLM("writer", prompt=prompt, temperature=0.8, max_tokens=20, stop=("\n",))
     checker = cp.Function("checker", check, outputs={"problem": str, "valid": bool})
     written = writer(topic=topic, draft=draft, problem=problem)
     checked = checker(draft=written, topic=topic)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import random
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import mean, median
 
 import compound as cp
 
-STATISTICS = {"mean": mean, "median": median, "max": max}
+STATISTICS: Mapping[str, Callable[[list[int]], float]] = {"mean": mean, "median": median, "max": max}
 OPTIMUM = {"summarize.statistic": "median", "summarize.window": 5, "correct.offset": 7}
 
 

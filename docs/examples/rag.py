@@ -72,7 +72,7 @@ def declare(corpus: Path) -> cp.System:
     searcher = cp.Retriever("searcher", cp.BM25(str(corpus)), k=cp.Choice(1, 3, value=1))
     prompt = cp.Text("Answer the question from the passages.")
     demos, output = cp.Demos(max=2), {"answer": str}
-    answerer = cp.LLM("answerer", prompt=prompt, demos=demos, output=output, max_tokens=12, stop=["\n"])
+    answerer = cp.LLM("answerer", prompt=prompt, demos=demos, output=output, max_tokens=12, stop=("\n",))
     answer = answerer(passages=searcher(query=question), question=question)
     return cp.System("rag", outputs={"answer": answer}, lm="smollm2")
 
@@ -96,8 +96,7 @@ def main(folder: Path) -> cp.Result:
     print(f"gain: {gain.mean:+.2f}, 95 % interval {gain.low:+.2f} to {gain.high:+.2f}")
     print(f"passages: {result.best['searcher.k']}")
     print(f"prompt: {result.best['answerer.prompt']}")
-    for demo in result.best["answerer.demos"]:
-        print(f"demonstration: {demo['inputs']['question']} {demo['outputs']['answer']}")
+    print(f"demonstrations: {result.best['answerer.demos']}")
     return result
 
 
