@@ -1,9 +1,9 @@
 """Score answers by a model as the judge, after a check that its verdicts are worth something.
 
-Two judges are compared on labelled sentences. A judge that always gives the same verdict agrees with half of
-the labels, so a judge is used only if the 95 % interval of its agreement lies above one half. The metric of the
-optimization is then its verdict on sentences about a cafe. A judge can still be wrong about sentences unlike the
-labelled ones: read what the optimized system writes, and label some of it.
+Two judges are compared on labelled sentences. A judge that always gives the same verdict agrees with half
+of the labels, so a judge is used only if the 95 % interval of its agreement lies above one half. The metric
+of the optimization is then its verdict on sentences about a cafe. A judge can still be wrong about
+sentences unlike the labelled ones: read what the optimized system writes, and label some of it.
 
 Needs ``pip install "compound-ai[local,search]"`` and ``compound models get smollm2``.
 Run: python docs/examples/judge_metric.py [FOLDER]
@@ -54,7 +54,7 @@ def describe(thing: str, phrase: str) -> str:
 
 def declare() -> cp.System:
     """Declare the system to optimize. It starts with a phrase that does not recommend the cafe."""
-    phrase = cp.Choice("The _ was cold.", "We waited an hour for the _.", "I loved the _.")
+    phrase = cp.Choice("I hated the _.", "I loved the _.", "The _ was terrible.")
     describer = cp.Function("describer", describe, phrase=phrase)
     return cp.System("cafe", outputs={"text": describer(thing=cp.Input("thing", str))})
 
