@@ -1,7 +1,7 @@
 """Train a LoRA adapter of the embedded model by reinforcement learning, and test it on new examples.
 
-The model should answer in one word whether a review is positive or negative. The method `mmgrpo` samples several
-answers to each review, scores them, and raises the probability of answers that score above the mean of theirs.
+The model should say in one word whether a review is positive or negative. The method `mmgrpo` samples six
+answers to each review, and makes those more probable that score above the mean of the six.
 
 Needs ``pip install "compound-ai[local,train]"`` and ``compound models get smollm2``.
 Run: python docs/examples/train_adapter.py [FOLDER]
