@@ -3,7 +3,7 @@
 The API is a stand-in on this machine, which the example starts and stops. It speaks the protocol of OpenAI,
 demands a key, and refuses some requests because of their rate. For a real one, change `api_base` and the key.
 
-Needs ``pip install "compound-ai[remote,search]"``.
+Needs ``pip install "compound-ai[remote]"``.
 Run: python docs/examples/remote_api.py [FOLDER]
 """
 
