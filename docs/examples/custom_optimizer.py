@@ -45,7 +45,10 @@ class CompassSearch:
     async def propose(self, task: cp.Task) -> AsyncIterator[cp.Progress | cp.Proposal]:
         """Move to the best neighbor, or halve the step, until the step is 0 or the budget is used."""
         if task.resume is None:
-            state = CompassState(step=self.settings.step, best=start(task))
+            state = CompassState(
+                step=self.settings.step,
+                best={key: int(str(task.system.configuration[key])) for key in task.keys},
+            )
         else:
             state = CompassState.from_json(task.resume)
         examples = task.train[: self.settings.examples]
@@ -63,11 +66,6 @@ class CompassSearch:
     def bound(self, outlook: cp.Outlook) -> cp.JobBound:
         """Declare that the optimizer sends no requests to models."""
         return cp.JobBound()
-
-
-def start(task: cp.Task) -> dict[str, int]:
-    """Return the numbers that the search starts from."""
-    return {key: int(str(task.system.configuration[key])) for key in task.keys}
 
 
 def neighbors(task: cp.Task, state: CompassState) -> list[dict[str, int]]:

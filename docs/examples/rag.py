@@ -1,4 +1,4 @@
-"""Tune a retrieval-augmented question answerer: the number of passages, the prompt and the demonstrations.
+"""Tune a retrieval-augmented question answerer: the number of passages and the demonstrations.
 
 BM25 searches a corpus of facts about invented islands, and the embedded model answers from what was found.
 
@@ -12,35 +12,25 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import compound as cp
 
-ISLANDS = {
-    "Ardo": ("Port Selm", "copper", "the heron"),
-    "Belmar": ("Tivane", "salt", "the red fox"),
-    "Corvas": ("Old Harbour", "wool", "the seal"),
-    "Dunlow": ("Maris", "tea", "the owl"),
-    "Elvane": ("Stonebridge", "honey", "the hare"),
-    "Farrow": ("Quill Bay", "silver", "the otter"),
-    "Gorran": ("Lenton", "oranges", "the crane"),
-    "Hestia": ("Amberley", "glass", "the lynx"),
-    "Istra": ("Nova Pell", "pearls", "the gull"),
-    "Jorvan": ("Kingsmouth", "timber", "the bear"),
-    "Kestle": ("Ravel", "wine", "the swan"),
-    "Lumen": ("Eastgate", "cotton", "the badger"),
-    "Marrow": ("Tall Pines", "paper", "the goat"),
-    "Norvik": ("Whitecliff", "amber", "the wolf"),
-    "Orsa": ("Little Bridge", "silk", "the eagle"),
-}
+NAMES = "Ardo Belmar Corvas Dunlow Elvane Farrow Gorran Hestia Istra Jorvan Kestle Lumen Marrow Norvik Orsa"
+TOWNS = "Selm Tivane Harwick Maris Stonebridge Quill Lenton Amberley Nova Kingsmouth Ravel Eastgate Pines Brook Orley"
+GOODS = "copper salt wool tea honey silver oranges glass pearls timber wine cotton paper amber silk"
+ANIMALS = "heron fox seal owl hare otter crane lynx gull bear swan badger goat wolf eagle"
+FACTS = zip(TOWNS.split(), GOODS.split(), ANIMALS.split(), strict=True)
+ISLANDS = dict(zip(NAMES.split(), FACTS, strict=True))
 PASSAGES = (
     "{0} is an island in the northern sea. The capital of {0} is {1}, a town with a long wall.",
     "Merchants of {0} live by trade: the island sells {2} to its neighbours.",
-    "The flag of {0} is green and shows {3}, which is said to bring luck.",
+    "The flag of {0} is green and shows the {3}, which is said to bring luck.",
 )
 QUESTIONS = (
     "What is the capital of {0}?",
     "What does the island of {0} sell?",
-    "Which animal is on the flag of {0}?",
+    "What animal does the flag of {0} show?",
 )
 
 
@@ -55,14 +45,14 @@ def write_corpus(path: Path) -> None:
 
 def rows() -> dict[str, list[dict[str, str]]]:
     """Return questions about four islands for each split."""
-    names, splits = list(ISLANDS), ("train", "valid", "test")
+    names, places = list(ISLANDS), {"train": slice(0, 7), "valid": slice(7, 11), "test": slice(11, 15)}
     return {
         split: [
             {"id": f"{name}-{number}", "question": text.format(name), "answer": ISLANDS[name][number]}
-            for name in names[place::3]
+            for name in names[place]
             for number, text in enumerate(QUESTIONS)
         ]
-        for place, split in enumerate(splits)
+        for split, place in places.items()
     }
 
 
@@ -70,9 +60,10 @@ def declare(corpus: Path) -> cp.System:
     """Declare the searcher and the answerer."""
     question = cp.Input("question", str)
     searcher = cp.Retriever("searcher", cp.BM25(str(corpus)), k=cp.Choice(1, 3, value=1))
-    prompt = cp.Text("Answer the question from the passages.")
     demos, output = cp.Demos(max=2), {"answer": str}
-    answerer = cp.LLM("answerer", prompt=prompt, demos=demos, output=output, max_tokens=12, stop=("\n",))
+    answerer = cp.LLM(
+        "answerer", prompt="Answer in a few words.", demos=demos, output=output, max_tokens=10, stop=("\n",)
+    )
     answer = answerer(passages=searcher(query=question), question=question)
     return cp.System("rag", outputs={"answer": answer}, lm="smollm2")
 
@@ -95,8 +86,9 @@ def main(folder: Path) -> cp.Result:
     print(f"token F1 on {len(after.rows)} test questions: {before.mean:.2f} -> {after.mean:.2f}")
     print(f"gain: {gain.mean:+.2f}, 95 % interval {gain.low:+.2f} to {gain.high:+.2f}")
     print(f"passages: {result.best['searcher.k']}")
-    print(f"prompt: {result.best['answerer.prompt']}")
-    print(f"demonstrations: {result.best['answerer.demos']}")
+    demos: Any = result.best["answerer.demos"]
+    for demo in demos:
+        print(f"demonstration: {demo['inputs']['question']} {demo['outputs']['answer']}")
     return result
 
 
