@@ -17,7 +17,7 @@ from typing import Any
 import compound as cp
 
 NAMES = "Ardo Belmar Corvas Dunlow Elvane Farrow Gorran Hestia Istra Jorvan Kestle Lumen Marrow Norvik Orsa"
-TOWNS = "Selm Tivane Harwick Maris Stonebridge Quill Lenton Amberley Nova Kingsmouth Ravel Eastgate Pines Brook Orley"
+TOWNS = "Selm Tivane Harwick Maris Ston Quill Lenton Amberley Nova Kings Ravel Eastgate Pines Brook Orley"
 GOODS = "copper salt wool tea honey silver oranges glass pearls timber wine cotton paper amber silk"
 ANIMALS = "heron fox seal owl hare otter crane lynx gull bear swan badger goat wolf eagle"
 FACTS = zip(TOWNS.split(), GOODS.split(), ANIMALS.split(), strict=True)
@@ -44,7 +44,7 @@ def write_corpus(path: Path) -> None:
 
 
 def rows() -> dict[str, list[dict[str, str]]]:
-    """Return questions about four islands for each split."""
+    """Return three questions about each island; no island is in two splits."""
     names, places = list(ISLANDS), {"train": slice(0, 7), "valid": slice(7, 11), "test": slice(11, 15)}
     return {
         split: [
