@@ -16,9 +16,9 @@ if TYPE_CHECKING:  # so that type checkers see what `__getattr__` finds
     from compound.api.sync import load_system as load_system
     from compound.api.sync import optimize as optimize
     from compound.api.sync import run as run
-    from compound.components.engines.litellm import LiteLLMEngine as LiteLLM  # noqa: F401
-    from compound.components.engines.local.engine import TransformersEngine as Transformers  # noqa: F401
-    from compound.components.engines.vllm.engine import VLLMEngine as VLLM  # noqa: F401, N814
+    from compound.components.engines.litellm import LiteLLMEngine
+    from compound.components.engines.local.engine import TransformersEngine
+    from compound.components.engines.vllm.engine import VLLMEngine
     from compound.components.flow import Loop as Loop
     from compound.components.flow import Map as Map
     from compound.components.function import FirstOf as FirstOf
@@ -80,6 +80,10 @@ if TYPE_CHECKING:  # so that type checkers see what `__getattr__` finds
     from compound.settings.base import Settings as Settings
     from compound.settings.optimize import OptimizeSettings as OptimizeSettings
     from compound.storage.state import State as State
+
+    LiteLLM = LiteLLMEngine  # `import … as` under another name would not export it to type checkers
+    Transformers = TransformersEngine
+    VLLM = VLLMEngine
 
 __version__ = "0.3.0"
 
