@@ -329,7 +329,7 @@ class Declared(Choice):
         (bounded(asks=3, requests=bound()), BOUNDS, "made 3 requests, but reach declares 2"),
         (bounded(asks=2, requests=bound(max_tokens=4)), BOUNDS, "asked for 5 tokens, but reach declares 4"),
         (bounded(asks=2, requests=bound(size=1)), BOUNDS, "sent a prompt of 2 tokens at most, but reach declares 1"),
-        (Undumped, YAML, "what Undumped was made with as 'size' cannot be told"),
+        (Undumped, YAML, "the argument 'size' of Undumped cannot be read back"),
         (lambda name: Shifted(name, (4, 5)), YAML, "read back from YAML, the system has the signature"),
     ],
 )  # fmt: skip
