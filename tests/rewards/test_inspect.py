@@ -425,7 +425,7 @@ class TestErrors:
             Inspection.open(run)
         facts = reward_facts(run)
         assert facts is not None
-        assert "cannot be shown" in str(reward_blocks(facts)[0])
+        assert "cannot be read" in str(reward_blocks(facts)[0])
 
     def test_a_run_whose_rewards_all_failed_says_so(self, tmp_path: Path) -> None:
         found = Inspection.open(write_run(tmp_path, shortest(2)))
@@ -526,13 +526,13 @@ def test_a_report_is_written_although_the_rewards_are_damaged(second: Path, tmp_
     path = Path(shutil.copytree(second, tmp_path / "run"))
     (path / "memory" / "rewards" / "card.json").write_text("{")
     write(path)
-    assert "The local rewards of this run cannot be shown" in (path / "report.md").read_text("utf-8")
+    assert "The local rewards of this run cannot be read" in (path / "report.md").read_text("utf-8")
 
 
 def test_without_matplotlib_the_section_has_its_tables(second: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     *_, last = reward_blocks(reward_facts(second) or {})
-    assert "No figures without matplotlib" in str(last)
+    assert "figures need matplotlib" in str(last)
 
 
 def executed(run: Path) -> Any:
@@ -574,4 +574,4 @@ def test_a_figure_can_be_drawn_on_axes_of_ones_own(tiny: Overview) -> None:
 
     axes = Figure().subplots(1, 1)
     figures.draw_alignment(axes, tiny.heads[0])
-    assert axes.get_xlabel() == "local reward, less its call's mean"
+    assert axes.get_xlabel() == "local reward minus call mean"
