@@ -126,10 +126,7 @@ class TestWords:
         step = Function("step", answer)(question=Input("question"), pick=pick)
         result = run(tmp_path, System("some", {"answer": step}), 100, iterations=1)
         told = closing(result.path)
-        assert (
-            "1 scored higher, but not significantly (smallest p = 0.125, above the level 0.05)"
-            in told
-        )
+        assert "1 scored higher, but not significantly (smallest p = 0.125, above the level 0.05)" in told
 
     def test_none_scored_higher(self, tmp_path: Path) -> None:
         def answer(question: str, pick: str) -> str:
