@@ -326,7 +326,7 @@ class _Work:
         ]
 
     def _settings(self, trace: Trace, address: str) -> list[Mapping[str, object]]:
-        """Return the settings of each additional draw: unchanged, proposed, random, or another temperature."""
+        """Return the settings of each additional draw: unchanged, proposed, random, or a temperature."""
         component = self.system.components[trace.call(address).component]
         fixed = component.deterministic(values_of(component, self.system))
         numbers = {n: s for n, s in component.parameters.items() if isinstance(s, Choice | Int | Float)}

@@ -328,7 +328,7 @@ class TestTraining:
         model = backbone(folder)
         model.add_adapter(2, 4, seed=0)
         model.save_adapter(tmp_path / "adapter")
-        with pytest.raises(ConfigurationError, match="another reward adapter"):
+        with pytest.raises(ConfigurationError, match="does not match the digest"):
             backbone(folder).load_adapter(tmp_path / "adapter", "0" * 64)
         with pytest.raises(ConfigurationError, match="has no reward adapter"):
             backbone(folder).load_adapter(tmp_path, "0" * 64)

@@ -192,7 +192,7 @@ _OTHER: list[tuple[str, Any]] = [("configuration", "teacher"), ("seed", 1)]
 
 def test_different_calls_that_cannot_be_told_apart_are_refused() -> None:
     with pytest.raises(
-        DeclarationError, match="different calls at 'a' with sample index 0; give each fork a sample"
+        DeclarationError, match="different calls at 'a' with sample index 0; give each fork a distinct sample"
     ):
         propagate([run(call("a", tokens=1), score=0.0), run(call("a", tokens=2), score=1.0)], {"a"})
 

@@ -406,7 +406,7 @@ class TestLearning:
         for i in range(8):
             buffer.add([draw(f"e{i}", f"t{i}", {"same": []})], 1)
         learned = learn(buffer, small(), ["short"], NoBackbone(), "none")
-        assert "every draw gave the same output" in learned.missing["short"]
+        assert "all draws gave the same output" in learned.missing["short"]
 
     def test_d12_equal_inputs_are_on_one_side(self) -> None:
         """D12: a split by pair had one input on both sides; here even two examples with one input are one."""
