@@ -134,7 +134,7 @@ class Backbone:
     # -- trained weights -------------------------------------------------------------------------------
 
     def add_adapter(self, rank: int, alpha: float, seed: int) -> None:
-        """Put a fresh LoRA adapter on every linear layer; only it is trained."""
+        """Add a new LoRA adapter to every linear layer, as the only trainable parameters."""
         peft = _peft()
         config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", bias="none")
         with fork_torch_rng(seed, "adapter"), _known_warning():

@@ -221,7 +221,7 @@ def compared(
     for call in first.calls_of(component):
         if call.failure is not None:
             continue
-        alike = [
+        comparable = [
             Candidate(other.outputs, (trace.score or 0.0,), settings)
             for settings, trace in others
             for other in trace.calls_of(component)
@@ -231,8 +231,8 @@ def compared(
         own = Candidate(call.outputs, (first.score or 0.0,), settings_of_first)
         found += [
             Draw(component, call.address, first.example, first.configuration, dict(call.inputs), candidates)
-            for start in range(0, len(alike), sampling.samples)
-            if len(candidates := _distinct([own, *alike[start : start + sampling.samples]])) > 1
+            for start in range(0, len(comparable), sampling.samples)
+            if len(candidates := _distinct([own, *comparable[start : start + sampling.samples]])) > 1
         ]
     return found
 

@@ -82,7 +82,9 @@ class StoredPolicy:
         for inputs, outputs in calls:
             self._check(component, reward, inputs, outputs)
         found: list[float] = self.model.rewards(component, calls).tolist()
-        self._forget()
+        backbone = self.model.backbone
+        if isinstance(backbone, _Storing) and len(backbone.store) > KEPT:  # bounds the memory of a server
+            backbone.store = FeatureStore(None, backbone.dim)
         return found
 
     def _check(self, component: str, reward: LocalReward, inputs: Values, outputs: Values) -> None:
@@ -100,12 +102,6 @@ class StoredPolicy:
                     f"{outputs.get(name)!r}, but the reward was trained on {names(map(str, options))}",
                     hint=AGAIN,
                 )
-
-    def _forget(self) -> None:
-        """Drop features from memory, which would otherwise grow without limit in a long-running server."""
-        backbone = self.model.backbone
-        if isinstance(backbone, _Storing) and len(backbone.store) > KEPT:
-            backbone.store = FeatureStore(None, backbone.dim)
 
 
 def load_policy(path: Path) -> StoredPolicy:

@@ -255,7 +255,7 @@ def _row(file: str, method: str, runs: Sequence[_Run]) -> Row:
 
 def _mean_spending(spent: Sequence[Mapping[str, object]], runs: int) -> MeanSpending:
     def mean(name: str) -> float | None:
-        return sum(_known(one, name) or 0 for one in spent) / runs if runs else None
+        return sum(_known(totals, name) or 0 for totals in spent) / runs if runs else None
 
     return {
         "system_runs": mean("system_runs"),

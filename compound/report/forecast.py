@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from compound.formatting import plural
@@ -16,18 +16,22 @@ HEADINGS = ("at most", "system runs", "calls", "prompt tokens", "completion toke
 def forecast(facts: Mapping[str, Any]) -> str:
     """Return the result of `compound.api.estimate.estimate` as text for a terminal."""
     data, plan = facts["data"], facts["plan"]
+    method, *baselines = facts["methods"]
     blocks = [
         [
             f"{facts['system']}: dry run, no requests are sent",
             f"run directory: {facts['run']}",
-            f"method: {', baselines '.join(_methods(facts['methods']))}",
+            f"method: {method}" + (f", baselines {', '.join(baselines)}" if baselines else ""),
             f"examples: {data['train']} train, {data['valid']} validation, {data['test']} test "
             f"({data['path']})",
             f"plan: {plural(plan['decisions'], 'decision')} at level {plan['level']:.3g}, "
             f"{count(plan['runs_per_decision'])} system runs each",
         ],
         bounds_table(facts),
-        [_unbounded(reason) for reason in facts["at_most"]["why"]],
+        [
+            f"not bounded: {reason}; a budget of calls, tokens or cost still applies"
+            for reason in facts["at_most"]["why"]
+        ],
         [f"budget.{name}: {count(b['limit'])} {b['counts']}" for name, b in facts["budget"].items()],
         [f"note: {note}" for note in (*facts["prospects"]["told"], *facts["notes"])],
         [_step(step) for step in facts["steps"]],
@@ -35,10 +39,6 @@ def forecast(facts: Mapping[str, Any]) -> str:
         list(facts["assumed"]),
     ]
     return "\n\n".join("\n".join(lines) for lines in blocks if lines)
-
-
-def _methods(names: Sequence[str]) -> list[str]:
-    return [names[0], *([", ".join(names[1:])] if names[1:] else [])]
 
 
 def bounds_table(facts: Mapping[str, Any]) -> list[str]:
@@ -64,10 +64,6 @@ def _numbers(row: Mapping[str, Any]) -> list[str]:
         "unknown price" if not row["priced"] else "not bounded" if row["cost"] is None else money(row["cost"])
     )
     return [*("not bounded" if row[name] is None else count(row[name]) for name in NUMBERS), cost]
-
-
-def _unbounded(reason: str) -> str:
-    return f"not bounded: {reason}; a budget of calls, tokens or cost still applies"
 
 
 def _step(step: Mapping[str, Any]) -> str:

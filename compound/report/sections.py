@@ -26,7 +26,7 @@ def sections(facts: ReportFacts) -> list[Section]:
     none = "No changes: the best configuration is the initial one."
     return [
         Section("Methods", _methods(facts)),
-        Section("What changed", [Change(**change) for change in facts["changes"]] or [none]),
+        Section("Changes", [Change(**change) for change in facts["changes"]] or [none]),
         Section("Score by iteration", [_curve(facts)]),
         Section("Decisions", _decisions(facts)),
         Section("Jobs", _jobs(facts)),
@@ -34,13 +34,11 @@ def sections(facts: ReportFacts) -> list[Section]:
         *([Section("Detectable gains", list(facts["outlook"]["told"]))] if facts["outlook"] else []),
         *([Section("Training", training_blocks(trained))] if (trained := facts.get("training")) else []),
         *([Section("Local rewards", reward_blocks(learned))] if (learned := facts.get("rewards")) else []),
-        Section(
-            "The graph", [replace(_figure("graph", GRAPH, graph_svg, facts["graph"]), graph=facts["graph"])]
-        ),
+        Section("Graph", [replace(_figure("graph", GRAPH, graph_svg, facts["graph"]), graph=facts["graph"])]),
         Section("Costs by component", _costs(facts)),
         Section("Failures", _failures(facts)),
         Section("Examples", _examples(facts)),
-        Section("Use it", _use(facts)),
+        Section("Usage", _use(facts)),
         Section("Provenance", _provenance(facts)),
     ]
 

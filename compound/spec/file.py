@@ -165,7 +165,7 @@ def _add_installed(part: object, definitions: dict[str, object]) -> None:
     """Replace the placeholders of installed extensions by references to their models."""
     if isinstance(part, dict):
         for name, item in list(part.items()):
-            marks = [each for each in item if MARK in each] if name == "oneOf" else []
+            marks = [option for option in item if MARK in option] if name == "oneOf" else []
             for mark in marks:
                 item.remove(mark)
                 item.extend(_references(INSTALLED[mark[MARK]], definitions))

@@ -129,7 +129,8 @@ def _expected(detail: ErrorDetails, name: str) -> str:
 
 
 def _unknown_key(document: Document, detail: ErrorDetails, address: Address) -> None:
-    possible = _keys(_model_at(detail["loc"][:-1]))
+    fields = _model_at(detail["loc"][:-1]).model_fields
+    possible = [field.alias or name for name, field in fields.items()]
     document.report(address, "unknown key", nearest(str(address[-1]), possible), key=True)
 
 
@@ -225,7 +226,3 @@ def _models(annotation: object) -> Iterator[type[BaseModel]]:
         yield annotation
     found = [model for argument in typing.get_args(annotation) for model in _models(argument)]
     yield from found if len(found) == 1 else ()
-
-
-def _keys(model: type[BaseModel]) -> list[str]:
-    return [field.alias or name for name, field in model.model_fields.items()]

@@ -147,15 +147,15 @@ class EngineKit:
         """Concurrent requests are answered, with the same answers as sequential ones."""
         requests = self._requests()
 
-        async def together(engine: Engine) -> list[Completion]:
+        async def concurrent(engine: Engine) -> list[Completion]:
             return await _gather(engine, requests)
 
-        async def alone(engine: Engine) -> list[Completion]:
+        async def sequential(engine: Engine) -> list[Completion]:
             return [await _answer(engine, request) for request in requests]
 
-        found = self._run(together)
+        found = self._run(concurrent)
         if self.deterministic:
-            for one, other in zip(found, self._run(alone), strict=True):
+            for one, other in zip(found, self._run(sequential), strict=True):
                 assert one.text == other.text, (
                     f"a request is answered {one.text!r} concurrently, but {other.text!r} alone; set "
                     "deterministic = False in the kit if the engine does not guarantee equal answers"

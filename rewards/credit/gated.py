@@ -61,12 +61,12 @@ def read_turn(text: str) -> Turn:
     first = dict(reversed(blocks))
     prompt = first.get(PROMPT)
     names = [name for name, _ in blocks]
-    alone = not _BLOCK.sub("", text).strip() and not any(_TAG.search(inside) for _, inside in blocks)
+    only_blocks = not _BLOCK.sub("", text).strip() and not any(_TAG.search(inside) for _, inside in blocks)
     return Turn(
         thought=first.get(THINK, ""),
         prompt=prompt,
         answer=first.get(ANSWER) if prompt is None else None,
-        exact=alone and names in ([THINK, PROMPT], [THINK, ANSWER]),
+        exact=only_blocks and names in ([THINK, PROMPT], [THINK, ANSWER]),
     )
 
 

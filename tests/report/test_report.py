@@ -38,8 +38,8 @@ HOSTILE = (
     "</style><script>alert(1)</script> | a & b\n```\n# Injected\n````\n| x | y |\n| --- | --- |\n"
     "![p](http://evil.example/p.png) <img src=x onerror=alert(1)> 漢字 é \u202e \x00 \\| $x$ " + "long " * 400
 )
-TITLES = ["Methods", "What changed", "Score by iteration", "Decisions", "Jobs", "Detectable gains", "The graph", "Costs by component",
-          "Failures", "Examples", "Use it", "Provenance"]  # fmt: skip
+TITLES = ["Methods", "Changes", "Score by iteration", "Decisions", "Jobs", "Detectable gains", "Graph", "Costs by component",
+          "Failures", "Examples", "Usage", "Provenance"]  # fmt: skip
 Reply = Callable[[str, np.random.Generator], Any]
 
 

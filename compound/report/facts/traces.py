@@ -119,7 +119,7 @@ def _add_cost(components: dict[str, _Cost], call: CallDocument) -> None:
 
 
 def _rest(record: Record, rows: Iterable[_Cost]) -> list[ComponentCost]:
-    """Return a row for what was spent outside the recorded runs: train runs and written prompts."""
+    """Return a row for the spending outside the recorded runs: train runs and prompt proposals."""
     spent = record.spent
     whole = Usage(
         spent.get("calls", 0),

@@ -55,7 +55,7 @@ def layout(drawing: GraphDocument) -> Layout:
     edges = {(a, b): ", ".join(ports) for a, b, ports in drawing["edges"] if a in kinds and b in kinds}
     for name, label in drawing["outputs"].items():
         kinds[f"={name}"] = "output"
-        edges[_origin(label, kinds), f"={name}"] = _field(label)
+        edges[_origin(label, kinds), f"={name}"] = label.partition(".")[2]
     layer = _layers(kinds, edges)
     chains = {edge: _chain(edge, layer) for edge in edges}
     order = _ordered(layer, chains)
@@ -70,10 +70,6 @@ def _origin(label: str, kinds: Mapping[str, str]) -> str:
     """Return the node that an output reads: ``$node``, ``$node.field`` or an input ``$name``."""
     name = label.removeprefix("$").split(".")[0]
     return name if name in kinds else f"${name}"
-
-
-def _field(label: str) -> str:
-    return label.split(".", 1)[1] if "." in label else ""
 
 
 def _layers(kinds: Mapping[str, str], edges: Mapping[tuple[str, str], str]) -> dict[str, int]:

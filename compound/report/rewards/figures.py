@@ -110,8 +110,8 @@ def _panels(
     """Draw a panel for each component."""
     across = max(1, min(columns, len(heads)))
     down = max(1, -(-len(heads) // across))
-    beside = {1: 1, 2: 2}.get(across, 4)  # entries of the legend that fit in a row
-    foot = 0.1 + 0.2 * (4 // beside) if legend else 0.0
+    per_row = {1: 1, 2: 2}.get(across, 4)  # entries of the legend that fit in a row
+    foot = 0.1 + 0.2 * (4 // per_row) if legend else 0.0
     with drawn(wide * across, tall * down + foot, name) as (figure, svg):
         grid = figure.subplots(down, across, squeeze=False)
         for axes, head in zip(grid.flat, heads, strict=False):
@@ -122,7 +122,7 @@ def _panels(
         figure.tight_layout(rect=(0, foot / (tall * down + foot), 1, 1), w_pad=2.0, h_pad=1.8)
         if legend and len(heads):
             handles, names = grid.flat[0].get_legend_handles_labels()
-            figure.legend(handles, names, loc="lower center", ncols=beside, frameon=False, fontsize=SMALL,
+            figure.legend(handles, names, loc="lower center", ncols=per_row, frameon=False, fontsize=SMALL,
                           labelcolor=PALETTE["ink"])  # fmt: skip
     return svg[0]
 

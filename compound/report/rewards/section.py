@@ -15,7 +15,7 @@ from compound.report.rendering.blocks import Block, Figure
 from compound.report.rendering.tables import Table, table
 from compound.report.rewards import figures
 from compound.rewards.inspection.inspect import FOLDER, Inspection
-from compound.rewards.inspection.views import HeadView, Overview
+from compound.rewards.inspection.views import Overview
 from compound.rewards.model import NONE
 from compound.runs.directory import understood
 from compound.security.untrusted import UntrustedFolder
@@ -58,7 +58,7 @@ def rewards(overview: Overview) -> Table:
         (
             head.component, interval(head.accuracy.to_json()), count(head.pairs), count(head.accuracy.inputs),
             number(head.gap), number(head.error), number(head.correlation), f"{head.steered} of {head.jobs}",
-            head.why or _below(head, overview),
+            head.why or ("accuracy below the threshold" if head.accuracy.mean < overview.threshold else "–"),
         )
         for head in overview.heads
     ]  # fmt: skip
@@ -79,11 +79,6 @@ def rewards(overview: Overview) -> Table:
     return table(headings, rows)
 
 
-def _below(head: HeadView, overview: Overview) -> str:
-    """Return why a reward that no job has requested yet would not be used."""
-    return "accuracy below the threshold" if head.accuracy.mean < overview.threshold else "–"
-
-
 def _how(overview: Overview) -> str:
     reads = (
         "the numbers and labels of the template"
@@ -95,7 +90,7 @@ def _how(overview: Overview) -> str:
         f"Each head is a linear function of {reads}{trained}. Accuracy is the share of output pairs that it "
         "orders like the global reward, on held-out inputs: the mean over inputs with its 95 % confidence "
         f"interval. A local reward is used if its accuracy is at least {overview.threshold:.2f}; otherwise "
-        "the global reward is. The gap is the difference between the best and the worst output for an input, "
+        "the global reward is used. The gap is the difference between the best and the worst output for an input, "
         "in the latest iteration. The correlation is Spearman's, of local with global rewards among the "
         "outputs of a call in held-out pairs."
     )
@@ -165,4 +160,4 @@ def _figures(overview: Overview) -> list[Block]:
             f"The figures need matplotlib, which is not installed: {error.hint}, then run `compound report` "
             "on this run."
         ]
-    return [*(replace(figure, instead="Its figures are in report.html.") for figure in found[:1]), *found[1:]]
+    return [*(replace(figure, instead="The figures are in report.html.") for figure in found[:1]), *found[1:]]

@@ -202,9 +202,9 @@ def _draw(axes: Axes, panel: Panel, jobs: Jobs, names: Sequence[str]) -> None:
         half = round(SMOOTH * line.steps) // 2
         if half and some:
             axes.plot(*zip(*line.points, strict=True), color=line.color, linewidth=0.7, alpha=0.3)
-        alone = "o" if len(line.points) == 1 else None
+        marker = "o" if len(line.points) == 1 else None
         axes.plot(*zip(*moving_mean(line.points, half), strict=True), color=line.color,
-                  linestyle=line.dashes, linewidth=1.7, marker=alone, markersize=3.5)  # fmt: skip
+                  linestyle=line.dashes, linewidth=1.7, marker=marker, markersize=3.5)  # fmt: skip
 
 
 def dash_coincident(lines: Sequence[Line]) -> list[Line]:

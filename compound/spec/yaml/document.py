@@ -134,7 +134,8 @@ class Document:
     def check(self) -> None:
         """Raise `SpecError` with all errors, in the order of the file, if there are any."""
         if self._problems:
-            raise SpecError(dict.fromkeys(problem.text for problem in sorted(self._problems, key=_order)))
+            in_order = sorted(self._problems, key=lambda p: (p.place.group, p.place.line, p.place.column))
+            raise SpecError(dict.fromkeys(problem.text for problem in in_order))
 
     def _add(self, place: _Place, address: Address, what: str) -> None:
         where = f"{format_address(address)}: " if address else ""
@@ -190,8 +191,3 @@ def _holds(parent: object, part: str | int) -> TypeGuard[_Container]:
     if isinstance(parent, list):
         return isinstance(part, int) and part < len(parent)
     return isinstance(parent, dict) and part in parent
-
-
-def _order(problem: _Problem) -> tuple[int, int, int]:
-    place = problem.place
-    return (place.group, place.line, place.column)
