@@ -519,7 +519,7 @@ def test_the_tiny_run_shows_what_its_metric_likes(tiny: Overview) -> None:
 def test_the_report_of_such_a_run_has_the_section(second: Path) -> None:
     markdown, html = ((second / name).read_text("utf-8") for name in ("report.md", "report.html"))
     assert "\n## Local rewards\n" in markdown
-    assert markdown.count("Its figures are in report.html.") == 1
+    assert markdown.count("The figures are in report.html.") == 1
     for component in ("planner", "writer", "polisher"):
         assert f"| {component} |" in markdown.split("## Local rewards")[1].split("\n## ")[0]
     for name in ("calibration", "margins", "alignment", "length", "weights", "drift", "steps"):
