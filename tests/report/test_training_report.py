@@ -36,7 +36,7 @@ from compound.report.training.figures import (
     panels_with_data,
     training_svg,
 )
-from compound.report.training.steps import ends, export, records, training_facts
+from compound.report.training.steps import export, first_last_means, records, training_facts
 from compound.report.training.tables import first_last, training_blocks
 
 TINY = Path(__file__).parents[2] / "docs" / "notebooks" / "tiny_run"
@@ -350,10 +350,10 @@ class TestFacts:
     @given(st.lists(st.none() | st.floats(-1e6, 1e6), min_size=1, max_size=60))
     def test_ends_lie_between_the_values_and_turn_with_them(self, values: list[float | None]) -> None:
         known = [value for value in values if value is not None]
-        first, last = ends(values)
+        first, last = first_last_means(values)
         for end in (first, last):
             assert end is None or min(known) - 1e-6 <= end <= max(known) + 1e-6
-        assert ends(values[::-1])[0] == (None if last is None else pytest.approx(last))
+        assert first_last_means(values[::-1])[0] == (None if last is None else pytest.approx(last))
 
 
 # --- the figure ---------------------------------------------------------------------------------------------

@@ -290,13 +290,13 @@ def _component(steps: Sequence[Step]) -> TrainedComponent:
 
 
 def _ends(steps: Sequence[Step], name: str) -> Ends:
-    return ends([measured(step, name) for step in steps])
+    return first_last_means([measured(step, name) for step in steps])
 
 
-def ends(values: Sequence[float | None]) -> list[float | None]:
+def first_last_means(values: Sequence[float | None]) -> list[float | None]:
     """Return the means over the first and the last fifth of some steps; a single step counts in both.
 
-    >>> ends([1.0, 2.0, 3.0, 4.0, 6.0, None, 1.0, 1.0, None, 9.0])
+    >>> first_last_means([1.0, 2.0, 3.0, 4.0, 6.0, None, 1.0, 1.0, None, 9.0])
     [1.5, 9.0]
     """
     few = max(1, round(END * len(values)))
