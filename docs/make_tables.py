@@ -17,7 +17,7 @@ from typing import Any
 from compound.evaluation.statistics import binomial_tail
 from compound.report.comparison import accuracies, methods, trainings
 from compound.report.facts.text import p_value
-from compound.report.rendering.markdown import written
+from compound.report.rendering.markdown import render_block
 from compound.settings.optimize import OptimizeSettings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -147,13 +147,13 @@ def same() -> str:
 def sweep(name: str) -> str:
     """Tabulate the methods of a sweep."""
     facts = json.loads((DATA / f"sweep_{name}.json").read_text(encoding="utf-8"))
-    return written(methods(facts, name))
+    return render_block(methods(facts, name))
 
 
 def rewards(name: str) -> str:
     """Tabulate the accuracies of a sweep's local rewards."""
     facts = json.loads((DATA / f"sweep_{name}.json").read_text(encoding="utf-8"))
-    return written(accuracies(facts, name))
+    return render_block(accuracies(facts, name))
 
 
 def judged(name: str) -> str:
@@ -185,7 +185,7 @@ def trained(name: str, file: str = "") -> str:
         for row in others
     ]
     facts = {"rows": [first, *named]}
-    return "\n\n".join(written(made(facts, file or name)) for made in (methods, trainings))
+    return "\n\n".join(render_block(made(facts, file or name)) for made in (methods, trainings))
 
 
 def learned() -> str:

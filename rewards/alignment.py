@@ -1,6 +1,6 @@
-"""Alignment: how well local rewards order what the global reward orders (OPTIMAS, section 5.2).
+"""Measure the alignment of local rewards with the global reward (OPTIMAS, section 5.2).
 
-Everything here is measured on inputs that the rewards in question were not fitted to.
+All measurements use inputs that the rewards were not fitted to.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Pairwise ranking accuracy: the mean over inputs of the share of their pairs that are ordered right.
+    """Pairwise ranking accuracy: the mean over inputs of the share of their pairs ordered correctly.
 
-    ``low`` and ``high`` are its 95 % limits over inputs, ``None`` without any input.
+    ``low`` and ``high`` are the limits of its 95 % confidence interval over inputs, ``None`` without inputs.
     """
 
     mean: float
@@ -33,7 +33,7 @@ class Accuracy:
     inputs: int
 
     def to_json(self) -> AccuracyDocument:
-        """Return the five numbers by name."""
+        """Return the fields as JSON types."""
         return {
             "mean": self.mean,
             "low": self.low,
@@ -47,18 +47,18 @@ NOTHING = Accuracy(0.5, None, None, 0, 0)
 
 
 def accuracy(margins: Sequence[float] | Vector, inputs: Sequence[str]) -> Accuracy:
-    """Return the share of pairs whose margin ``r(chosen) - r(rejected)`` is positive; a tie counts half.
+    """Return the accuracy of margins ``r(chosen) - r(rejected)``: positive is correct, a tie counts half.
 
     >>> accuracy([1.0, -0.5, 0.0, 2.0], ["a", "a", "b", "b"]).mean
     0.625
     """
-    return mean_right([0.5 if margin == 0 else float(margin > 0) for margin in margins], inputs)
+    return mean_accuracy([0.5 if margin == 0 else float(margin > 0) for margin in margins], inputs)
 
 
-def mean_right(right: Sequence[float], inputs: Sequence[str]) -> Accuracy:
-    """Return the accuracy of verdicts: 1 for a pair ordered right, 0 for a wrong one, or anything between.
+def mean_accuracy(right: Sequence[float], inputs: Sequence[str]) -> Accuracy:
+    """Return the accuracy of verdicts between 0 (wrong order) and 1 (correct order).
 
-    >>> mean_right([1.0, 0.5, 0.25], ["a", "a", "b"]).mean
+    >>> mean_accuracy([1.0, 0.5, 0.25], ["a", "a", "b"]).mean
     0.5
     """
     if not len(right):
@@ -71,9 +71,9 @@ def mean_right(right: Sequence[float], inputs: Sequence[str]) -> Accuracy:
 
 
 def rank_correlation(local: Sequence[Sequence[float]], global_: Sequence[Sequence[float]]) -> float:
-    """Return Spearman's correlation of local with global rewards among one input's outputs, over inputs.
+    """Return Spearman's correlation of local with global rewards within an input, averaged over inputs.
 
-    Inputs whose outputs all have one global reward say nothing and are left out; ``nan`` without any other.
+    Inputs whose outputs all have the same global reward are skipped; ``nan`` if none remain.
 
     >>> round(rank_correlation([[1.0, 2.0, 3.0], [1.0, 2.0], [1.0, 2.0]], [[1, 5, 9], [1, 0], [0, 1]]), 2)
     0.33
@@ -89,7 +89,7 @@ def rank_correlation(local: Sequence[Sequence[float]], global_: Sequence[Sequenc
 
 @dataclass(frozen=True)
 class Bin:
-    """Pairs of similar stated probability: how often the better output was really the one so stated."""
+    """Pairs of similar predicted probability, with the mean prediction and the observed share."""
 
     stated: float
     observed: float
@@ -97,9 +97,9 @@ class Bin:
 
 
 def reliability(margins: Sequence[float] | Vector, slope: float, bins: int = 5) -> list[Bin]:
-    """Return stated against observed probabilities, in bins of equal numbers of pairs.
+    """Return predicted against observed probabilities, in bins with equal numbers of pairs.
 
-    Each pair is stated from the side the reward prefers, so that probabilities lie in [0.5, 1].
+    Predictions are for the output that the reward prefers, so that they are in [0.5, 1].
     """
     numbers = np.asarray(margins, np.float64)
     stated = 1 / (1 + np.exp(-slope * np.abs(numbers)))
@@ -110,6 +110,6 @@ def reliability(margins: Sequence[float] | Vector, slope: float, bins: int = 5) 
 
 
 def calibration_error(found: Sequence[Bin]) -> float:
-    """Return the mean difference of stated and observed probabilities, weighed by pairs."""
+    """Return the mean difference of predicted and observed probabilities, weighted by pairs."""
     total = sum(b.pairs for b in found)
     return sum(abs(b.stated - b.observed) * b.pairs for b in found) / total if total else math.nan

@@ -1,7 +1,7 @@
-"""The shared backbone φ: any transformers encoder or decoder, read in length-sorted batches, cached by text.
+"""The shared backbone φ: any transformers encoder or decoder, run in length-sorted batches, cached by text.
 
-An encoder's features are the mean over its tokens, a decoder's those of its last token. Inputs that are too
-long are shortened, never the output.
+The features of an encoder are the mean over its tokens, those of a decoder the state of its last token. Texts
+that are too long are truncated in the inputs, so that the output stays complete.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float32]
 NAMES = {"minilm": PACKAGED_MODEL}
-BATCH_TOKENS = 8_192  # of one forward pass, padding included
+BATCH_TOKENS = 8_192  # maximum tokens of a forward pass, including padding
 
 
 class Backbone:
-    """A transformers model that turns (inputs, output) texts into feature vectors.
+    """A transformers model that embeds (inputs, output) texts as feature vectors.
 
     Args:
         name: ``minilm`` (all-MiniLM-L6-v2), ``smollm2``, a folder, or a hub id.
-        max_length: tokens of one text pair.
-        dtype: ``auto`` for the faster one here.
+        max_length: the maximum number of tokens of a text pair.
+        dtype: ``auto`` selects the fastest one on this machine.
     """
 
     def __init__(self, name: str = "minilm", *, max_length: int = 256, dtype: str = "auto") -> None:
@@ -51,16 +51,16 @@ class Backbone:
         self.decoder = any(a.endswith("ForCausalLM") for a in config.architectures or ())
         self.dim = int(config.hidden_size)
         self.max_length = min(max_length, int(getattr(config, "max_position_embeddings", max_length)))
-        self.adapter = ""  # names the trained weights; a part of every cache key
+        self.adapter = ""  # digest of the trained weights; part of every cache key
         self.store = FeatureStore(None, self.dim)
-        self.passes = 0  # texts that went through the model
+        self.passes = 0  # texts computed by the model, without cache hits
 
     def embed(self, texts: Sequence[tuple[str, str]], note: Callable[[int], None] | None = None) -> Array:
-        """Return one feature vector of length ``dim`` for each (inputs, output); equal texts are read once.
+        """Return a feature vector of length ``dim`` for each (inputs, output); equal texts run only once.
 
         Args:
-            texts: pairs; either part may be empty.
-            note: told how many texts each batch had, for progress.
+            texts: the pairs; either part may be empty.
+            note: called with the size of each batch, for progress.
         """
         keys = [self._key(pair) for pair in texts]
         missing = {k: pair for k, pair in zip(keys, texts, strict=True) if k not in self.store}
@@ -71,7 +71,7 @@ class Backbone:
         )
 
     def keep_in(self, path: Path) -> None:
-        """Keep features in a file from now on, and use those it holds."""
+        """Store features in a file from now on, and reuse the features in it."""
         if self.store.path != path:
             self.store = FeatureStore(path, self.dim)
 
@@ -91,30 +91,30 @@ class Backbone:
         return found
 
     def tokenize(self, pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
-        """Return token ids of each pair, inputs first; inputs are cut where they do not fit.
+        """Return the token ids of each pair, inputs first; inputs are truncated if they do not fit.
 
-        An output that alone is longer than ``max_length`` loses its end: no model could read it.
+        An output that alone exceeds ``max_length`` is truncated too.
         """
         special = len(self._joined([0], [0])) - 2
         first = self.tokenizer([a for a, _ in pairs], add_special_tokens=False)["input_ids"]
         second = self.tokenizer([b for _, b in pairs], add_special_tokens=False)["input_ids"]
         found = []
         for a, b in zip(first, second, strict=True):
-            kept = b[: self.max_length - special]
-            room = self.max_length - special - len(kept)
-            found.append(self._joined(a[:room], kept))
+            output = b[: self.max_length - special]
+            remaining = self.max_length - special - len(output)
+            found.append(self._joined(a[:remaining], output))
         return found
 
     def _joined(self, a: list[int], b: list[int]) -> list[int]:
         t = self.tokenizer
         if t.cls_token_id is None:
             return [*a, *b] or [t.eos_token_id]
-        if not a:  # one text alone, as sentence encoders are trained to read it
+        if not a:  # a single text, the format that sentence encoders are trained on
             return [t.cls_token_id, *b, t.sep_token_id]
         return [t.cls_token_id, *a, t.sep_token_id, *b, t.sep_token_id]
 
     def forward(self, tokens: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return the features of one batch as a tensor of shape (batch, dim)."""
+        """Return the features of a batch as a tensor of shape (batch, dim)."""
         torch = self._torch
         longest = max(map(len, tokens))
         pad = self.tokenizer.pad_token_id or 0
@@ -134,7 +134,7 @@ class Backbone:
     # -- trained weights -------------------------------------------------------------------------------
 
     def add_adapter(self, rank: int, alpha: float, seed: int) -> None:
-        """Put a fresh LoRA adapter on every linear layer; only it is trained."""
+        """Add a new LoRA adapter to every linear layer, as the only trainable parameters."""
         peft = _peft()
         config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", bias="none")
         with fork_torch_rng(seed, "adapter"), _known_warning():
@@ -142,7 +142,7 @@ class Backbone:
         self.name_adapter()
 
     def name_adapter(self) -> str:
-        """Name the weights by their content, so that features of other weights are not taken for theirs."""
+        """Set and return the digest of the adapter's weights, which separates cached features of versions."""
         hashed = hashlib.sha256()
         for key, tensor in sorted(_peft().get_peft_model_state_dict(self.model).items()):
             hashed.update(key.encode())
@@ -151,19 +151,19 @@ class Backbone:
         return self.adapter
 
     def save_adapter(self, folder: Path) -> None:
-        """Write the adapter in peft's format (safetensors); nothing without one."""
+        """Write the adapter in peft's format (safetensors); do nothing without an adapter."""
         if self.adapter:
             self.model.save_pretrained(folder, safe_serialization=True)
 
     def load_adapter(self, folder: Path, name: str) -> None:
-        """Read an adapter and make sure it is the one named.
+        """Load an adapter and check its digest.
 
         Raises:
-            ConfigurationError: the folder holds no adapter, or another one.
+            ConfigurationError: the folder has no adapter, or one with another digest.
         """
         if not (folder / adapter_files.WEIGHTS).exists():
-            raise ConfigurationError(f"{folder} holds no reward adapter")
-        # peft would act on every setting in the folder; only those of a plain LoRA are taken from it.
+            raise ConfigurationError(f"{folder} has no reward adapter")
+        # peft would apply every setting in the untrusted folder, so only those of a plain LoRA are read.
         config, tensors = adapter_files.read_config(folder), adapter_files.read_tensors(folder)
         if self.adapter:
             self.model = self.model.unload()
@@ -174,21 +174,21 @@ class Backbone:
             raise ConfigurationError(f"{folder} does not fit the backbone {self.name!r}: {error}") from None
         self.model.eval()
         if self.name_adapter() != name:
-            raise ConfigurationError(f"{folder} holds another reward adapter than its card says")
+            raise ConfigurationError(f"the reward adapter in {folder} does not match the digest in its card")
 
     def drop_adapter(self) -> None:
-        """Go back to the weights as loaded."""
+        """Remove the adapter, which restores the base weights."""
         if self.adapter:
             self.model = self.model.unload().eval()
             self.adapter = ""
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """Return what is trained: the adapter's weights."""
+        """Return the trainable parameters: the adapter's weights."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
 
 def batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Yield positions, longest texts first, in batches of at most ``most`` tokens with padding.
+    """Yield indices, longest texts first, in batches of at most ``most`` tokens including padding.
 
     >>> list(batches([3, 9, 4, 1], 10))
     [[1], [2, 0], [3]]
@@ -206,7 +206,7 @@ def batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
 
 @contextmanager
 def _known_warning() -> Iterator[None]:
-    """Hide that peft asks a model for an attribute that transformers is about to rename."""
+    """Suppress the warning about an attribute that transformers is renaming and peft still reads."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
         yield
@@ -224,7 +224,7 @@ def _peft() -> ModuleType:
 def _load(name: str, dtype: str) -> tuple[ModuleType, PreTrainedTokenizerBase, PreTrainedModel]:
     try:
         import torch
-        import transformers  # noqa: F401 - only to say here that it is missing
+        import transformers  # noqa: F401 - imported here to report that it is missing
     except ImportError:
         raise MissingExtra("a reward model", "transformers", "local") from None
     folder = Path(weights_folder()) if NAMES.get(name, name) == PACKAGED_MODEL else models.resolve(name)

@@ -1,7 +1,7 @@
-"""Training the backbone: LoRA by equation 5, on batches that mix the components.
+"""Train a LoRA adapter of the backbone by equation 5, on batches that mix the components.
 
-The heads used here are thrown away: those of the reward model are fitted to convergence on the trained
-features (`compound.rewards.heads`). Memory is bounded by the batch: pairs are tokenized as they are needed.
+The heads trained here are discarded: those of the reward model are fitted to convergence on the trained
+features (`compound.rewards.heads`). Pairs are tokenized per batch, which bounds the memory.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ if TYPE_CHECKING:
     import torch
 
 
-BUCKET = 8  # batches that are sorted by length together
+BUCKET = 8  # batches per bucket; pairs are sorted by length within a bucket
 
 
 @dataclass(frozen=True)
 class Training:
-    """How a backbone is trained. For an 8B decoder the paper uses rank 32, alpha 16, lr 2e-6 and length 2048.
+    """Hyperparameters of the training.
+
+    For an 8B decoder, the paper uses rank 32, alpha 16, lr 2e-6 and length 2048.
 
     Attributes:
-        rank, alpha: of the LoRA adapter.
-        lr: of AdamW; the heads' is ten times that.
-        epochs: the most passes over the pairs.
-        batch: pairs of one step.
+        rank, alpha: rank and scale of the LoRA adapter.
+        lr: the learning rate of AdamW; that of the heads is ten times higher.
+        epochs: the maximum number of epochs.
+        batch: the pairs per step.
         patience: steps without a lower held-out loss before training stops.
     """
 
@@ -46,7 +48,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Curve:
-    """What happened: held-out losses by step (the first before any), and the step that was kept."""
+    """Held-out losses by step, the first one before training, and the step of the selected weights."""
 
     losses: tuple[tuple[int, float], ...]
     kept: int
@@ -64,7 +66,7 @@ class _Item:
 def pairwise_loss(
     chosen: torch.Tensor, rejected: torch.Tensor, weights: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return ``-log σ(r⁺ - r⁻)``, the mean over pairs (OPTIMAS, equation 5), or the weighted mean.
+    """Return the mean or weighted mean of ``-log σ(r⁺ - r⁻)`` over pairs (OPTIMAS, equation 5).
 
     >>> import torch
     >>> round(float(pairwise_loss(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.0]))), 4)
@@ -84,23 +86,23 @@ def train(
     seed: int,
     note: Callable[[str], None] | None = None,
 ) -> Curve:
-    """Train the backbone's adapter (a fresh one when it has none) on pairs of several components.
+    """Train the backbone's adapter, or a new one if it has none, on pairs of several components.
 
-    The weights with the lowest held-out loss are kept; those before training when no step was better.
+    The weights with the lowest held-out loss are restored at the end, which may be the initial ones.
 
     Args:
-        backbone: changed in place.
-        texts: pairs of each component, with some inputs held out.
-        training: sizes and rates.
-        seed: names the order and the initial weights.
-        note: told of each epoch.
+        backbone: the backbone, changed in place.
+        texts: the pairs of each component, with some inputs held out.
+        training: the hyperparameters.
+        seed: seeds the order and the initial weights.
+        note: called with a message after each epoch.
     """
     import torch
 
     if not backbone.adapter:
         backbone.add_adapter(training.rank, training.alpha, seed)
     seen, apart = _items(texts, held_out=False), _items(texts, held_out=True)
-    with fork_torch_rng(seed, "training"):  # the heads' weights, and dropout
+    with fork_torch_rng(seed, "training"):  # seeds the weights of the heads, and dropout
         heads = torch.nn.Linear(backbone.dim, len(texts), bias=False).to(backbone.model.device)
         return _descend(backbone, heads, (seen, apart), training, seed, note or (lambda _: None))
 
@@ -113,7 +115,7 @@ def _descend(
     seed: int,
     note: Callable[[str], None],
 ) -> Curve:
-    """Take steps on the first items until the loss of the second no longer falls."""
+    """Train on the first items until the loss on the second ones stops decreasing."""
     seen, apart = items
     optimizer = _optimizer(backbone, heads, training)
     best, kept, step = _state(backbone), 0, 0
@@ -154,7 +156,7 @@ def _step(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
 
 
 def _items(texts: Sequence[PairTexts], *, held_out: bool) -> list[_Item]:
-    """Return the pairs of all components; labels are read as outputs here."""
+    """Return the pairs of all components, with labels as part of the outputs."""
     return [
         _Item(head, chosen.inputs, _output(chosen), _output(rejected), weight)
         for head, component in enumerate(texts)

@@ -1,6 +1,6 @@
-"""The pair buffer: every draw of every component, where it came from, and when.
+"""The pair buffer: all draws of all components, with their origin and iteration.
 
-It lives in a run's memory as JSON records, and refuses those of another system.
+It is stored in a run's memory as JSON records, and refuses records of another system.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from compound.errors import DataError
 from compound.graph.configuration import canonical, digest, readable, readable_values
 from compound.graph.system import System
 from compound.narrowing import entry
-from compound.rewards.pairs import Candidate, Draw, Pair, Sampling, ordered
+from compound.rewards.pairs import Candidate, Draw, Pair, Sampling, ordered_pairs
 
 
 class DrawDocument(TypedDict):
@@ -29,7 +29,7 @@ class DrawDocument(TypedDict):
 
 @dataclass(frozen=True)
 class Entry:
-    """A draw in the buffer, with the iteration it was made in."""
+    """A draw in the buffer, with its iteration."""
 
     draw: Draw
     iteration: int
@@ -37,11 +37,11 @@ class Entry:
 
 @dataclass
 class PairBuffer:
-    """Draws by component, in the order they were made.
+    """All draws, in the order in which they were added.
 
     Attributes:
-        system: the identity of the system they belong to.
-        sampling: how surely two candidates must differ to make a pair.
+        system: the identity of the system.
+        sampling: the significance threshold for making a pair of two candidates.
     """
 
     system: str
@@ -50,56 +50,56 @@ class PairBuffer:
 
     @staticmethod
     def read(records: Iterable[Mapping[str, object]], system: System | str, sampling: Sampling) -> PairBuffer:
-        """Return the buffer that some records hold.
+        """Read a buffer from records.
 
         Args:
-            records: written by `add`.
-            system: whose they must be, or its identity.
-            sampling: how surely two candidates must differ to make a pair.
+            records: the records that `add` returned.
+            system: the system of the records, or its identity.
+            sampling: the significance threshold for making a pair of two candidates.
 
         Raises:
-            DataError: a record is damaged, or was made by another system.
+            DataError: a record is damaged, or belongs to another system.
         """
         buffer = PairBuffer(system if isinstance(system, str) else system.identity, sampling)
         for number, record in enumerate(records, 1):
-            if "kind" in record:  # something else that the run remembers
+            if "kind" in record:  # a record of another kind in the run's memory
                 continue
             try:
                 source, iteration = str(record["system"]), entry(record, "iteration", int)
-                draw = _draw(cast("DrawDocument", record["draw"]))  # it is damaged where it is none
+                draw = _draw(cast("DrawDocument", record["draw"]))  # raises if it is malformed
             except (KeyError, TypeError, ValueError) as error:
                 raise DataError(f"record {number} of the pair buffer is damaged: {error!r}") from None
             if source != buffer.system:
                 raise DataError(
-                    f"the pair buffer belongs to another system (record {number}: {source[:12]}, here "
+                    f"the pair buffer belongs to another system (record {number}: {source[:12]}, expected "
                     f"{buffer.system[:12]})",
-                    hint="pairs are worth something only for the system that made them; start a fresh run",
+                    hint="pairs are valid only for the system that produced them; start a new run",
                 )
             buffer.entries.append(Entry(draw, iteration))
         return buffer
 
     def add(self, draws: Sequence[Draw], iteration: int) -> list[dict[str, object]]:
-        """Take up draws of one iteration; returns the records to store."""
+        """Add draws of an iteration, and return the records to store."""
         self.entries += [Entry(draw, iteration) for draw in draws]
         return [{"system": self.system, "iteration": iteration, "draw": _to_json(draw)} for draw in draws]
 
     def of(self, component: str) -> list[Entry]:
-        """Return the draws of one component."""
+        """Return the draws of a component."""
         return [entry for entry in self.entries if entry.draw.component == component]
 
     def pairs(self, component: str) -> list[tuple[Pair, int]]:
-        """Return the decided pairs of one component, each with its iteration."""
+        """Return the decided pairs of a component, each with its iteration."""
         return [
             (pair, entry.iteration)
             for entry in self.of(component)
-            for pair in ordered(entry.draw, self.sampling)
+            for pair in ordered_pairs(entry.draw, self.sampling)
         ]
 
     def gap(self, component: str, iteration: int | None = None) -> float:
-        """Return the mean gap of a component's draws: best less worst candidate, over all its inputs.
+        """Return the mean gap of a component's draws: best minus worst candidate, over all its inputs.
 
-        That is what the paper's scheduler goes by. Draws with one candidate count as 0; without an iteration,
-        the component's latest one counts.
+        The paper's scheduler uses this gap. Draws with one candidate count as 0. The default iteration is the
+        component's latest one.
         """
         found = self.of(component)
         if iteration is None:
@@ -112,7 +112,7 @@ class PairBuffer:
 
     @property
     def digest(self) -> str:
-        """What identifies the data a reward model was trained on."""
+        """Digest of the draws, which identifies the training data of a reward model."""
         return digest([[entry.iteration, _to_json(entry.draw)] for entry in self.entries])
 
 
@@ -145,5 +145,5 @@ def _draw(data: DrawDocument) -> Draw:
 
 
 def input_key(draw_or_pair: Draw | Pair) -> str:
-    """Return what names an input: equal inputs of one component belong together, whatever their example."""
+    """Return the key of an input, by which equal inputs of different examples are grouped."""
     return canonical(readable(draw_or_pair.inputs))

@@ -1,8 +1,8 @@
-"""Stores of computed features: in memory, and in the folder of a run.
+"""Store computed features in memory and in the folder of a run.
 
-How a text is batched moves its last digits. A run that continues after a crash must therefore read what it
-computed before, not compute it again in other company. Each record has a checksum; one that is damaged is
-reported and computed again.
+The last digits of a feature depend on the batch in which it is computed. A run that resumes after a crash
+must therefore reuse stored features instead of computing them again in other batches. Each record has a
+checksum; damaged records are reported and computed again.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from compound.security.untrusted import UntrustedFolder, named
 
 Array = NDArray[np.float32]
 KEY = 16  # bytes
-HEAD = b"compound features 2\n"  # files of earlier versions begin with a record, and have no checksums
+HEAD = b"compound features 2\n"  # older files start with a record, and have no checksums
 logger = logging.getLogger(__name__)
 
 
 class FeatureStore:
-    """Vectors by 16-byte keys; with a path, also appended to a file, whose torn last record is dropped.
+    """Vectors by 16-byte keys; with a path, also appended to a file, whose incomplete last record is dropped.
 
     >>> store = FeatureStore(None, 2)
     >>> store.put([b"k" * 16], np.array([[1.0, 2.0]], np.float32))
@@ -33,7 +33,7 @@ class FeatureStore:
     ([1.0, 2.0], False)
 
     Raises:
-        RunDirectoryError: the path is no regular file of its own, or cannot be used.
+        RunDirectoryError: the path is not a regular file, is a link, or cannot be read.
     """
 
     def __init__(self, path: Path | None, dim: int) -> None:
@@ -78,7 +78,7 @@ class FeatureStore:
         return self._found[key]
 
     def put(self, keys: Sequence[bytes], vectors: Array) -> None:
-        """Keep vectors.
+        """Store vectors.
 
         Raises:
             RunDirectoryError: the file cannot be written.

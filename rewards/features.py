@@ -1,8 +1,8 @@
-"""The feature map of a component: what its head is linear in.
+"""Feature maps: the features of a component's calls, on which its head is linear.
 
-``φ(x, y)`` holds the backbone's features of the two texts, the template's numbers, and, where an output is
-one of a few labels, one block of the inputs' features for each label (so that which label is best may depend
-on the inputs).
+``φ(x, y)`` consists of the backbone's features of the two texts, the template's numbers and, if an output is
+one of a few labels, a block of the inputs' features for each label, so that the best label can depend on the
+inputs.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ Matrix = NDArray[np.float32]
 
 
 class Embeds(Protocol):
-    """What turns text pairs into vectors: `compound.rewards.backbone.Backbone`, or nothing at all."""
+    """Protocol of backbones, which embed text pairs: `compound.rewards.backbone.Backbone` or `NoBackbone`."""
 
     dim: int
 
     def embed(self, texts: Sequence[tuple[str, str]], note: Callable[[int], None] | None = None) -> Matrix:
-        """Return one vector of length ``dim`` for each (inputs, output)."""
+        """Return a vector of length ``dim`` for each (inputs, output)."""
         ...
 
     def keep_in(self, path: Path) -> None:
-        """Keep what is computed in a file, and use what it holds."""
+        """Store computed features in a file, and reuse the features in it."""
         ...
 
 
 class NoBackbone:
-    """Reads no text: a reward is then linear in the template's numbers and labels."""
+    """Backbone that reads no text, so that rewards are linear in the template's numbers and labels."""
 
     dim = 0
 
@@ -44,7 +44,7 @@ class NoBackbone:
         return np.zeros((len(texts), 0), np.float32)
 
     def keep_in(self, path: Path) -> None:
-        """There is nothing to keep."""
+        """Do nothing, because there are no features to store."""
 
 
 class FeaturesDocument(TypedDict):
@@ -60,13 +60,13 @@ class FeaturesDocument(TypedDict):
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """Names the columns of a component's features; made from what was read in training.
+    """Columns of a component's features, determined by the training data.
 
     Attributes:
-        template: renders the component's calls.
-        numbers: the template's numbers that are used, in order; one that is missing counts as 0.
-        labels: the label texts, in order; each has a column of its own and a block of ``dim``.
-        dim: the backbone's.
+        template: the template that renders the component's calls.
+        numbers: the names of the template's numbers in use, in order; a missing number counts as 0.
+        labels: the label texts, in order; each has an indicator column and a block of ``dim`` columns.
+        dim: the dimension of the backbone.
     """
 
     template: Template
@@ -76,7 +76,7 @@ class FeatureMap:
 
     @staticmethod
     def of(template: Template, readings: Sequence[Reading], dim: int) -> FeatureMap:
-        """Return the map for what some readings hold."""
+        """Return the map for the numbers and labels of some readings."""
         numbers = sorted({name for reading in readings for name in reading.numbers})
         seen = sorted({reading.label for reading in readings if reading.label})
         labels = template.choices() or tuple(seen)
@@ -84,18 +84,18 @@ class FeatureMap:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns' names; the backbone's are numbered."""
+        """Names of the columns; those of the backbone are numbered."""
         text = tuple(f"φ{i}" for i in range(self.dim)) if not self.labels else ()
         crossed = tuple(f"{label}×φ{i}" for label in self.labels for i in range(self.dim))
         return (*text, *self.numbers, *self.labels, *crossed)
 
     @property
     def soft(self) -> tuple[bool, ...]:
-        """Which columns come from the backbone."""
+        """Whether each column comes from the backbone."""
         return tuple("φ" in column for column in self.columns)
 
     def matrix(self, readings: Sequence[Reading], backbone: Embeds) -> Matrix:
-        """Return the features, one row for each reading."""
+        """Return the features, one row per reading."""
         numbers = np.array(
             [[reading.numbers.get(name, 0.0) for name in self.numbers] for reading in readings], np.float32
         ).reshape(len(readings), len(self.numbers))
@@ -123,7 +123,7 @@ class FeatureMap:
 
     @staticmethod
     def from_json(data: FeaturesDocument) -> FeatureMap:
-        """Read what `to_json` wrote."""
+        """Read a map from the form of `to_json`."""
         fields = {name: tuple(options) for name, options in data["label_fields"].items()}
         template = Template(data["component"], frozenset(data["settings"]), fields)
         return FeatureMap(template, tuple(data["numbers"]), tuple(data["labels"]), data["dim"])

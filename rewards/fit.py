@@ -1,8 +1,8 @@
 """Fit a reward model to a pair buffer: heads on fixed features, or on a LoRA-trained backbone.
 
-Every component's head is fitted anew to the whole buffer, older pairs weighing less: what one component
-learns online never makes another forget. A trained backbone goes on from its last weights, on batches that
-mix all components (`compound.rewards.backbone_training`).
+Every component's head is refitted to the whole buffer, with lower weights for older pairs, so that updates of
+one component cannot make another one forget. A trained backbone continues from its last weights, on batches
+that mix all components (`compound.rewards.backbone_training`).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from compound.rewards.heads import LEAST_INPUTS, Fit, fit
 from compound.rewards.model import LocalReward, RewardModel
 from compound.rewards.template import Reading, Template
 
-RECENCY = 0.8  # the weight of a pair, for each iteration since
-HELD_OUT = 0.25  # of the inputs, where the backbone is trained too
+RECENCY = 0.8  # decay of a pair's weight per iteration
+HELD_OUT = 0.25  # share of the inputs held out if the backbone is trained
 
 Weighting = Literal["plain", "margin"]
 
 
 @dataclass(frozen=True)
 class PairTexts:
-    """The pairs of one component as the model reads them, in buffer order."""
+    """Pairs of a component in the form that the model reads, in buffer order."""
 
     component: str
     chosen: tuple[Reading, ...]
@@ -43,7 +43,7 @@ class PairTexts:
     apart: tuple[bool, ...] = ()
 
     def enough(self) -> bool:
-        """Return whether a reward can be fitted to these, and judged."""
+        """Return whether there are enough pairs to fit and to evaluate a reward."""
         judged = self.apart or (True,) * len(self.inputs)
         seen = {
             n
@@ -55,29 +55,29 @@ class PairTexts:
 
 @dataclass
 class Learned:
-    """A reward model, and why some components have no reward."""
+    """A reward model, and the reasons why some components have no reward."""
 
     model: RewardModel
     missing: dict[str, str] = field(default_factory=dict)
 
 
 def texts_of(buffer: PairBuffer, system: System, component: str, *, held_out: bool = False) -> PairTexts:
-    """Return a component's pairs as read by its template.
+    """Return a component's pairs as rendered by its template.
 
     Args:
-        buffer: holds the draws.
-        system: holds the component.
-        component: its name.
-        held_out: set `HELD_OUT` of the inputs apart, the same ones every time.
+        buffer: the draws.
+        system: the system with the component.
+        component: the name of the component.
+        held_out: whether to hold out the share `HELD_OUT` of the inputs, the same ones every time.
     """
     return read_pairs(buffer, Template.of(system.components[component]), held_out=held_out)
 
 
 def read_pairs(buffer: PairBuffer, template: Template, *, held_out: bool = False) -> PairTexts:
-    """Return a component's pairs as its template reads them; see `texts_of`."""
+    """Return a component's pairs as rendered by its template; see `texts_of`."""
     found = buffer.pairs(template.component)
     latest = max((iteration for _, iteration in found), default=0)
-    first: dict[str, str] = {}  # equal inputs belong together, and so do the calls of one example
+    first: dict[str, str] = {}  # groups equal inputs, and calls of the same example
     groups = tuple(first.setdefault(input_key(pair), pair.example) for pair, _ in found)
     return PairTexts(
         template.component,
@@ -86,12 +86,12 @@ def read_pairs(buffer: PairBuffer, template: Template, *, held_out: bool = False
         groups,
         tuple(pair.gap for pair, _ in found),
         tuple(RECENCY ** (latest - iteration) for _, iteration in found),
-        tuple(is_apart(name) for name in groups) if held_out else (),
+        tuple(is_held_out(name) for name in groups) if held_out else (),
     )
 
 
-def is_apart(name: str) -> bool:
-    """Return whether an input is held out: a property of its name, so that it never changes sides."""
+def is_held_out(name: str) -> bool:
+    """Return whether an input is held out, which depends only on its name and so never changes."""
     return bool(generator("held out", name).random() < HELD_OUT)
 
 
@@ -111,14 +111,14 @@ def learn(
 
     Args:
         buffer: the draws so far.
-        system: the one they belong to.
-        components: which to fit; those without enough pairs are left out, with the reason.
-        backbone: gives the features.
-        name: the backbone's, for the checkpoint.
-        weighting: ``margin`` weighs pairs by their gap.
-        trained: whether the backbone was trained on these pairs: then some inputs are held out throughout.
-        seed: names the folds.
-        known: fits by what they were made from; looked up and added to.
+        system: the system of the draws.
+        components: the components to fit; those without enough pairs are left out, with the reason.
+        backbone: the embedding model for the features.
+        name: the name of the backbone, for the checkpoint.
+        weighting: ``margin`` weights pairs by their gap.
+        trained: whether the backbone was trained on these pairs, so that some inputs must be held out.
+        seed: seeds the folds.
+        known: a cache of fits by the digest of their data; updated in place.
     """
     known = {} if known is None else known
     found: dict[str, LocalReward] = {}
@@ -145,7 +145,7 @@ def learn(
 def _fit(
     texts: PairTexts, features: FeatureMap, backbone: Embeds, weighting: Weighting, seed: int
 ) -> tuple[Fit, list[str]]:
-    """Return the fit, and the inputs of the pairs it was judged on."""
+    """Return the fit, and the inputs of the pairs it was evaluated on."""
     rows = features.matrix([*texts.chosen, *texts.rejected], backbone)
     n = len(texts.chosen)
     fitted = fit(
@@ -158,24 +158,22 @@ def _fit(
 
 
 def _why(buffer: PairBuffer, component: str, inputs: int) -> str:
-    """Return why a component has no reward, in words that say what to change."""
+    """Return the reason why a component has no reward, with a suggestion."""
     draws = [entry.draw for entry in buffer.of(component)]
     several = [draw for draw in draws if len(draw.candidates) > 1]
     if not draws:
         return "it was never called"
     if not several:
-        return "every draw gave the same output: nothing to prefer; raise its temperature or give it settings"
+        return "all draws gave the same output; raise its temperature or give it tunable settings"
     if all(len({reward for c in draw.candidates for reward in c.rewards}) == 1 for draw in several):
         return "all its outputs led to the same score: the metric does not depend on them"
-    return (
-        f"only {inputs} inputs have outputs that surely lead to different scores; {LEAST_INPUTS} are needed"
-    )
+    return f"only {inputs} inputs have outputs with significantly different scores; {LEAST_INPUTS} are needed"
 
 
 def held_out_rewards(
     learned: RewardModel, buffer: PairBuffer, component: str
 ) -> tuple[list[NDArray[np.float64]], list[list[float]]]:
-    """Return local and global rewards of each draw with several candidates, for correlations and figures."""
+    """Return the local and global rewards of each draw with several candidates, for correlations."""
     draws = [e.draw for e in buffer.of(component) if len(e.draw.candidates) > 1]
     calls = [(draw.inputs, c.outputs) for draw in draws for c in draw.candidates]
     values = learned.rewards(component, calls) if calls else np.zeros(0)

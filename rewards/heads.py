@@ -1,9 +1,9 @@
-"""One linear head per component on frozen features, fitted by equation 5.
+"""Fit one linear head per component on frozen features, by equation 5.
 
 With fixed features, ``-log σ(r⁺ - r⁻)`` is logistic regression on the differences of the features, without an
-intercept: it has one minimum, which is found to convergence. How strongly it is regularized, and how much the
-backbone's columns count against the few named ones, is chosen on folds by input, and the accuracy reported is
-that of the same folds: no pair is judged by a head that saw its input.
+intercept. It has a unique minimum and is fitted to convergence. The strength of the regularization and the
+scale of the backbone's columns relative to the named ones are chosen by cross-validation with folds by input.
+The reported accuracy is that of the same folds, where no head was fitted to the inputs of its test pairs.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Vector = NDArray[np.float64]
 Matrix = NDArray[np.float32] | NDArray[np.float64]
 
 STRENGTHS = (1e-2, 1e-1, 1.0)  # inverse regularization, for standardized features
-EMPHASES = (0.0, 0.1, 1.0)  # what the backbone's columns are multiplied by: there are hundreds of them
+EMPHASES = (0.0, 0.1, 1.0)  # factors of the backbone's columns, of which there are hundreds
 FOLDS = 5
-LEAST_INPUTS = 4  # inputs with pairs: with fewer, nothing can be held out
+LEAST_INPUTS = 4  # minimum number of inputs with pairs, so that some can be held out
 
 
 @dataclass(frozen=True)
 class Head:
-    """``r(x, y) = weights · (φ(x, y) - center) / scale``, up to what all outputs of one input share."""
+    """``r(x, y) = weights · (φ(x, y) - center) / scale``, up to a constant for each input."""
 
     weights: Vector
     center: Vector
@@ -44,14 +44,14 @@ class Head:
 
 @dataclass(frozen=True)
 class Fit:
-    """A head with what it was worth on inputs it had not seen.
+    """A head with its held-out results.
 
     Attributes:
-        head: fitted on all pairs.
-        margins: ``r(chosen) - r(rejected)`` of each pair, by a head that did not see the pair's input.
-        strength: the chosen inverse regularization.
-        emphasis: what the backbone's columns were multiplied by.
-        slope: calibrates margins: ``σ(slope · margin)`` is how likely the chosen output is better.
+        head: the head, fitted to all pairs.
+        margins: the margin ``r(chosen) - r(rejected)`` of each pair, by a head not fitted to its input.
+        strength: the selected inverse regularization.
+        emphasis: the selected factor of the backbone's columns.
+        slope: calibration; ``σ(slope · margin)`` is the probability that the chosen output is better.
     """
 
     head: Head
@@ -75,19 +75,20 @@ def fit(
     """Fit a head to pairs (OPTIMAS, equation 5).
 
     Args:
-        chosen: features of the better outputs, one row for each pair.
-        rejected: features of the worse ones.
-        inputs: which input each pair belongs to; folds keep an input's pairs together.
-        gaps: global reward gaps, for the margin-weighted variant: a pair then weighs its share of the mean
-            gap. Gaps that are all equal weigh the same.
-        recency: a weight for each pair, for rehearsal of older ones.
-        held_out: pairs that the features were not trained on: they alone are judged and choose how strongly
-            the head is regularized, and it is fitted to the others. Without any, all are judged in turn.
-        soft: columns that come from the backbone, which `EMPHASES` apply to.
-        seed: names the folds.
+        chosen: the features of the better outputs, one row per pair.
+        rejected: the features of the worse outputs.
+        inputs: the input of each pair; folds keep the pairs of an input together.
+        gaps: global reward gaps, for the margin-weighted variant: each pair is weighted by its gap relative
+            to the mean gap.
+        recency: a weight for each pair, to discount older ones.
+        held_out: whether the features were not trained on each pair. If given, only these pairs are used for
+            evaluation and model selection, and the head is fitted to the others; otherwise all pairs are
+            cross-validated.
+        soft: whether each column comes from the backbone, so that `EMPHASES` apply.
+        seed: seeds the folds.
 
     Raises:
-        DataError: there are pairs of fewer than `LEAST_INPUTS` inputs, or a number is not finite.
+        DataError: there are fewer than `LEAST_INPUTS` inputs with pairs, or a number is not finite.
     """
     both = np.vstack([chosen, rejected]).astype(np.float64)
     if not np.isfinite(both).all():
@@ -106,7 +107,7 @@ def fit(
             for emphasis in _emphases(text) for strength in STRENGTHS
         ]  # fmt: skip
         judged = weights[apart] if apart.any() else data.weights
-        best = min(tried, key=lambda one: one.loss(judged))
+        best = min(tried, key=lambda result: result.loss(judged))
         emphasized = np.where(text, best.emphasis, 1.0)
         fitted = _logistic(data.differences * emphasized, data.weights, best.strength)
     head = Head(emphasized * fitted, center, scale)
@@ -115,7 +116,7 @@ def fit(
 
 @dataclass(frozen=True)
 class _Data:
-    """Pairs to fit to, in folds, and those held apart."""
+    """Pairs for fitting, in folds, and held-out pairs."""
 
     differences: Vector
     weights: Vector
@@ -125,21 +126,21 @@ class _Data:
 
 @dataclass(frozen=True)
 class _Tried:
-    """What a choice of strength and emphasis makes of pairs that its heads did not see."""
+    """Held-out margins for a choice of strength and emphasis."""
 
     margins: Vector
     strength: float
     emphasis: float
 
     def loss(self, weights: Vector) -> float:
-        """Return equation 5 on the pairs."""
+        """Return the loss of equation 5 on the pairs."""
         return float(np.average(np.logaddexp(0.0, -self.margins), weights=weights))
 
 
 def _try(data: _Data, strength: float, emphasized: Vector, emphasis: float) -> _Tried:
-    """Return the margins of the pairs held apart, or else those of each fold by the others.
+    """Return the margins of the held-out pairs if there are any, otherwise the cross-validated ones.
 
-    Pairs that the backbone was trained on cannot choose: it orders them too well.
+    Pairs that the backbone was trained on are not used for selection, because it overfits them.
     """
     differences = data.differences * emphasized
     if len(data.apart):
@@ -150,14 +151,14 @@ def _try(data: _Data, strength: float, emphasized: Vector, emphasis: float) -> _
 
 
 def _emphases(text: NDArray[np.bool_]) -> tuple[float, ...]:
-    """Return the emphases that make a difference."""
+    """Return the emphases that give different fits."""
     if not text.any():
         return (1.0,)
     return EMPHASES[1:] if text.all() else EMPHASES
 
 
 def slope(margins: Vector, weights: Vector | None = None) -> float:
-    """Return the factor that makes held-out margins log odds (Platt 1999, without an offset); at least 0."""
+    """Return the factor >= 0 that calibrates held-out margins as log odds (Platt 1999, without an offset)."""
     spread = float(np.abs(margins).mean()) if len(margins) else 0.0
     if not spread:
         return 0.0
@@ -166,7 +167,7 @@ def slope(margins: Vector, weights: Vector | None = None) -> float:
 
 
 def _weights(n: int, gaps: Sequence[float] | None, recency: Sequence[float] | None) -> Vector:
-    """Return a weight for each pair, 1 on average."""
+    """Return a weight for each pair, with mean 1."""
     weights = np.ones(n)
     if gaps is not None:
         given = np.asarray(gaps, np.float64)
@@ -179,7 +180,7 @@ def _weights(n: int, gaps: Sequence[float] | None, recency: Sequence[float] | No
 
 
 def folds(inputs: Sequence[str], seed: int) -> NDArray[np.int64]:
-    """Return a fold for each pair; an input's pairs are in one.
+    """Return a fold for each pair; the pairs of an input are in the same fold.
 
     Raises:
         DataError: there are fewer than `LEAST_INPUTS` inputs.
@@ -187,8 +188,8 @@ def folds(inputs: Sequence[str], seed: int) -> NDArray[np.int64]:
     distinct = sorted(set(inputs))
     if len(distinct) < LEAST_INPUTS:
         raise DataError(
-            f"preference pairs of {plural(len(distinct), 'input')} cannot train a reward: "
-            "none could be held out",
+            f"preference pairs of {plural(len(distinct), 'input')} are too few to train a reward with "
+            "held-out inputs",
             hint=f"at least {LEAST_INPUTS} inputs need outputs that lead to different scores",
         )
     order = generator(seed, "folds").permutation(len(distinct))
@@ -206,10 +207,10 @@ def _held_out(differences: Vector, weights: Vector, fold: NDArray[np.int64], str
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Keep matrix products in one thread: the matrices are small, and threads would only wait."""
+    """Limit matrix products to one thread, which is faster because the matrices are small."""
     try:
         from threadpoolctl import threadpool_limits
-    except ImportError:  # it comes with scikit-learn, whose absence is told there
+    except ImportError:  # part of scikit-learn, whose absence `_logistic` reports
         yield
         return
     with threadpool_limits(1):
@@ -219,8 +220,8 @@ def _one_thread() -> Iterator[None]:
 def _logistic(differences: Vector, weights: Vector, strength: float) -> Vector:
     """Return the weights that minimize equation 5 plus an L2 term.
 
-    Without an intercept a pair weighs the same from either side; every second one is turned around, since the
-    library wants two classes.
+    Without an intercept, a pair and its mirror image are equivalent. Every second pair is mirrored, because
+    scikit-learn needs two classes.
     """
     try:
         from sklearn.exceptions import ConvergenceWarning

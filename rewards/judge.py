@@ -1,8 +1,8 @@
-"""A language model as judge of outputs: what local rewards are compared with (OPTIMAS, section 5.2).
+"""Language model as a judge of outputs, a baseline for local rewards (OPTIMAS, section 5.2).
 
-The judge sees outputs of one component that led to high and to low global rewards, and says which of two
-outputs for other inputs is the better one. It answers the folds that the heads are judged on, so that its
-accuracy stands beside theirs. Requests are made and replies are read by pure functions.
+The judge sees outputs of a component that led to high and to low global rewards, and chooses the better of
+two outputs for other inputs. It is evaluated on the folds of the heads, so that the accuracies are
+comparable. Requests are built and replies are parsed by pure functions.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from compound.errors import CallError, first_of
 from compound.execution.rng import derive_seed, generator
 from compound.graph.configuration import readable, readable_values
 from compound.graph.system import System
-from compound.rewards.alignment import NOTHING, Accuracy, mean_right
+from compound.rewards.alignment import NOTHING, Accuracy, mean_accuracy
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.fit import texts_of
 from compound.rewards.heads import folds
 from compound.rewards.pairs import Pair
 from compound.rewards.template import Template, as_text
 
-EACH = 300  # characters of one example: twenty of them are about 1,500 tokens
-JUDGED = 2_400  # characters of the inputs and the two outputs in question
+EACH = 300  # characters per example; twenty of them are about 1,500 tokens
+JUDGED = 2_400  # characters of the inputs and the two outputs to compare
 CUT = " …"
 VERDICT = re.compile(r"[\W_]*([AB])[\W_]*")
-CUE = "Letter:"  # small models then give one; asked otherwise, they copy an output
+CUE = "Letter:"  # without it, small models copy an output instead of answering with a letter
 
 Generate = Callable[[Request], Awaitable[Completion]]
 
 
 @dataclass(frozen=True)
 class Judging:
-    """How a judge is asked.
+    """Settings of the judge.
 
     Attributes:
-        high, low: outputs shown of either kind, at most.
-        pairs: pairs judged of one component, at most; every input gives one before any gives two.
-        seed: names the folds, the pairs, and the requests' random streams.
+        high, low: the maximum number of example outputs with high and with low rewards.
+        pairs: the maximum number of pairs per component; each input contributes one before any contributes
+            two.
+        seed: seeds the folds, the pairs, and the random streams of the requests.
     """
 
     high: int = 10
@@ -52,7 +53,7 @@ class Judging:
 
 @dataclass(frozen=True)
 class _Question:
-    """A pair to judge, the name of its input, and the pairs its examples come from."""
+    """A pair to judge, the name of its input, and the pairs that provide its examples."""
 
     number: int
     input: str
@@ -69,22 +70,24 @@ async def judge(
     *,
     held_out: bool = False,
 ) -> Accuracy:
-    """Return how often a language model orders a component's pairs right.
+    """Return the accuracy of a language model at ordering a component's pairs.
 
-    Every pair is asked about in both orders, and a verdict is the mean of the two: a judge that always
-    prefers the first output is right half of the time. So is one whose reply cannot be read, or that fails.
+    Every pair is judged in both orders, and the two verdicts are averaged, so that a judge that always
+    prefers the first output has an accuracy of one half. Failures and replies that cannot be parsed count one
+    half.
 
     Args:
-        generate: asks the model, such as ``lambda request: executor.ask("smollm2", request)``: cache and
-            budget are then those of the executor.
-        buffer: holds the draws.
-        system: the one they belong to.
-        component: whose pairs are judged.
-        judging: how many examples and pairs.
-        held_out: judge only the inputs that a trained backbone is judged on, by examples from the rest.
+        generate: sends a request to the model, such as ``lambda request: executor.ask("smollm2", request)``,
+            which uses cache and budget of the executor.
+        buffer: the draws.
+        system: the system of the draws.
+        component: the component whose pairs are judged.
+        judging: the number of examples and pairs.
+        held_out: whether to judge only the inputs held out from a trained backbone, with examples from the
+            others.
 
     Returns:
-        The accuracy over inputs; of no pairs at all, where there are too few inputs to hold any out.
+        The accuracy over inputs, or that of no pairs if there are too few inputs to hold any out.
 
     Raises:
         BudgetExhausted: the budget ended before all pairs were judged.
@@ -93,25 +96,27 @@ async def judge(
     template = Template.of(system.components[component])
     asked = _questions(buffer, system, component, judging, held_out)
 
-    async def one(question: _Question, swapped: bool) -> float:
+    async def verdict(question: _Question, swapped: bool) -> float:
         seed = derive_seed(judging.seed, "judge", component, question.number, swapped)
-        request = ask(template, question.pair, question.others, judging, swapped=swapped, seed=seed)
+        request = comparison_request(
+            template, question.pair, question.others, judging, swapped=swapped, seed=seed
+        )
         try:
             text = (await generate(request)).text
         except CallError:
             return 0.5
-        return right(text, swapped=swapped)
+        return score_reply(text, swapped=swapped)
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [[group.create_task(one(q, swapped)) for swapped in (False, True)] for q in asked]
+            tasks = [[group.create_task(verdict(q, swapped)) for swapped in (False, True)] for q in asked]
     except BaseExceptionGroup as errors:
         raise first_of(errors) from None
     shares = [sum(task.result() for task in both) / 2 for both in tasks]
-    return mean_right(shares, [q.input for q in asked]) if asked else NOTHING
+    return mean_accuracy(shares, [q.input for q in asked]) if asked else NOTHING
 
 
-def ask(
+def comparison_request(
     template: Template,
     pair: Pair,
     others: Sequence[Pair],
@@ -120,37 +125,37 @@ def ask(
     swapped: bool = False,
     seed: int = 0,
 ) -> Request:
-    """Return the question which of a pair's outputs is better; unless ``swapped``, A is the better one.
+    """Return the request that asks which of a pair's outputs is better.
 
     Args:
-        template: of the component.
-        pair: its inputs and two outputs.
-        others: pairs of other inputs, best examples first: the chosen outputs led to high rewards, the
+        template: the template of the component.
+        pair: the inputs and the two outputs.
+        others: pairs of other inputs as examples, in order of preference: chosen outputs led to high rewards,
             rejected ones to low rewards.
-        judging: how many examples.
-        swapped: whether B is the better one.
-        seed: the request's random stream.
+        judging: the number of examples.
+        swapped: whether output B is the better one, instead of A.
+        seed: the seed of the request.
     """
     a, b = (pair.rejected, pair.chosen) if swapped else (pair.chosen, pair.rejected)
-    rooms = JUDGED // 2, JUDGED // 4
+    limits = JUDGED // 2, JUDGED // 4  # characters of the inputs, and of each output
     parts = [
         f"One step of a larger system is called {template.component}. An output of this step is good when "
         "the final result of the whole system is good. Here are some outputs of the step.",
         *_examples(template, others, judging),
         "Now compare two outputs for the same inputs.\n"
-        f"{shortened(template.given(pair.inputs), rooms[0])}\n"
-        f"Output A: {_output(a, rooms[1])}\n"
-        f"Output B: {_output(b, rooms[1])}",
+        f"{shorten_fields(template.given(pair.inputs), limits[0])}\n"
+        f"Output A: {_output(a, limits[1])}\n"
+        f"Output B: {_output(b, limits[1])}",
         "Which output leads to the better final result? Answer with the letter A or B, and nothing else.",
     ]
     return Request((Message("user", "\n\n".join(parts)),), max_tokens=4, seed=seed, cue=CUE)
 
 
-def right(text: str, *, swapped: bool) -> float:
-    """Return 1 when a reply names the better output, 0 for the other one, one half when it names none.
+def score_reply(text: str, *, swapped: bool) -> float:
+    """Return 1 if a reply names the better output, 0 for the worse one, and one half for neither.
 
-    >>> right(" A.", swapped=False), right("**B**", swapped=False), right("A or B", swapped=False)
-    (1.0, 0.0, 0.5)
+    >>> [score_reply(text, swapped=False) for text in (" A.", "**B**", "A or B")]
+    [1.0, 0.0, 0.5]
     """
     found = VERDICT.fullmatch(text.strip().partition("\n")[0])
     if found is None:
@@ -158,16 +163,16 @@ def right(text: str, *, swapped: bool) -> float:
     return float((found[1] == "B") == swapped)
 
 
-def shortened(values: Mapping[str, object], room: int) -> str:
-    """Return fields, one a line, whose longest are cut until all have at most ``room`` characters.
+def shorten_fields(values: Mapping[str, object], limit: int) -> str:
+    """Return fields, one per line, with the longest ones truncated to a total of ``limit`` characters.
 
-    >>> print(shortened({"passage": "Lima is the capital of Peru.", "question": "Where?"}, 24))
+    >>> print(shorten_fields({"passage": "Lima is the capital of Peru.", "question": "Where?"}, 24))
     question: Where?
     passage: Lima is the capi …
     """
     plain = readable_values(values)
     texts = sorted(((n, as_text(v)) for n, v in plain.items()), key=lambda item: len(item[1]))
-    lines, left = [], room
+    lines, left = [], limit
     for i, (name, text) in enumerate(texts):
         kept = _cut(text, left // (len(texts) - i))
         left -= len(kept)
@@ -178,21 +183,21 @@ def shortened(values: Mapping[str, object], room: int) -> str:
 def _questions(
     buffer: PairBuffer, system: System, component: str, judging: Judging, held_out: bool
 ) -> list[_Question]:
-    """Return the pairs to judge, each with those of the other folds, no input twice before all once."""
+    """Return the pairs to judge, balanced over inputs, each with the pairs of the other folds."""
     texts = texts_of(buffer, system, component, held_out=held_out)
     if not texts.enough():
         return []
     pairs = [pair for pair, _ in buffer.pairs(component)]
     parts = texts.apart or tuple(folds(texts.inputs, judging.seed).tolist())
     drawn = generator(judging.seed, "judged").permutation(len(pairs)).tolist()
-    asked = [i for i in _in_turns(drawn, texts.inputs) if not texts.apart or texts.apart[i]]
-    clearest = _in_turns(sorted(drawn, key=lambda i: -pairs[i].gap), texts.inputs)
+    asked = [i for i in _balanced(drawn, texts.inputs) if not texts.apart or texts.apart[i]]
+    clearest = _balanced(sorted(drawn, key=lambda i: -pairs[i].gap), texts.inputs)
     shown = {part: [pairs[i] for i in clearest if parts[i] != part] for part in set(parts)}
     return [_Question(i, texts.inputs[i], pairs[i], shown[parts[i]]) for i in sorted(asked[: judging.pairs])]
 
 
-def _in_turns(order: Sequence[int], inputs: Sequence[str]) -> list[int]:
-    """Return positions in the order given, but no input a second time before all have had a first."""
+def _balanced(order: Sequence[int], inputs: Sequence[str]) -> list[int]:
+    """Return indices in the given order, but each input once before any input twice."""
     turns: Counter[str] = Counter()
     turn = {}
     for i in order:
@@ -202,12 +207,12 @@ def _in_turns(order: Sequence[int], inputs: Sequence[str]) -> list[int]:
 
 
 def _examples(template: Template, others: Sequence[Pair], judging: Judging) -> list[str]:
-    """Return what some outputs led to, high and low in turn: the inputs, the output, the verdict."""
+    """Return examples with inputs, output and verdict, alternating between high and low rewards."""
     found = []
     for i in range(max(judging.high, judging.low)):
         if i < len(others):
             pair = others[i]
-            shown = shortened(template.given(pair.inputs), EACH // 2)
+            shown = shorten_fields(template.given(pair.inputs), EACH // 2)
             high = [("good", pair.chosen)] if i < judging.high else []
             low = [("bad", pair.rejected)] if i < judging.low else []
             found += [
@@ -217,13 +222,13 @@ def _examples(template: Template, others: Sequence[Pair], judging: Judging) -> l
     return found
 
 
-def _output(outputs: Mapping[str, object], room: int) -> str:
-    """Return outputs as text: a single one without its name."""
+def _output(outputs: Mapping[str, object], limit: int) -> str:
+    """Return outputs as text, without the name if there is only one."""
     if len(outputs) == 1:
         (value,) = outputs.values()
-        return _cut(as_text(readable(value)), room)
-    return "\n" + shortened(outputs, room)
+        return _cut(as_text(readable(value)), limit)
+    return "\n" + shorten_fields(outputs, limit)
 
 
-def _cut(text: str, room: int) -> str:
-    return text if len(text) <= room else text[: max(0, room - len(CUT))] + CUT
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: max(0, limit - len(CUT))] + CUT

@@ -1,7 +1,7 @@
-"""The local reward model: one backbone, one head per component, and what each is worth.
+"""The local reward model: one backbone, and one head per component with its held-out accuracy.
 
-A checkpoint is a folder: ``heads.safetensors``, ``card.json`` (template, components, accuracies, data
-digest), and the backbone's LoRA adapter where it was trained.
+A checkpoint is a folder with ``heads.safetensors``, ``card.json`` (template, components, accuracies, data
+digest) and, if the backbone was trained, its LoRA adapter.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from compound.storage.records import Damaged, opened_document, sealed_document
 
 Vector = NDArray[np.float64]
 FORMAT = 1
-NONE = "none"  # the name of no backbone
+NONE = "none"  # name of the backbone that reads no text
 CARD, HEADS = "card.json", "heads.safetensors"
 
 
@@ -44,7 +44,7 @@ class RewardDocument(TypedDict):
 
 
 class Card(TypedDict):
-    """What a reward model is and what it is worth, as JSON types; a saved one holds its heads' digest."""
+    """Description of a reward model with its accuracies, as JSON types; a saved one has its heads' digest."""
 
     format: int
     template: int
@@ -58,15 +58,16 @@ class Card(TypedDict):
 
 @dataclass(frozen=True)
 class LocalReward:
-    """One component's reward function ``r_k = h_k ∘ φ``, with its held-out record.
+    """Reward function ``r_k = h_k ∘ φ`` of a component, with its held-out accuracy.
 
     Attributes:
         features: the component's feature map.
-        head: linear in them.
-        slope: ``σ(slope · (r(y) - r(y')))`` is how likely y leads to a higher global reward than y'.
-        accuracy: on held-out inputs.
-        margins: the held-out margins it was measured by, for figures.
-        inputs: the names of the inputs it was trained on.
+        head: the linear head on these features.
+        slope: calibration; ``σ(slope · (r(y) - r(y')))`` is the probability that y leads to a higher global
+            reward than y'.
+        accuracy: the ranking accuracy on held-out inputs.
+        margins: the held-out margins behind the accuracy, for figures.
+        inputs: the names of the component's inputs in training.
     """
 
     features: FeatureMap
@@ -79,13 +80,13 @@ class LocalReward:
 
 @dataclass
 class RewardModel:
-    """Scores (x, y) of a system's components.
+    """Local rewards of the calls (x, y) of a system's components.
 
     Attributes:
-        name: of the backbone, or ``none``.
-        backbone: turns texts into vectors.
+        name: the name of the backbone, or ``none``.
+        backbone: embeds texts as vectors.
         rewards_of: the reward function of each component that has one.
-        data: the digest of the pairs it was trained on.
+        data: the digest of the training pairs.
     """
 
     name: str
@@ -111,7 +112,7 @@ class RewardModel:
         return reward.slope * reward.head.rewards(reward.features.matrix(readings, self.backbone))
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint; the card is last, so that a folder with a card is whole."""
+        """Write a checkpoint; the card is written last, so that a folder with a card is complete."""
         files = UntrustedFolder(folder).make()
         tensors = {
             f"{name}.{part}": np.ascontiguousarray(getattr(reward.head, part))
@@ -128,7 +129,7 @@ class RewardModel:
         files.write(CARD, sealed_document(card))
 
     def card(self) -> Card:
-        """Return what the model is and what it is worth, as JSON."""
+        """Return the description of the model as JSON types."""
         return {
             "format": FORMAT,
             "template": TEMPLATE,
@@ -154,26 +155,26 @@ def load(
     """Read a checkpoint; nothing in it is executed.
 
     Args:
-        folder: written by `RewardModel.save`.
-        system: whose components it must know.
-        backbone: makes a backbone from its name; loaded when left out.
+        folder: a folder written by `RewardModel.save`.
+        system: the system that must have the checkpoint's components.
+        backbone: creates a backbone from its name; by default, `make_backbone`.
 
     Raises:
-        ConfigurationError: it is no such folder, is damaged, or is of other components.
+        ConfigurationError: the folder is not a reward checkpoint, is damaged, or has other components.
     """
     path = Path(folder)
     stored = read(path)
     _check_components(path, stored.rewards_of, system)
-    made = (backbone or (lambda n: make_backbone(n, stored.max_length)))(stored.backbone)
+    embeds = (backbone or (lambda n: make_backbone(n, stored.max_length)))(stored.backbone)
     if stored.adapter:
         UntrustedFolder(path / "adapter", error=ConfigurationError).check()
-        made.load_adapter(path / "adapter", stored.adapter)  # type: ignore[attr-defined]  # a real backbone has it
-    return RewardModel(stored.backbone, made, stored.rewards_of, stored.data)
+        embeds.load_adapter(path / "adapter", stored.adapter)  # type: ignore[attr-defined]  # only `Backbone`
+    return RewardModel(stored.backbone, embeds, stored.rewards_of, stored.data)
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What a checkpoint holds besides the backbone, which only its name and adapter stand for."""
+    """Contents of a checkpoint without the backbone, which is identified by its name and adapter."""
 
     backbone: str
     adapter: str
@@ -186,7 +187,7 @@ def read(path: Path) -> Stored:
     """Read a checkpoint without loading its backbone.
 
     Raises:
-        ConfigurationError: it is no such folder, or is damaged.
+        ConfigurationError: the folder is not a reward checkpoint, or is damaged.
     """
     try:
         from safetensors import SafetensorError
@@ -199,10 +200,10 @@ def read(path: Path) -> Stored:
         if files.kind(name) is None:
             raise ConfigurationError(f"{path} is not a reward checkpoint: no {path / name}")
     try:
-        card = cast("Card", opened_document(files.read(CARD)))  # another format is refused below
+        card = cast("Card", opened_document(files.read(CARD)))  # other formats are refused below
         heads = files.read(HEADS, ARTIFACT)
         if card.get("heads", found := hashlib.sha256(heads).hexdigest()) != found:
-            raise ConfigurationError(f"{path / HEADS} was changed: it is not the file its card describes")
+            raise ConfigurationError(f"{path / HEADS} was changed: it does not match the digest in its card")
         tensors = load_tensors(heads)
         if (card["format"], card["template"]) != (FORMAT, TEMPLATE):
             raise ConfigurationError(
@@ -249,7 +250,7 @@ def _reward(name: str, stored: RewardDocument, tensors: Mapping[str, Vector]) ->
     if not len(head.weights) == len(head.center) == len(head.scale) == len(features.columns):
         raise ValueError(f"head {name!r} does not fit its feature map")
     if not all(np.isfinite(part).all() for part in (head.weights, head.center, head.scale)):
-        raise ValueError(f"head {name!r} holds numbers that are not finite")
+        raise ValueError(f"head {name!r} has numbers that are not finite")
     margins = np.asarray(tensors.get(f"{name}.margins", np.zeros(0)))
     accuracy, inputs = Accuracy(**stored["accuracy"]), tuple(map(str, stored.get("inputs", ())))
     return LocalReward(features, head, float(stored["slope"]), accuracy, margins, inputs)
@@ -261,6 +262,6 @@ def _check_components(path: Path, rewards_of: Mapping[str, LocalReward], system:
     unknown = [name for name in rewards_of if name not in system.components]
     if unknown:
         raise ConfigurationError(
-            f"{path} holds a reward for component {unknown[0]!r}, which system {system.name!r} does not have",
+            f"{path} has a reward for component {unknown[0]!r}, which system {system.name!r} does not have",
             hint=f"{nearest(unknown[0], system.components)}; use a checkpoint of this system",
         )

@@ -1,8 +1,8 @@
-"""Preference pairs: which of two outputs of one call leads to the higher global reward.
+"""Collect preference pairs: two outputs of a call, ordered by the global reward that they lead to.
 
-For a call of a trace, candidates are its own output and further draws of it. Everything that depends on the
-call, and only that, is run again for each candidate, several times, with the same downstream randomness for
-all (common random numbers). Two candidates make a pair when their mean rewards differ by more than that
+The candidates of a call are its own output and additional draws. For each candidate, only the components
+downstream of the call run again, several times, with the same random streams for all candidates (common
+random numbers). Two candidates make a pair if their mean rewards differ by more than the downstream
 randomness explains (OPTIMAS, section 4.1 and the expectation in equation 4).
 """
 
@@ -29,21 +29,22 @@ from compound.graph.configuration import canonical, readable
 from compound.graph.space import Choice, Float, Int
 from compound.graph.system import System
 
-WARM = 1.0  # the temperature of further draws, where a component's own gives nothing new
-DRAWS = 1_000  # sample indices from here on belong to further draws of a call
-DOWNSTREAM = 2_000  # and from here on to the runs of what depends on it
+WARM = 1.0  # temperature of additional draws of a greedy component without other settings to vary
+DRAWS = 1_000  # first sample index of additional draws of a call
+DOWNSTREAM = 2_000  # first sample index of downstream runs
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How many candidates a call gets, and how surely they are ordered.
+    """Number of candidates per call, and the significance threshold for ordering them.
 
     Attributes:
-        samples: further draws of the call, besides the output it has.
-        rollouts: the fewest runs of what depends on the call, for each candidate.
-        most: the most of them; between the two, until every pair is decided.
-        z: standard errors by which two candidates must differ; 0 takes any difference.
-        pairs: the most pairs for one call, those with the largest gaps.
+        samples: the additional draws of a call.
+        rollouts: the minimum number of downstream runs for each candidate.
+        most: the maximum number of downstream runs; more than the minimum run only until all pairs are
+            decided.
+        z: the standard errors by which two candidates must differ; 0 accepts any difference.
+        pairs: the maximum number of pairs per call, those with the largest gaps.
     """
 
     samples: int = 3
@@ -55,9 +56,9 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One output of a call, with the global rewards it led to, one for each downstream sample.
+    """An output of a call, with the global reward of each downstream sample.
 
-    ``settings`` are those it was drawn with, where they are not the component's own.
+    ``settings`` are the settings of the draw that differ from those of the component.
     """
 
     outputs: Mapping[str, object]
@@ -66,13 +67,13 @@ class Candidate:
 
     @property
     def value(self) -> float:
-        """The mean reward: a Monte Carlo estimate of the expectation in equation 4."""
+        """Mean reward: a Monte Carlo estimate of the expectation in equation 4."""
         return sum(self.rewards) / len(self.rewards)
 
 
 @dataclass(frozen=True)
 class Draw:
-    """The candidates of one call, and where they come from."""
+    """Candidates of a call, with its origin."""
 
     component: str
     address: str
@@ -84,7 +85,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two outputs of one component for the same inputs; the first led to the higher reward, by ``gap``."""
+    """Two outputs of a component for the same inputs; the chosen one led to a reward higher by ``gap``."""
 
     component: str
     example: str
@@ -97,9 +98,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Collected:
-    """What a collection found, in input order, and what it took.
+    """Collected draws and pairs, in input order, and their cost.
 
-    ``calls`` counts executed calls of components, ``system_runs`` the shares of runs they make up.
+    ``calls`` is the number of executed calls of components, ``system_runs`` their fraction of system runs.
     """
 
     draws: tuple[Draw, ...]
@@ -108,15 +109,15 @@ class Collected:
     system_runs: float
 
 
-def decided(a: Candidate, b: Candidate, z: float) -> bool:
+def is_decided(a: Candidate, b: Candidate, z: float) -> bool:
     """Return whether two candidates differ by more than their downstream randomness explains.
 
-    The rewards are paired by downstream sample. Differences that are all equal leave no doubt; a single
-    one is taken as it is.
+    The rewards are paired by downstream sample. If all differences are equal, or there is only one, any
+    difference other than 0 decides.
 
-    >>> decided(Candidate({}, (1.0, 0.8)), Candidate({}, (0.0, 0.2)), z=1.64)
+    >>> is_decided(Candidate({}, (1.0, 0.8)), Candidate({}, (0.0, 0.2)), z=1.64)
     True
-    >>> decided(Candidate({}, (1.0, 0.0)), Candidate({}, (0.0, 0.9)), z=1.64)
+    >>> is_decided(Candidate({}, (1.0, 0.0)), Candidate({}, (0.0, 0.9)), z=1.64)
     False
     """
     differences = np.subtract(a.rewards, b.rewards)
@@ -126,11 +127,11 @@ def decided(a: Candidate, b: Candidate, z: float) -> bool:
     return gap > z * float(differences.std(ddof=1)) / math.sqrt(len(differences))
 
 
-def ordered(draw: Draw, sampling: Sampling) -> list[Pair]:
-    """Return the decided pairs of a call, in either direction, those with the largest gaps first."""
+def ordered_pairs(draw: Draw, sampling: Sampling) -> list[Pair]:
+    """Return the decided pairs of a call, largest gap first."""
     found = []
     for a, b in combinations(draw.candidates, 2):
-        if decided(a, b, sampling.z):
+        if is_decided(a, b, sampling.z):
             better, worse = (a, b) if a.value > b.value else (b, a)
             gap = better.value - worse.value
             pair = Pair(
@@ -158,23 +159,23 @@ async def collect(
     round_: int = 0,
     proposals: Mapping[str, Sequence[Mapping[str, object]]] | None = None,
 ) -> Collected:
-    """Draw and order candidates for every call of some components in some traces, all in flight together.
+    """Draw and order candidates for every call of some components in some traces, concurrently.
 
     Args:
-        executor: runs the forks, with its cache and its budget.
-        system: what made the traces, bound to the same configuration.
-        traced: examples with their traces.
-        components: whose calls to draw again.
+        executor: runs the forks, with its cache and budget.
+        system: the system of the traces, bound to the same configuration.
+        traced: the examples with their traces.
+        components: the components whose calls are drawn again.
         metric: the global reward.
-        sampling: how many candidates, how surely ordered.
-        rules: how failures score, and how many forks may run at once.
-        round_: names the random streams; another round draws other candidates.
-        proposals: for a component, settings to draw its calls with, such as candidate prompts: pairs are then
-            of outputs like those that the rewards will be asked about.
+        sampling: the number of candidates and the significance threshold.
+        rules: the score of failures, and the maximum number of concurrent forks.
+        round_: seeds the random streams; different rounds draw different candidates.
+        proposals: for each component, settings for drawing its calls, such as candidate prompts, so that the
+            pairs resemble the outputs that the rewards will score.
 
     Raises:
         DeclarationError: the system has no such component.
-        BudgetExhausted: the budget ended before all candidates were run.
+        BudgetExhausted: the budget ended before all candidates ran.
     """
     for name in components:
         if name not in system.components:
@@ -197,30 +198,30 @@ async def collect(
         executor.meter.release_runs()
         raise first_of(errors) from None
     draws = tuple(task.result() for task in tasks)
-    pairs = tuple(pair for draw in draws for pair in ordered(draw, work.sampling))
+    pairs = tuple(pair for draw in draws for pair in ordered_pairs(draw, work.sampling))
     return Collected(draws, pairs, work.calls, work.system_runs)
 
 
 def compared(
     component: str, runs: Sequence[tuple[Mapping[str, object], Trace]], sampling: Sampling
 ) -> list[Draw]:
-    """Return draws of a component out of scored runs of one example, which settings of it alone tell apart.
+    """Return draws of a component from scored runs of an example that differ only in its settings.
 
-    Where calls read the same, their outputs are candidates, and the scores of the runs their rewards: whoever
-    compares settings by the global reward has paid for pairs. The first run, of the incumbent, is a part of
-    every draw; a draw has as many others as one that `collect` makes.
+    If calls have equal inputs, their outputs are candidates with the scores of the runs as rewards. A
+    comparison of settings by the global reward thus also gives pairs at no extra cost. The first run, of the
+    incumbent, is part of every draw; a draw has as many other candidates as in `collect`.
 
     Args:
-        component: whose settings differ.
-        runs: settings that replace those of the incumbent, with the trace.
-        sampling: how many candidates a draw has.
+        component: the component whose settings differ.
+        runs: the settings that replace those of the incumbent, each with its trace.
+        sampling: the number of candidates of a draw.
     """
     (settings_of_first, first), *others = runs
     found = []
     for call in first.calls_of(component):
         if call.failure is not None:
             continue
-        alike = [
+        comparable = [
             Candidate(other.outputs, (trace.score or 0.0,), settings)
             for settings, trace in others
             for other in trace.calls_of(component)
@@ -230,8 +231,8 @@ def compared(
         own = Candidate(call.outputs, (first.score or 0.0,), settings_of_first)
         found += [
             Draw(component, call.address, first.example, first.configuration, dict(call.inputs), candidates)
-            for start in range(0, len(alike), sampling.samples)
-            if len(candidates := _distinct([own, *alike[start : start + sampling.samples]])) > 1
+            for start in range(0, len(comparable), sampling.samples)
+            if len(candidates := _distinct([own, *comparable[start : start + sampling.samples]])) > 1
         ]
     return found
 
@@ -245,10 +246,11 @@ def _distinct(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
 
 
 def expected_cost(system: System, component: str, sampling: Sampling) -> float:
-    """Return about how many system runs the pairs of a component take, for one input of the system.
+    """Estimate the system runs for the pairs of a component, per input of the system.
 
-    Further draws, and runs of what follows for each candidate: once where nothing random follows, else
-    halfway between the fewest and the most. A loop counts as one turn, a map as one item.
+    The cost consists of additional draws and downstream runs for each candidate: one if the downstream nodes
+    are deterministic, otherwise the mean of minimum and maximum. A loop counts as one turn, a map as one
+    item.
     """
     counted = sum(node.component.cacheable for node in system.all_nodes())
     calls = 0.0
@@ -261,7 +263,7 @@ def expected_cost(system: System, component: str, sampling: Sampling) -> float:
 
 
 def _followers(system: System, component: str) -> list[list[Node]]:
-    """Return the nodes that depend on each use of a component, with what is inside loops and maps."""
+    """Return the nodes downstream of each use of a component, including those inside loops and maps."""
     found = []
     for name, node in system.nodes.items():
         after = [other for below in system.descendants(name) for other in _with_body(system.nodes[below])]
@@ -278,7 +280,7 @@ def _with_body(node: Node) -> list[Node]:
 
 @dataclass
 class _Work:
-    """One collection: what all of its draws share."""
+    """Shared state of the draws of a collection."""
 
     executor: Executor
     system: System
@@ -294,7 +296,7 @@ class _Work:
         self._places = asyncio.Semaphore(self.rules.concurrency)
 
     async def draw(self, example: Example, trace: Trace, address: str) -> Draw:
-        """Return the candidates of one call with their rewards."""
+        """Return the candidates of a call with their rewards."""
         call = trace.call(address)
         further = await self._further(example, trace, address)
         candidates = _distinct([Candidate(call.outputs), *further])
@@ -304,9 +306,9 @@ class _Work:
         return Draw(call.component, address, trace.example, trace.configuration, inputs, candidates)
 
     async def _further(self, example: Example, trace: Trace, address: str) -> list[Candidate]:
-        """Draw the call again; where that gives nothing new, draw its settings.
+        """Draw the call again with the settings of each additional draw.
 
-        What depends on the call runs along: that is each candidate's first reward.
+        The downstream nodes run in the same fork, which gives each candidate its first reward.
         """
         drawn = self._settings(trace, address)
         tasks = [
@@ -324,7 +326,7 @@ class _Work:
         ]
 
     def _settings(self, trace: Trace, address: str) -> list[Mapping[str, object]]:
-        """Return the settings of each further draw: proposed ones, or, where nothing else varies, others."""
+        """Return the settings of each additional draw: unchanged, proposed, random, or a temperature."""
         component = self.system.components[trace.call(address).component]
         fixed = component.deterministic(values_of(component, self.system))
         numbers = {n: s for n, s in component.parameters.items() if isinstance(s, Choice | Int | Float)}
@@ -332,7 +334,7 @@ class _Work:
         order = generator(self.round, "proposals", trace.example, address).permutation(len(proposed))
         found: list[Mapping[str, object]] = []
         for i in range(self.sampling.samples):
-            plain = not fixed and i % 2 == 1  # every second draw of a component that is never the same
+            plain = not fixed and i % 2 == 1  # every second draw of a stochastic component keeps its settings
             if plain or not (fixed or proposed or numbers):
                 found.append({})
             elif proposed:
@@ -351,7 +353,7 @@ class _Work:
         address: str,
         candidates: Sequence[Candidate],
     ) -> tuple[Candidate, ...]:
-        """Run what depends on the call for each candidate until every pair is decided."""
+        """Run the nodes downstream of the call for each candidate until every pair is decided."""
         done = list(candidates)
         certain = False
         for sample in range(self.sampling.most):
@@ -363,17 +365,17 @@ class _Work:
             for i, fork in zip(lacking, made, strict=True):
                 done[i] = replace(done[i], rewards=(*done[i].rewards, fork.score or 0.0))
                 certain = certain or self._certain(fork, address)
-            if certain:  # nothing random follows: the other runs would say the same
+            if certain:  # the downstream nodes are deterministic: further runs would give the same rewards
                 break
-            sure = all(decided(a, b, self.sampling.z) for a, b in combinations(done, 2))
+            sure = all(is_decided(a, b, self.sampling.z) for a, b in combinations(done, 2))
             if sample + 1 >= self.sampling.rollouts and sure:
                 break
         return tuple(done)
 
     def _certain(self, fork: Trace, address: str) -> bool:
-        """Return whether nothing random follows the call: once is then enough."""
+        """Return whether the downstream nodes are deterministic, so that one run is enough."""
         after = {address}
-        for call in fork.calls:  # in an order in which parents come first
+        for call in fork.calls:  # parents come before their children
             if not after.isdisjoint(call.parents):
                 after.add(call.address)
         components = [self.system.components[fork.call(a).component] for a in after - {address}]

@@ -1,6 +1,6 @@
-"""A component's local reward as its value: it chooses the best of the options for each input (OPTIMAS).
+"""Use a component's local reward as its value, to choose the best option for each input (OPTIMAS).
 
-What is stored is a reward checkpoint of one component (`compound.rewards.model`), named by its content.
+The stored value is a reward checkpoint of one component (`compound.rewards.model`), addressed by its content.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from compound.rewards.model import LocalReward, RewardModel, load, make_backbone
 from compound.runs.directory import write_atomically
 from compound.storage.artifacts import put
 
-KEPT = 20_000  # texts whose features are kept in memory
+KEPT = 20_000  # maximum number of texts with features in memory
 AGAIN = "optimize again with method optimas, or bind one of the options"
 
 
 def freeze(model: RewardModel, component: str, folder: Path) -> dict[str, str]:
-    """Store one component's reward in ``folder``; return a reference whose path is relative to it."""
+    """Store a component's reward in ``folder``, and return a reference with a path relative to it."""
     reward = replace(model.rewards_of[component], margins=np.zeros(0))
     only = RewardModel(model.name, model.backbone, {component: reward}, model.data)
 
-    def write(made: Path) -> None:
-        only.save(made)
-        _tidy(made / "adapter", model.name)
+    def write(target: Path) -> None:
+        only.save(target)
+        _normalize(target / "adapter", model.name)
 
     return put(write, folder, component)
 
 
-def _tidy(adapter: Path, backbone: str) -> None:
-    """Make equal adapters equal files: peft writes sets in any order, and where the base lay."""
+def _normalize(adapter: Path, backbone: str) -> None:
+    """Make the files of equal adapters equal: peft writes sets in any order, and the path of the base."""
     config = adapter / "adapter_config.json"
     if config.exists():
         (adapter / "README.md").unlink(missing_ok=True)
@@ -55,7 +55,7 @@ def _is_texts(value: object) -> TypeGuard[list[str]]:
 
 @runtime_checkable
 class _Storing(Protocol):
-    """A backbone that keeps features."""
+    """A backbone with a feature store."""
 
     store: FeatureStore
 
@@ -71,25 +71,27 @@ class StoredPolicy:
         """Return the local reward of each (inputs, outputs).
 
         Raises:
-            ConfigurationError: the reward is another component's, or of other inputs or options.
+            ConfigurationError: the reward belongs to another component, or to other inputs or options.
         """
         if component not in self.model.rewards_of:
             raise ConfigurationError(
-                f"{self.path} holds no reward for component {component!r}",
+                f"{self.path} has no reward for component {component!r}",
                 hint=nearest(component, self.model.rewards_of),
             )
         reward = self.model.rewards_of[component]
         for inputs, outputs in calls:
             self._check(component, reward, inputs, outputs)
         found: list[float] = self.model.rewards(component, calls).tolist()
-        self._forget()
+        backbone = self.model.backbone
+        if isinstance(backbone, _Storing) and len(backbone.store) > KEPT:  # bounds the memory of a server
+            backbone.store = FeatureStore(None, backbone.dim)
         return found
 
     def _check(self, component: str, reward: LocalReward, inputs: Values, outputs: Values) -> None:
         unknown = sorted(set(inputs) - set(reward.inputs))
         if unknown:
             raise ConfigurationError(
-                f"{self.path} is a reward of another system: {component!r} has the input {unknown[0]!r}, "
+                f"{self.path} is a reward for another system: {component!r} has the input {unknown[0]!r}, "
                 f"but the reward was trained on calls with {names(reward.inputs)}",
                 hint=AGAIN,
             )
@@ -97,22 +99,16 @@ class StoredPolicy:
             if outputs.get(name) not in options:
                 raise ConfigurationError(
                     f"{self.path} is a reward for other options: {component!r} may choose "
-                    f"{outputs.get(name)!r}, but the reward knows {names(map(str, options))}",
+                    f"{outputs.get(name)!r}, but the reward was trained on {names(map(str, options))}",
                     hint=AGAIN,
                 )
-
-    def _forget(self) -> None:
-        """Drop features from memory before a server that runs for months holds too many."""
-        backbone = self.model.backbone
-        if isinstance(backbone, _Storing) and len(backbone.store) > KEPT:
-            backbone.store = FeatureStore(None, backbone.dim)
 
 
 def load_policy(path: Path) -> StoredPolicy:
     """Read a checkpoint written by `freeze`; nothing in it is executed.
 
     Raises:
-        ConfigurationError: it is no such folder, or is damaged.
+        ConfigurationError: the folder is not a reward checkpoint, or is damaged.
     """
     stored = read(path)
     make = make_backbone if stored.adapter else _shared_backbone
@@ -121,5 +117,5 @@ def load_policy(path: Path) -> StoredPolicy:
 
 @functools.lru_cache(maxsize=2)
 def _shared_backbone(name: str, max_length: int) -> Embeds:
-    """Return a backbone of fixed features, apart from the one that rewards are learned with."""
+    """Return a backbone of fixed features, separate from the one used for training rewards."""
     return make_backbone(name, max_length)

@@ -1,7 +1,7 @@
-"""The input of a reward model: the inputs and the output of a call as two texts and as numbers.
+"""Render the inputs and outputs of a call as the two texts and the numbers that a reward model reads.
 
-The texts go to the backbone. The numbers are what typed ports know without reading: a value, a length, how
-much of an output repeats an input. They are named, so that a reward can be explained by them.
+The texts are embedded by the backbone. The numbers are computed from typed ports without a model: a value, a
+length, the overlap of an output with an input. They have names, so that a reward can be explained by them.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Literal, TypeGuard, get_args, get_origin
 from compound.components.fields import show
 from compound.graph.component import Component
 
-TEMPLATE = 1  # part of a checkpoint's card: raise it when `render` changes
+TEMPLATE = 1  # version in a checkpoint's card: increase it if `Template.read` changes
 WORD = re.compile(r"\w+")
 DIGITS = 6  # significant digits of a number
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One (x, y) as a reward model reads it.
+    """A call (x, y) in the form that a reward model reads.
 
     Attributes:
-        inputs: the inputs as text, short fields first, so that a cut at the end takes the longest.
-        output: the outputs as text; ``""`` when all of them are labels.
-        numbers: features by name.
-        label: the outputs that are one of a few labels, in one text; ``""`` when there are none.
+        inputs: the inputs as text, short fields first, so that truncation affects the longest one.
+        output: the outputs as text; ``""`` if all of them are labels.
+        numbers: the named features.
+        label: the outputs with label types, as one text; ``""`` if there are none.
     """
 
     inputs: str
@@ -39,7 +39,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Template:
-    """Renders the calls of one component.
+    """Template that renders the calls of a component.
 
     Example:
         >>> from compound.components.function import Function
@@ -57,7 +57,7 @@ class Template:
 
     @staticmethod
     def of(component: Component) -> Template:
-        """Return the template of a component; settings that are wired are not shown."""
+        """Return the template of a component, which leaves out connected settings."""
         labels = {
             name: get_args(port.type)
             for name, port in component.outputs.items()
@@ -66,7 +66,7 @@ class Template:
         return Template(component.name, frozenset(component.settings), labels)
 
     def read(self, inputs: Mapping[str, object], outputs: Mapping[str, object]) -> Reading:
-        """Return the texts and numbers of one call."""
+        """Return the texts and numbers of a call."""
         given = self.given(inputs)
         texts = {name: as_text(value) for name, value in given.items()}
         shown = sorted(texts.items(), key=lambda item: len(item[1]))
@@ -79,11 +79,11 @@ class Template:
         )
 
     def given(self, inputs: Mapping[str, object]) -> dict[str, object]:
-        """Return the inputs without wired settings and without what is missing."""
+        """Return the inputs without connected settings and None values."""
         return {n: v for n, v in inputs.items() if n not in self.settings and v is not None}
 
     def choices(self) -> tuple[str, ...]:
-        """Return every label text a reading of this component can have, where it has one label field."""
+        """Return all possible label texts of this component, if it has exactly one label field."""
         if len(self.labels) != 1:
             return ()
         ((name, options),) = self.labels.items()
@@ -91,7 +91,7 @@ class Template:
 
 
 def as_text(value: object) -> str:
-    """Return a value as a reward model reads it."""
+    """Format a value as text for a reward model."""
     if isinstance(value, float):
         return f"{value:.{DIGITS}g}"
     return show(value)
@@ -100,7 +100,7 @@ def as_text(value: object) -> str:
 def _numbers(
     given: Mapping[str, object], texts: Mapping[str, str], written: Mapping[str, object]
 ) -> dict[str, float]:
-    """Return the features of the outputs: values with their products, or lengths and overlaps."""
+    """Return the features of the outputs: values and products for numbers, lengths and overlaps for texts."""
     found: dict[str, float] = {}
     values = {name: float(v) for name, v in given.items() if _is_number(v)}
     words = {name: set(WORD.findall(text.lower())) for name, text in texts.items() if name not in values}
@@ -117,7 +117,7 @@ def _numbers(
 
 
 def _crossed(given: Mapping[str, object], labels: Mapping[str, object]) -> dict[str, float]:
-    """Return each number among the inputs for the label at hand: which label is best may depend on it."""
+    """Return each numeric input crossed with the label, since the best label may depend on it."""
     return {
         f"{name}={label}*{other}": float(x)
         for name, label in labels.items()

@@ -1,7 +1,7 @@
-"""The report of a run, made from the files of its directory alone.
+"""Report of a run, written from the files of its directory only.
 
-`record` reads them, `facts` works out what they say, `sections` arranges it in `blocks`, and `markdown` and
-`html` write those. `figures` and `curve` draw.
+`record` reads the files, `facts` computes the values, `sections` arranges them in `blocks`, and `markdown`
+and `html` render the blocks. `figures` and `curve` draw.
 """
 
 from compound.report.facts.facts import summarize

@@ -1,8 +1,8 @@
 """Compare the runs of a sweep: facts, tables, and the page ``sweep.md``.
 
-Means are over seeds. All seeds read the same test examples, so an interval over seeds alone claims too much
-where runs hardly differ, and one over examples alone where they differ much: the wider of the two is given,
-and both are in the facts.
+Means are over seeds. All seeds are tested on the same examples, so an interval over seeds alone is too narrow
+if the runs hardly differ, and one over examples alone is too narrow if they differ a lot. The report shows
+the wider of the two; the facts have both.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from compound.evaluation.statistics import (
     interval_of_means,
 )
 from compound.formatting import plural
-from compound.report.facts.documents import Took
-from compound.report.facts.facts import took
-from compound.report.facts.record import Record, plain
-from compound.report.facts.text import Interval, count, interval, money, seconds, signed, visible
-from compound.report.rendering.markdown import escaped, written
+from compound.report.facts.documents import MethodSpending
+from compound.report.facts.facts import method_spending
+from compound.report.facts.record import Record, to_strict_json
+from compound.report.facts.text import Interval, count, escape_invisible, interval, money, seconds, signed
+from compound.report.rendering.markdown import escape, render_block
 from compound.report.rendering.tables import Table, table
 from compound.report.training.steps import method_training
 from compound.report.training.tables import mebibytes
-from compound.report.writing import aligned
+from compound.report.writing import align_columns
 from compound.runs.events import AccuracyDocument
 
 UNOPTIMIZED = "unoptimized"
 TRAINED = ("steps", "sampled", "tokens", "sample_seconds", "train_seconds", "memory")  # of weight training
-SHOWN = ("method", "n", "test", "gain on test", "accepted", "search runs")  # a terminal has room for these
+SHOWN = ("method", "n", "test", "gain on test", "accepted", "search runs")  # columns that fit in a terminal
 READING = (
-    "Each row is the mean over its finished seeds. Gains are paired: each example's score after less its "
-    "score before, in the same run.",
-    "Brackets are 95 % intervals: over seeds, or over test examples (each one's mean over seeds), whichever "
-    "is the wider; n is seeds × test examples. With one seed the interval is over examples, and says nothing "
-    "about other seeds; two seeds say little about more.",
-    "Accepted counts proposals of all seeds; runs, calls, tokens, cost and time are means over seeds.",
+    "Each row is the mean over its finished seeds. Gains are paired: the score after optimization minus the "
+    "score before it, for the same example in the same run.",
+    "Brackets are 95 % confidence intervals: the wider of the interval over seeds and the interval over test "
+    "examples (each averaged over seeds); n is seeds × test examples. With one seed, the interval is over "
+    "examples and does not cover the variation between seeds; two seeds estimate that variation poorly.",
+    "Accepted is summed over all seeds; runs, calls, tokens, cost and time are means over seeds.",
 )
 
 
-Trained = dict[str, float | None]  # what training weights took, by the names of `TRAINED`
-Limits = Mapping[str, float | None]  # of a budget, by name
+Trained = dict[str, float | None]  # cost of weight training, by the names in `TRAINED`
+Limits = Mapping[str, float | None]  # budget limits by name
 
 
 class SweepRun(TypedDict):
@@ -61,8 +61,8 @@ class SweepRun(TypedDict):
     reason: str
 
 
-class RunResult(SweepRun, Took):
-    """A run of a sweep with what it found."""
+class RunResult(SweepRun, MethodSpending):
+    """A run of a sweep with its results."""
 
     test_before: float | None
     test_after: float | None
@@ -74,7 +74,7 @@ class RunResult(SweepRun, Took):
 
 
 class Pooled(Interval):
-    """A mean over seeds, with the wider of its intervals over seeds and over examples."""
+    """Mean over seeds, with the wider of its intervals over seeds and over examples."""
 
     over: str | None
     intervals: dict[str, IntervalDocument]
@@ -82,8 +82,8 @@ class Pooled(Interval):
     examples: int
 
 
-class MeanTook(TypedDict, total=False):
-    """What the runs of a row spent, the mean over seeds."""
+class MeanSpending(TypedDict, total=False):
+    """Mean spending of the runs of a row, over seeds."""
 
     system_runs: float | None
     test_runs: float | None
@@ -95,8 +95,8 @@ class MeanTook(TypedDict, total=False):
     seconds: float | None
 
 
-class Row(MeanTook):
-    """A method's runs on one file, or the systems they began with."""
+class Row(MeanSpending):
+    """Runs of a method on one file, or the unoptimized systems."""
 
     file: str
     method: str
@@ -109,7 +109,7 @@ class Row(MeanTook):
 
 
 class AccuracyRow(Interval):
-    """The ranking accuracy of a component's local reward, the mean over seeds."""
+    """Ranking accuracy of a component's local reward, averaged over seeds."""
 
     file: str
     method: str
@@ -120,7 +120,7 @@ class AccuracyRow(Interval):
 
 
 class SweepFacts(TypedDict):
-    """Everything that the page says."""
+    """All values of the page."""
 
     files: list[str]
     methods: list[str]
@@ -132,10 +132,10 @@ class SweepFacts(TypedDict):
 
 
 def compare(planned: Sequence[SweepRun], folder: Path, budgets: Mapping[str, Limits]) -> SweepFacts:
-    """Return everything the page says, as JSON types.
+    """Return all values of the page, as JSON types.
 
     Args:
-        planned: of each run its file, method, seed, directory in the folder, status, and why it has none.
+        planned: for each run its file, method, seed, directory in the folder, status, and the reason for it.
         folder: the sweep's directory.
         budgets: the limits of each run of a file.
     """
@@ -145,7 +145,7 @@ def compare(planned: Sequence[SweepRun], folder: Path, budgets: Mapping[str, Lim
     rows: list[Row] = []
     accuracy: list[AccuracyRow] = []
     for file in files:
-        done = [run for run in runs if run.of(file) and run.done]
+        done = [run for run in runs if run.is_for(file) and run.done]
         rows.append(_row(file, UNOPTIMIZED, list({run.seed: run for run in reversed(done)}.values())))
         for method in methods:
             mine = [run for run in done if run.method == method]
@@ -160,11 +160,11 @@ def compare(planned: Sequence[SweepRun], folder: Path, budgets: Mapping[str, Lim
         "accuracy": accuracy,
         "runs": [run.facts() for run in runs],
     }
-    return plain(facts)
+    return to_strict_json(facts)
 
 
 class _Run:
-    """One run, as its directory tells it."""
+    """A run of the sweep, read from its directory."""
 
     def __init__(self, row: SweepRun, folder: Path) -> None:
         self.row = row
@@ -173,17 +173,17 @@ class _Run:
         self.record = Record.read(folder / row["run"]) if self.done else None
         self.training = _training(self.record) if self.record else None
 
-    def of(self, file: str) -> bool:
+    def is_for(self, file: str) -> bool:
         return bool(self.row["file"] == file)
 
     def scores(self, name: str) -> dict[str, float]:
-        """Return the test scores by example; empty when they were not read."""
+        """Return the test scores by example; empty if the test split was not read."""
         evaluation = self.record.evaluation(name) if self.record else None
         return evaluation.by_example() if evaluation else {}
 
     @property
     def bounds(self) -> Bounds | None:
-        """The range of the scores, if the metric states one."""
+        """Range of the scores, if the metric declares one."""
         found = self.record.evaluation("before") if self.record else None
         return found.bounds if found else None
 
@@ -195,7 +195,7 @@ class _Run:
         return [bool(e["accepted"]) for e in self.record.all("decision")] if self.record else []
 
     def accuracy(self) -> Mapping[str, AccuracyDocument]:
-        """Return the held-out ranking accuracy of each component's local reward, as last measured."""
+        """Return the latest held-out ranking accuracy of each component's local reward."""
         search = self.record.state.search if self.record else None
         history = search.history if search else []
         found = (job.facts["accuracy"] for job in reversed(history) if job.facts.get("accuracy"))
@@ -210,18 +210,18 @@ class _Run:
             "gain": _mean(self.gains()),
             "accepted": sum(verdicts),
             "decisions": len(verdicts),
-            **took(self.record.spent if self.record else {}),
+            **method_spending(self.record.spent if self.record else {}),
             "accuracy": self.accuracy(),
             "training": self.training,
         }
 
 
 def _training(record: Record) -> Trained | None:
-    """Return what training weights took in a run; ``None`` where none were trained."""
+    """Return the cost of weight training in a run, or ``None`` if it trained no weights."""
     try:
         found = method_training(record)
     except RunDirectoryError:
-        return None  # the scores do not depend on these records, and the run's own report says what is wrong
+        return None  # the scores do not depend on these records; the run's own report shows the error
     totals: Mapping[str, object] = found["totals"] if found else {}
     return {name: _known(totals, name) for name in TRAINED} if found else None
 
@@ -231,7 +231,7 @@ def _mean(scores: Mapping[str, float]) -> float | None:
 
 
 def _row(file: str, method: str, runs: Sequence[_Run]) -> Row:
-    """Return a row of the table: a method's runs on one file, or the systems they began with."""
+    """Return a row of the table: a method's runs on one file, or the unoptimized systems."""
     seeds = sorted(run.seed for run in runs)
     bounds = joint_bounds(*(run.bounds for run in runs))
     if method == UNOPTIMIZED:
@@ -248,14 +248,14 @@ def _row(file: str, method: str, runs: Sequence[_Run]) -> Row:
         ),
         "accepted": sum(verdicts),
         "decisions": len(verdicts),
-        **_mean_took([run.record.spent for run in runs if run.record], len(runs)),
+        **_mean_spending([run.record.spent for run in runs if run.record], len(runs)),
         "training": _trained([run.training for run in runs if run.training]),
     }
 
 
-def _mean_took(spent: Sequence[Mapping[str, object]], runs: int) -> MeanTook:
+def _mean_spending(spent: Sequence[Mapping[str, object]], runs: int) -> MeanSpending:
     def mean(name: str) -> float | None:
-        return sum(_known(one, name) or 0 for one in spent) / runs if runs else None
+        return sum(_known(totals, name) or 0 for totals in spent) / runs if runs else None
 
     return {
         "system_runs": mean("system_runs"),
@@ -275,7 +275,7 @@ def _known(values: Mapping[str, object], name: str) -> float | None:
 
 
 def _trained(runs: Sequence[Trained]) -> Trained | None:
-    """Return what training weights took, the mean over the runs that say so; of the memory the most."""
+    """Return the mean cost of weight training over the runs that recorded it, and the peak memory."""
     if not runs:
         return None
     known = {name: [took for run in runs if (took := run[name]) is not None] for name in TRAINED}
@@ -288,7 +288,7 @@ def pooled(seeds: Sequence[Mapping[str, float]], bounds: Bounds | None = None) -
 
     Args:
         seeds: for each seed, a number for each example.
-        bounds: the least and the greatest of these numbers possible, if they are known.
+        bounds: the minimum and maximum possible number, if known.
 
     >>> found = pooled([{"a": 1.0, "b": 0.5}, {"a": 1.0, "b": 0.5}], (0.0, 1.0))
     >>> found["mean"], found["over"], found["seeds"], found["examples"]
@@ -321,7 +321,7 @@ def pooled(seeds: Sequence[Mapping[str, float]], bounds: Bounds | None = None) -
 
 
 def _accuracies(file: str, method: str, runs: Sequence[_Run]) -> list[AccuracyRow]:
-    """Return the ranking accuracy of each component's local reward, the mean over seeds."""
+    """Return the ranking accuracy of each component's local reward, averaged over seeds."""
     measured = [run.accuracy() for run in runs]
     rows: list[AccuracyRow] = []
     for component in dict.fromkeys(name for found in measured for name in found):
@@ -349,21 +349,21 @@ def _accuracies(file: str, method: str, runs: Sequence[_Run]) -> list[AccuracyRo
 
 def markdown(facts: SweepFacts) -> str:
     """Return the page ``sweep.md``."""
-    parts = ["# Sweep", escaped(_sentence(facts))]
+    parts = ["# Sweep", escape(_sentence(facts))]
     for file in facts["files"]:
-        parts += [f"## {escaped(file)}", escaped(f"Budget of each run: {_budget(facts['budgets'][file])}.")]
-        parts.append(written(methods(facts, file)))
+        parts += [f"## {escape(file)}", escape(f"Budget of each run: {_budget(facts['budgets'][file])}.")]
+        parts.append(render_block(methods(facts, file)))
         rewards = accuracies(facts, file)
         if rewards.rows:
-            parts += ["Held-out ranking accuracy of local rewards, mean over seeds:", written(rewards)]
+            parts += ["Held-out ranking accuracy of local rewards, mean over seeds:", render_block(rewards)]
         trained = trainings(facts, file)
         if trained.rows:
-            parts += ["Training of weights, mean over seeds, and the most memory of any:", written(trained)]
+            parts += ["Weight training, mean over seeds; peak memory is the maximum:", render_block(trained)]
     notes = missing(facts)
     if notes:
-        parts += ["## Not in the tables", "\n".join(f"- {escaped(note)}" for note in notes)]
-    parts += ["## How to read this", "\n".join(f"- {escaped(line)}" for line in READING)]
-    return visible("\n\n".join(parts) + "\n")
+        parts += ["## Not in the tables", "\n".join(f"- {escape(note)}" for note in notes)]
+    parts += ["## How to read this", "\n".join(f"- {escape(line)}" for line in READING)]
+    return escape_invisible("\n\n".join(parts) + "\n")
 
 
 def _budget(limits: Limits) -> str:
@@ -372,15 +372,15 @@ def _budget(limits: Limits) -> str:
 
 
 def closing(facts: SweepFacts) -> str:
-    """Return what a terminal shows at the end."""
+    """Return the summary that a terminal shows at the end of a sweep."""
     blocks = [[_sentence(facts)]]
     for file in facts["files"]:
         found = methods(facts, file)
         kept = [i for i, heading in enumerate(found.headings) if heading in SHOWN]
         rows = [[row[i] for i in kept] for row in (found.headings, *found.rows)]
-        blocks.append([file, *aligned(rows)])
+        blocks.append([file, *align_columns(rows)])
     blocks.append(missing(facts))
-    return visible("\n\n".join("\n".join(lines) for lines in blocks if lines))
+    return escape_invisible("\n\n".join("\n".join(lines) for lines in blocks if lines))
 
 
 def _sentence(facts: SweepFacts) -> str:
@@ -430,7 +430,7 @@ def accuracies(facts: SweepFacts, file: str) -> Table:
 
 
 def trainings(facts: SweepFacts, file: str) -> Table:
-    """Return the table of what training weights took in one file's runs."""
+    """Return the table of the cost of weight training in one file's runs."""
     headings = ("method", "#seeds", "#steps", "#tokens sampled", "#tokens trained", "#sampling", "#training",
                 "#peak memory")  # fmt: skip
     rows = [
@@ -445,15 +445,15 @@ def trainings(facts: SweepFacts, file: str) -> Table:
 
 
 def missing(facts: SweepFacts) -> list[str]:
-    """Return why runs are not in the tables, and which have no test score."""
+    """Return notes on runs that are not in the tables or have no test score."""
     seeds: dict[tuple[str, str, str], list[str]] = {}
     for run in facts["runs"]:
-        told = f"{run['status']}: {run['reason']}" if run["reason"] else run["status"]
+        reason = f"{run['status']}: {run['reason']}" if run["reason"] else run["status"]
         if run["status"] == "finished" and run["test_after"] is None:
-            told = "finished, but the test split was not read"
-        if told != "finished":
-            seeds.setdefault((run["file"], run["method"], told), []).append(str(run["seed"]))
+            reason = "finished, but the test split was not read"
+        if reason != "finished":
+            seeds.setdefault((run["file"], run["method"], reason), []).append(str(run["seed"]))
     return [
-        f"{file}, {method}, seed{'s' if len(those) > 1 else ''} {', '.join(those)}: {told}"
-        for (file, method, told), those in seeds.items()
+        f"{file}, {method}, seed{'s' if len(affected) > 1 else ''} {', '.join(affected)}: {reason}"
+        for (file, method, reason), affected in seeds.items()
     ]

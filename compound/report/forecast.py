@@ -1,33 +1,37 @@
-"""The dry run as text: what a run can cost at most, and what it can find."""
+"""Format a dry run as text: the maximum cost of a run, and the gains that it can detect."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from compound.formatting import plural
 from compound.report.facts.text import count, money
-from compound.report.writing import aligned
+from compound.report.writing import align_columns
 
 NUMBERS = ("calls", "prompt_tokens", "completion_tokens")
 HEADINGS = ("at most", "system runs", "calls", "prompt tokens", "completion tokens", "dollars")
 
 
 def forecast(facts: Mapping[str, Any]) -> str:
-    """Return what `compound.api.estimate.estimate` found, for a terminal."""
+    """Return the result of `compound.api.estimate.estimate` as text for a terminal."""
     data, plan = facts["data"], facts["plan"]
+    method, *baselines = facts["methods"]
     blocks = [
         [
-            f"{facts['system']}: dry run, nothing is sent",
+            f"{facts['system']}: dry run, no requests are sent",
             f"run directory: {facts['run']}",
-            f"method: {', baselines '.join(_methods(facts['methods']))}",
+            f"method: {method}" + (f", baselines {', '.join(baselines)}" if baselines else ""),
             f"examples: {data['train']} train, {data['valid']} validation, {data['test']} test "
             f"({data['path']})",
             f"plan: {plural(plan['decisions'], 'decision')} at level {plan['level']:.3g}, "
             f"{count(plan['runs_per_decision'])} system runs each",
         ],
         bounds_table(facts),
-        [_unbounded(reason) for reason in facts["at_most"]["why"]],
+        [
+            f"not bounded: {reason}; a budget of calls, tokens or cost still applies"
+            for reason in facts["at_most"]["why"]
+        ],
         [f"budget.{name}: {count(b['limit'])} {b['counts']}" for name, b in facts["budget"].items()],
         [f"note: {note}" for note in (*facts["prospects"]["told"], *facts["notes"])],
         [_step(step) for step in facts["steps"]],
@@ -37,12 +41,8 @@ def forecast(facts: Mapping[str, Any]) -> str:
     return "\n\n".join("\n".join(lines) for lines in blocks if lines)
 
 
-def _methods(names: Sequence[str]) -> list[str]:
-    return [names[0], *([", ".join(names[1:])] if names[1:] else [])]
-
-
 def bounds_table(facts: Mapping[str, Any]) -> list[str]:
-    """Return the table of bounds: a line for each part of each method, and the sum."""
+    """Return the table of upper bounds: a line for each part of each method, and the total."""
     several = len(facts["methods"]) > 1
     rows = [list(HEADINGS)]
     for row in facts["bounds"]:
@@ -50,7 +50,7 @@ def bounds_table(facts: Mapping[str, Any]) -> list[str]:
         rows.append([what, _runs(row), *_numbers(row)])
     if several:
         rows.append(["all methods", _runs(facts["at_most"]), *_numbers(facts["at_most"])])
-    return aligned(rows)
+    return align_columns(rows)
 
 
 def _runs(row: Mapping[str, Any]) -> str:
@@ -61,22 +61,15 @@ def _runs(row: Mapping[str, Any]) -> str:
 
 def _numbers(row: Mapping[str, Any]) -> list[str]:
     cost = (
-        "price not known"
-        if not row["priced"]
-        else "not bounded"
-        if row["cost"] is None
-        else money(row["cost"])
+        "unknown price" if not row["priced"] else "not bounded" if row["cost"] is None else money(row["cost"])
     )
     return [*("not bounded" if row[name] is None else count(row[name]) for name in NUMBERS), cost]
 
 
-def _unbounded(reason: str) -> str:
-    return f"not bounded: {reason}; a budget of calls, tokens or cost is kept in any case"
-
-
 def _step(step: Mapping[str, Any]) -> str:
-    ended = f", unless ended by {', '.join(step['unless_ended_by'])}" if "unless_ended_by" in step else ""
+    ends = step.get("unless_ended_by")
+    ended = f", unless the budget of {', '.join(ends)} ends first" if ends else ""
     return (
-        f"training of {step['job']}: the budget holds {step['budget_holds']} of {step['steps']} steps of "
+        f"training of {step['job']}: the budget covers {step['budget_holds']} of {step['steps']} steps of "
         f"{count(step['runs_per_step'])} system runs{ended}"
     )

@@ -1,4 +1,4 @@
-"""The report of a run: ``report.md`` and ``report.html``, written from the run directory's files alone."""
+"""Write ``report.md`` and ``report.html`` of a run from the files of its run directory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from compound.report.facts.documents import ChangeDocument, ReportFacts, RunFacts
 from compound.report.facts.facts import summarize
-from compound.report.facts.text import line_diff, visible
+from compound.report.facts.text import escape_invisible, line_diff
 from compound.report.rendering.html import page
 from compound.report.rendering.markdown import markdown
 from compound.report.rendering.tables import brief, methods, versus
@@ -17,17 +17,17 @@ from compound.report.training.steps import training_facts
 from compound.runs.directory import understood
 from compound.security.untrusted import UntrustedFolder
 
-SHOWN = ("method", "validation", "test", "gain on test", "search runs")  # columns a terminal has room for
+SHOWN = ("method", "validation", "test", "gain on test", "search runs")  # columns that fit in a terminal
 
 
 def write(path: str | Path) -> None:
-    """Write ``report.md`` and ``report.html`` into a run directory, of a finished or an unfinished run.
+    """Write ``report.md`` and ``report.html`` into the directory of a finished or unfinished run.
 
-    Without matplotlib they have no figures and say how to get them.
+    Without matplotlib, the reports have no figures and explain how to install it.
 
     Raises:
-        RunDirectoryError: it is no run directory, one of its files is broken or leads outside of it, or it
-            cannot be written.
+        RunDirectoryError: the folder is not a run directory, one of its files is broken or links outside of
+            it, or the reports cannot be written.
     """
     folder = UntrustedFolder(path)
     folder.check()
@@ -40,14 +40,14 @@ def write(path: str | Path) -> None:
         parts = sections(facts)
         pages = {"report.md": markdown(facts, parts), "report.html": page(facts, parts)}
     for name, text in pages.items():
-        folder.write(name, visible(text))
+        folder.write(name, escape_invisible(text))
 
 
 def closing(path: str | Path) -> str:
-    """Return what a terminal shows when a run ends: the result, what changed, what it cost, the files.
+    """Return the summary that a terminal shows at the end of a run: result, changes, cost and files.
 
     Raises:
-        RunDirectoryError: it is no run directory, or one of its files is broken.
+        RunDirectoryError: the folder is not a run directory, or one of its files is broken.
     """
     facts, folder = summarize(path), Path(path)
     with understood(path):
@@ -60,29 +60,29 @@ def closing(path: str | Path) -> str:
         ]
         if facts["files"]["best.json"]:
             blocks[-1].append(f"best configuration: {folder / 'best.json'}")
-    return visible("\n\n".join("\n".join(lines) for lines in blocks if lines))
+    return escape_invisible("\n\n".join("\n".join(lines) for lines in blocks if lines))
 
 
 def _trained(facts: RunFacts) -> list[str]:
-    """Return which step each job of training proposed, of those whose steps were compared."""
+    """Return a line for each training job that proposed the best of several steps."""
     compared = [job for job in facts["jobs"] if job["best_step"] is not None]
     return [f"training, job {job['job'] + 1}: {job['note']}" for job in compared]
 
 
 def _compared(facts: RunFacts) -> list[str]:
-    """Return the methods beside each other, and how they differ, when there is more than one."""
+    """Return the table of the methods and their differences, if there is more than one method."""
     if len(facts["methods"]) < 3:  # the unoptimized system and this method
         return []
     table = methods(facts)
     kept = [i for i, heading in enumerate(table.headings) if heading.split(",")[0] in SHOWN]
-    lines = aligned([[str(row[i]) for i in kept] for row in (table.headings, *table.rows)])
+    lines = align_columns([[str(row[i]) for i in kept] for row in (table.headings, *table.rows)])
     return [*lines, *versus(facts)]
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows of cells as lines of equal columns.
 
-    >>> aligned([["method", "test"], ["hbc", "0.5"]])
+    >>> align_columns([["method", "test"], ["hbc", "0.5"]])
     ['method  test', 'hbc     0.5']
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -90,7 +90,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _changed(change: ChangeDocument) -> list[str]:
-    """Return one change: a text as the lines that differ, everything else as old and new."""
+    """Return the lines of a change: a diff for a text, otherwise the old and the new value."""
     if change["kind"] != "text":
         return [f"{change['key']}: {brief(change['before'])} -> {brief(change['after'])}"]
     lines = line_diff(str(change["before"] or ""), str(change["after"] or ""))

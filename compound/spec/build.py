@@ -1,7 +1,7 @@
 """Build a `System` from the components and references of a file, and report every invalid edge.
 
-All nodes are first made without wires: their ports are known then, so that each edge is checked alone,
-whatever is wrong elsewhere. Only a graph without mistakes is wired for good.
+All nodes are first created without edges. Their ports are then known, so each edge can be checked on its own,
+independent of errors elsewhere. The nodes are connected only if the graph has no errors.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from compound.spec.context import Context
 from compound.spec.edges import Edges, Names
 from compound.spec.make import make_component
 from compound.spec.schema.types import Reference, Type
-from compound.spec.shape import fitted
-from compound.spec.uses import Use, head, read_use
+from compound.spec.shape import parse_at
+from compound.spec.uses import Use, read_use, source_name
 from compound.spec.yaml.document import Address
 
 
 class Graph:
-    """One graph of the file: the system itself, or the body of a loop or map."""
+    """A graph of the file: the system itself, or the body of a loop or map."""
 
     def __init__(self, context: Context, address: Address, name: str, outer: Graph | None = None) -> None:
         self._context = context
@@ -31,8 +31,8 @@ class Graph:
         self._address = address
         self._name = name
         self._outer = outer
-        self._made: dict[str, Component | None] = {}
-        self._being_made: list[str] = []
+        self._cache: dict[str, Component | None] = {}
+        self._in_progress: list[str] = []
         self._used: set[str] = set()
         self._complete = True  # whether every name and every edge could be read
         self._inputs = {name: Input(name, self._type(name)) for name in self._names("inputs")}
@@ -41,11 +41,11 @@ class Graph:
         self._outputs: dict[str, str] = {}
 
     def system(self, lm: str | None = None) -> System | None:
-        """Return the graph as a system, or None; everything wrong with it is noted."""
+        """Return the graph as a system, or None after reporting every error in it."""
         for name in self._entries:
             self._component(name)
-        uses = [*map(self._own_node, self._entries), *map(self._further_node, self._names("nodes"))]
-        self._complete &= all(use.whole for use in uses)
+        uses = [*map(self._component_node, self._entries), *map(self._additional_node, self._names("nodes"))]
+        self._complete &= all(use.complete for use in uses)
         self._outputs = self._read_outputs()
         self._uses = {use.name: use for use in uses if not self._is_declaration(use, uses)}
         stubs = {name: use.stub() for name, use in self._uses.items()}
@@ -58,7 +58,7 @@ class Graph:
         if self._complete and edges.known and order is not None:
             self._note_unused()
         broken = any(use.component is None for use in self._uses.values())
-        if order is None or broken or not self._complete or self._document.wrong(self._address):
+        if order is None or broken or not self._complete or self._document.has_errors(self._address):
             return None
         return self._wired(order, lm)
 
@@ -72,27 +72,27 @@ class Graph:
         return [key for key in keys if NAME.match(key)]
 
     def _type(self, name: str) -> object:
-        kind = fitted(self._document, Type, (*self._address, "inputs", name))
+        kind = parse_at(self._document, Type, (*self._address, "inputs", name))
         return Any if kind is None else kind
 
     def _component(self, name: str) -> Component | None:
-        """Make a component when it is first asked for: bodies may use what is declared further down."""
-        if name not in self._made:
+        """Create a component on first use, because bodies may use components that are declared later."""
+        if name not in self._cache:
             address = (*self._address, "components", name)
-            if name in self._being_made:
-                circle = " -> ".join([*self._being_made, name])
-                self._document.report(address, f"contains itself: {circle}", key=True)
+            if name in self._in_progress:
+                cycle = " -> ".join([*self._in_progress, name])
+                self._document.report(address, f"contains itself: {cycle}", key=True)
                 return None
-            self._being_made.append(name)
-            self._made[name] = make_component(self._context, name, address, self._body)
-            self._being_made.remove(name)
-        return self._made[name]
+            self._in_progress.append(name)
+            self._cache[name] = make_component(self._context, name, address, self._body)
+            self._in_progress.remove(name)
+        return self._cache[name]
 
     def _body(self, address: Address, name: str) -> System | None:
         return Graph(self._context, address, name, outer=self).system()
 
     def _find(self, name: str) -> Component | None:
-        """Return a component by name, from here or from the graphs around this one."""
+        """Return a component by name, from this graph or an enclosing one."""
         if name in self._entries:
             self._used.add(name)
             return self._component(name)
@@ -101,16 +101,16 @@ class Graph:
     def _visible(self) -> list[str]:
         return [*self._entries, *(self._outer._visible() if self._outer else [])]
 
-    def _own_node(self, name: str) -> Use:
+    def _component_node(self, name: str) -> Use:
         address = (*self._address, "components", name)
         first = self._context.names.setdefault(name, address)
         if first != address:
             hint = f"the first is at {self._document.label(first, key=True)}"
             self._document.report(address, f"a second component is named {name!r}", hint, key=True)
         self._check_input(name, address)
-        return read_use(self._document, name, address, self._made[name])
+        return read_use(self._document, name, address, self._cache[name])
 
-    def _further_node(self, name: str) -> Use:
+    def _additional_node(self, name: str) -> Use:
         address = (*self._address, "nodes", name)
         component, used, visible = None, self._document.at((*address, "use")), self._visible()
         if name in self._entries:
@@ -131,7 +131,7 @@ class Graph:
         outputs = {}
         for key in self._names("outputs"):
             address = (*self._address, "outputs", key)
-            reference = fitted(self._document, Reference, address)
+            reference = parse_at(self._document, Reference, address)
             if reference is None:
                 self._complete = False
             else:
@@ -141,37 +141,39 @@ class Graph:
 
     def _is_declaration(self, use: Use, uses: list[Use]) -> bool:
         """Return whether an entry only declares a component for other nodes to use."""
-        bare = use.whole and not use.references and use.address[-2] == "components"
+        bare = use.complete and not use.references and use.address[-2] == "components"
         references = [*self._outputs.values(), *(r for other in uses for r in other.references)]
-        return bare and use.name in self._used and use.name not in map(head, references)
+        return bare and use.name in self._used and use.name not in map(source_name, references)
 
     # The graph as a whole
 
     def _order(self) -> list[str] | None:
-        """Return the nodes so that each comes after what it reads, or None after naming every cycle."""
+        """Return the nodes in topological order, or None after reporting every cycle."""
         graph = nx.DiGraph()
         graph.add_nodes_from(self._uses)
         for use in self._uses.values():
-            graph.add_edges_from((head(r), use.name) for r in use.references if head(r) in self._uses)
+            graph.add_edges_from(
+                (source_name(r), use.name) for r in use.references if source_name(r) in self._uses
+            )
         if nx.is_directed_acyclic_graph(graph):
             return list(nx.topological_sort(graph))
         for group in nx.strongly_connected_components(graph):
             part = graph.subgraph(group)
             if part.number_of_edges():
                 first = next(name for name in self._uses if name in group)
-                circle = [edge[0] for edge in nx.find_cycle(part, first)]
-                start = circle.index(first) if first in circle else 0
-                named = " -> ".join([*circle[start:], *circle[:start], circle[start]])
-                address = self._uses[circle[start]].address
-                self._document.report(address, f"a cycle: {named}", "use a loop for repetition", key=True)
+                cycle = [edge[0] for edge in nx.find_cycle(part, first)]
+                start = cycle.index(first) if first in cycle else 0
+                path = " -> ".join([*cycle[start:], *cycle[:start], cycle[start]])
+                address = self._uses[cycle[start]].address
+                self._document.report(address, f"a cycle: {path}", "use a loop for repetition", key=True)
         return None
 
     def _note_unused(self) -> None:
         graph = nx.DiGraph()
         graph.add_nodes_from([*self._uses, *self._inputs])
         for use in self._uses.values():
-            graph.add_edges_from((head(r), use.name) for r in use.references)
-        targets = {head(reference) for reference in self._outputs.values()}
+            graph.add_edges_from((source_name(r), use.name) for r in use.references)
+        targets = {source_name(reference) for reference in self._outputs.values()}
         needed = targets.union(*(nx.ancestors(graph, target) for target in targets))
         for name, use in self._uses.items():
             if name not in needed:

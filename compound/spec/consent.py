@@ -1,4 +1,4 @@
-"""Servers and keys that the engines of a file name: each needs the user's consent.
+"""Check the user's consent for the servers and keys that the engines of a file name.
 
 See `compound.security.trust`.
 """
@@ -16,13 +16,13 @@ from compound.spec.yaml.document import Address
 
 
 def check_consent(context: Context, kind: str, settings: Mapping[str, object], address: Address) -> None:
-    """Note what an engine of the file would send without the user's consent.
+    """Report a server or key that an engine of the file would use without the user's consent.
 
     Args:
-        context: of the file.
+        context: the context of the file.
         kind: the kind of engine.
-        settings: its settings.
-        address: where they stand.
+        settings: the settings of the engine.
+        address: the address of the settings in the file.
 
     Raises:
         ConfigurationError: the user's configuration file cannot be read.
@@ -48,7 +48,7 @@ def check_consent(context: Context, kind: str, settings: Mapping[str, object], a
 def _server(kind: str, settings: Mapping[str, object]) -> tuple[str, str | None]:
     """Return the setting that names a server, and the server.
 
-    For an engine of an installed package, this is any setting that holds an address.
+    For an engine of an installed package, this is any setting that holds a URL.
     """
     if kind not in KINDS:
         for name, value in settings.items():
@@ -68,7 +68,7 @@ def _text(value: object) -> str | None:
 
 
 def _check_provider(model: str, server: str | None) -> None:
-    """Refuse an address in a model's name, and a server of a provider that is not known to be safe."""
+    """Refuse a URL in a model's name, and a custom server of a provider that is not known to be safe."""
     Connection(model, server, None)
     provider = model.partition("/")[0]
     if server is not None and provider not in SERVERS:

@@ -1,4 +1,4 @@
-"""The context in which a file is built: its location, permitted imports, and known models."""
+"""Context in which a file is built: its location, permitted imports, and known models."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from compound.errors import CompoundError, DeclarationError, nearest
 from compound.registry.code import find_code
 from compound.registry.engines import EMBEDDED
 from compound.security.untrusted import UntrustedFolder
-from compound.spec.yaml.document import Address, Document, dotted, shown
+from compound.spec.yaml.document import Address, Document, format_address, format_value
 from compound.storage.artifacts import Reference, located
 
-Made = TypeVar("Made")
-_ENGINES = ("local/", "vllm/")  # what the name of a model's engine puts before a folder or hub id
+T = TypeVar("T")
+_ENGINES = ("local/", "vllm/")  # engine prefixes of a model's folder or hub id
 OUTSIDE = "leads out of the file's folder, and --no-import refuses that"
 
 
 @dataclass(frozen=True)
 class Context:
-    """What every entry of a file is made with."""
+    """Shared state for building the entries of a file."""
 
     document: Document
     folder: Path
     allow_import: bool
     models: Collection[str]
     trusted: Collection[str] = ()
-    """The servers and keys that the caller trusts; see `compound.security.trust`."""
+    """Servers and keys that the caller trusts; see `compound.security.trust`."""
     names: dict[str, Address] = field(default_factory=dict)
-    """Where each component's name was first seen: it must be the only one, bodies included."""
+    """First address of each component name; names must be unique across the file, including bodies."""
     without_model: dict[str, Address] = field(default_factory=dict)
-    """LLM components that neither name a model nor are fed one."""
+    """LLM components with neither a model setting nor a connected model port."""
     outside: set[str] = field(default_factory=set)
-    """What the command line names outside of the file's folder."""
+    """Paths and models outside the file's folder that the command line names."""
 
-    def code(self, spec: str, address: Address) -> object:
-        """Return the Python object an entry names, or None after noting why there is none."""
+    def load_code(self, spec: str, address: Address) -> object:
+        """Return the Python object that an entry names, or None after reporting why it cannot be loaded."""
         if not self.allow_import:
             self.document.report(address, f"names Python code ({spec}), and imports are not allowed")
             return None
@@ -49,79 +49,82 @@ class Context:
             self.document.report_error(address, error)
             return None
 
-    def function(self, spec: str, address: Address) -> Callable[..., object] | None:
-        """Return the function an entry names, or None after noting why there is none."""
-        found = self.code(spec, address)
+    def load_function(self, spec: str, address: Address) -> Callable[..., object] | None:
+        """Return the function that an entry names, or None after reporting why it cannot be loaded."""
+        found = self.load_code(spec, address)
         if callable(found):
             return found
         if found is not None:
             self.document.report(address, f"{spec} is not a function")
         return None
 
-    def attempt(self, address: Address, make: Callable[[], Made], who: str = "") -> Made | None:
-        """Return what ``make`` returns, or None after noting why it failed; ``who`` names code it runs."""
+    def attempt(self, address: Address, make: Callable[[], T], code: str = "") -> T | None:
+        """Return ``make()``, or None after reporting why it failed.
+
+        ``code`` names the user's code that ``make`` runs; only then are unexpected exceptions reported.
+        """
         try:
             return make()
         except CompoundError as error:
             self.document.report_error(address, error)
         except Exception as error:
-            if not who:
+            if not code:
                 raise
-            self.document.report(address, f"{who} failed: {type(error).__name__}: {error}")
+            self.document.report(address, f"{code} failed: {type(error).__name__}: {error}")
         return None
 
-    def place(self, given: str, address: Address, *, key: bool = False) -> tuple[Path, Path | None]:
-        """Return a path of the file, and the folder below which no link is followed on the way to it, if any.
+    def resolve_path(self, given: str, address: Address, *, key: bool = False) -> tuple[Path, Path | None]:
+        """Resolve a path of the file; return it and the folder below which no link may be followed, if any.
 
-        Paths count from the file's folder, and no link in it is followed: whoever prepared the folder could
-        have a secret read by it. A path that leads out of the folder is in plain sight, and may lead through
-        links; without imports only the command line may name one.
+        Paths are relative to the file's folder. Links inside it are not followed, because the author of the
+        folder could use one to read a secret. A path that visibly leads out of the folder may pass through
+        links; without imports, only the command line may name such a path.
         """
-        if not self.may_lead_to(given, address, key=key):
+        if not self.may_read(given, address, key=key):
             return self.folder / given, None
         root = os.path.abspath(self.folder)
         inside = os.path.relpath(os.path.normpath(os.path.join(root, given)), root)
         if inside == os.curdir:
             return self.folder, self.folder
-        if leads_out(inside):
+        if is_outside(inside):
             return self.folder / given, None
         try:
             UntrustedFolder(self.folder, error=DeclarationError).kind(inside)
         except DeclarationError as error:
             target, hint = os.path.realpath(self.folder / inside), error.hint
             if not key and target != os.path.join(os.path.realpath(self.folder), inside):
-                hint = f"if you trust what it leads to, name that: --set {dotted(address)}={target}"
+                hint = f"if you trust its target, name the target: --set {format_address(address)}={target}"
             self.document.report(address, error.message, hint, key=key)
         except ValueError:
-            self.document.report(address, "is no path that a file can have", key=key)
+            self.document.report(address, "is not a valid path", key=key)
         return self.folder / inside, self.folder
 
-    def stored(self, value: Reference, address: Address) -> Reference:
+    def resolve_stored(self, value: Reference, address: Address) -> Reference:
         """Return a reference to a stored folder with an absolute path; report a path that is refused."""
-        self.place(value["path"], (*address, "path"))
+        self.resolve_path(value["path"], (*address, "path"))
         return located(value, self.folder)
 
-    def may_lead_to(self, given: str, address: Address, *, key: bool = False) -> bool:
-        """Return whether a path or model may be read; note that it may not, without imports, outside."""
-        if self.allow_import or not leads_out(given):
+    def may_read(self, given: str, address: Address, *, key: bool = False) -> bool:
+        """Return whether a path or model may be read; report one outside the folder without imports."""
+        if self.allow_import or not is_outside(given):
             return True
         if self.document.is_override(address):
             self.outside.add(given)
             return True
-        again = f"if you trust it, say so: --set {dotted(address)}={given}"
-        hint = "copy it beside the file, and name it there" if key else again
-        self.document.report(address, f"{shown(given)} {OUTSIDE}", hint, key=key)
+        consent = f"if you trust it, pass --set {format_address(address)}={given}"
+        hint = "copy it into the file's folder, and name the copy" if key else consent
+        self.document.report(address, f"{format_value(given)} {OUTSIDE}", hint, key=key)
         return False
 
     def check_models(self, names: Iterable[object], address: Address) -> None:
-        """Note model names that no engine answers to."""
+        """Report model names that no engine serves."""
         for name in names:
-            if isinstance(name, str) and name not in self.models and not self.may_lead_to(name, address):
+            if isinstance(name, str) and name not in self.models and not self.may_read(name, address):
                 continue
             if not isinstance(name, str) or not self._is_model(name):
                 close = nearest(str(name), [*self.models, *EMBEDDED])
                 hint = close if close.endswith("?") else f"{close}, a folder, local/HUB-ID, provider/model"
-                self.document.report(address, f"no engine for the model {shown(name)}", hint)
+                self.document.report(address, f"no engine for the model {format_value(name)}", hint)
 
     def _is_model(self, name: str) -> bool:
         if name in self.models or name in EMBEDDED or os.path.isdir(name):
@@ -129,11 +132,11 @@ class Context:
         return "/" in name and (name.startswith("local/") or is_model_name(name))
 
 
-def leads_out(path: str) -> bool:
-    """Return whether a path, or the folder of a model, is absolute or may lead above where it starts.
+def is_outside(path: str) -> bool:
+    """Return whether a path, or the folder of a model, is absolute or contains ``..``.
 
-    >>> leads_out("data/qa"), leads_out("../qa"), leads_out("/qa"), leads_out("local//qa"), leads_out("a/b")
-    (False, True, True, True, False)
+    >>> [is_outside(path) for path in ("data/qa", "../qa", "/qa", "local//qa", "a/b")]
+    [False, True, True, True, False]
     """
     prefix = next((name for name in _ENGINES if path.startswith(name)), "")
     pure = PurePosixPath(path.removeprefix(prefix))

@@ -23,10 +23,10 @@ _DUMPED: Mapping[type[Component], AnyKind] = {
 
 
 def dump(system: System) -> str:
-    """Return the YAML text of a system, bound to the values it has now.
+    """Return the YAML text of a system with its current values.
 
     Raises:
-        DeclarationError: a part of it has no name that a file could hold: a lambda, a local function.
+        DeclarationError: a part of it cannot be named in a file, such as a lambda or a local function.
 
     >>> from compound import LLM, Input, Text
     >>> answerer = LLM("answerer", prompt=Text("Answer."))
@@ -46,7 +46,7 @@ def dump(system: System) -> str:
 
 
 class _Dumping:
-    """One system on its way to YAML. A graph inside is named by the loop or map it is the body of."""
+    """Writer of one system. An inner graph has the name of the loop or map whose body it is."""
 
     def __init__(self, system: System) -> None:
         self._values = system.configuration
@@ -55,7 +55,7 @@ class _Dumping:
         self._graphs: Mapping[str, System] = {TOP: system, **bodies}
 
     def graph(self, name: str) -> Tree:
-        """Return a graph: its inputs, the components that are declared in it, further nodes, outputs."""
+        """Return a graph: its inputs, the components declared in it, additional nodes, and outputs."""
         system = self._graphs[name]
         owned = [c for c in self._components.values() if self._home(c.name) == name]
         self._check_node_names(system, {c.name for c in owned})
@@ -72,13 +72,13 @@ class _Dumping:
         }
 
     def _home(self, component: str) -> str:
-        """Return the innermost graph from which every use of a component can see it."""
+        """Return the innermost graph whose components are visible to every use of this one."""
         users = [g for g, system in self._graphs.items() if system.nodes_of(component)]
         around = [self._around(user) for user in users]
         return next(graph for graph in around[0] if all(graph in others for others in around))
 
     def _around(self, graph: str) -> list[str]:
-        """Return a graph and the ones around it, innermost first."""
+        """Return a graph and its enclosing graphs, innermost first."""
         return [TOP] if graph == TOP else [graph, *self._around(self._home(graph))]
 
     def _check_node_names(self, system: System, owned: set[str]) -> None:

@@ -1,8 +1,8 @@
-"""The edges of a graph: what a reference means, and whether it may feed a port.
+"""Resolve the references of a graph, and check whether each may feed its port.
 
-Each edge is tried alone, with all other ports of its node fed by what fits everything: so every wrong edge
-is found, and the core says what is wrong with it. A reference to a broken component fits everything too:
-it is no second mistake.
+Each edge is checked on its own, with all other required ports of its node fed by a source of any type, so
+every invalid edge is found and `connect` explains it. A reference to a broken component also counts as a
+source of any type, so that one error is not reported twice.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ ANYTHING = Input("anything", Any)
 
 @dataclass(frozen=True)
 class Names:
-    """What the references of a graph can name; a node that is None is broken."""
+    """Inputs and nodes that references of a graph can name; a broken node is None."""
 
     inputs: Mapping[str, Input]
     nodes: Mapping[str, Node | None]
 
     def resolve(self, reference: str) -> Source:
-        """Return what a reference means.
+        """Return the source that a reference names.
 
         Raises:
-            WiringError: it means nothing.
+            WiringError: the reference names no input, node or output.
         """
         name, _, field = reference[1:].partition(".")
         if name in self.inputs:
@@ -57,7 +57,7 @@ def _output(node: Node, field: str) -> Output:
 
 
 class Edges:
-    """Checks the edges of one graph; ``known`` turns false at the first reference without a meaning."""
+    """Checker of the edges of one graph; ``known`` becomes False at the first unresolved reference."""
 
     def __init__(self, context: Context, names: Names) -> None:
         self._context = context
@@ -66,7 +66,7 @@ class Edges:
         self.known = True
 
     def source(self, reference: str, address: Address, *, key: bool = False) -> Source:
-        """Return what a reference means, or what fits everything after noting that it means nothing."""
+        """Return the source that a reference names, or report it and return a source of any type."""
         try:
             return self._names.resolve(reference)
         except WiringError as error:
@@ -75,7 +75,7 @@ class Edges:
             return ANYTHING
 
     def check(self, use: Use) -> None:
-        """Note every wrong edge of a node, and every port that is left without one."""
+        """Report every invalid edge of a node, and every required port without an edge."""
         sources = {port: self.source(r, (*use.address, "in", port)) for port, r in use.wires.items()}
         condition = self._condition(use)
         component = use.component
@@ -85,7 +85,7 @@ class Edges:
         fed: Mapping[str, Source] = dict.fromkeys(required, ANYTHING)
         for port, source in sources.items():
             self._try(component, use, (*use.address, "in", port), {**fed, port: source})
-        for port in required if use.whole else ():
+        for port in required if use.complete else ():
             if port not in sources:
                 self._try(component, use, (*use.address, "in"), {p: s for p, s in fed.items() if p != port})
         if condition is not None:

@@ -1,4 +1,4 @@
-"""The pydantic model of the YAML file, and the JSON Schema made from it."""
+"""Pydantic model of the YAML file, and its JSON Schema."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from compound.spec.kinds.body import BUILT_IN, Body
 from compound.spec.kinds.installed import KINDS as KINDS_INSTALLED
 from compound.spec.schema.installed import MARK, Installed
 from compound.spec.schema.settings import TAGGED as SPACE_TAGS
-from compound.spec.schema.signature import entry_of, make_model
+from compound.spec.schema.signature import entry_model, make_model
 from compound.spec.schema.types import Code, Model, Name, Number
-from compound.spec.schema.wiring import one_key
+from compound.spec.schema.wiring import key_discriminator
 
 SplitBy = Annotated[
     Annotated[str, Tag("~column")] | Annotated[dict[Split, float], Tag("~shares")],
@@ -33,25 +33,25 @@ SplitBy = Annotated[
 
 
 class DataSettings(Model):
-    """Where the examples are."""
+    """Location of the examples."""
 
     path: str = Field(min_length=1)
     """A folder or file relative to this file, or a data set's id on the Hugging Face hub, `owner/name`."""
     train: str = "train"
     """The split to learn from."""
     valid: str = "dev"
-    """The split that decides about acceptance. Without a file or hub split `dev`, the one called `valid`,
+    """The split for acceptance tests. If there is no file or hub split `dev`, the one named `valid`,
     `validation` or `val` is read."""
     test: str | None = "test"
-    """The split the report reads, once; `null` when there is none."""
+    """The split that is read once, for the report; `null` when there is none."""
     fields: dict[str, str] = Field(default={})
-    """Column of each input or gold field whose column has another name."""
+    """Column name of each input or gold field whose column is named differently."""
     id: str = "id"
     """The column that identifies a row."""
     split_by: SplitBy | None = None
     """For one file: the column that names the split, or the share of each."""
     subset: str | None = None
-    """The hub's name of a part of the data set."""
+    """The name of the data set's subset (configuration) on the hub."""
 
 
 class CustomMetric(Model):
@@ -60,9 +60,9 @@ class CustomMetric(Model):
     call: Code
     """The function, as module:name."""
     name: str = ""
-    """What reports call it; the function's name by default."""
+    """The name in reports; the function's name by default."""
     bounds: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
-    """[low, high]: the least and the greatest score possible. Intervals then stay within them."""
+    """[low, high]: the minimum and maximum possible score. Intervals then stay within them."""
 
 
 def _union(models: Mapping[str, type[Model]], installed: Installed) -> object:
@@ -73,15 +73,15 @@ def _union(models: Mapping[str, type[Model]], installed: Installed) -> object:
 
 
 _METRICS = {
-    **{name: entry_of(name, factory) for name, factory in METRICS.items()},
-    "custom": make_model("custom_entry", "A metric of your own.", {"custom": (CustomMetric, ...)}),
+    **{name: entry_model(name, factory) for name, factory in METRICS.items()},
+    "custom": make_model("custom_entry", "A custom metric.", {"custom": (CustomMetric, ...)}),
 }
-_ENGINES = {kind: entry_of(kind, engine_class(kind)) for kind in ENGINES}
+_ENGINES = {kind: entry_model(kind, engine_class(kind)) for kind in ENGINES}
 METRICS_INSTALLED = Installed(
-    "metric", installed_metrics, lambda name: entry_of(name, metric_factory(name), "metric_")
+    "metric", installed_metrics, lambda name: entry_model(name, metric_factory(name), "metric_")
 )
 ENGINES_INSTALLED = Installed(
-    "engine", installed_engines, lambda kind: entry_of(kind, engine_class(kind), "engine_")
+    "engine", installed_engines, lambda kind: entry_model(kind, engine_class(kind), "engine_")
 )
 
 
@@ -89,25 +89,29 @@ if typing.TYPE_CHECKING:
     Metric = Model
     Engine = Model
 else:
-    Metric = Annotated[_union(_METRICS, METRICS_INSTALLED), one_key(_METRICS, "metric", METRICS_INSTALLED)]
-    Engine = Annotated[_union(_ENGINES, ENGINES_INSTALLED), one_key(_ENGINES, "engine", ENGINES_INSTALLED)]
+    Metric = Annotated[
+        _union(_METRICS, METRICS_INSTALLED), key_discriminator(_METRICS, "metric", METRICS_INSTALLED)
+    ]
+    Engine = Annotated[
+        _union(_ENGINES, ENGINES_INSTALLED), key_discriminator(_ENGINES, "engine", ENGINES_INSTALLED)
+    ]
 
 
 class File(Body):
-    """A compound AI system, with its data, its metric and how to optimize it."""
+    """A compound AI system with its data, its metric and the settings of its optimization."""
 
     system: Name
     """The system's name, for run directories and reports."""
     lm: str | None = None
-    """The model of every LLM component that names none: smollm2, a folder, provider/model, or engine."""
+    """The default model of LLM components: smollm2, a folder, provider/model, or an engine's name."""
     engines: dict[str, Engine] = Field(default={})
-    """Named models with settings, usable wherever a model's name stands."""
+    """Named models with settings, usable wherever a model is named."""
     data: DataSettings | None = None
     """The examples."""
     metric: Metric | None = None
-    """How outputs are scored, by exactly one metric."""
+    """The metric that scores outputs; exactly one."""
     optimize: CommonSettings = CommonSettings()
-    """How the system is optimized."""
+    """Settings of the optimization."""
 
 
 @functools.cache
@@ -115,7 +119,7 @@ def file_model(own: Own = ()) -> type[File]:
     """Return the model of a file whose ``optimize:`` has a section for each method.
 
     Args:
-        own: sections of methods that are not built in.
+        own: sections of methods that are not built-in.
     """
     described = File.model_fields["optimize"].description
     optimize: Any = (optimize_model(own), Field(default=None, description=described))
@@ -123,7 +127,7 @@ def file_model(own: Own = ()) -> type[File]:
 
 
 class _MadeFile(File):
-    """A file made of fields that carry their descriptions."""
+    """Base of the file models created from fields with explicit descriptions."""
 
     model_config = ConfigDict(use_attribute_docstrings=False)
 
@@ -133,19 +137,19 @@ POSSIBLE: Mapping[str, Mapping[str, type[Model]]] = {
     "metric": _METRICS,
     "engine": _ENGINES,
 }
-"""The keys of which exactly one must be there, by what they choose."""
+"""Groups of keys of which an entry must have exactly one, by what the key selects."""
 INSTALLED: Mapping[str, Installed] = {
     "kind": KINDS_INSTALLED,
     "metric": METRICS_INSTALLED,
     "engine": ENGINES_INSTALLED,
 }
-"""What installed packages add to these keys."""
+"""Keys that installed packages add to these groups."""
 TAGGED: Mapping[str, type[Model]] = {
     **SPACE_TAGS,
     **{tag: model for kind in BUILT_IN.values() for tag, model in kind.tags.items()},
     **{f"~{name}": model for group in POSSIBLE.values() for name, model in group.items()},
 }
-"""Which model a part of an error's location stands for."""
+"""Model that each tag in the location of an error stands for."""
 
 
 def schema() -> dict[str, object]:
@@ -153,15 +157,15 @@ def schema() -> dict[str, object]:
     found = {"$schema": "https://json-schema.org/draft/2020-12/schema", **file_model().model_json_schema()}
     _add_installed(found, found["$defs"])
     _close(found)
-    found["$defs"]["OptimizeSettings"]["additionalProperties"] = {"type": "object"}  # a method of one's own
+    found["$defs"]["OptimizeSettings"]["additionalProperties"] = {"type": "object"}  # a custom method
     return found
 
 
 def _add_installed(part: object, definitions: dict[str, object]) -> None:
-    """Put the entries of installed extensions in the place of their marks."""
+    """Replace the placeholders of installed extensions by references to their models."""
     if isinstance(part, dict):
         for name, item in list(part.items()):
-            marks = [each for each in item if MARK in each] if name == "oneOf" else []
+            marks = [option for option in item if MARK in option] if name == "oneOf" else []
             for mark in marks:
                 item.remove(mark)
                 item.extend(_references(INSTALLED[mark[MARK]], definitions))
@@ -184,7 +188,7 @@ def _references(installed: Installed, definitions: dict[str, object]) -> list[di
 
 
 def _close(part: object) -> None:
-    """Refuse keys that are no names: pydantic says which keys fit, but not that there are no others."""
+    """Forbid keys that are not names: pydantic writes the allowed pattern but does not exclude other keys."""
     if isinstance(part, dict):
         if "patternProperties" in part:
             part.setdefault("additionalProperties", False)

@@ -1,4 +1,4 @@
-"""Make the component of an entry, by its kind; mistakes are reported at their lines."""
+"""Create the component of an entry by its kind, and report errors at their lines."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from compound.spec.kinds.body import BUILT_IN
 from compound.spec.kinds.installed import KINDS as INSTALLED
 from compound.spec.kinds.installed import find_kind
 from compound.spec.kinds.kind import AnyKind, MakeBody, MakeContext
-from compound.spec.shape import fitted
+from compound.spec.shape import parse_at
 from compound.spec.yaml.document import Address
 
 
 def make_component(context: Context, name: str, address: Address, make_body: MakeBody) -> Component | None:
-    """Return the component of an entry, or None when it is wrong; the mistakes are reported."""
+    """Return the component of an entry, or None after reporting the errors in it."""
     value = context.document.at(address)
     named = _kinds_in(value) if isinstance(value, Mapping) else []
-    entry = fitted(context.document, named[0].entry, address) if len(named) == 1 else None
+    entry = parse_at(context.document, named[0].entry, address) if len(named) == 1 else None
     if entry is None:
         for kind in named:
             body = (*address, kind.name, "body")
             if kind.has_body and isinstance(context.document.at(body), dict):
-                make_body(body, name)  # reports the mistakes in it
+                make_body(body, name)  # called only to report the errors in it
         return None
     component: Component | None = named[0].make(entry, MakeContext(context, name, address, make_body))
     return component
 
 
 def _kinds_in(entry: Mapping[str, object]) -> list[AnyKind]:
-    """Return the kinds that an entry names; those that cannot be loaded are reported as its shape."""
+    """Return the kinds that an entry names; schema validation reports those that cannot be loaded."""
     found = [kind for name, kind in BUILT_IN.items() if name in entry]
     for name in INSTALLED.names():
         if name in entry and name not in BUILT_IN:

@@ -1,9 +1,9 @@
-"""The YAML file of a system, its data, its metric and how to optimize it: read, checked, resolved.
+"""Load the YAML file of a system: its graph, data, metric, engines and optimization settings.
 
-Every mistake of a file is reported at once, as ``file:line:column: where.it.is: what; hint``.
-A file that names Python code (``call:``, ``class:``) or says how to run a program (``command:`` of an engine)
-is as trusted as Python; ``allow_import=False`` refuses such files. A file that names a server or the variable
-of a key needs the user's consent; see `compound.security.trust`.
+All errors of a file are reported at once, as ``file:line:column: address: error; hint``.
+A file that names Python code (``call:``, ``class:``) or a command to run (``command:`` of an engine)
+must be trusted like Python code; ``allow_import=False`` refuses such files. A file that names a server or the
+environment variable of a key needs the user's consent; see `compound.security.trust`.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from compound.settings.references import references
 from compound.settings.sections import Own, optimize_model, own_sections
 from compound.spec.build import Graph
 from compound.spec.consent import check_consent
-from compound.spec.context import OUTSIDE, Context, leads_out
+from compound.spec.context import OUTSIDE, Context, is_outside
 from compound.spec.file import CustomMetric, DataSettings, SplitBy, file_model
 from compound.spec.file import Engine as EngineModel
 from compound.spec.file import Metric as MetricModel
 from compound.spec.schema.types import Model
-from compound.spec.shape import fitted, note_misfits
-from compound.spec.yaml.document import Address, Document, shown
+from compound.spec.shape import parse_at, report_schema_errors
+from compound.spec.yaml.document import Address, Document, format_value
 from compound.spec.yaml.overrides import apply
 from compound.spec.yaml.source import MAX_BYTES, read
 
 EngineSettings = tuple[str, Values]
-LOCAL = ("transformers", "vllm")  # the engines that read a model's folder
+LOCAL = ("transformers", "vllm")  # engines that may read a model from a folder
 
 
 @dataclass(frozen=True)
 class FileEngines:
-    """Finds the engine of a model: one of a file's, or one by the form of the name.
+    """Lookup of engines by model: those that a file defines, otherwise by the form of the name.
 
     Attributes:
         path: the file.
-        engines: the kind and the settings of those that it names.
-        outside: the models that may be read outside of the file's folder, None for any. A model's name may be
-            the output of a component, so that the file does not spell it.
+        engines: kind and settings of each engine that the file defines.
+        outside: models that may be read outside the file's folder, None for any. Checked at each lookup,
+            because a model's name may be the output of a component, which the file does not contain.
     """
 
     path: Path
@@ -65,10 +65,10 @@ class FileEngines:
         """Return the engine of a model.
 
         Raises:
-            DeclarationError: there is none, or its settings are not those of its kind.
+            DeclarationError: no engine serves the model, or its settings do not fit its kind.
         """
         if lm not in self.engines:
-            if self.outside is not None and leads_out(lm) and lm not in self.outside:
+            if self.outside is not None and is_outside(lm) and lm not in self.outside:
                 raise DeclarationError(f"{self.path}: the model {lm!r} {OUTSIDE}")
             return find_engine(lm)
         kind, settings = self.engines[lm]
@@ -80,17 +80,17 @@ class FileEngines:
 
 @dataclass(frozen=True)
 class Program:
-    """What a file says, ready to run.
+    """Contents of a file, ready to run.
 
     Attributes:
         path: the file.
-        text: its text as given, without overrides.
-        system: the system, bound to the values it starts from.
-        data: where the examples are, if the file says so.
-        metric: how outputs are scored, if the file says so.
-        optimize: how to optimize.
-        engines: the models the file names, each with the kind of its engine and settings.
-        outside: the models that may be read outside of the file's folder; None for any.
+        text: the text of the file, without overrides.
+        system: the system, bound to its initial values.
+        data: the dataset, if the file has one.
+        metric: the metric, if the file has one.
+        optimize: the settings of the optimization.
+        engines: kind and settings of each engine that the file defines, by name.
+        outside: models that may be read outside the file's folder; None for any.
     """
 
     path: Path
@@ -104,14 +104,14 @@ class Program:
 
     @property
     def folder(self) -> Path:
-        """Where code and files that it names are looked for first."""
+        """Folder that is searched first for code and files that the file names."""
         return self.path.parent
 
     def find_engine(self, lm: str) -> Engine:
-        """Return the engine of a model: one of the file's, or one by the form of the name.
+        """Return the engine of a model: one that the file defines, otherwise by the form of the name.
 
         Raises:
-            DeclarationError: there is none, or its settings are not those of its kind.
+            DeclarationError: no engine serves the model, or its settings do not fit its kind.
         """
         return FileEngines(self.path, self.engines, self.outside)(lm)
 
@@ -124,21 +124,21 @@ def load(
     models: Collection[str] = (),
     trust: Collection[str] = (),
 ) -> Program:
-    """Read a file; paths in it are relative to its folder.
+    """Load a file; paths in it are relative to its folder.
 
     Args:
         path: the file.
-        overrides: entries to replace, such as ``("optimize.budget.system_runs", "150")``; a value is read
-            as YAML.
-        allow_import: whether the file may name Python code, read what lies outside of its folder, and use
-            what the user trusts in general.
-        models: model names besides the file's own that the caller has engines for.
-        trust: servers and keys that the file may use besides those the user trusts anyway, such as
-            ``"gpu.example:8000"`` and ``"LLM_KEY@llm.example.com"``; without imports, these alone.
+        overrides: entries to replace, such as ``("optimize.budget.system_runs", "150")``; each value is
+            parsed as YAML.
+        allow_import: whether the file may name Python code, read outside its folder, and use the servers
+            and keys that the user's configuration trusts.
+        models: additional model names for which the caller has engines.
+        trust: servers and keys that the file may use in addition to those of the user's configuration, such
+            as ``"gpu.example:8000"`` and ``"LLM_KEY@llm.example.com"``; without imports, only these.
 
     Raises:
-        SpecError: the file cannot be read, or something in it is wrong.
-        DeclarationError: an entry of ``trust`` has another form.
+        SpecError: the file cannot be read, or it has errors.
+        DeclarationError: an entry of ``trust`` is malformed.
         ConfigurationError: the user's configuration file cannot be read.
     """
     try:
@@ -159,7 +159,7 @@ def loads(
     models: Collection[str] = (),
     trust: Collection[str] = (),
 ) -> Program:
-    """Read a text as if it stood in the file ``path``; see `load`.
+    """Load a text as the content of the file ``path``; see `load`.
 
     >>> program = loads('''
     ... system: demo
@@ -183,13 +183,13 @@ def _load(
     models: Collection[str],
     trust: Collection[str],
 ) -> Program:
-    Trust.of(trust)  # a misspelled entry is an error even where the file needs none
+    Trust.of(trust)  # raises on a malformed entry even if the file does not need it
     document = read(raw, str(path))
     apply(document, overrides)
     own = _own_sections(document, path.parent, allow_import)
-    note_misfits(document, file_model(own))
+    report_schema_errors(document, file_model(own))
     context = Context(document, path.parent, allow_import, {*models, *_keys(document, "engines")}, trust)
-    lm = fitted(document, str, ("lm",))
+    lm = parse_at(document, str, ("lm",))
     if lm is not None:
         context.check_models([lm], ("lm",))
     system = Graph(context, (), str(document.at(("system",)))).system(lm)
@@ -210,7 +210,7 @@ def _keys(document: Document, section: str) -> list[str]:
 
 
 def _check_models(context: Context) -> None:
-    """Note, once, that some components have no model."""
+    """Report the components without a model, in one message."""
     missing = context.without_model
     if missing and not context.document.has(("lm",)):
         first = next(iter(missing.values()))
@@ -221,32 +221,36 @@ def _check_models(context: Context) -> None:
 def _engines(context: Context) -> dict[str, EngineSettings]:
     engines: dict[str, EngineSettings] = {}
     for name in _keys(context.document, "engines"):
-        found = fitted(context.document, EngineModel, ("engines", name))
+        found = parse_at(context.document, EngineModel, ("engines", name))
         if found is None:
             continue
         settings: Model
         ((kind, settings),) = found.given.items()
         engines[name] = (kind, settings.given)
         check_consent(context, kind, settings.given, ("engines", name, kind))
-        if kind in LOCAL and settings.given.get("api_base") is None:  # else it is a name on that server
+        if (
+            kind in LOCAL and settings.given.get("api_base") is None
+        ):  # otherwise it names a model on the server
             model = settings.given.get("model", "")
-            context.may_lead_to(model, ("engines", name, kind, "model"))
+            context.may_read(model, ("engines", name, kind, "model"))
         for key in getattr(inspect.unwrap(engine_class(kind)), "runs", ()):
             if key in settings.given and not context.allow_import:
                 address = ("engines", name, kind, key)
-                context.document.report(address, "says how to run a program, and imports are not allowed")
+                context.document.report(address, "is a command to run, and imports are not allowed")
     return engines
 
 
 def _own_sections(document: Document, folder: Path, imports: bool) -> Own:
-    """Return the sections of methods of the user's own, with the models of their settings."""
+    """Return the sections of custom methods, with the models of their settings."""
     values = document.at(("optimize",))
     return tuple(own_sections(values, folder, imports=imports).items()) if isinstance(values, dict) else ()
 
 
 def _optimize(context: Context, own: Own) -> OptimizeSettings:
     address = ("optimize",)
-    found = fitted(context.document, optimize_model(own), address) if context.document.has(address) else None
+    found = (
+        parse_at(context.document, optimize_model(own), address) if context.document.has(address) else None
+    )
     if found is None:
         return OptimizeSettings()
     given = {
@@ -259,7 +263,7 @@ def _optimize(context: Context, own: Own) -> OptimizeSettings:
 
 
 def _check_references(context: Context, settings: Settings, start: Address) -> None:
-    """Note names in settings that stand for nothing, whichever method they belong to."""
+    """Report names in settings that cannot be resolved, whichever method they belong to."""
     for found in references(settings, start):
         address = found.path
         if found.name is None:
@@ -267,51 +271,53 @@ def _check_references(context: Context, settings: Settings, start: Address) -> N
         if found.kind == "model":
             context.check_models([found.name], address)
         elif found.kind == "backbone":
-            context.may_lead_to(found.name, address)
+            context.may_read(found.name, address)
         elif found.kind == "configuration":
-            context.place(found.name, address, key=found.key)
+            context.resolve_path(found.name, address, key=found.key)
         elif found.kind == "code":
-            context.function(found.name, address)
+            context.load_function(found.name, address)
         else:
             _check_method(context, found.name, address)
 
 
 def _check_method(context: Context, name: str, address: Address) -> None:
-    """Note a method that does not exist; one of the user's own is imported, so that it is found later."""
+    """Report a method that does not exist; import a custom one, so that it is found later."""
     known = [*registered(), *installed()]
     if ":" in name:
-        context.function(name, address)
+        context.load_function(name, address)
     elif name not in known:
         context.document.report(address, f"no method {name!r}", f"{nearest(name, known)}, or module:function")
 
 
 def _data(context: Context) -> Dataset | None:
-    shares = fitted(context.document, SplitBy | None, ("data", "split_by"))
+    shares = parse_at(context.document, SplitBy | None, ("data", "split_by"))
     context.attempt(("data", "split_by"), lambda: Dataset("", split_by=shares))
-    given = fitted(context.document, DataSettings | None, ("data",))
-    if given is None or context.document.wrong(("data",)):
+    given = parse_at(context.document, DataSettings | None, ("data",))
+    if given is None or context.document.has_errors(("data",)):
         return None
     rest = {key: value for key, value in given.given.items() if key != "path"}
     path, address = given.path, ("data", "path")
-    # What lies beside the file comes first; what the working directory holds never counts.
+    # A path in the file's folder takes precedence over a hub id; the working directory is never searched.
     is_there = os.path.lexists(context.folder / path)
     if path.startswith(HUB) or (hub_id(path) is not None and not is_there):
         if hub_id(path) is None:
-            context.document.report(address, f"{shown(path)} is no data set's id", f"write {HUB}OWNER/NAME")
+            context.document.report(
+                address, f"{format_value(path)} is not the id of a data set", f"write {HUB}OWNER/NAME"
+            )
         return Dataset(f"{HUB}{path.removeprefix(HUB)}", **rest)
-    place, within = context.place(path, address)
+    place, within = context.resolve_path(path, address)
     return Dataset(place, **rest, within=within)
 
 
 def _metric(context: Context) -> Metric | None:
     document = context.document
-    model = fitted(document, MetricModel | None, ("metric",))
+    model = parse_at(document, MetricModel | None, ("metric",))
     if model is None:
         return None
     name = next(iter(type(model).model_fields))
     settings, address = getattr(model, name), ("metric", name)
     if isinstance(settings, CustomMetric):
-        function = context.function(settings.call, (*address, "call"))
+        function = context.load_function(settings.call, (*address, "call"))
         bounds = None if settings.bounds is None else (settings.bounds[0], settings.bounds[1])
         if function is None:
             return None

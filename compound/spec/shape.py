@@ -1,4 +1,4 @@
-"""Validate a document against typed models; report mistakes with their position and the nearest name."""
+"""Validate a document against typed models; report errors with their position and the nearest valid name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compound.settings.sections import hint, model_at, outdated
 from compound.spec.file import INSTALLED, POSSIBLE, TAGGED, File
 from compound.spec.schema.settings import SPACES
 from compound.spec.schema.wiring import WIRING_KEYS
-from compound.spec.yaml.document import Address, Document, shown
+from compound.spec.yaml.document import Address, Document, format_value
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _NAME = "must consist of letters, digits and underscores, not starting with a digit"
 _MUST: Mapping[str, str] = {
-    "string_type": "must be a text",
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
+    "string_type": "must be a string",
+    "int_type": "must be an integer",
+    "int_from_float": "must be an integer",
     "float_type": "must be a number",
     "bool_type": "must be true or false",
     "list_type": "must be a list",
@@ -48,9 +48,9 @@ _MISSING: Mapping[Address, str] = {
     "for files a.jsonl and b.jsonl in it, `data: {path: FOLDER, train: a, valid: b, test: null}`; for one "
     "file, `data: {path: rows.jsonl, split_by: {train: 0.6, valid: 0.2, test: 0.2}}`",
 }
-"""How to write what is missing, where its key alone does not say so."""
+"""Hints for missing entries whose key alone does not explain them."""
 Kind = TypeVar("Kind")
-_ADAPTERS: dict[object, TypeAdapter[Any]] = {}  # by type, each adapter of its own
+_ADAPTERS: dict[object, TypeAdapter[Any]] = {}  # cached by type: building one is slow
 
 
 def _adapter(kind: TypeForm[Kind]) -> TypeAdapter[Kind]:
@@ -59,16 +59,16 @@ def _adapter(kind: TypeForm[Kind]) -> TypeAdapter[Kind]:
     return _ADAPTERS[kind]
 
 
-def fitted(document: Document, kind: TypeForm[Kind], address: Address = ()) -> Kind | None:
-    """Return the value at an address as a ``kind``, or None when it does not fit (nothing is noted)."""
+def parse_at(document: Document, kind: TypeForm[Kind], address: Address = ()) -> Kind | None:
+    """Return the value at an address as a ``kind``, or None if it is invalid; errors are not reported."""
     try:
         return _validated(document, kind, address)
     except ValidationError:
         return None
 
 
-def note_misfits(document: Document, model: type[File]) -> None:
-    """Note everything in the file that is not of the shape a file has, by its model."""
+def report_schema_errors(document: Document, model: type[File]) -> None:
+    """Report every entry of the file that its model rejects."""
     try:
         _validated(document, model, ())
     except ValidationError as error:
@@ -77,7 +77,7 @@ def note_misfits(document: Document, model: type[File]) -> None:
 
 
 def _validated(document: Document, kind: TypeForm[Kind], address: Address) -> Kind:
-    # JSON rather than Python input: in strict mode only this turns lists into tuples.
+    # Validate JSON, not Python values: in strict mode only JSON input accepts a list for a tuple.
     return _adapter(kind).validate_json(json.dumps(document.at(address)), strict=True)
 
 
@@ -99,11 +99,11 @@ def _note(document: Document, detail: ErrorDetails, model: type[File]) -> None:
         what = must.format(**context) if must else str(context.get("what", context["message"]))
         if detail["type"] == "form" and isinstance(value, dict) and not set(value) & set(SPACES):
             hint = nearest(next(iter(value), ""), SPACES)
-        document.report(address, f"{what}, but got {shown(value)}" if must else what, hint)
+        document.report(address, f"{what}, but got {format_value(value)}" if must else what, hint)
 
 
 def _address(document: Document, loc: tuple[str | int, ...]) -> tuple[Address, bool]:
-    """Return the address of an error, without pydantic's own marks, and whether it is about a key."""
+    """Return the address of an error without pydantic's tags, and whether the error is about a key."""
     address: Address = ()
     for part in loc:
         if not _is_mark(part) or document.has((*address, part)):
@@ -129,12 +129,13 @@ def _expected(detail: ErrorDetails, name: str) -> str:
 
 
 def _unknown_key(document: Document, detail: ErrorDetails, address: Address) -> None:
-    possible = _keys(_model_at(detail["loc"][:-1]))
+    fields = _model_at(detail["loc"][:-1]).model_fields
+    possible = [field.alias or name for name, field in fields.items()]
     document.report(address, "unknown key", nearest(str(address[-1]), possible), key=True)
 
 
 def _unknown_setting(document: Document, address: Address, model: type[File]) -> None:
-    """Note a key under ``optimize:`` that does not exist, or is called otherwise since."""
+    """Report a key under ``optimize:`` that does not exist or was renamed."""
     values = document.at(("optimize",))
     if len(address) == 2 and address[1] in OLD_SECTIONS and isinstance(values, Mapping):
         for leaf, now in outdated(str(address[1]), values):
@@ -145,7 +146,7 @@ def _unknown_setting(document: Document, address: Address, model: type[File]) ->
 
 def _not_listed(document: Document, detail: ErrorDetails, address: Address) -> None:
     value = document.at(address)
-    document.report(address, f"cannot be {shown(value)}", _expected(detail, str(value)))
+    document.report(address, f"cannot be {format_value(value)}", _expected(detail, str(value)))
 
 
 def _count(document: Document, detail: ErrorDetails, address: Address) -> None:
@@ -154,8 +155,8 @@ def _count(document: Document, detail: ErrorDetails, address: Address) -> None:
     if found == 0 or not document.at(address):
         document.report(address, "must not be empty")
     else:
-        wanted = f"at least {low}" if low is not None else f"at most {high}"
-        document.report(address, f"must have {wanted} entries, but has {found}")
+        limit = f"at least {low}" if low is not None else f"at most {high}"
+        document.report(address, f"must have {limit} entries, but has {found}")
 
 
 def _one_key(document: Document, detail: ErrorDetails, address: Address) -> None:
@@ -163,7 +164,9 @@ def _one_key(document: Document, detail: ErrorDetails, address: Address) -> None
     possible = [*POSSIBLE[noun], *INSTALLED[noun].names()]
     value = document.at(address)
     if not isinstance(value, dict):
-        document.report(address, f"must be a mapping with one {noun}, but got {shown(value)}", _all(possible))
+        document.report(
+            address, f"must be a mapping with one {noun}, but got {format_value(value)}", _all(possible)
+        )
         return
     found = [key for key in value if key in possible]
     others = [key for key in value if key not in possible and key not in WIRING_KEYS]
@@ -180,12 +183,12 @@ def _one_label(document: Document, detail: ErrorDetails, address: Address) -> No
     key, labels = detail["msg"], str(detail["ctx"]["labels"]).split(", ")
     value = document.at(address)
     if not isinstance(value, dict):
-        document.report(address, f"must be a mapping, but got {shown(value)}")
+        document.report(address, f"must be a mapping, but got {format_value(value)}")
     elif key not in value:
         document.report(address, f"{key!r} is missing", _all(labels), key=True)
     else:
         label = value[key]
-        document.report((*address, key), f"unknown {key} {shown(label)}", nearest(str(label), labels))
+        document.report((*address, key), f"unknown {key} {format_value(label)}", nearest(str(label), labels))
 
 
 def _all(names: Iterable[str]) -> str:
@@ -204,7 +207,7 @@ _SPECIAL: Mapping[str, Callable[[Document, ErrorDetails, Address], None]] = {
 
 
 def _model_at(loc: tuple[str | int, ...]) -> type[BaseModel]:
-    """Return the model an error's location leads to: tags name models, keys name their fields."""
+    """Return the model at an error's location, where tags name models and keys name their fields."""
     model: type[BaseModel] = File
     for place, part in enumerate(loc):
         if str(part).startswith("~installed-"):
@@ -218,12 +221,8 @@ def _model_at(loc: tuple[str | int, ...]) -> type[BaseModel]:
 
 
 def _models(annotation: object) -> Iterator[type[BaseModel]]:
-    """Yield the only model in an annotation; which of several is meant, a tag says."""
+    """Yield the model in an annotation if there is only one; otherwise a tag in the location selects it."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     found = [model for argument in typing.get_args(annotation) for model in _models(argument)]
     yield from found if len(found) == 1 else ()
-
-
-def _keys(model: type[BaseModel]) -> list[str]:
-    return [field.alias or name for name, field in model.model_fields.items()]

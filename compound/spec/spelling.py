@@ -1,4 +1,4 @@
-"""Write types, spaces and Python code as the YAML file spells them."""
+"""Convert types, spaces and Python code to their form in the YAML file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Tree = dict[str, object]
 
 
 def spell_type(kind: object, where: str) -> str:
-    """Return a port type as the file spells it."""
+    """Return the YAML form of a port type."""
     text = spell(kind)
     try:
         same = parse(text) == kind
@@ -25,14 +25,14 @@ def spell_type(kind: object, where: str) -> str:
 
 
 def spell_ports(component: Component) -> dict[str, str]:
-    """Return the types of a component's outputs as the file spells them."""
+    """Return the YAML form of the types of a component's outputs."""
     return {
         name: spell_type(port.type, f"{component.name}.{name}") for name, port in component.outputs.items()
     }
 
 
 def spell_space(space: Space, value: object) -> Tree:
-    """Return a space that starts at a value."""
+    """Return the YAML form of a space with a given initial value."""
     if isinstance(space, Text):
         limit = {} if space.max_length == Text.max_length else {"max_length": space.max_length}
         return {"tune": value, **limit}
@@ -47,11 +47,15 @@ def spell_space(space: Space, value: object) -> Tree:
         targets = {} if space.targets == LoRA().targets else {"targets": space.targets}
         shape = {"rank": space.rank, "alpha": space.alpha, **targets}
         return {"lora": Flow(shape), **({"value": value} if value else {})}
-    raise DeclarationError(f"a {type(space).__name__} space has no spelling in YAML")
+    raise DeclarationError(f"a {type(space).__name__} space cannot be written in YAML")
 
 
 def spell_code(found: object, name: str) -> str:
-    """Return ``module:name`` of a function or class that can be found by it."""
+    """Return the import string ``module:name`` of a function or class.
+
+    Raises:
+        DeclarationError: it cannot be imported by name.
+    """
     place = place_of(found)
     if place is None:
         module, path = getattr(found, "__module__", None), getattr(found, "__qualname__", None)

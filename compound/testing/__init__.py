@@ -1,8 +1,8 @@
-"""Test doubles, and conformance kits that test an implementation of a role.
+"""Test doubles, and conformance kits for implementations of a role.
 
-A kit is a plain class. Inherit it in a test module under a name that starts with ``Test``, and override its
-hooks: pytest then collects its checks. `run_kit` runs them without pytest. The kits are loaded when they are
-first used, so that the doubles stay light to import.
+A kit is a plain class. Subclass it in a test module under a name that starts with ``Test``, and override its
+hooks; pytest then collects its checks. `run_kit` runs them without pytest. The kits are loaded on first use,
+so that importing the doubles is fast.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from compound.testing.doubles import PlainMemory as PlainMemory
 from compound.testing.doubles import ScriptedLM as ScriptedLM
 
-if TYPE_CHECKING:  # so that type checkers see what `__getattr__` finds
+if TYPE_CHECKING:  # type checkers cannot follow `__getattr__`
     from compound.testing.checks import run_kit as run_kit
     from compound.testing.component_kit import ComponentKit as ComponentKit
     from compound.testing.engine_kit import EngineKit as EngineKit
@@ -37,7 +37,7 @@ _HOME = {
 __all__ = sorted([*_HOME, "PlainMemory", "ScriptedLM"])  # noqa: PLE0605 - the kits are loaded lazily
 
 
-if not TYPE_CHECKING:  # which would believe that every name is there
+if not TYPE_CHECKING:  # with a module-level `__getattr__`, type checkers would accept any name
 
     def __getattr__(name: str) -> object:
         if name not in _HOME:

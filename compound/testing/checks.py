@@ -1,4 +1,4 @@
-"""Shared by the kits: run one without pytest, compare values, and watch the global random generators."""
+"""Helpers of the kits: run one without pytest, compare values, and check the global random generators."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 def run_kit(kit: type[object]) -> dict[str, str]:
     """Run the checks of a kit without pytest.
 
-    Each check runs on an instance of its own. Fixtures of pytest are not available.
+    Each check runs on a new instance. pytest fixtures are not available.
 
     Args:
         kit: a subclass of one of the kits.
@@ -48,20 +48,20 @@ def run_kit(kit: type[object]) -> dict[str, str]:
             continue
         except AssertionError as error:
             failures[name] = str(error)
-        except Exception as error:  # noqa: BLE001 - whatever the tested code raises is a failed check
+        except Exception as error:  # noqa: BLE001 - any exception of the tested code is a failed check
             failures[name] = f"{type(error).__name__}: {error}"
     return failures
 
 
 def temporary_folder(owner: object) -> Path:
-    """Return a new folder, which is deleted together with its owner."""
+    """Return a new folder that is deleted when its owner is garbage-collected."""
     folder = Path(tempfile.mkdtemp(prefix="compound-kit-"))
     weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def json_problem(value: object, place: str = "") -> str:
-    """Return what in a value is not JSON, or ``""``.
+    """Return a description of the first part of a value that is not JSON, or ``""``.
 
     >>> json_problem({"a": [1, None]}), json_problem({"a": [{2}]}), json_problem({"a": {1: 2}})
     ('', 'a.0 is {2}', 'a has the key 1, which is not a string')
@@ -82,17 +82,17 @@ def json_problem(value: object, place: str = "") -> str:
 
 
 def through_json(value: object) -> object:
-    """Return a value as it is read after it was written as JSON."""
+    """Return a value after a round trip through JSON."""
     found: object = json.loads(json.dumps(value))
     return found
 
 
-SEED = 20_250_923  # a state that code under test hardly reaches by seeding a generator itself
+SEED = 20_250_923  # an unlikely seed: code under test that seeds with the same number would go unnoticed
 
 
 @contextmanager
 def seeded_global_generators(seed: int) -> Iterator[None]:
-    """Seed the global generators for a block, and give them back their states afterwards."""
+    """Seed the global generators for a block, and restore their states afterwards."""
     states = random.getstate(), np.random.get_state()
     random.seed(seed)
     np.random.seed(seed)
@@ -114,8 +114,8 @@ def without_global_generators(what: str, seed: int = SEED) -> Iterator[None]:
     """Check that a block neither draws from nor seeds a global random generator.
 
     Args:
-        what: what runs in the block, for the message.
-        seed: what the generators are seeded with before.
+        what: the code that runs in the block, for the message.
+        seed: the seed of the generators before the block.
     """
     with seeded_global_generators(seed):
         before = _global_states()
@@ -123,13 +123,13 @@ def without_global_generators(what: str, seed: int = SEED) -> Iterator[None]:
         after = _global_states()
     used = [name for name, state in before.items() if after[name] != state]
     assert not used, (
-        f"{what} drew from, or seeded, the global generator of {' and '.join(used)}; draw from "
+        f"{what} used or seeded the global generator of {' and '.join(used)}; use "
         "compound.execution.rng.generator(seed, ...) instead, so that equal seeds give equal results"
     )
 
 
 def _global_states() -> dict[str, object]:
-    """Return the states of the global generators, by the name of their module."""
+    """Return the states of the global generators by module name."""
     _, keys, *rest = np.random.get_state(legacy=True)
     states: dict[str, object] = {
         "random": random.getstate(),

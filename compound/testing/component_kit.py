@@ -1,4 +1,4 @@
-"""The conformance kit of components."""
+"""Conformance kit for components."""
 
 from __future__ import annotations
 
@@ -36,31 +36,31 @@ __all__ = ["ComponentKit"]
 
 LM = "lm"
 LONGEST_REPR = 300
-ADDRESS = " at 0x"  # how Python shows an object without a repr of its own
+ADDRESS = " at 0x"  # part of Python's default repr
 
 
 class ComponentKit:
-    """Checks of a component: inherit it, name the class ``Test…``, and override `make` and `inputs`.
+    """Checks of a component; subclass it as ``Test…``, and override `make` and `inputs`.
 
-    The component is run as the only node of a system, whose model is the one of `engine`.
+    The component runs as the only node of a system that uses the model of `engine`.
 
     Checks:
-        - it keeps its name, and declares its kind, its version and its ports
-        - its parameters are spaces, and start from a value that belongs to them
-        - two instances that are made alike have the same version
-        - its outputs are of the declared types
-        - equal inputs and random streams give equal outputs; and equal inputs alone, where it says that it is
-          deterministic
-        - results neither depend on the global generators nor change them
-        - it does not change its inputs
-        - ``repr`` is short
-        - copies behave as the original
-        - what it returns and asks of models is within the bounds that ``reach`` declares
-        - a system with it can be written to YAML and read back, if its class can be imported by its name
+        - it keeps its name, and declares its kind, version and ports
+        - its parameters are spaces with valid initial values
+        - instances created with equal arguments have the same version
+        - its outputs have the declared types
+        - equal inputs and random streams give equal outputs; if it is declared deterministic, equal inputs
+          are enough
+        - it does not use or change the global random generators
+        - it does not modify its inputs
+        - its ``repr`` is short
+        - copies behave like the original
+        - outputs and model requests are within the bounds that ``reach`` declares
+        - a system with it survives a round trip through YAML, if its class can be imported by name
 
     Attributes:
-        dumpable: whether it can be written to YAML. Set it to False for one whose settings or port types have
-            no spelling there.
+        dumpable: whether the component can be written to YAML. Set it to False if its settings or port types
+            cannot be written.
 
     Example:
         >>> from compound import Operation
@@ -87,48 +87,50 @@ class ComponentKit:
     # -- hooks -----------------------------------------------------------------------------------------
 
     def make(self, name: str) -> Component:
-        """Return a new component with a name. Override it; all that it returns must be alike."""
+        """Return a new component with a name. Override this; all returned components must be equivalent."""
         raise NotImplementedError("override make(name) to return the component to test")
 
     def inputs(self) -> Values | Sequence[Values]:
-        """Return the inputs of a call by port, or those of several calls. Override it."""
+        """Return the inputs of a call by port, or those of several calls. Override this."""
         raise NotImplementedError("override inputs() to return the inputs of a call, or a list of them")
 
     def engine(self) -> Engine:
-        """Return the model that the component asks; its answers must depend on the request alone."""
+        """Return the engine of the component; its answers must depend only on the request."""
         return ScriptedLM(lambda message: "yes")
 
-    # -- checks of what is declared --------------------------------------------------------------------
+    # -- checks of declarations ------------------------------------------------------------------------
 
     def test_it_keeps_its_name(self) -> None:
-        """The name is the one that it was given."""
+        """The name is the one passed to `make`."""
         for name in ("first", "second_2"):
             found = self.make(name).name
-            assert found == name, f"a component named {name!r} says that its name is {found!r}; keep the name"
+            assert found == name, f"a component created as {name!r} has the name {found!r}; keep the name"
 
     def test_kind_version_and_ports_are_declared(self) -> None:
-        """They are of the right types, and names are identifiers."""
+        """Kind, version and ports have the right types, and names are identifiers."""
         component = self.make("tested")
         assert isinstance(component, Operation | Composite), (
             f"{type(component).__name__} is neither an Operation nor a Composite; subclass one of them"
         )
         for what in ("kind", "version"):
             value = getattr(component, what)
-            assert isinstance(value, str), f"{what} must be a text, but is {short(value)}"
+            assert isinstance(value, str), f"{what} must be a string, but is {short(value)}"
             assert value, f"{what} is empty"
         assert ADDRESS not in component.version, (
-            f"the version {component.version!r} holds the address of an object, which changes by process; "
-            "describe the object by its content"
+            f"the version {component.version!r} contains the address of an object, which differs between "
+            "processes; describe the object by its content"
         )
         inputs, outputs = component.inputs, component.outputs
         _check_ports("inputs", {} if inputs is None else inputs)
         _check_ports("outputs", outputs)
         assert outputs, "outputs declares no port"
         both = sorted(set(inputs or ()) & set(component.settings))
-        assert not both, f"{', '.join(both)} is an input and a setting; a setting can be wired as it is"
+        assert not both, (
+            f"{', '.join(both)} is an input and a setting; drop the input, because settings can be connected"
+        )
 
     def test_parameters_hold_their_start_values(self) -> None:
-        """Each is a `Space`, and its value belongs to it."""
+        """Each parameter is a `Space` with a valid initial value."""
         component = self.make("tested")
         for name, space in component.parameters.items():
             assert NAME.match(name), f"the parameter {name!r} must be a name of letters, digits, underscores"
@@ -139,25 +141,25 @@ class ComponentKit:
             assert not problem, f"to_json of the parameter {name!r} must be JSON, but {problem}"
 
     def test_instances_made_alike_have_one_version(self) -> None:
-        """The version tells apart what behaves differently, and nothing else."""
+        """The version differs only if the behaviour does."""
         one, other = self.make("tested"), self.make("tested")
         assert one.version == other.version, (
-            f"two instances made alike have the versions {one.version!r} and {other.version!r}; the version "
-            "is a part of cache keys, so let it depend on what changes the behaviour alone"
+            f"two equivalent instances have the versions {one.version!r} and {other.version!r}; the version "
+            "is part of cache keys, so it must depend only on what changes the behaviour"
         )
         assert self._system(one).signature == self._system(other).signature, (
-            "systems of two instances made alike have different signatures; declare equal ports, settings "
+            "systems of two equivalent instances have different signatures; declare equal ports, settings "
             "and spaces"
         )
 
     def test_the_repr_is_short(self) -> None:
-        """Error messages and notebooks show it."""
+        """The repr fits into error messages and notebooks."""
         found = repr(self.make("tested"))
         assert len(found) <= LONGEST_REPR, (
             f"repr has {len(found)} characters; it must have at most {LONGEST_REPR}: {found[:80]}..."
         )
 
-    # -- checks of what it does ------------------------------------------------------------------------
+    # -- checks of behaviour ---------------------------------------------------------------------------
 
     def test_outputs_have_the_declared_types(self) -> None:
         """Every call returns a value of the declared type for each output."""
@@ -171,19 +173,19 @@ class ComponentKit:
                 )
 
     def test_equal_inputs_and_streams_give_equal_outputs(self) -> None:
-        """What the cache keeps is what another call would return."""
+        """Equal calls return equal outputs, so that cached results are valid."""
         found = [self._outputs(self.make("tested")) for _ in range(2)]
         for number, (one, other) in enumerate(zip(*found, strict=True), 1):
             assert _same(one, other), (
-                f"on equal inputs {number} two instances return {short(one)} and {short(other)}; draw from "
-                "call.rng alone, and depend on inputs and values alone"
+                f"on equal inputs {number} two instances return {short(one)} and {short(other)}; depend only "
+                "on inputs, values and call.rng"
             )
 
     def test_a_deterministic_component_ignores_its_stream(self) -> None:
-        """Where ``deterministic`` is true, another random stream changes nothing."""
+        """If ``deterministic`` is true, another random stream gives the same outputs."""
         component = self.make("tested")
         if not isinstance(component, Operation):
-            raise SkipTest("the components in the body say whether they are deterministic")
+            raise SkipTest("the components in the body declare whether they are deterministic")
         if not component.deterministic(values_of(component, self._system(component))):
             raise SkipTest("the component is not deterministic")
         found = [self._outputs(component, sample) for sample in (0, 1)]
@@ -194,7 +196,7 @@ class ComponentKit:
             )
 
     def test_global_generators_are_not_used(self) -> None:
-        """Results neither depend on the global generators nor change them."""
+        """Results neither depend on the global random generators nor change them."""
         found = []
         for seed in (1, 2):
             with without_global_generators("the component", seed):
@@ -205,7 +207,7 @@ class ComponentKit:
         )
 
     def test_inputs_are_not_changed(self) -> None:
-        """Inputs and values are the same after a call: other calls read them, too."""
+        """Inputs and values are unchanged after a call, because other calls read them too."""
         component = self.make("tested")
         system = self._system(component)
         for number, inputs in enumerate(self._inputs(), 1):
@@ -218,23 +220,23 @@ class ComponentKit:
                 before = copy.deepcopy((given, values))
                 asyncio.run(_run(component, given, values, self.engine()))
                 after = (given, values)
-            else:  # the executor runs its body
+            else:  # a composite: only the executor can run its body
                 given = copy.deepcopy(dict(inputs))
                 before, after = (copy.deepcopy(given), {}), (given, {})
                 self._trace(system, given)
             assert _same(before, after), (
-                f"the component changed its inputs or values {number}: {short(before)} became "
-                f"{short(after)}; copy what it changes"
+                f"the component modified its inputs or values {number}: {short(before)} became "
+                f"{short(after)}; copy values before modifying them"
             )
 
     def test_copies_behave_alike(self) -> None:
-        """Shallow and deep copies are as the original."""
+        """Shallow and deep copies behave like the original."""
         component = self.make("tested")
         for how in (copy.copy, copy.deepcopy):
             self._check_alike(component, how(component), f"copy.{how.__name__}")
 
     def test_bounds_hold(self) -> None:
-        """What is returned and asked is within what ``reach`` declares."""
+        """Outputs and requests are within the bounds that ``reach`` declares."""
         component = self.make("tested")
         system = self._system(component)
         examples = [Example(f"e{number}", inputs) for number, inputs in enumerate(self._inputs(), 1)]
@@ -248,10 +250,10 @@ class ComponentKit:
             _check_requests(found, engine)
 
     def test_it_can_be_written_and_read(self) -> None:
-        """A system with it is the same after a round trip through YAML."""
+        """A system with the component is unchanged after a round trip through YAML."""
         component = self.make("tested")
         if not self.dumpable:
-            raise SkipTest("the kit says that the component has no spelling in YAML")
+            raise SkipTest("the kit declares that the component cannot be written to YAML")
         if place_of(type(component)) is None:
             raise SkipTest(f"{type(component).__name__} cannot be imported by its name")
         system = self._system(component)
@@ -260,14 +262,14 @@ class ComponentKit:
             read = loads(text, models=_models(system)).system
         except CompoundError as error:
             raise AssertionError(
-                f"the system of the component cannot be written to YAML and read back: {error}; keep each "
-                "argument of __init__ as an attribute of the same name, or set dumpable = False in the kit"
+                f"the system of the component cannot be written to YAML and read back: {error}; store each "
+                "argument of __init__ in an attribute of the same name, or set dumpable = False in the kit"
             ) from error
         for what in ("signature", "configuration", "settings"):
             one, other = getattr(system, what), getattr(read, what)
             assert one == other, (
-                f"read back from YAML, the system has the {what} {short(other)} instead of {short(one)}; the "
-                f"file is\n{text}"
+                f"after a round trip through YAML, the system has the {what} {short(other)} instead of "
+                f"{short(one)}; the file is\n{text}"
             )
 
     # -- parts -----------------------------------------------------------------------------------------
@@ -331,18 +333,18 @@ class ComponentKit:
         return [trace.outputs for trace in self._traces(component, sample)]
 
     def _check_alike(self, component: Component, other: Component, how: str) -> None:
-        """Check that another component is as the first one."""
+        """Check that another component has the same declarations and outputs as the first one."""
         for what in ("name", "kind", "version", "inputs", "outputs"):
             one, two = getattr(component, what), getattr(other, what)
             assert one == two, f"after {how} the component has {what} {short(two)} instead of {short(one)}"
         spaces = [{name: space.to_json() for name, space in c.parameters.items()} for c in (component, other)]
         assert spaces[0] == spaces[1], f"after {how} the component has other parameters: {short(spaces[1])}"
-        found = [self._outputs(each) for each in (component, other)]
+        found = [self._outputs(c) for c in (component, other)]
         assert _same(*found), f"after {how} the component returns {short(found[1])}, not {short(found[0])}"
 
 
 class _Call:
-    """What a component may use when the kit runs it by itself; implements `CallContext`."""
+    """Call context of a component that the kit runs directly; implements `CallContext`."""
 
     def __init__(self, engine: Engine) -> None:
         self.address = "tested"
@@ -351,16 +353,16 @@ class _Call:
         self._engine = engine
 
     async def generate(self, lm: str, request: Request) -> Completion:
-        """Ask the engine."""
+        """Send the request to the engine."""
         return await self._engine.generate(request)
 
     async def scores(self, reward: Reference, component: str, calls: Sequence[CallValues]) -> list[float]:
-        """Score all calls alike."""
+        """Return the score 0 for every call."""
         return [0.0] * len(calls)
 
 
 class _Watched:
-    """An engine that notes what it is asked."""
+    """An engine that records its requests."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -371,7 +373,7 @@ class _Watched:
         self.asked: list[Request] = []
 
     async def generate(self, request: Request) -> Completion:
-        """Answer one request."""
+        """Record and answer a request."""
         self.asked.append(request)
         return await self._engine.generate(request)
 
@@ -383,7 +385,7 @@ async def _run(component: Operation, given: Values, values: Values, engine: Engi
 def _check_ports(what: str, ports: object) -> None:
     assert isinstance(ports, Mapping), f"{what} must map names to ports, but is {short(ports)}"
     for name, port in ports.items():
-        assert isinstance(name, str), f"{what} must have texts as names, but has {name!r}"
+        assert isinstance(name, str), f"{what} must have strings as names, but has {name!r}"
         assert NAME.match(name), (
             f"{what} must have names of letters, digits and underscores, but has {name!r}"
         )
@@ -395,7 +397,7 @@ def _check_ports(what: str, ports: object) -> None:
 
 
 def _check_extent(name: str, value: object, extent: Extent) -> None:
-    """Check that a value is within its bound; how many tokens a model wrote is not known."""
+    """Check that a value is within its bound; bounds in tokens are skipped, since tokens are not counted."""
     length = len((value if isinstance(value, str) else canonical(readable(value))).encode())
     if extent.finite and not extent.tokens:
         assert length <= extent.bytes, (
@@ -407,7 +409,7 @@ def _check_extent(name: str, value: object, extent: Extent) -> None:
             f"the output {name!r} has {items:g} items, but reach declares {extent.items:g}"
         )
     if extent.values and isinstance(value, str | int | float):
-        numbers = [each for each in extent.values if isinstance(each, int | float)]
+        numbers = [v for v in extent.values if isinstance(v, int | float)]
         between = isinstance(value, int | float) and numbers and min(numbers) <= value <= max(numbers)
         assert value in extent.values or between, (
             f"the output {name!r} is {short(value)}, but reach declares the values {short(extent.values)}"
@@ -415,7 +417,7 @@ def _check_extent(name: str, value: object, extent: Extent) -> None:
 
 
 def _check_requests(found: Survey, engine: _Watched) -> None:
-    """Check the requests of one run, where every component in it declares its own."""
+    """Check the requests of a run, if every component in it declares its requests."""
     uses = list(found.uses.values())
     if any(use.requests is None for use in uses):
         return
@@ -423,18 +425,18 @@ def _check_requests(found: Survey, engine: _Watched) -> None:
     most = sum(calls for calls, _ in bounds)
     assert len(engine.asked) <= most, (
         f"the component made {len(engine.asked)} requests, but reach declares {most:g}; declare a CallBound "
-        "for each that it makes"
+        "for each request"
     )
     longest = max((bound.max_tokens for _, bound in bounds), default=0)
     largest = max((amount_of(engine, bound).prompt_tokens for _, bound in bounds), default=0)
     for request in engine.asked:
         assert request.max_tokens <= longest, (
-            f"the component asked for {request.max_tokens} tokens, but reach declares {longest:g}"
+            f"the component requested {request.max_tokens} tokens, but reach declares {longest:g}"
         )
         size = engine.worst_case(request).prompt_tokens
         assert size <= largest, (
-            f"the component sent a prompt of {size} tokens at most, but reach declares {largest:g}; count "
-            "everything that the messages hold"
+            f"the component sent a prompt of up to {size} tokens, but reach declares {largest:g}; count "
+            "everything in the messages"
         )
 
 
@@ -449,5 +451,5 @@ def _models(system: System) -> list[str]:
 
 
 def _same(one: object, other: object) -> bool:
-    """Return whether two values are written as the same JSON; NaN equals itself."""
+    """Return whether two values have the same JSON form; NaN equals itself."""
     return canonical(readable(one)) == canonical(readable(other))

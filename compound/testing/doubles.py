@@ -1,4 +1,4 @@
-"""Test doubles: a scripted model, and a method's memory without a run directory."""
+"""Test doubles: a scripted model, and a method memory without a run directory."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Script = Sequence[Reply] | Mapping[str, Reply] | Callable[..., object]
 
 
 class ScriptedLM:
-    """A model that answers from a script, for tests and simulations.
+    """Engine that answers from a script, for tests and simulations.
 
     Args:
-        script: a list (answered in order), a mapping (the first key found in the last message answers),
-            or a function of the last message, or of the message and the request's random generator
+        script: a list (replies in order), a mapping (the first key contained in the last message selects the
+            reply), or a function of the last message, or of the message and the request's random generator
             (two parameters); it may be async. A reply that is an exception is raised.
         latency: seconds to wait, or a function of the request's generator.
-        price: dollars for each word, read or written.
-        priced: whether that price counts as known.
-        remote: whether time limits count the wait for an answer.
+        price: dollars per word of prompt and answer.
+        priced: whether the price counts as known.
+        remote: whether time limits include the wait for an answer.
 
-    Usage counts words as tokens. ``requests`` keeps what was asked.
+    Usage counts words as tokens. ``requests`` records the requests.
 
     Example:
         >>> from compound.engine import Message
@@ -71,7 +71,7 @@ class ScriptedLM:
 
     @property
     def concurrency(self) -> int:
-        """How many requests may be in flight."""
+        """Maximum number of requests in flight."""
         return self._concurrency
 
     def worst_case(self, request: Request) -> Usage:
@@ -104,10 +104,10 @@ class ScriptedLM:
             raise reply
         if isinstance(reply, Completion):
             return reply
-        said = str(reply)
+        answer = str(reply)
         for stop in request.stop:
-            said = said.split(stop, maxsplit=1)[0]
-        words = re.findall(r"\s*\S+", said)
+            answer = answer.split(stop, maxsplit=1)[0]
+        words = re.findall(r"\s*\S+", answer)
         text = "".join(words[: request.max_tokens])
         used = min(len(words), request.max_tokens)
         prompt = _words(request)
@@ -129,13 +129,13 @@ class ScriptedLM:
             for key, reply in script.items():
                 if key in message:
                     return reply
-            raise CallError(f"the script has no answer to {message!r:.200}")
+            raise CallError(f"the script has no reply to {message!r:.200}")
         if number >= len(script):
-            raise CallError(f"the script has {len(script)} answers, but this is request {number + 1}")
+            raise CallError(f"the script has {len(script)} replies, but this is request {number + 1}")
         return script[number]
 
     async def aclose(self) -> None:
-        """Do nothing: a script holds no resources."""
+        """Do nothing, because a script has no resources to release."""
 
 
 def _words(request: Request) -> int:
@@ -144,7 +144,7 @@ def _words(request: Request) -> int:
 
 @dataclass(frozen=True)
 class MemorySnapshot:
-    """A `PlainMemory` at one time.
+    """Snapshot of a `PlainMemory`.
 
     Attributes:
         state: the state, as JSON text.
@@ -170,11 +170,11 @@ class PlainMemory:
         self._records.append(json.dumps(record))
 
     def records(self) -> list[dict[str, object]]:
-        """Return the records as they would be read."""
+        """Return the records, parsed from JSON."""
         return [json.loads(record) for record in self._records]
 
     def snapshot(self, files: Path) -> MemorySnapshot:
-        """Return what the memory holds now.
+        """Return a snapshot of the memory.
 
         Args:
             files: the folder to copy the memory's files to; it must not exist yet.

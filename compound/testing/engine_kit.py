@@ -1,4 +1,4 @@
-"""The conformance kit of engines."""
+"""Conformance kit for engines."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ T = TypeVar("T")
 ATTRIBUTES = ("name", "concurrency", "remote", "priced", "generate", "worst_case", "aclose")
 NUMBERS = ("calls", "prompt_tokens", "completion_tokens", "cost")
 FINISHED = ("stop", "length")
-ROUNDING = 0.01  # of a log-probability near 0, as servers compute it
+ROUNDING = 0.01  # tolerance above 0 for log-probabilities, which servers compute in low precision
 
 
 class EngineKit:
-    """Checks of an engine: inherit it, name the class ``Test…``, and override `make`.
+    """Checks of an engine; subclass it as ``Test…``, and override `make`.
 
-    Each check makes an engine, and closes it. What `make` needs besides, such as a server, may come from a
-    fixture of pytest: a method with ``@pytest.fixture(autouse=True)`` that stores it on ``self``.
+    Each check creates an engine and closes it. Resources that `make` needs, such as a server, may come from a
+    pytest fixture: a method with ``@pytest.fixture(autouse=True)`` that stores them on ``self``.
 
     Checks:
         - it has the attributes of the protocol, and equal engines have equal names
-        - ``worst_case`` bounds the usage of every answer: calls, tokens of prompt and answer, cost
-        - an answer has no more tokens than ``max_tokens``, and ends before each text of ``stop``
-        - concurrent requests are all answered, as they are alone
-        - equal greedy requests with an equal seed have equal answers
-        - a request that is cancelled disturbs no other
+        - ``worst_case`` bounds the usage of every answer: calls, prompt and completion tokens, cost
+        - an answer has at most ``max_tokens`` tokens, and ends before each stop sequence
+        - concurrent requests are all answered, with the same answers as sequential ones
+        - equal greedy requests with equal seeds have equal answers
+        - cancelling a request does not affect other requests
         - a token record has a log-probability of at most 0 for each sampled token
         - ``aclose`` may be called twice, and before any request
-        - a request that fails raises a `CompoundError`
+        - a failed request raises a `CompoundError`
 
     Attributes:
-        deterministic: whether the engine promises equal answers to equal greedy requests, alone and among
-            others. Set it to False for a provider that does not.
-        timeout: seconds that a check may take.
+        deterministic: whether the engine guarantees equal answers to equal greedy requests, sequential or
+            concurrent. Set it to False for a provider without this guarantee.
+        timeout: time limit of a check in seconds.
 
     Example:
         >>> from compound.errors import CallError
@@ -51,7 +51,7 @@ class EngineKit:
         ...     def make(self):
         ...         return ScriptedLM(lambda message: "Monday, Tuesday, Wednesday")
         ...     def failing(self):
-        ...         return ScriptedLM([CallError("the model is not there")]), self.request()
+        ...         return ScriptedLM([CallError("no such model")]), self.request()
         >>> run_kit(TestScripted)
         {}
     """
@@ -62,40 +62,40 @@ class EngineKit:
     # -- hooks -----------------------------------------------------------------------------------------
 
     def make(self) -> Engine:
-        """Return a new engine. Override it; all that it returns must be alike."""
+        """Return a new engine. Override this; all returned engines must be equivalent."""
         raise NotImplementedError("override make() to return the engine to test")
 
     def request(self) -> Request:
-        """Return a greedy request whose answer has several letters."""
+        """Return a greedy request whose answer has at least two letters."""
         return Request((Message("user", "Name the days of the week."),), max_tokens=16, seed=7)
 
     def failing(self) -> tuple[Engine, Request] | None:
-        """Return an engine and a request that it cannot answer; ``None`` skips that check."""
+        """Return an engine and a request that it cannot answer; ``None`` skips the check of failures."""
         return None
 
     # -- checks ----------------------------------------------------------------------------------------
 
     def test_it_is_an_engine(self) -> None:
-        """It has the attributes of the protocol, of the right types."""
+        """The engine has the attributes of the protocol, with the right types."""
 
         engine, again = self.make(), self.make()
         missing = [name for name in ATTRIBUTES if not hasattr(engine, name)]
         assert not missing, f"the engine lacks {', '.join(missing)}; see compound.engine.Engine"
         count = engine.concurrency
         for name, what, holds in (
-            ("name", "a text", isinstance(engine.name, str) and bool(engine.name)),
-            ("concurrency", "a whole number >= 1", type(count) is int and count >= 1),
+            ("name", "a non-empty string", isinstance(engine.name, str) and bool(engine.name)),
+            ("concurrency", "an integer >= 1", type(count) is int and count >= 1),
             ("remote", "True or False", isinstance(engine.remote, bool)),
             ("priced", "True or False", isinstance(engine.priced, bool)),
         ):
             assert holds, f"{name} must be {what}, but is {short(getattr(engine, name))}"
         assert engine.name == again.name, (
-            f"two engines that are made alike are named {engine.name!r} and {again.name!r}; the name is a "
-            "part of cache keys, so let it depend on the model and the settings that change answers alone"
+            f"two equivalent engines are named {engine.name!r} and {again.name!r}; the name is part of cache "
+            "keys, so it must depend only on the model and the settings that change answers"
         )
 
     def test_the_worst_case_bounds_the_usage(self) -> None:
-        """No answer uses more than ``worst_case`` of its request."""
+        """The usage of an answer is at most the ``worst_case`` of its request."""
 
         async def check(engine: Engine) -> None:
             for request in self._requests():
@@ -112,7 +112,7 @@ class EngineKit:
         self._run(check)
 
     def test_max_tokens_is_respected(self) -> None:
-        """An answer has no more tokens than asked for, and says whether it was cut."""
+        """An answer has at most ``max_tokens`` tokens, and reports whether it was truncated."""
         whole = self._run(lambda engine: _answer(engine, self.request()))
         for most in (1, 3):
             request = replace(self.request(), max_tokens=most, want_tokens=True)
@@ -123,18 +123,18 @@ class EngineKit:
             assert sampled <= most, f"the token record has {sampled} tokens, but max_tokens is {most}"
             if self.deterministic and whole.usage.completion_tokens > most:
                 assert cut.finish_reason == "length", (
-                    f"the answer was cut at max_tokens={most}, but its finish_reason is "
+                    f"the answer was truncated at max_tokens={most}, but its finish_reason is "
                     f"{cut.finish_reason!r}; it must be 'length'"
                 )
 
     def test_stop_ends_the_answer(self) -> None:
-        """The answer ends before a text of ``stop``, which is no part of it."""
+        """The answer ends before a stop sequence and does not include it."""
 
         async def check(engine: Engine) -> None:
             text = (await _answer(engine, self.request())).text
             stop = _within_text(text)
             found = (await _answer(engine, replace(self.request(), stop=(stop,)))).text
-            assert stop not in found, f"the answer {found!r} holds {stop!r}, which stop says ends it"
+            assert stop not in found, f"the answer {found!r} contains {stop!r}, which is a stop sequence"
             if self.deterministic:
                 expected = text[: text.find(stop)]
                 assert found == expected, (
@@ -144,27 +144,27 @@ class EngineKit:
         self._run(check)
 
     def test_concurrent_requests_are_answered(self) -> None:
-        """Several requests at once are answered; each one as it is alone."""
+        """Concurrent requests are answered, with the same answers as sequential ones."""
         requests = self._requests()
 
-        async def together(engine: Engine) -> list[Completion]:
+        async def concurrent(engine: Engine) -> list[Completion]:
             return await _gather(engine, requests)
 
-        async def alone(engine: Engine) -> list[Completion]:
+        async def sequential(engine: Engine) -> list[Completion]:
             return [await _answer(engine, request) for request in requests]
 
-        found = self._run(together)
+        found = self._run(concurrent)
         if self.deterministic:
-            for one, other in zip(found, self._run(alone), strict=True):
+            for one, other in zip(found, self._run(sequential), strict=True):
                 assert one.text == other.text, (
-                    f"among others a request is answered {one.text!r}, alone {other.text!r}; set "
-                    "deterministic = False in the kit if the engine does not promise equal answers"
+                    f"a request is answered {one.text!r} concurrently, but {other.text!r} alone; set "
+                    "deterministic = False in the kit if the engine does not guarantee equal answers"
                 )
 
     def test_equal_greedy_requests_have_equal_answers(self) -> None:
-        """The same request with the same seed gets the same text."""
+        """Equal requests with equal seeds get equal answers."""
         if not self.deterministic:
-            raise SkipTest("the engine does not promise equal answers")
+            raise SkipTest("the engine does not guarantee equal answers")
 
         async def both(engine: Engine) -> list[str]:
             return [(await _answer(engine, self.request())).text for _ in range(2)]
@@ -172,11 +172,11 @@ class EngineKit:
         texts = [*self._run(both), *self._run(both)]
         assert len(set(texts)) == 1, (
             f"equal greedy requests are answered {', '.join(sorted(set(map(repr, texts))))}; set "
-            "deterministic = False in the kit if the engine does not promise equal answers"
+            "deterministic = False in the kit if the engine does not guarantee equal answers"
         )
 
     def test_a_cancelled_request_disturbs_no_other(self) -> None:
-        """Others that are in flight are answered, and so are later ones."""
+        """Other requests in flight are answered, and so are later ones."""
 
         async def check(engine: Engine) -> None:
             for delay in (0.0, 0.01):
@@ -187,28 +187,28 @@ class EngineKit:
                 for task in tasks[1:]:
                     assert not task.cancelled(), "cancelling a request cancels another one in flight"
                     task.result()
-                if not tasks[0].cancelled():  # it was done before
+                if not tasks[0].cancelled():  # it completed before the cancellation
                     tasks[0].result()
                 await _answer(engine, self.request())
 
         self._run(check)
 
     def test_token_records_are_consistent(self) -> None:
-        """A token record, where there is one, says what was sampled."""
+        """A token record, if there is one, is consistent with the answer."""
 
         async def records(engine: Engine) -> list[tuple[Completion, TokenRecord]]:
-            wanted = [replace(self.request(), want_tokens=True, temperature=t) for t in (0.0, 1.0)]
-            answers = [await _answer(engine, request) for request in wanted]
+            requests = [replace(self.request(), want_tokens=True, temperature=t) for t in (0.0, 1.0)]
+            answers = [await _answer(engine, request) for request in requests]
             return [(answer, answer.tokens) for answer in answers if answer.tokens is not None]
 
         found = self._run(records)
         if not found:
-            raise SkipTest("the engine gives no token records")
+            raise SkipTest("the engine returns no token records")
         for completion, record in found:
             _check_record(completion, record)
 
     def test_it_may_be_closed_twice(self) -> None:
-        """``aclose`` may be called before any request, and again."""
+        """``aclose`` may be called before any request, and repeatedly."""
 
         async def unused(engine: Engine) -> None:
             await engine.aclose()
@@ -218,13 +218,13 @@ class EngineKit:
             await engine.aclose()
 
         for work in (unused, used):
-            self._run(work)  # which closes it, too
+            self._run(work)  # closes the engine a second time
 
     def test_a_failure_is_an_error_of_this_package(self) -> None:
-        """A request that fails raises a `CompoundError`, which the executor treats by its kind."""
+        """A failed request raises a `CompoundError`, whose class decides how the executor handles it."""
         given = self.failing()
         if given is None:
-            raise SkipTest("the kit names no request that fails; override failing()")
+            raise SkipTest("the kit has no failing request; override failing()")
         engine, request = given
 
         async def check(_: Engine) -> None:
@@ -234,10 +234,10 @@ class EngineKit:
                 return
             except Exception as error:
                 raise AssertionError(
-                    f"a request that fails raises {type(error).__name__}: {error}; raise TransientError for "
-                    "what may pass, and CallError for what will not"
+                    f"a failed request raises {type(error).__name__}: {error}; raise TransientError for "
+                    "transient failures, and CallError for permanent ones"
                 ) from error
-            raise AssertionError(f"the request of failing() is answered: {completion.text!r}")
+            raise AssertionError(f"the request of failing() did not fail: {completion.text!r}")
 
         self._run(check, engine)
 
@@ -247,19 +247,19 @@ class EngineKit:
         """Run a check with an engine, and close the engine."""
 
         async def run() -> T:
-            made = engine or self.make()
+            tested = engine or self.make()
             try:
                 async with asyncio.timeout(self.timeout):
-                    return await work(made)
+                    return await work(tested)
             except TimeoutError as error:
                 raise AssertionError(f"the engine did not answer within {self.timeout:g} s") from error
             finally:
-                await made.aclose()
+                await tested.aclose()
 
         return asyncio.run(run())
 
     def _requests(self) -> Sequence[Request]:
-        """Return requests of different kinds, all greedy."""
+        """Return greedy requests of different forms."""
         first = self.request()
         (*_, last) = first.messages
         turns = (Message("system", "Be brief."), last, Message("assistant", "Yes?"), last)
@@ -274,7 +274,7 @@ class EngineKit:
 
 
 async def _answer(engine: Engine, request: Request) -> Completion:
-    """Ask as the executor does."""
+    """Send a request as the executor does, and check the type of the answer."""
     if warm_up := getattr(engine, "warm_up", None):
         await warm_up()
     completion = await engine.generate(request)
@@ -289,20 +289,20 @@ async def _answer(engine: Engine, request: Request) -> Completion:
 
 
 async def _gather(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
-    """Ask all at once, no more than the engine's concurrency at a time."""
-    turns = asyncio.Semaphore(engine.concurrency)
+    """Send requests concurrently, up to the engine's concurrency."""
+    slots = asyncio.Semaphore(engine.concurrency)
 
-    async def one(request: Request) -> Completion:
-        async with turns:
+    async def answer(request: Request) -> Completion:
+        async with slots:
             return await _answer(engine, request)
 
-    return await asyncio.gather(*map(one, requests))
+    return await asyncio.gather(*map(answer, requests))
 
 
 def _within_text(text: str) -> str:
-    """Return a letter of a text that it does not begin with."""
+    """Return a letter of a text that differs from its first one."""
     found = next((letter for letter in text[1:] if letter.isalnum() and text.find(letter) > 0), "")
-    assert found, f"the answer is {text!r}; let request() return one whose answer has several letters"
+    assert found, f"the answer is {text!r}; return a request whose answer has at least two letters"
     return found
 
 
@@ -313,7 +313,7 @@ def _check_usage(usage: Usage, what: str, request: Request) -> None:
         assert type(value) in kinds, f"{name} of {what} must be a number, but is {value!r}"
         assert math.isfinite(value), f"{name} of {what} is {value}; it must be finite"
         assert value >= 0, f"{name} of {what} is {value}; it must not be negative"
-    assert usage.calls >= 1, f"{what} of {short(request)} counts no call"
+    assert usage.calls >= 1, f"{what} of {short(request)} counts no calls"
 
 
 def _check_within(usage: Usage, worst: Usage, request: Request) -> None:
@@ -321,8 +321,8 @@ def _check_within(usage: Usage, worst: Usage, request: Request) -> None:
         found, most = getattr(usage, name), getattr(worst, name)
         slack = 1e-12 + 1e-9 * most if name == "cost" else 0
         assert found <= most + slack, (
-            f"an answer used {name}={found}, but worst_case says {most} for {short(request)}; budgets "
-            "reserve the worst case, so it must be an upper bound"
+            f"an answer used {name}={found}, but worst_case is {most} for {short(request)}; budgets reserve "
+            "the worst case, so it must be an upper bound"
         )
 
 
@@ -331,19 +331,21 @@ def _check_record(completion: Completion, record: TokenRecord) -> None:
     for name in ("prompt", "sampled"):
         ids = getattr(record, name)
         wrong = [token for token in ids if type(token) is not int or token < 0]
-        assert not wrong, f"{name} of the token record holds {wrong[0]!r}; token ids are numbers from 0 on"
+        assert not wrong, f"{name} of the token record has {wrong[0]!r}; token ids are integers >= 0"
     assert len(record.sampled) == len(record.logprobs), (
         f"the token record has {len(record.sampled)} sampled tokens, but {len(record.logprobs)} "
-        "log-probabilities; there is one for each token"
+        "log-probabilities; return one per token"
     )
     for logprob in record.logprobs:
-        assert isinstance(logprob, float), f"the log-probability {logprob!r} is no float"
+        assert isinstance(logprob, float), f"the log-probability {logprob!r} is not a float"
         assert math.isfinite(logprob), f"the log-probability {logprob} is not finite"
         assert logprob <= ROUNDING, (
-            f"the log-probability {logprob:g} is above 0; give log-probabilities, not logits or probabilities"
+            f"the log-probability {logprob:g} is above 0; return log-probabilities, not logits or "
+            "probabilities"
         )
     assert record.finish_reason == completion.finish_reason, (
-        f"the token record ends by {record.finish_reason!r}, the answer by {completion.finish_reason!r}"
+        f"the token record has the finish_reason {record.finish_reason!r}, the answer "
+        f"{completion.finish_reason!r}; they must be equal"
     )
     used = completion.usage.completion_tokens
     assert len(record.sampled) <= used, (

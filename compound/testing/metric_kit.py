@@ -1,4 +1,4 @@
-"""The conformance kit of metrics."""
+"""Conformance kit for metrics."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ TOLERANCE = 1e-9
 
 
 class MetricKit:
-    """Checks of a metric: inherit it, name the class ``Test…``, and override `make` and `cases`.
+    """Checks of a metric; subclass it as ``Test…``, and override `make` and `cases`.
 
     Checks:
         - it has a name
-        - every score is a finite number, or a `Score` of finite numbers with a text as feedback
-        - the bounds, if it states any, are two numbers in order, and every score lies within them
+        - every score is a finite number, or a `Score` of finite numbers with a string as feedback
+        - the bounds, if declared, are two numbers in order, and include every score
         - equal arguments give equal scores
-        - it changes neither the outputs nor the example
+        - it does not modify the outputs or the example
         - the scores are those that the cases expect
-        - without an output that it reads, it raises a `CompoundError`, or scores
+        - if an output that it reads is missing, it raises a `CompoundError` or returns a score
 
-    An evaluation records whatever a metric raises as the failure of that run. An error of another kind, such
-    as a `KeyError`, would say neither which metric failed nor which outputs there are.
+    An evaluation records an exception of a metric as the failure of that run. Other exceptions, such as a
+    `KeyError`, would not name the metric that failed or the available outputs.
 
     Example:
         >>> from compound import Example, custom
@@ -58,19 +58,19 @@ class MetricKit:
     # -- hooks -----------------------------------------------------------------------------------------
 
     def make(self) -> Metric | Scoring:
-        """Return the metric, or a function of outputs and example. Override it."""
+        """Return the metric, or a function of outputs and example. Override this."""
         raise NotImplementedError("override make() to return the metric to test")
 
     def cases(self) -> Sequence[Case]:
-        """Return outputs with an example, and the expected score where it is known. Override it."""
+        """Return pairs of outputs and example, optionally with the expected score. Override this."""
         raise NotImplementedError("override cases() to return a list of (outputs, example[, score])")
 
     # -- checks ----------------------------------------------------------------------------------------
 
     def test_it_has_a_name(self) -> None:
-        """The name is a text that tables can show."""
+        """The name is a non-empty string."""
         name = self._metric().name
-        assert isinstance(name, str), f"the name of the metric must be a text, but is {name!r}"
+        assert isinstance(name, str), f"the name of the metric must be a string, but is {name!r}"
         assert name.strip(), "the name of the metric is empty; reports show it"
 
     def test_scores_are_finite(self) -> None:
@@ -81,13 +81,13 @@ class MetricKit:
                 continue
             assert _is_finite(score.value), f"case {number} scores {score.value!r}; it must be finite"
             assert isinstance(score.feedback, str), (
-                f"the feedback on case {number} must be a text, but is {short(score.feedback)}"
+                f"the feedback on case {number} must be a string, but is {short(score.feedback)}"
             )
             wrong = {name: part for name, part in score.parts.items() if not _is_finite(part)}
             assert not wrong, f"case {number} has the parts {wrong!r}; they must be finite numbers"
 
     def test_scores_are_within_the_bounds(self) -> None:
-        """A metric that states bounds keeps to them."""
+        """All scores are within the declared bounds."""
         metric = self._metric()
         bounds_of(metric)
         for number, outputs, example in self._arguments():
@@ -97,39 +97,40 @@ class MetricKit:
                 raise AssertionError(f"case {number} cannot be scored: {error}") from error
 
     def test_equal_arguments_give_equal_scores(self) -> None:
-        """Scoring again, with the same metric or a new one, changes nothing."""
+        """Scoring again, with the same metric or a new one, gives the same score."""
         metric = self._metric()
         for number, outputs, example in self._arguments():
-            found = [
-                asyncio.run(_scored(each, outputs, example)) for each in (metric, metric, self._metric())
-            ]
+            found = [asyncio.run(_scored(m, outputs, example)) for m in (metric, metric, self._metric())]
             assert found[0] == found[1] == found[2], (
                 f"case {number} scores {short(found[0])}, then {short(found[1])}, and with a new metric "
-                f"{short(found[2])}; a score must depend on outputs and example alone"
+                f"{short(found[2])}; a score must depend only on outputs and example"
             )
 
     def test_arguments_are_not_changed(self) -> None:
-        """Outputs and examples are the same after scoring."""
+        """Outputs and examples are unchanged after scoring."""
         for number, outputs, example in self._arguments():
             before = copy.deepcopy((dict(outputs), example))
             asyncio.run(_scored(self._metric(), outputs, example))
             assert (dict(outputs), example) == before, (
-                f"the metric changed the outputs or the example of case {number}; copy what it changes"
+                f"the metric modified the outputs or the example of case {number}; copy values before "
+                "modifying them"
             )
 
     def test_scores_are_the_expected_ones(self) -> None:
-        """Cases that name a score have it."""
+        """Cases with an expected score get that score."""
         expected = [case[2] if len(case) == 3 else None for case in self.cases()]
-        for (number, score), wanted in zip(self._scores(), expected, strict=True):
+        for (number, score), target in zip(self._scores(), expected, strict=True):
             value = score.value if isinstance(score, Score) else score
-            if wanted is not None:
-                assert isinstance(value, SupportsFloat), f"case {number} scores {value!r}, which is no number"
-                assert math.isclose(float(value), wanted, rel_tol=TOLERANCE, abs_tol=TOLERANCE), (
-                    f"case {number} scores {value!r} instead of {wanted!r}"
+            if target is not None:
+                assert isinstance(value, SupportsFloat), (
+                    f"case {number} scores {value!r}, which is not a number"
+                )
+                assert math.isclose(float(value), target, rel_tol=TOLERANCE, abs_tol=TOLERANCE), (
+                    f"case {number} scores {value!r} instead of {target!r}"
                 )
 
     def test_a_missing_output_is_reported(self) -> None:
-        """Without an output that it reads, the metric raises a `CompoundError`, or scores."""
+        """If an output is missing, the metric raises a `CompoundError` or returns a score."""
         for number, outputs, example in self._arguments():
             for missing in outputs:
                 rest = {name: value for name, value in outputs.items() if name != missing}
@@ -139,8 +140,9 @@ class MetricKit:
                     continue
                 except Exception as error:
                     raise AssertionError(
-                        f"without the output {missing!r} of case {number} the metric raises "
-                        f"{type(error).__name__}: {error}; raise a CallError that names the output, or score"
+                        f"without the output {missing!r} of case {number}, the metric raises "
+                        f"{type(error).__name__}: {error}; raise a CallError that names the output, or "
+                        "return a score"
                     ) from error
 
     # -- parts -----------------------------------------------------------------------------------------
@@ -156,7 +158,7 @@ class MetricKit:
             yield number, case[0], case[1]
 
     def _scores(self) -> Iterator[tuple[int, object]]:
-        """Yield the number of each case and its score, as the metric returns it."""
+        """Yield the number of each case and the score that the metric returns."""
         for number, outputs, example in self._arguments():
             yield number, asyncio.run(_scored(self._metric(), outputs, example))
 

@@ -1,7 +1,7 @@
-"""Jobs of optimizers as the loop runs them: from the beginning, or from a checkpoint.
+"""Run jobs of optimizers like the optimization loop, from the start or from a checkpoint.
 
-Scorer, executor, cache, meter and ledger are the real ones. Only the model is scripted, and what a run
-directory would hold is kept in memory.
+Scorer, executor, cache, meter and ledger are the real ones. Only the model is scripted, and the contents of
+the run directory are held in memory.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from compound.testing.doubles import MemorySnapshot, PlainMemory, ScriptedLM
 
 __all__ = ["Checkpoint", "OptimizerJob"]
 
-ROUNDING = 1e-6  # of a sum of shares of system runs
+ROUNDING = 1e-6  # tolerance for sums of fractional system runs
 NAME = "optimizer"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run directory holds of a job after one `Progress`.
+    """Checkpoint of a job after a `Progress`, as in a run directory.
 
     Attributes:
-        progress: the progress, with JSON types alone.
+        progress: the progress, with only JSON types.
         memory: the method's memory.
         cached: the keys of the recorded calls.
-        meter: what was spent.
+        meter: the spending.
         scored: the candidates scored so far.
         ledger: the requests for proposals.
     """
@@ -65,28 +65,28 @@ class Checkpoint:
 
     @property
     def state(self) -> dict[str, object]:
-        """The state of the progress, as it is read from a checkpoint."""
+        """State of the progress, as read from a checkpoint."""
         return dict(self.progress.state)
 
 
 class OptimizerJob:
-    """One job of an optimizer as the loop runs it, with a scripted model.
+    """Job of an optimizer, run like in the optimization loop but with a scripted model.
 
     Args:
-        system: what to optimize.
+        system: the system to optimize.
         metric: the global reward.
         train: the examples to learn from.
-        lm: makes the model, which answers under every name.
-        share: the system runs that the job may spend.
-        keys: the parameters it may change; all of the system by default.
-        seed, pool_seed, minibatch, candidates, tried: as in `compound.optimization.method.Task`.
+        lm: creates the engine, which serves every model name.
+        share: the number of system runs that the job may spend.
+        keys: the parameters that the job may change; all of the system's by default.
+        seed, pool_seed, minibatch, candidates, tried: see `compound.optimization.method.Task`.
 
     Attributes:
-        problem: what is optimized, with settings that agree with the task.
-        task: the optimizer's assignment.
-        lm: the model.
+        problem: the optimization problem, with settings that agree with the task.
+        task: the task of the optimizer.
+        lm: the engine.
         executor, scorer, memory: those of the task.
-        asked: the requests for proposals so far, each with the name of the model it was for.
+        proposal_requests: the requests for proposals so far, each with the name of its model.
 
     Example:
         >>> from compound import Choice, Function, Input, System, custom
@@ -141,16 +141,16 @@ class OptimizerJob:
 
     @property
     def spent(self) -> float:
-        """System runs so far."""
+        """System runs spent so far."""
         return self.executor.meter.system_runs
 
     @property
-    def asked(self) -> Sequence[tuple[str | None, Request]]:
-        """The requests for proposals so far, each with the name of the model it was for."""
-        return self.scorer.asked
+    def proposal_requests(self) -> Sequence[tuple[str | None, Request]]:
+        """Requests for proposals so far, each with the name of its model."""
+        return self.scorer.proposal_requests
 
     def problem(self, optimizer: Optimizer) -> Problem:
-        """Return the problem whose method has an optimizer and this job alone, as an estimate needs it."""
+        """Return a problem whose method has only an optimizer and this job, for estimates."""
         method = Method("kit", {NAME: optimizer}, [Job(NAME, self.task.keys)], Uniform())
         return replace(self._base, method=method)
 
@@ -161,7 +161,8 @@ class OptimizerJob:
             The state of each checkpoint, as JSON types, and the proposal.
 
         Raises:
-            UserCodeError: the optimizer raised another error than this package's, or yielded something else.
+            UserCodeError: the optimizer raised an error that is not of this package, or yielded an object
+                that is neither `Progress` nor `Proposal`.
         """
         checkpoints, proposal = self.record(optimizer)
         return [checkpoint.state for checkpoint in checkpoints], proposal
@@ -177,8 +178,8 @@ class OptimizerJob:
         """Run an optimizer to the end, and return everything it yields."""
         return asyncio.run(self._record(optimizer))[1]
 
-    def another(self) -> OptimizerJob:
-        """Return the same job, not begun, with a model of its own."""
+    def fresh_copy(self) -> OptimizerJob:
+        """Return an equal job that has not started, with a new engine."""
         task, base = self.task, self._base
         return OptimizerJob(
             base.system, base.metric, base.train, self._make_lm, self.share,
@@ -186,13 +187,13 @@ class OptimizerJob:
             candidates=task.candidates, tried=task.tried,
         )  # fmt: skip
 
-    def resumed(self, checkpoint: Checkpoint) -> OptimizerJob:
-        """Return the same job as it is continued after a crash.
+    def resume(self, checkpoint: Checkpoint) -> OptimizerJob:
+        """Return an equal job that resumes from a checkpoint, as after a crash.
 
         Memory, spending and scores are those of the checkpoint. The recorded calls are all that this job has
-        made so far; those made after the checkpoint are paid for again, as in a run directory.
+        made so far; those made after the checkpoint are charged again, as in a run directory.
         """
-        other = self.another()
+        other = self.fresh_copy()
         other._cache.fill(self._cache.rows, checkpoint.cached)
         other.memory.restore(checkpoint.memory)
         other.executor.meter.restore(checkpoint.meter)
@@ -202,28 +203,28 @@ class OptimizerJob:
         return other
 
     def check_resume(self, make: Callable[[], Optimizer]) -> list[Checkpoint]:
-        """Check that every checkpoint leads to the end that an uninterrupted run has.
+        """Check that resuming from every checkpoint gives the result of an uninterrupted run.
 
         The job runs once to its end, and then once from each checkpoint with a new optimizer.
 
         Args:
-            make: makes an optimizer; all of them must be alike.
+            make: creates an optimizer; all of them must be equivalent.
 
         Returns:
             The checkpoints of the uninterrupted run.
 
         Raises:
-            AssertionError: a continued run differs in what it yields, what it spends, or in the memory.
+            AssertionError: a resumed run differs in its events, its spending or its memory.
         """
         checkpoints, proposal = self.record(make())
         for number, checkpoint in enumerate(checkpoints, 1):
-            job = self.resumed(checkpoint)
-            where = f"continuing from checkpoint {number} of {len(checkpoints)}"
+            job = self.resume(checkpoint)
+            where = f"resuming from checkpoint {number} of {len(checkpoints)}"
             later, found = job.record(make())
             expected = checkpoints[number:]
             _check_equal(where, _flat(found), _flat(proposal), "the proposal")
             assert len(later) == len(expected), (
-                f"{where} yields {len(later)} further Progress instead of {len(expected)}; {KEEP}"
+                f"{where} yields {len(later)} more Progress instead of {len(expected)}; {KEEP}"
             )
             for place, (one, other) in enumerate(zip(later, expected, strict=True), number + 1):
                 _check_equal(where, _flat(one.progress), _flat(other.progress), f"checkpoint {place}")
@@ -234,7 +235,7 @@ class OptimizerJob:
         return checkpoints
 
     async def _record(self, optimizer: Optimizer) -> tuple[list[Checkpoint], list[Progress | Proposal]]:
-        """Run an optimizer as the loop does, and take a checkpoint at each progress."""
+        """Run an optimizer like the loop does, and take a checkpoint at each progress."""
         checkpoints: list[Checkpoint] = []
         events: list[Progress | Proposal] = []
         try:
@@ -247,7 +248,7 @@ class OptimizerJob:
         return checkpoints, events
 
     def _checkpoint(self, event: Progress) -> Checkpoint:
-        """Return a checkpoint of the job as it is now, not as it may become."""
+        """Return a checkpoint of the job, copied so that later changes do not affect it."""
         for what, value in (("state", event.state), ("facts", event.facts)):
             problem = json_problem(value)
             assert not problem, f"the {what} of Progress must be JSON, but {problem}; {STORE}"
@@ -264,12 +265,12 @@ class OptimizerJob:
         )
 
 
-KEEP = "keep everything that later steps depend on in the state of Progress or in the method's memory"
-STORE = "store numbers, texts, lists and dictionaries, as compound.storage.state.State.to_json does"
+KEEP = "store everything that later steps depend on in the state of Progress or in the method's memory"
+STORE = "store numbers, strings, lists and dictionaries, as compound.storage.state.State.to_json does"
 
 
 class _Scorer(JobScorer):
-    """A scorer that notes the requests for proposals."""
+    """Scorer that records the requests for proposals."""
 
     def __init__(
         self,
@@ -281,16 +282,16 @@ class _Scorer(JobScorer):
         proposals: Proposals,
     ) -> None:
         super().__init__(problem, executor, incumbent, share, spent, proposals)
-        self.asked: list[tuple[str | None, Request]] = []
+        self.proposal_requests: list[tuple[str | None, Request]] = []
 
     async def generate(self, request: Request, lm: str | None = None) -> Completion:
-        """Ask a model for something that is not part of the system."""
-        self.asked.append((lm, request))
+        """Record a request for a proposal, and send it."""
+        self.proposal_requests.append((lm, request))
         return await super().generate(request, lm)
 
 
 class _Cache:
-    """A cache whose later entries are paid for when they are first read, as after a crash."""
+    """Cache whose entries after the checkpoint are charged when first read, as after a crash."""
 
     def __init__(self, rows: Mapping[str, str], covered: Sequence[str]) -> None:
         self.rows: dict[str, str] = {}
@@ -317,13 +318,13 @@ class _Cache:
 
 
 def _flat(event: Progress | Proposal) -> dict[str, object]:
-    """Return the fields of an event as they are written."""
+    """Return the fields of an event as a dictionary."""
     found = {field.name: getattr(event, field.name) for field in fields(event)}
     return {name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()}
 
 
 def _check_equal(where: str, found: Mapping[str, object], expected: Mapping[str, object], what: str) -> None:
-    """Raise `AssertionError` that names the first entry in which two mappings differ."""
+    """Raise an `AssertionError` that names the first entry in which two mappings differ."""
     for name in dict.fromkeys((*expected, *found)):
         one, other = found.get(name), expected.get(name)
         if not _same(one, other):
@@ -331,7 +332,7 @@ def _check_equal(where: str, found: Mapping[str, object], expected: Mapping[str,
 
 
 def _same(one: object, other: object) -> bool:
-    """Return whether two values are written as the same JSON; NaN equals itself."""
+    """Return whether two values have the same JSON form; NaN equals itself."""
     try:
         return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The conformance kit of optimizers."""
+"""Conformance kit for optimizers."""
 
 from __future__ import annotations
 
@@ -28,35 +28,36 @@ from compound.testing.optimizer_job import STORE, OptimizerJob
 
 __all__ = ["OptimizerKit"]
 
-CUE = "Answer:"  # how the calls of the kit's own system end; requests for proposals end otherwise
+CUE = "Answer:"  # end of the prompts of the kit's system, which requests for proposals do not have
 BETTER = "Be exact."
 ROUNDING = 1e-9
 
 
 class OptimizerKit:
-    """Checks of an optimizer: inherit it, name the class ``Test…``, and override `make`.
+    """Checks of an optimizer; subclass it as ``Test…``, and override `make`.
 
-    The other hooks have defaults: a system of two language models whose prompts, demonstrations, temperature
-    and lengths may be tuned, a scripted model, and a metric that one of the prompts raises. Override `system`
-    or `keys` if the optimizer changes parameters of some kinds alone, and `engine` if it reads more than a
-    new prompt from the answer to a request of its own.
+    The other hooks have defaults: a system of two language models with tunable prompts, demonstrations,
+    temperature and lengths, a scripted model, and a metric that a better prompt improves. Override `system`
+    or `keys` if the optimizer changes only some kinds of parameters, and `engine` if it expects more than a
+    new prompt from the answers to its own requests.
 
     Checks:
         - ``propose`` takes a task and is an async generator of `Progress` and `Proposal`
-        - it yields one `Proposal`, and nothing after it
-        - states and facts are JSON, and steps are counted upwards to their number
-        - the proposal names parameters of the task, with values that the system can be bound to
-        - two runs with the same seed yield the same
-        - every checkpoint continues to the same end with a new optimizer, and with the memory of that moment
-        - it spends no more system runs than its share, also if that holds two minibatches alone
-        - under a constant metric it reports no gain
-        - it neither draws from nor seeds the global generators of `random` and `numpy.random`
-        - it changes no example
-        - if it declares ``bound``, it makes no more and no longer requests for proposals than that
+        - it yields exactly one `Proposal`, as the last event
+        - states and facts are JSON, and steps increase up to their total
+        - the proposal names parameters of the task, with values that can be bound to the system
+        - two runs with the same seed yield the same events
+        - resuming from any checkpoint, with a new optimizer and the memory of that time, gives the same
+          result
+        - it spends at most its share of system runs, also if the share covers only two minibatches
+        - with a constant metric it reports no gain
+        - it does not use or seed the global generators of `random` and `numpy.random`
+        - it does not modify examples
+        - if it declares ``bound``, it makes at most that many requests for proposals, and none longer
 
     Attributes:
         share: the system runs of the job.
-        checkpoints: the fewest `Progress` that a run must yield, so that continuing is tested; 0 for an
+        checkpoints: the minimum number of `Progress` events of a run, so that resuming is tested; 0 for an
             optimizer that yields none.
 
     Example:
@@ -75,7 +76,7 @@ class OptimizerKit:
     # -- hooks -----------------------------------------------------------------------------------------
 
     def make(self) -> Optimizer:
-        """Return a new optimizer. Override it; all that it returns must be alike."""
+        """Return a new optimizer. Override this; all returned optimizers must be equivalent."""
         raise NotImplementedError("override make() to return the optimizer to test")
 
     def system(self) -> System:
@@ -100,7 +101,7 @@ class OptimizerKit:
     def proposed_keys(self) -> Sequence[str]:
         """Return the parameters that a proposal may change; `keys` by default.
 
-        Override it if the optimizer changes further parameters together with those of the job.
+        Override this if the optimizer also changes parameters other than those of the job.
         """
         return self.keys()
 
@@ -115,7 +116,7 @@ class OptimizerKit:
     def engine(self) -> Engine:
         """Return the model of the system, which also answers requests for proposals.
 
-        Its answers must depend on the request alone.
+        Its answers must depend only on the request.
         """
         return ScriptedLM(_answer)
 
@@ -141,7 +142,7 @@ class OptimizerKit:
         assert inspect.isasyncgen(events), f"propose returned {type(events).__name__}; {_ASYNC}"
 
     def test_one_proposal_comes_last(self) -> None:
-        """It yields `Progress` any number of times, one `Proposal`, and nothing after it."""
+        """The optimizer yields any number of `Progress` events, then exactly one `Proposal`."""
         events = self.job().events(self.make())
         proposals = sum(isinstance(event, Proposal) for event in events)
         assert proposals == 1, f"the optimizer yielded {proposals} Proposals; yield exactly one, at the end"
@@ -152,36 +153,36 @@ class OptimizerKit:
         count = len(events) - 1
         assert count >= self.checkpoints, (
             f"the optimizer yielded {count} Progress, but the kit expects at least {self.checkpoints}; yield "
-            "one after each step that is worth keeping, or set checkpoints = 0 in the kit"
+            "one after each step that should be resumable, or set checkpoints = 0 in the kit"
         )
 
     def test_states_and_facts_are_json(self) -> None:
-        """What checkpoints and the record store can be stored."""
-        for event in self.job().events(self.make()):  # which checks every Progress
+        """States and facts can be stored in checkpoints and records."""
+        for event in self.job().events(self.make()):  # the job checks every Progress
             problem = json_problem(dict(event.facts))
             assert not problem, f"the facts of Proposal must be JSON, but {problem}; {STORE}"
 
     def test_steps_are_counted_upwards(self) -> None:
-        """Where `Progress` tells steps, they do not fall, and are no more than their number."""
+        """Steps of `Progress` events, if given, do not decrease and do not exceed their total."""
         events = self.job().events(self.make())
-        told = [(e.step, e.of) for e in events if isinstance(e, Progress) and e.step is not None]
-        steps = [step for step, _ in told]
-        assert steps == sorted(steps), f"Progress.step must not fall, but the steps are {short(steps)}"
-        for step, of in told:
-            assert of is None or step <= of, (
-                f"Progress tells step {step} of {of}; set of to the number of steps, or to None if it is not "
-                "known"
+        numbered = [(e.step, e.of) for e in events if isinstance(e, Progress) and e.step is not None]
+        steps = [step for step, _ in numbered]
+        assert steps == sorted(steps), f"Progress.step must not decrease, but the steps are {short(steps)}"
+        for step, total in numbered:
+            assert total is None or step <= total, (
+                f"Progress has step {step} of {total}; set Progress.of to the number of steps, or to None if "
+                "it is unknown"
             )
 
     def test_the_proposal_can_be_bound(self) -> None:
-        """It names parameters of the task, with values of their spaces."""
+        """The proposal names parameters of the task, with values of their spaces."""
         job = self.job()
         _, proposal = job.run(self.make())
         allowed = self.proposed_keys()
         others = [key for key in proposal.values if key not in allowed]
         assert not others, (
-            f"the proposal changes {', '.join(others)}, but the task is to change {', '.join(allowed)}; "
-            "propose values of Task.keys alone"
+            f"the proposal changes {', '.join(others)}, but the task allows only {', '.join(allowed)}; "
+            "propose values only for Task.keys"
         )
         try:
             job.task.system.bind({**job.task.system.configuration, **proposal.values})
@@ -192,7 +193,7 @@ class OptimizerKit:
         """Two runs of the same job yield equal events."""
         one, other = (self.job().record(self.make()) for _ in range(2))
         states, again = ([checkpoint.progress for checkpoint in found] for found, _ in (one, other))
-        hint = "draw from generator(task.seed, ...) alone, and iterate over no sets"
+        hint = "use only generator(task.seed, ...) for randomness, and do not iterate over sets"
         assert len(states) == len(again), (
             f"two runs with the same seed yielded {len(states)} and {len(again)} Progress; {hint}"
         )
@@ -207,46 +208,48 @@ class OptimizerKit:
         )
 
     def test_every_checkpoint_continues_to_the_same_end(self) -> None:
-        """An interruption after any `Progress` changes nothing that follows."""
+        """An interruption after any `Progress` does not change later events."""
         self.job().check_resume(self.make)
 
     def test_the_share_is_kept(self) -> None:
-        """It spends no more system runs than it may."""
+        """The optimizer spends at most its share of system runs."""
         few = 2
         for share, minibatch in ((self.share, 4), (2.0 * few, few)):
             job = self.job(share=share, minibatch=minibatch)
             job.run(self.make())
             assert job.spent <= share + ROUNDING, (
-                f"the optimizer spent {job.spent:g} of {share:g} system runs; ask task.scorer.left before "
-                "every step, and do only what fits into it"
+                f"the optimizer spent {job.spent:g} of {share:g} system runs; check task.scorer.left before "
+                "every step, and start only steps that fit"
             )
 
     def test_a_constant_metric_shows_no_gain(self) -> None:
-        """Where all scores are equal, ``after`` is not above ``before``."""
+        """If all scores are equal, ``after`` is not above ``before``."""
         constant = custom(_half, "constant", bounds=(0, 1))
         _, proposal = self.job(metric=constant).run(self.make())
         if proposal.before is not None and proposal.after is not None:
             assert proposal.after <= proposal.before + ROUNDING, (
-                f"the metric is constant, but the proposal says {proposal.before:g} -> {proposal.after:g}; "
+                f"the metric is constant, but the proposal has {proposal.before:g} -> {proposal.after:g}; "
                 "compare candidates and the incumbent on the same examples"
             )
 
     def test_global_generators_are_not_used(self) -> None:
-        """It neither draws from nor seeds them."""
+        """The optimizer neither uses nor seeds the global random generators."""
         job, optimizer = self.job(), self.make()
         with without_global_generators("the optimizer"):
             job.run(optimizer)
 
     def test_examples_are_not_changed(self) -> None:
-        """The examples are the same after the run."""
+        """The examples are unchanged after the run."""
         job = self.job()
         before = readable([[example.inputs, example.gold] for example in job.task.train])
         job.run(self.make())
         after = readable([[example.inputs, example.gold] for example in job.task.train])
-        assert after == before, "the optimizer changed an example of task.train; copy what it changes"
+        assert after == before, (
+            "the optimizer modified an example of task.train; copy values before modifying them"
+        )
 
     def test_requests_stay_within_the_bound(self) -> None:
-        """It makes no more and no longer requests for proposals than it declares."""
+        """Number and length of the requests for proposals are within the declared bound."""
         optimizer = self.make()
         if not isinstance(optimizer, Bounded):
             raise SkipTest("the optimizer declares no bound of its requests")
@@ -255,19 +258,19 @@ class OptimizerKit:
         assert allowed.bound is not None
         job.run(optimizer)
         most = allowed.bound.calls
-        assert len(job.asked) <= most, (
-            f"the optimizer made {len(job.asked)} requests for proposals, but bound declares {most:g}; "
-            "declare the most that a job with outlook.runs system runs can make"
+        assert len(job.proposal_requests) <= most, (
+            f"the optimizer made {len(job.proposal_requests)} requests for proposals, but bound declares "
+            f"{most:g}; declare the maximum for a job with outlook.runs system runs"
         )
         longest = max((request.max_tokens for request in allowed.bound.requests), default=0)
-        for _, request in job.asked:
+        for _, request in job.proposal_requests:
             assert request.max_tokens <= longest, (
-                f"the optimizer asked for an answer of {request.max_tokens} tokens, but bound declares "
-                f"{longest:g}; declare the max_tokens of its longest request"
+                f"the optimizer requested an answer of {request.max_tokens} tokens, but bound declares "
+                f"{longest:g}; declare the largest max_tokens of its requests"
             )
 
     def test_a_larger_share_does_not_lower_the_bound(self) -> None:
-        """The bound does not fall when the job may spend more system runs."""
+        """The bound does not decrease if the job may spend more system runs."""
         optimizer = self.make()
         if not isinstance(optimizer, Bounded):
             raise SkipTest("the optimizer declares no bound of its requests")
@@ -275,18 +278,15 @@ class OptimizerKit:
         runs = [self.share / 4, self.share, 4 * self.share]
         calls = [optimizer.bound(replace(outlook, keys=tuple(self.keys()), runs=n)).calls for n in runs]
         assert calls == sorted(calls), (
-            f"with {runs} system runs the bound declares {calls} requests; it must not fall when runs rise"
+            f"with {runs} system runs the bound declares {calls} requests; it must not decrease"
         )
 
 
-_ASYNC = (
-    "write async def propose(self, task), which yields Progress any number of times and one Proposal at the "
-    "end"
-)
+_ASYNC = "write async def propose(self, task) that yields Progress events and one Proposal at the end"
 
 
 def _answer(message: str, rng: np.random.Generator) -> str:
-    """Answer a call of the system by chance, more often right with a better prompt; else write a prompt."""
+    """Answer a call of the system at random, with a better prompt more often right, or propose a prompt."""
     if message.rstrip().endswith(CUE):
         return "right" if rng.random() < (0.9 if BETTER in message else 0.4) else "wrong"
     text = f"Style {'abc'[int(rng.integers(3))]}. {BETTER if rng.random() < 0.6 else 'Be quick.'}"

@@ -1,4 +1,4 @@
-"""Training steps of a recipe on a chain of agents, without a model and without torch."""
+"""Run training steps of a recipe on a chain of scripted agents, without a model and without torch."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Answer:
     """An answer of `DigitLM`.
 
     Attributes:
-        component: who asked.
-        tokens: what was sampled.
-        temperature: how.
+        component: the component that sent the request.
+        tokens: the sampled tokens.
+        temperature: the sampling temperature.
     """
 
     component: str
@@ -57,51 +57,51 @@ class Answer:
 
 
 class DigitLM(ScriptedLM):
-    """A model that answers with a digit drawn from the request's stream, and records it as one token.
+    """Engine that answers with a digit drawn from the request's random stream, recorded as one token.
 
-    A component is known by the first letter of its prompt.
+    A component is identified by the first letter of its prompt.
 
     Attributes:
-        asked: requests by component.
-        answers: what was answered.
-        adapters: the digests of the adapters that were sampled with, ``""`` for none.
-        gone: by component, how many of its next requests are lost.
-        gone_at: the number of the one request that is lost, from 1 on; 0 for none.
+        request_counts: the number of requests by component.
+        answers: the answers so far.
+        adapters: the digests of the adapters used for sampling, ``""`` for none.
+        losses: the number of upcoming requests to lose, by component.
+        lost_request: the number of a single request to lose, from 1 on; 0 for none.
     """
 
     def __init__(self) -> None:
         super().__init__(lambda text, rng: str(rng.integers(10)))
-        self.asked: Counter[str] = Counter()
+        self.request_counts: Counter[str] = Counter()
         self.answers: list[Answer] = []
         self.adapters: set[str] = set()
-        self.gone: Counter[str] = Counter()
-        self.gone_at = 0
+        self.losses: Counter[str] = Counter()
+        self.lost_request = 0
 
     async def generate(self, request: Request) -> Completion:
         """Answer with a digit.
 
         Raises:
-            TransientError: the request is to be lost.
+            TransientError: the request is one to lose.
         """
-        self.asked[who := request.messages[-1].content[0]] += 1
+        self.request_counts[component := request.messages[-1].content[0]] += 1
         self.adapters.add(request.adapter.sha256 if request.adapter else "")
-        if self.gone[who] or self.asked.total() == self.gone_at:
-            self.gone[who] -= bool(self.gone[who])
-            raise TransientError("the server is gone")
+        if self.losses[component] or self.request_counts.total() == self.lost_request:
+            self.losses[component] -= bool(self.losses[component])
+            raise TransientError("the server lost the request")
         done = await super().generate(request)
         prompt = tuple(request.messages[-1].content.encode())
         record = TokenRecord(prompt, (int(done.text),), (-1.0,), "stop")
-        self.answers.append(Answer(who, record, request.temperature))
+        self.answers.append(Answer(component, record, request.temperature))
         return replace(done, tokens=record)
 
 
 @dataclass
 class ConstantCritic:
-    """A stand-in for the trainer, whose value head says one number.
+    """Substitute for the trainer, with a constant value head.
 
     Attributes:
-        value: the number.
-        asked: the samples that it was asked about.
+        value: the value that the head predicts.
+        asked: the samples that it received.
     """
 
     value: float = 0.0
@@ -113,13 +113,13 @@ class ConstantCritic:
         return [replace(sample, values=(self.value,) * sample.length) for sample in samples]
 
     def divergences(self, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
-        """Return log-ratios to the base model: the number of the sample, from 1 on, for each token."""
+        """Return log-ratios to the base model: for each token the number of its sample, from 1 on."""
         return [(number + 1.0,) * sample.length for number, sample in enumerate(samples)]
 
 
 @dataclass
 class WatchedSampler(Sampler):
-    """A sampler that keeps the rollouts it makes, lost ones included."""
+    """Sampler that records its rollouts, including lost ones."""
 
     rollouts: list[Rollout] = field(default_factory=list)
 
@@ -131,40 +131,40 @@ class WatchedSampler(Sampler):
         *,
         shared: Collection[str] = (),
     ) -> list[Rollout]:
-        """Run examples as the rollouts of theirs that are named."""
-        made = await super().attempts(wanted, system, teacher, shared=shared)
-        self.rollouts += made
-        return made
+        """Run the given rollouts, pairs of an example and a number, and record them."""
+        rollouts = await super().attempts(wanted, system, teacher, shared=shared)
+        self.rollouts += rollouts
+        return rollouts
 
     async def forks(self, wanted: Sequence[Fork]) -> list[Rollout]:
-        """Make forks."""
-        made = await super().forks(wanted)
-        self.rollouts += made
-        return made
+        """Run forks, and record their rollouts."""
+        rollouts = await super().forks(wanted)
+        self.rollouts += rollouts
+        return rollouts
 
 
 class RecipeJob:
-    """Training steps of a recipe, on a chain of agents whose answers and rewards are known.
+    """Training steps of a recipe, on a chain of agents with known answers and rewards.
 
-    Each agent reads what the one before it said, and answers with a digit. The reward of a run is a tenth of
-    the last agent's digit. What a recipe keeps from step to step is kept between calls of `collect`.
+    Each agent reads the answer of the previous one, and answers with a digit. The reward of a run is a tenth
+    of the last agent's digit. The state of the recipe persists between calls of `collect`.
 
     Args:
-        agents: their names, of one letter each, in order.
-        trained: those whose weights are trained; all of them by default.
-        value: what the value head says before each token.
+        agents: the names of the agents, one letter each, in order.
+        trained: the agents whose weights are trained; all of them by default.
+        value: the prediction of the value head before each token.
 
     Attributes:
         system: the chain.
-        lm: the model.
-        critic: stands in for the trainer.
-        kept: what the recipe keeps from step to step.
+        lm: the engine.
+        critic: the substitute for the trainer.
+        state: the state that the recipe persists across steps.
 
     Example:
         >>> from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings
         >>> job = RecipeJob("ab")
         >>> credited = job.collect(MMGRPO(MMGRPOSettings(rollouts={"runs": 4})))
-        >>> len(credited.samples), dict(job.lm.asked)
+        >>> len(credited.samples), dict(job.lm.request_counts)
         (24, {'a': 12, 'b': 12})
     """
 
@@ -178,11 +178,11 @@ class RecipeJob:
         self.trained = tuple(agents if trained is None else trained)
         self.lm = DigitLM()
         self.critic = ConstantCritic(value)
-        self.kept: dict[str, object] = {}
+        self.state: dict[str, object] = {}
         self._files = temporary_folder(self)
 
     def with_adapter(self, component: str, name: str) -> System:
-        """Return the system with an adapter of that digest for one of its components."""
+        """Return the system with an adapter of the given name and digest for one of its components."""
         values = {f"{component}.weights": {"path": name, "sha256": name}}
         return self.system.bind({**self.system.configuration, **values})
 
@@ -197,19 +197,19 @@ class RecipeJob:
         meter: Meter | None = None,
         folder: Path = Path(),
     ) -> Credited:
-        """Make one step's samples as the training loop does.
+        """Collect the samples of a step like the training loop does.
 
         Args:
-            recipe: makes them.
-            step: the number of the step, which names its random streams.
-            examples: those of the step.
-            present: the system with its present weights; the chain as it is by default.
+            recipe: the recipe to test.
+            step: the number of the step, which seeds its random streams.
+            examples: the examples of the step.
+            present: the system with its current weights; the initial chain by default.
             metric: the global reward; a tenth of the last digit by default.
             meter: counts the system runs.
-            folder: where code and files that the settings name are looked for.
+            folder: the folder for code and files that the settings name.
 
         Raises:
-            TooManyFailures: too much of the step was lost.
+            TooManyFailures: too many rollouts of the step were lost.
         """
         context = self.context(recipe, step, examples, present, metric, meter, folder)
         credited = asyncio.run(recipe.collect(context, examples))
@@ -226,7 +226,7 @@ class RecipeJob:
         meter: Meter | None = None,
         folder: Path = Path(),
     ) -> RecipeContext:
-        """Return what a recipe works with in one step; the arguments are those of `collect`."""
+        """Return the context of a step; the arguments are those of `collect`."""
         rules = rolling(Rules(), self.system, self.trained, recipe.sampling)
         executor = Executor({LM: self.lm}, cache=MemoryCache(), meter=meter, folder=self._files)
         metric = metric or custom(_digit, "digit", bounds=(0, 1))
@@ -247,7 +247,7 @@ class RecipeJob:
             context=JobContext(executor, metric, problem.rules, PlainMemory(self._files), folder),
         )
         return RecipeContext(
-            sampler, self.trained, step, cast("Trainer", self.critic), task, self.kept, folder
+            sampler, self.trained, step, cast("Trainer", self.critic), task, self.state, folder
         )
 
 

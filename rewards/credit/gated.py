@@ -1,4 +1,4 @@
-"""The gated reward of Prompt-R1: only a complete form lets the answer count (equations 10-13).
+"""The gated reward of Prompt-R1: the answer counts only if the form is complete (equations 10-13).
 
 An agent's turn is a thought and then either a prompt for the environment or the final answer:
 ``<think>…</think><interaction_prompt>…</interaction_prompt>`` or ``<think>…</think><answer>…</answer>``.
@@ -22,13 +22,13 @@ _BLOCK = re.compile(rf"<({THINK}|{PROMPT}|{ANSWER})>(.*?)</\1>", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one turn of the agent says.
+    """Parsed turn of the agent.
 
     Attributes:
-        thought: what is in the first think block.
-        prompt: the first prompt for the environment, or None; only it is carried out.
-        answer: the final answer; None where there is none or where a prompt stands beside it.
-        exact: whether the turn is one thought and then one prompt or answer, each once, and nothing else.
+        thought: the content of the first think block.
+        prompt: the first prompt for the environment, or None; further prompts are ignored.
+        answer: the final answer; None if there is none, or if the turn also has a prompt.
+        exact: whether the turn is exactly one thought followed by one prompt or answer.
     """
 
     thought: str = ""
@@ -42,31 +42,31 @@ class Turn:
         return self.exact and bool(self.thought) and bool(self.prompt)
 
     @property
-    def concludes(self) -> bool:
+    def is_final(self) -> bool:
         """Whether the turn is a well-formed final one: a thought and the answer's block."""
         return self.exact and bool(self.thought) and self.answer is not None
 
 
 def read_turn(text: str) -> Turn:
-    """Read the blocks of a turn.
+    """Parse the blocks of a turn.
 
     >>> read_turn("<think>Who?</think> <interaction_prompt>Name it.</interaction_prompt>").asks
     True
     >>> read_turn("<think>Now I know.</think><answer>Lima</answer>").answer
     'Lima'
-    >>> read_turn("<answer>Lima</answer>").concludes
+    >>> read_turn("<answer>Lima</answer>").is_final
     False
     """
     blocks = [(match[1], match[2].strip()) for match in _BLOCK.finditer(text)]
     first = dict(reversed(blocks))
     prompt = first.get(PROMPT)
     names = [name for name, _ in blocks]
-    alone = not _BLOCK.sub("", text).strip() and not any(_TAG.search(inside) for _, inside in blocks)
+    only_blocks = not _BLOCK.sub("", text).strip() and not any(_TAG.search(inside) for _, inside in blocks)
     return Turn(
         thought=first.get(THINK, ""),
         prompt=prompt,
         answer=first.get(ANSWER) if prompt is None else None,
-        exact=alone and names in ([THINK, PROMPT], [THINK, ANSWER]),
+        exact=only_blocks and names in ([THINK, PROMPT], [THINK, ANSWER]),
     )
 
 
@@ -74,13 +74,13 @@ def read_turn(text: str) -> Turn:
 class Gate:
     """R = -k + min(form, k) + [form >= k and an answer is present] * F1, in [-k, 1] where k = 1.
 
-    Form adds up: ``alpha`` for each well-formed turn that asks, ``beta`` for an answer's block in the last
-    turn, ``gamma`` if it is not empty, ``delta`` if the last turn is exactly a thought and that block.
+    The form is a sum: ``alpha`` for each well-formed turn with a prompt, ``beta`` for an answer block in the
+    last turn, ``gamma`` if it is not empty, ``delta`` if the last turn is exactly a thought and that block.
 
-    The published code lets further turns make up for parts that are missing: three turns without an answer
-    open its gate, and end at 0, above the -0.4 of a right answer given at once. Here turns count for what
-    a complete form leaves them, k - beta - gamma - delta, unless ``surplus`` is set. So a rollout that ends
-    without an answer, by its own fault or because its turns are used up, has at most -beta - gamma - delta.
+    In the published code, additional turns compensate for missing parts: three turns without an answer open
+    the gate and get 0, more than the -0.4 of an immediate correct answer. Here, turns contribute at most
+    k - beta - gamma - delta, unless ``surplus`` is set. A rollout that ends without an answer, by its own
+    fault or because its turns are used up, therefore gets at most -beta - gamma - delta.
 
     >>> ask = read_turn("<think>?</think><interaction_prompt>Name the capital.</interaction_prompt>")
     >>> end = read_turn("<think>!</think><answer>Lima</answer>")
@@ -113,11 +113,11 @@ class Gate:
         asked = self.alpha * sum(turn.asks for turn in turns)
         points = asked if self.surplus else min(asked, self.k - self._ending)
         points += self.beta * (last.answer is not None) + self.gamma * bool(last.answer)
-        points += self.delta * last.concludes
-        return min(round(points, 9), self.k)  # 0.4 + 0.6 must reach 1 however it is added up
+        points += self.delta * last.is_final
+        return min(round(points, 9), self.k)  # rounded so that 0.4 + 0.6 reaches 1 in any order of summation
 
     def reward(self, turns: Sequence[Turn], f1: float) -> float:
-        """Return R; ``f1`` compares the last turn's answer with the right ones, in [0, 1]."""
+        """Return R; ``f1`` in [0, 1] compares the last turn's answer with the gold answers."""
         form = self.form(turns)
         passed = form >= self.k and bool(turns and turns[-1].answer)
         return round(form - self.k, 9) + (f1 if passed else 0.0)
@@ -126,7 +126,8 @@ class Gate:
 def gated(outputs: Mapping[str, object], example: Example) -> Score:
     """Score a conversation by `Gate` with the paper's numbers; a metric for ``custom``.
 
-    It reads the output ``turns``, the agent's texts in order, and the gold field ``answers``, or ``answer``.
+    It reads the output ``turns``, the texts of the agent in order, and the gold field ``answers`` or
+    ``answer``.
 
     >>> turns = ["<think>?</think><interaction_prompt>Capital?</interaction_prompt>",
     ...          "<think>!</think><answer>Lima</answer>"]

@@ -1,9 +1,9 @@
-"""Reward propagation: what each call of a run earned, from the global rewards of the runs it led to (MHGPO).
+"""Reward propagation: assign credit to each call from the global rewards of the runs it led to (MHGPO).
 
-The traces of one example, which may be forks of each other, are united into one graph of calls: what
-happened before a fork point is the same call in all forks. From the outputs backwards, a call earns the mean
-of what its direct successors earned; then each adds a penalty of its own, which goes no further. Everything
-works on calls, so that loops, maps and conditions need no special case.
+The traces of an example, which may be forks of each other, are merged into one graph of calls, where calls
+before a fork point are shared by all forks. Backwards from the outputs, a call earns the mean of the rewards
+of its direct successors. Then a penalty of the call itself is added, which is not propagated. The algorithm
+works on calls, so loops, maps and conditions need no special case.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Penalty = Callable[[Call], float]
 
 @dataclass(frozen=True)
 class Credit:
-    """What one call of an agent earned.
+    """Credit of a call of an agent.
 
     Attributes:
         call: the call, as in the first of its traces.
-        traces: positions of the traces it is part of; more than one for a call before a fork point.
-        shared: what the runs it led to earned, by aggregation over its direct successors.
-        penalty: what its own component's rule adds, usually not above 0.
+        traces: the indices of the traces with the call; more than one for a call before a fork point.
+        shared: the propagated reward, aggregated over the direct successors.
+        penalty: the penalty of the component's own rule, usually at most 0.
     """
 
     call: Call
@@ -37,15 +37,15 @@ class Credit:
 
     @property
     def reward(self) -> float:
-        """The call's own reward: the shared one and its penalty."""
+        """Reward of the call: the sum of the propagated reward and the penalty."""
         return self.shared + self.penalty
 
 
 @dataclass(frozen=True)
 class Propagated:
-    """The credit of every agent's call, each once, in the order of the traces.
+    """Credits of all calls of agents, each once, in the order of the traces.
 
-    ``unreached`` are the agents' calls that no reward can be traced back to; they have none.
+    ``unreached`` are the agents' calls that no reward reaches; they have no credit.
     """
 
     credits: tuple[Credit, ...]
@@ -54,7 +54,7 @@ class Propagated:
 
 @dataclass(slots=True)
 class _Node:
-    """A call of the united graph; ``ended`` are the traces whose outputs came from it."""
+    """A call of the merged graph; ``ended`` are the traces whose outputs come from it."""
 
     call: Call
     traces: list[int] = field(default_factory=list)
@@ -73,18 +73,18 @@ def propagate(
     """Propagate the rewards of the runs of one example back to the calls of its agents (MHGPO, equation 4).
 
     Args:
-        traces: scored runs of one example. Forks of one run share the calls that `Executor.fork` kept; each
-            fork needs a sample index of its own.
-        agents: names of the components that earn rewards. Others are transparent: the direct successors of a
-            call are the agents reached through others only.
-        penalties: by agent, what its own rule adds to the reward of one of its calls. It is never propagated.
-        aggregate: ``mean``, ``max``, ``min`` or a function: how the rewards of successors become one.
-        fallback: the reward of a run that failed. It goes to the last calls that the run made, and from there
-            back. A call that failed where its run did not, since nobody read it, earns no more.
+        traces: scored runs of one example. Forks of a run share the calls that `Executor.fork` kept; each
+            fork must have a distinct sample index.
+        agents: the names of the components that earn rewards. Others are transparent: the direct successors
+            of a call are the agents that are reached only through other components.
+        penalties: by agent, a rule for the penalty of one of its calls, which is not propagated.
+        aggregate: ``mean``, ``max``, ``min`` or a function that aggregates the rewards of the successors.
+        fallback: the reward of a failed run, which is propagated from the last calls of the run. It is also
+            the reward of a failed call in a successful run, where no other call read its outputs.
 
     Raises:
-        DeclarationError: the traces are of several examples, two different calls cannot be told apart, a run
-            that succeeded has no score, or a name is unknown.
+        DeclarationError: the traces belong to different examples, two different calls have the same
+            identity, a successful run has no score, or a name is unknown.
 
     Example:
         >>> def call(name, *parents):
@@ -97,7 +97,7 @@ def propagate(
     rules = penalties or {}
     unknown = sorted(set(rules) - set(agents))
     if unknown:
-        raise DeclarationError(f"no agent is called {unknown[0]!r}", hint=nearest(unknown[0], agents))
+        raise DeclarationError(f"there is no agent {unknown[0]!r}", hint=nearest(unknown[0], agents))
     combine = _aggregator(aggregate)
     rewards = [run_reward(trace, fallback) for trace in traces]
     nodes = _unite(traces)
@@ -121,7 +121,7 @@ def propagate(
 
 
 def run_reward(trace: Trace, fallback: float) -> float:
-    """Return the reward of a run: its score, or the fallback when it failed, whatever it was scored with.
+    """Return the reward of a run: its score, or the fallback if it failed, even if it has a score.
 
     Raises:
         DeclarationError: the run succeeded, but has no score.
@@ -140,12 +140,14 @@ def run_reward(trace: Trace, fallback: float) -> float:
 
 
 def _unite(traces: Sequence[Trace]) -> list[_Node]:
-    """Return the calls of all traces, each once, parents before children.
+    """Return the distinct calls of all traces, parents before children.
 
-    Two calls are the same when address, sample index and parents are, and so on for the parents.
+    Two calls are equal if seed, configuration, address, sample index and (recursively) parents are equal.
     """
     if len({trace.example for trace in traces}) > 1:
-        raise DeclarationError("rewards are propagated within one example, but the traces are of several")
+        raise DeclarationError(
+            "rewards are propagated within one example, but the traces belong to several examples"
+        )
     nodes: list[_Node] = []
     numbers: dict[tuple[object, ...], int] = {}
     for t, trace in enumerate(traces):
@@ -162,7 +164,7 @@ def _unite(traces: Sequence[Trace]) -> list[_Node]:
                 raise DeclarationError(
                     f"two runs of example {trace.example!r} have different calls at {call.address!r} with "
                     f"sample index {call.sample}",
-                    hint="give each fork a sample index of its own",
+                    hint="give each fork a distinct sample index",
                 )
             nodes[i].traces.append(t)
             by_address[call.address] = i
@@ -172,7 +174,7 @@ def _unite(traces: Sequence[Trace]) -> list[_Node]:
 
 
 def _ends(trace: Trace) -> Collection[str]:
-    """Return the calls that the outputs came from; of a failed run, the last ones it made."""
+    """Return the calls that the outputs come from, or, for a failed run, its last calls."""
     if trace.failure is None and trace.ends is not None:
         return trace.ends
     read = {address for call in trace.calls for address in call.parents}
@@ -185,7 +187,7 @@ def _direct(
     successors: Sequence[tuple[dict[int, None], dict[int, None]]],
     agents: Collection[str],
 ) -> tuple[dict[int, None], dict[int, None]]:
-    """Return the agents' calls that follow a call, and the traces that end with it, through tools only."""
+    """Return the agents' calls and the ends of traces that follow a call directly or through tools only."""
     following: dict[int, None] = {}
     ended = dict.fromkeys(nodes[i].ended)
     for child in nodes[i].children:
@@ -208,7 +210,5 @@ def _aggregator(aggregate: str | Aggregate) -> Aggregate:
     if not isinstance(aggregate, str):
         return aggregate
     if aggregate not in AGGREGATES:
-        raise DeclarationError(
-            f"no way to aggregate is called {aggregate!r}", hint=nearest(aggregate, AGGREGATES)
-        )
+        raise DeclarationError(f"there is no aggregation {aggregate!r}", hint=nearest(aggregate, AGGREGATES))
     return AGGREGATES[aggregate]

@@ -1,8 +1,8 @@
-"""Penalties for single agents: what a call of one component costs by its form, whatever came of the run.
+"""Penalties for the form of a single agent's outputs, independent of the result of the run.
 
-A penalty is a pure function of a call's inputs and outputs, 0 where nothing is wrong. In MHGPO it is added to
-the agent's own reward and goes no further. A reply that could not be read at all pays ``malformed``, which is
-as much. The rules and numbers are those of MMOA-RAG's three agents.
+A penalty is a pure function of a call's inputs and outputs, and 0 for a correct form. In MHGPO it is added to
+the agent's own reward and is not propagated. A reply that cannot be parsed gets the penalty ``malformed``,
+which is equal. The rules and numbers are those of MMOA-RAG's three agents.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 _ONE = rf"(?:\[{_NUMBER.pattern}\]|{_NUMBER.pattern})"
 _LIST = rf"\[\s*{_NUMBER.pattern}(?:\s*,\s*{_NUMBER.pattern})*\s*\]"
 _IDS = re.compile(rf"\s*(?:{_LIST}|{_ONE}(?:(?:\s*,\s*|\s+){_ONE})*)\s*\.?\s*")
-_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")  # so that joining words by signs does not make them one
+_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")  # splits at punctuation, so that joined words count separately
 
 
 @dataclass(frozen=True)
 class TooMany:
-    """For a list that is too long, such as the queries of a rewriter.
+    """Penalty for a list that is too long, such as the queries of a rewriter.
 
     Attributes:
-        output: the output that holds the list.
-        most: how many items cost nothing.
-        penalty: what more of them cost.
+        output: the output with the list.
+        most: the maximum number of items without a penalty.
+        penalty: the penalty for more items.
 
     >>> [TooMany("queries")({}, {"queries": ["a query"] * n}) for n in (4, 5)]
     [0.0, -0.5]
@@ -42,7 +42,7 @@ class TooMany:
 
     @property
     def malformed(self) -> float:
-        """What a reply costs that could not be read."""
+        """Penalty of a reply that cannot be parsed."""
         return self.penalty
 
     def __call__(self, inputs: Values, outputs: Values) -> float:
@@ -52,15 +52,15 @@ class TooMany:
 
 @dataclass(frozen=True)
 class BadIds:
-    """For ids that are malformed, unknown or repeated, such as the passages that a reranker names.
+    """Penalty for ids that are malformed, unknown or repeated, such as the passages that a reranker selects.
 
-    Well-formed are numbers from 1 between commas or spaces, with or without brackets: ``2, 5``, ``[2] [5]``
-    or ``[2, 5]``.
+    Well-formed ids are numbers from 1 on, separated by commas or spaces, with or without brackets: ``2, 5``,
+    ``[2] [5]`` or ``[2, 5]``.
 
     Attributes:
-        output: the output that holds the ids, a text or a list of numbers.
-        among: the input that holds the numbered items.
-        penalty: what an error costs, once.
+        output: the output with the ids, a string or a list of numbers.
+        among: the input with the numbered items.
+        penalty: the penalty, applied once even for several errors.
 
     >>> wrong = BadIds("ids", "candidates")
     >>> shown = {"candidates": ["first", "second"]}
@@ -74,7 +74,7 @@ class BadIds:
 
     @property
     def malformed(self) -> float:
-        """What a reply costs that could not be read."""
+        """Penalty of a reply that cannot be parsed."""
         return self.penalty
 
     def __call__(self, inputs: Values, outputs: Values) -> float:
@@ -87,12 +87,12 @@ class BadIds:
 
 @dataclass(frozen=True)
 class TooLong:
-    """For a text of too many words, such as an answer.
+    """Penalty for a text with too many words, such as an answer.
 
     Attributes:
-        output: the output that holds the text.
-        words: how many words cost nothing.
-        penalty: what more of them cost.
+        output: the output with the text.
+        words: the maximum number of words without a penalty.
+        penalty: the penalty for more words.
 
     >>> [TooLong("answer", words=2)({}, {"answer": text}) for text in ("Lima, Peru", "it-is-Lima")]
     [0.0, -1.0]
@@ -104,7 +104,7 @@ class TooLong:
 
     @property
     def malformed(self) -> float:
-        """What a reply costs that could not be read."""
+        """Penalty of a reply that cannot be parsed."""
         return self.penalty
 
     def __call__(self, inputs: Values, outputs: Values) -> float:
@@ -120,9 +120,9 @@ def _size(value: object) -> int:
 
 
 def _ids(given: object) -> list[int]:
-    """Return the ids of a well-formed text, or of a list; of any other, none."""
+    """Return the ids of a well-formed text or of a list, and none for a malformed text."""
     if not isinstance(given, str):
         if not isinstance(given, Sequence):
-            raise TypeError(f"ids must be a text or a list of numbers, but are {given!r:.80}")
+            raise TypeError(f"ids must be a string or a list of numbers, but are {given!r:.80}")
         return list(given)
     return [int(number) for number in _NUMBER.findall(given)] if _IDS.fullmatch(given) else []

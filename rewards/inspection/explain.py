@@ -1,6 +1,6 @@
-"""Explain a local reward by named features, words, other heads, and time.
+"""Explain a local reward by named features, words, similarity of heads, and drift over iterations.
 
-All of it works on rows of features and held-out margins, so it holds for any backbone. Nothing here draws.
+All functions work on feature matrices and held-out margins, and so with any backbone.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from compound.rewards.model import LocalReward
 from compound.rewards.template import Reading, as_text
 
 Vector = NDArray[np.float64]
-RESAMPLES = 200  # of the inputs, for the limits of a weight
+RESAMPLES = 200  # bootstrap samples of the inputs, for the interval of a weight
 PIECE = re.compile(r"\s*\S+")
 
 
-def placed(margins: Sequence[tuple[int, int, float]]) -> list[dict[int, float]]:
-    """Return local rewards of one call's candidates from the margins of its pairs, 0 on average.
+def rewards_from_margins(margins: Sequence[tuple[int, int, float]]) -> list[dict[int, float]]:
+    """Recover the local rewards of a call's candidates, with mean 0, from the margins of its pairs.
 
-    A margin is the difference of two rewards by one head, so the pairs that hang together fix the rewards of
-    their candidates up to a constant. Each group that hangs together is returned apart.
+    A margin is the difference of two rewards by one head, so the pairs of a connected component determine the
+    rewards of its candidates up to a constant. Each connected component is returned separately.
 
-    >>> placed([(0, 1, 3.0), (1, 2, -1.5)])
+    >>> rewards_from_margins([(0, 1, 3.0), (1, 2, -1.5)])
     [{0: 1.5, 1: -1.5, 2: 0.0}]
     """
-    beside: dict[int, list[tuple[int, float]]] = {}
+    neighbours: dict[int, list[tuple[int, float]]] = {}
     for better, worse, margin in margins:
-        beside.setdefault(better, []).append((worse, -margin))
-        beside.setdefault(worse, []).append((better, margin))
+        neighbours.setdefault(better, []).append((worse, -margin))
+        neighbours.setdefault(worse, []).append((better, margin))
     groups: list[dict[int, float]] = []
-    for start in beside:
+    for start in neighbours:
         if any(start in group for group in groups):
             continue
         found, waiting = {start: 0.0}, [start]
         while waiting:
-            here = waiting.pop()
-            for other, step in beside[here]:
+            current = waiting.pop()
+            for other, step in neighbours[current]:
                 if other not in found:
-                    found[other] = found[here] + step
+                    found[other] = found[current] + step
                     waiting.append(other)
         mean = sum(found.values()) / len(found)
         groups.append({i: found[i] - mean for i in sorted(found)})
@@ -58,9 +58,9 @@ def placed(margins: Sequence[tuple[int, int, float]]) -> list[dict[int, float]]:
 
 @dataclass(frozen=True)
 class Weight:
-    """What one named feature adds to the log odds of being ranked higher, for one standard deviation more.
+    """Weight of a named feature: log odds of being ranked higher per standard deviation.
 
-    ``low`` and ``high`` are 95 % limits by resampling inputs.
+    ``low`` and ``high`` are the limits of the 95 % interval by resampling inputs.
     """
 
     feature: str
@@ -71,12 +71,12 @@ class Weight:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A head, imitated by a logistic regression on the named features alone.
+    """Approximation of a head by a logistic regression on only the named features.
 
     Attributes:
-        weights: of the features that differ between outputs, the largest first.
-        agreement: the share of pairs of unseen inputs that it orders as the head does.
-        accuracy: the share of them that it orders as the global reward does.
+        weights: the weights of the features that differ between outputs, largest first.
+        agreement: the share of held-out pairs that it orders like the head.
+        accuracy: the share of held-out pairs that it orders like the global reward.
     """
 
     weights: tuple[Weight, ...]
@@ -84,7 +84,7 @@ class Explanation:
     accuracy: Accuracy
 
 
-def explained(
+def explain_ranking(
     template_map: FeatureMap,
     chosen: Sequence[Reading],
     rejected: Sequence[Reading],
@@ -93,17 +93,17 @@ def explained(
     *,
     seed: int = 0,
 ) -> Explanation | None:
-    """Imitate a head's held-out ranking by the template's numbers and labels.
+    """Approximate a head's held-out ranking by the template's numbers and labels.
 
     Args:
-        template_map: the head's feature map; its backbone's columns are not used.
+        template_map: the head's feature map; the columns of the backbone are not used.
         chosen, rejected: the pairs.
-        inputs: which input each belongs to.
-        margins: the head's, on inputs it had not seen. A pair that it holds for equal says nothing.
-        seed: names the folds and the resamples.
+        inputs: the input of each pair.
+        margins: the head's held-out margins; pairs with margin 0 are skipped.
+        seed: seeds the folds and the resamples.
 
     Returns:
-        ``None`` where no named feature differs, or there are too few inputs.
+        The explanation, or ``None`` if no named feature differs or there are too few inputs.
     """
     kept = np.flatnonzero(margins != 0).tolist()
     named = FeatureMap.of(template_map.template, [*chosen, *rejected], 0)
@@ -135,7 +135,7 @@ def _rows(named: FeatureMap, readings: Sequence[Reading]) -> Vector:
 
 
 def _resampled(rows: Vector, groups: Sequence[str], strength: float, seed: int) -> Vector:
-    """Return 2.5 % and 97.5 % quantiles of the weights over resampled inputs."""
+    """Return the 2.5 % and 97.5 % quantiles of the weights over resampled inputs."""
     names = np.array(groups)
     members = [np.flatnonzero(names == name) for name in dict.fromkeys(groups)]
     rng = generator(seed, "resamples")
@@ -147,14 +147,14 @@ def _resampled(rows: Vector, groups: Sequence[str], strength: float, seed: int) 
 
 
 def _newton(rows: Vector, strength: float) -> Vector:
-    """Return the weights that `compound.rewards.heads.fit` would: for a few columns, much faster."""
+    """Return the weights by Newton's method: as `compound.rewards.heads.fit`, but faster for few columns."""
     weights = np.zeros(rows.shape[1])
     for _ in range(50):
         wrong = 1 / (1 + np.exp(np.clip(rows @ weights, -500, 500)))
         gradient = weights - strength * (wrong @ rows)
         curvature = np.eye(len(weights)) + strength * (rows.T * (wrong * (1 - wrong))) @ rows
         step = np.linalg.solve(curvature, gradient)
-        step /= max(1.0, float(np.abs(step).max()))  # far from the optimum, whole steps overshoot
+        step /= max(1.0, float(np.abs(step).max()))  # full steps overshoot far from the optimum
         weights = weights - step
         if np.abs(step).max() < 1e-6:
             break
@@ -163,7 +163,7 @@ def _newton(rows: Vector, strength: float) -> Vector:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of an output, and how much the reward falls without it, in log odds."""
+    """Part of an output, and the decrease of the reward without it, in log odds."""
 
     text: str
     effect: float
@@ -171,27 +171,27 @@ class Piece:
 
 @dataclass(frozen=True)
 class Attribution:
-    """An output's reward, and what each of its parts does for it.
+    """Reward of an output, and the effect of each of its parts.
 
-    The effects need not add up: words do not count independently.
+    The effects need not add up, because words do not contribute independently.
     """
 
     reward: float
     pieces: tuple[Piece, ...]
 
 
-def attributed(
+def attribute_reward(
     score: Callable[[Sequence[Mapping[str, object]]], Vector],
     outputs: Mapping[str, object],
     *,
     most: int = 60,
 ) -> Attribution:
-    """Leave each word of each text out in turn, and each item of each list, and see what the reward says.
+    """Return the change of the reward without each word of a text and each item of a list.
 
     Args:
-        score: rewards of outputs, all for one input.
-        outputs: of a call; values that are neither texts nor lists stay as they are.
-        most: parts; in a longer output several words or items go together.
+        score: returns the rewards of outputs, all for the same input.
+        outputs: the outputs of a call; values that are neither strings nor lists are not changed.
+        most: the maximum number of parts; longer outputs are split into groups of words or items.
     """
     found = {name: pieces for name, value in outputs.items() if (pieces := _pieces(value))}
     size = max(1, math.ceil(sum(map(len, found.values())) / most))
@@ -214,7 +214,7 @@ def attributed(
 
 
 def _pieces(value: object) -> list[object]:
-    """Return the words of a text, with the spaces before them, or the items of a list."""
+    """Return the words of a text, with their leading spaces, or the items of a list."""
     if isinstance(value, str):
         return PIECE.findall(value)
     return list(value) if isinstance(value, list | tuple) else []
@@ -222,9 +222,9 @@ def _pieces(value: object) -> list[object]:
 
 @dataclass(frozen=True)
 class Similarity:
-    """How alike two heads are: the cosine of their weights over the columns both have.
+    """Similarity of two heads: the cosine of their weights over shared columns.
 
-    ``cosine`` is ``None`` where they share no column that both give weight.
+    ``cosine`` is ``None`` if the heads have no shared column with weights.
     """
 
     first: str
@@ -233,8 +233,8 @@ class Similarity:
     shared: int
 
 
-def similar(first: LocalReward, second: LocalReward) -> Similarity:
-    """Compare two heads, each feature in units of its own standard deviation."""
+def head_similarity(first: LocalReward, second: LocalReward) -> Similarity:
+    """Compare two heads, with features in units of their standard deviations."""
     one, other = (dict(zip(r.features.columns, r.head.weights, strict=True)) for r in (first, second))
     shared = [name for name in one if name in other]
     a, b = (np.array([weights[name] for name in shared]) for weights in (one, other))
@@ -245,13 +245,13 @@ def similar(first: LocalReward, second: LocalReward) -> Similarity:
 
 @dataclass(frozen=True)
 class Judged:
-    """A head's accuracy at one iteration."""
+    """Accuracy of a head at an iteration."""
 
     iteration: int
     accuracy: Accuracy
 
 
-def prequential(
+def prequential_accuracies(
     chosen: Matrix,
     rejected: Matrix,
     texts: PairTexts,
@@ -260,17 +260,17 @@ def prequential(
     soft: Sequence[bool],
     seed: int = 0,
 ) -> list[Judged]:
-    """Judge each iteration's pairs by a head fitted to the iterations before it.
+    """Evaluate a head fitted to earlier iterations on the pairs of each iteration.
 
-    Pairs of an input that was there before are left out, and so is an iteration with nothing left, or with
-    too few inputs before it. Where the backbone was trained, only inputs it never saw are judged.
+    Pairs of inputs that occurred before are left out. Iterations without remaining pairs, or with too few
+    inputs before them, are skipped. If the backbone was trained, only its held-out inputs are evaluated.
 
     Args:
-        chosen, rejected: features of the pairs.
+        chosen, rejected: the features of the pairs.
         texts: the pairs.
-        iterations: which iteration each pair was made in.
-        soft: which columns come from the backbone.
-        seed: names the folds.
+        iterations: the iteration of each pair.
+        soft: whether each column comes from the backbone.
+        seed: seeds the folds.
     """
     when, names = np.asarray(iterations), np.array(texts.inputs)
     apart = np.array(texts.apart, bool) if texts.apart else None

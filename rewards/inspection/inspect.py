@@ -1,8 +1,8 @@
-"""A run's local rewards, opened to be looked into: nothing is written, no model loaded unless asked for.
+"""Inspect the local rewards of a run, read-only and without loading a model unless it is needed.
 
-The records hold more than one would think: a pair's held-out margin is the difference of two candidates'
-local rewards by a head that had not seen their input, so the pairs of a call give back its candidates'
-held-out rewards, whatever backbone made them. Only attributions and drift read texts again.
+A pair's held-out margin is the difference of its candidates' local rewards, by a head that was not fitted to
+their input. The held-out rewards of the candidates of a call can therefore be recovered from its pairs,
+without the backbone. Only attributions and drift embed texts again.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from compound.rewards.inspection.explain import (
     Explanation,
     Judged,
     Similarity,
-    attributed,
-    explained,
-    placed,
-    prequential,
-    similar,
+    attribute_reward,
+    explain_ranking,
+    head_similarity,
+    prequential_accuracies,
+    rewards_from_margins,
 )
 from compound.rewards.inspection.views import HeadView, Judgement, Missing, Overview, Point, Step
 from compound.rewards.model import NONE, LocalReward, RewardModel, Stored, load, read
-from compound.rewards.pairs import ordered
+from compound.rewards.pairs import ordered_pairs
 from compound.rewards.settings import FreshPairSettings, RewardSettings
 from compound.rewards.template import Reading
 from compound.runs.directory import read_json, read_records
@@ -57,14 +57,14 @@ BINS = 5
 
 @dataclass(frozen=True)
 class Inspection:
-    """The local rewards of a run directory, finished or not.
+    """Local rewards of a finished or unfinished run.
 
     Attributes:
         path: the run directory.
-        settings: how rewards were fitted and used.
+        settings: the settings of the reward model.
         stored: the checkpoint.
-        buffer: the pairs it was made from.
-        events: what the run recorded.
+        buffer: the draws that the checkpoint was fitted to.
+        events: the recorded events of the run.
     """
 
     path: Path
@@ -79,19 +79,20 @@ class Inspection:
 
         Args:
             path: a run directory of method `optimas`.
-            system: whose pairs they must be; otherwise whatever the first record says.
+            system: the system that the pairs must belong to; by default that of the first record.
 
         Raises:
-            RunDirectoryError: it is no run directory, has no local rewards, or the files do not fit together.
+            RunDirectoryError: the folder is not a run directory, has no local rewards, or its files are
+                inconsistent.
             ConfigurationError: the reward checkpoint is damaged.
-            DataError: the pair buffer is damaged, or another system's.
+            DataError: the pair buffer is damaged, or belongs to another system.
         """
         folder = Path(path)
         config = read_json(folder, "config.json")
         if UntrustedFolder(folder).kind(f"{FOLDER}/card.json") is None:
             raise RunDirectoryError(
                 f"{folder} has no local rewards",
-                hint="method optimas learns them, once its offline phase has collected pairs",
+                hint="method optimas learns them after collecting pairs in its offline phase",
             )
         try:
             optimize = config["optimize"]
@@ -111,20 +112,20 @@ class Inspection:
 
     @property
     def components(self) -> tuple[str, ...]:
-        """The components that have a reward, in the order of the pairs."""
+        """Components with a reward, in the order of the pairs."""
         known = dict.fromkeys(entry.draw.component for entry in self.buffer.entries)
         return tuple(name for name in known if name in self.stored.rewards_of)
 
     @functools.cached_property
     def model(self) -> RewardModel:
-        """The reward model with its backbone, which is loaded here."""
+        """Reward model with its backbone, loaded on first access."""
         return load(self.path / FOLDER)
 
     def reward(self, component: str) -> LocalReward:
         """Return a component's reward.
 
         Raises:
-            DeclarationError: it has none.
+            DeclarationError: the component has no reward.
         """
         if component not in self.stored.rewards_of:
             known = self.stored.rewards_of
@@ -133,12 +134,12 @@ class Inspection:
         return self.stored.rewards_of[component]
 
     def texts(self, component: str) -> PairTexts:
-        """Return a component's pairs as the reward model reads them."""
+        """Return a component's pairs as rendered by its template."""
         template = self.reward(component).features.template
         return read_pairs(self.buffer, template, held_out=bool(self.stored.adapter))
 
     def margins(self, component: str) -> Vector:
-        """Return each pair's held-out margin in log odds, in buffer order; ``nan`` for one learned from."""
+        """Return each pair's held-out margin in log odds, in buffer order; ``nan`` for training pairs."""
         reward, texts = self.reward(component), self.texts(component)
         judged = np.array(texts.apart or (True,) * len(texts.inputs), bool)
         found = np.full(len(judged), np.nan)
@@ -147,27 +148,27 @@ class Inspection:
 
     @property
     def largest(self) -> str:
-        """The component with the most pairs, among those that have a reward.
+        """Component with the most pairs, among those with a reward.
 
         Raises:
-            DeclarationError: none has.
+            DeclarationError: no component has a reward.
         """
         if not self.components:
             raise DeclarationError(
                 f"no component of {self.path} has a local reward",
-                hint="the report says why, in the table of local rewards",
+                hint="see the reasons in the report's table of local rewards",
             )
         return max(self.components, key=lambda name: len(self.buffer.pairs(name)))
 
     # -- one component -----------------------------------------------------------------------------------
 
     def head(self, component: str, *, backbone: Embeds | None = None) -> HeadView:
-        """Return what the records show of one component's reward.
+        """Return the recorded facts on a component's reward.
 
         Args:
-            component: its name.
-            backbone: reads the texts again, for the drift; without one there is a drift only where no text
-                is read at all.
+            component: the name of the component.
+            backbone: embeds the texts again to compute the drift; without it, the drift is computed only for
+                reward models that read no text.
         """
         reward, margins = self.reward(component), self.margins(component)
         known = margins[~np.isnan(margins)]
@@ -189,7 +190,7 @@ class Inspection:
         )  # fmt: skip
 
     def worst(self, component: str, count: int = 3) -> list[Judgement]:
-        """Return the held-out pairs that the reward got most wrong."""
+        """Return the held-out pairs with the lowest margins."""
         return sorted(self.judgements(component), key=lambda judgement: judgement.margin)[:count]
 
     def judgements(self, component: str) -> list[Judgement]:
@@ -203,10 +204,10 @@ class Inspection:
         ]
 
     def explanation(self, component: str) -> Explanation | None:
-        """Return what the head rewards, in terms of the template's numbers and labels."""
+        """Explain the head's ranking by the template's numbers and labels."""
         texts, margins = self.texts(component), self.margins(component)
         judged = np.flatnonzero(~np.isnan(margins))
-        return explained(
+        return explain_ranking(
             self.reward(component).features,
             [texts.chosen[i] for i in judged], [texts.rejected[i] for i in judged],
             [texts.inputs[i] for i in judged], margins[judged],
@@ -215,24 +216,24 @@ class Inspection:
     def attributions(
         self, component: str, inputs: Mapping[str, object], outputs: Mapping[str, object]
     ) -> Attribution:
-        """Return what each word of an output does for its reward, by the head fitted to all pairs."""
+        """Return the effect of each word of an output on its reward, by the head fitted to all pairs."""
 
         def score(variants: Sequence[Mapping[str, object]]) -> Vector:
             return self.model.rewards(component, [(inputs, variant) for variant in variants])
 
         self.reward(component)
-        return attributed(score, outputs)
+        return attribute_reward(score, outputs)
 
     def drift(self, component: str, backbone: Embeds | None = None) -> tuple[Judged, ...]:
-        """Return the accuracy on each iteration's pairs by a head fitted to earlier iterations only."""
+        """Return the accuracy on each iteration's pairs of a head fitted only to earlier iterations."""
         texts, features = self.texts(component), self.reward(component).features
         rows = features.matrix([*texts.chosen, *texts.rejected], backbone or self.model.backbone)
         n = len(texts.chosen)
         iterations = [iteration for _, iteration in self.buffer.pairs(component)]
-        return tuple(prequential(rows[:n], rows[n:], texts, iterations, soft=features.soft))
+        return tuple(prequential_accuracies(rows[:n], rows[n:], texts, iterations, soft=features.soft))
 
     def history(self, component: str) -> tuple[Judged, ...]:
-        """Return the accuracy each time rewards were learned, the last of each iteration."""
+        """Return the last recorded accuracy of each iteration."""
         found: dict[int, Accuracy] = {}
         for facts in self._facts():
             accuracies = facts.get("accuracy") or {}
@@ -243,10 +244,10 @@ class Inspection:
     # -- all of them -------------------------------------------------------------------------------------
 
     def similarities(self) -> list[Similarity]:
-        """Return the cosine of every two heads."""
+        """Return the cosine similarity of every pair of heads."""
         names = self.components
         rewards = [self.reward(name) for name in names]
-        return [similar(a, b) for i, a in enumerate(rewards) for b in rewards[i + 1 :]]
+        return [head_similarity(a, b) for i, a in enumerate(rewards) for b in rewards[i + 1 :]]
 
     def steps(self) -> tuple[Step, ...]:
         """Return the validation score at the start and after each accepted change."""
@@ -263,7 +264,7 @@ class Inspection:
         return tuple(found)
 
     def overview(self, *, backbone: Embeds | None = None) -> Overview:
-        """Return all that the records show."""
+        """Return all recorded facts on the local rewards."""
         reasons = {name: why for facts in self._facts() for name, why in facts.get("missing", {}).items()}
         known = dict.fromkeys([*(entry.draw.component for entry in self.buffer.entries), *reasons])
         return Overview(
@@ -286,7 +287,7 @@ class Inspection:
         ]
 
     def _points(self, component: str) -> tuple[list[Point], list[list[Point]]]:
-        """Return the candidates whose held-out reward is known, and the same by call."""
+        """Return the candidates with a known held-out reward, flat and grouped by call."""
         template = self.reward(component).features.template
         measure, labels = self._measure(component)
         margins = iter(self.margins(component).tolist())
@@ -295,9 +296,9 @@ class Inspection:
             place = {id(c.outputs): i for i, c in enumerate(entry.draw.candidates)}
             pairs = [
                 (place[id(pair.chosen)], place[id(pair.rejected)], next(margins))
-                for pair in ordered(entry.draw, self.buffer.sampling)
+                for pair in ordered_pairs(entry.draw, self.buffer.sampling)
             ]
-            for group in placed([pair for pair in pairs if not math.isnan(pair[2])]):
+            for group in rewards_from_margins([pair for pair in pairs if not math.isnan(pair[2])]):
                 chosen = [entry.draw.candidates[i] for i in group]
                 mean = sum(c.value for c in chosen) / len(chosen)
                 groups.append([
@@ -316,7 +317,7 @@ class Inspection:
         return "value", ()
 
     def _check(self) -> None:
-        """Make sure that every pair has its margin."""
+        """Check that the checkpoint has a margin for every held-out pair."""
         for name in self.stored.rewards_of:
             texts = self.texts(name)
             judged = sum(texts.apart) if texts.apart else len(texts.inputs)
@@ -328,14 +329,14 @@ class Inspection:
 
 
 def _learned_from(buffer: PairBuffer, stored: Stored, folder: Path) -> PairBuffer:
-    """Return the part of a buffer that a checkpoint was made from: a run may have remembered more since."""
+    """Return the start of a buffer that a checkpoint was fitted to; a run may have added draws since."""
     for count in range(len(buffer.entries), 0, -1):
         part = PairBuffer(buffer.system, buffer.sampling, buffer.entries[:count])
         if part.digest == stored.data:
             return part
     raise RunDirectoryError(
-        f"{folder}/{FOLDER} was not made from the pairs in {folder}/memory.jsonl",
-        hint="a file was changed, or the run was killed while it learned: go on with it",
+        f"{folder}/{FOLDER} was not fitted to the pairs in {folder}/memory.jsonl",
+        hint="a file was changed, or the run was killed while fitting rewards; resume the run",
     )
 
 
@@ -344,7 +345,7 @@ def _written(reading: Reading) -> str:
 
 
 def _x(reading: Reading, measure: str, labels: Sequence[str]) -> float:
-    """Return where a candidate stands in a picture of its outputs."""
+    """Return the horizontal position of a candidate in figures."""
     if measure == "label":
         return float(labels.index(reading.label)) if reading.label in labels else float(len(labels))
     if measure == "words":

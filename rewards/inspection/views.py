@@ -1,4 +1,4 @@
-"""Results of inspecting local rewards: views of a pair, of a head, and of a run."""
+"""Results of inspecting local rewards: views of a pair, a head and a run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from compound.rewards.pairs import Pair
 
 @dataclass(frozen=True)
 class Point:
-    """A candidate: its held-out local reward and its global reward, each less the mean of its call's.
+    """A candidate: its held-out local reward and its global reward, each minus the mean of its call.
 
-    A local reward says which output of one input is better, not which input is easier, so only differences
-    within a call mean something. ``x`` is the output's length in words, its value, or its label's place.
+    Local rewards compare outputs for the same input, not inputs, so only differences within a call are
+    meaningful. ``x`` is the output's length in words, its value, or the index of its label.
     """
 
     input: str
@@ -26,13 +26,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A pair as the reward saw it before it knew it.
+    """A held-out pair with the reward's margin.
 
     Attributes:
-        pair: the two outputs, and by how much the global reward differs.
-        iteration: in which it was made.
-        inputs, chosen, rejected: what the reward model read.
-        margin: ``r(chosen) - r(rejected)`` in log odds; negative where the reward was wrong.
+        pair: the two outputs, and the difference of their global rewards.
+        iteration: the iteration of the pair.
+        inputs, chosen, rejected: the texts that the reward model read.
+        margin: ``r(chosen) - r(rejected)`` in log odds; negative if the ranking is wrong.
     """
 
     pair: Pair
@@ -44,29 +44,32 @@ class Judgement:
 
     @property
     def probability(self) -> float:
-        """How likely the reward held the better output to be the better one."""
+        """Predicted probability that the better output is the better one."""
         return 1 / (1 + math.exp(-max(-700.0, min(700.0, self.margin))))
 
 
 @dataclass(frozen=True)
 class HeadView:
-    """One component's reward, as far as the records show it.
+    """Recorded facts on a component's reward.
 
     Attributes:
-        component: whose.
-        accuracy: the share of held-out pairs ordered right.
-        pairs: all of them.
+        component: the name of the component.
+        accuracy: the share of held-out pairs that are ordered correctly.
+        pairs: the number of all pairs.
         gap: the mean gap between best and worst output, in the latest iteration.
-        jobs, steered: in how many jobs of the component rewards were asked, and in how many they steered.
-        why: why it did not steer, the last time it did not.
-        bins, error: stated against observed probabilities, and their mean difference.
-        margins: of the pairs, in log odds.
+        jobs, steered: the number of the component's jobs that requested rewards, and that used them.
+        why: the latest reason for not using the reward.
+        bins, error: predicted against observed probabilities, and their mean difference.
+        margins: the held-out margins in log odds.
         points: the candidates.
-        correlation: Spearman's, of local with global rewards within a call; ``None`` where nothing differs.
-        measure: what the points' ``x`` is: ``words``, ``value`` or ``label``; ``labels`` names the latter.
-        explanation: by the named features; ``None`` where they say nothing.
-        history: cross-validated accuracy, each time rewards were learned.
-        drift: accuracy on each iteration's pairs by earlier ones; ``None`` where texts must be read for it.
+        correlation: Spearman's correlation of local with global rewards within a call; ``None`` if all are
+            equal.
+        measure: the meaning of ``x`` of the points: ``words``, ``value`` or ``label`` (an index into
+            ``labels``).
+        explanation: the explanation by named features; ``None`` if they do not differ.
+        history: the cross-validated accuracy each time the rewards were fitted.
+        drift: the accuracy on each iteration's pairs of a head fitted to earlier ones; ``None`` if it would
+            need the backbone.
     """
 
     component: str
@@ -90,7 +93,7 @@ class HeadView:
 
 @dataclass(frozen=True)
 class Missing:
-    """A component without a reward, and why."""
+    """A component without a reward, and the reason."""
 
     component: str
     why: str
@@ -100,9 +103,9 @@ class Missing:
 
 @dataclass(frozen=True)
 class Step:
-    """The validation score at the start, or after a decision that accepted a change.
+    """Validation score at the start, or after a decision that accepted a change.
 
-    ``at`` is the decision's number, ``components`` those whose settings changed.
+    ``at`` is the number of the decision, ``components`` are the changed components.
     """
 
     at: int
@@ -114,16 +117,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Overview:
-    """All that the records show.
+    """Recorded facts on all local rewards of a run.
 
     Attributes:
-        backbone: what read the texts.
-        trained: whether it was trained on the pairs.
-        threshold: the accuracy from which a reward may steer.
-        heads: components with a reward.
-        missing: components without one.
+        backbone: the name of the backbone.
+        trained: whether the backbone was trained on the pairs.
+        threshold: the minimum accuracy for using a reward.
+        heads: the components with a reward.
+        missing: the components without a reward.
         steps: the global reward over the run.
-        decisions: how many were made.
+        decisions: the number of decisions.
     """
 
     backbone: str

@@ -535,14 +535,14 @@ class TestMessages:
         assert "all are used" not in cli("check", "qa.yaml").out
 
     def test_an_interval_beside_a_one_sided_p_says_that_it_is_two_sided(self) -> None:
-        from compound.report.facts.words import Told, change_of
+        from compound.report.facts.words import HeadlineScores, describe_change
 
         side: Summary = {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 20, "failed": 0}
         gain: GainFacts = {"mean": 0.1, "low": -0.01, "high": 0.2, "n": 20, "p": 0.03}
-        told = Told(side, side, gain, "test")
-        assert "the interval, which is two-sided, includes zero" in change_of(told, "unclear")
+        told = HeadlineScores(side, side, gain, "test")
+        assert "the interval, which is two-sided, includes zero" in describe_change(told, "unclear")
         gain["p"] = 0.2
-        assert "the interval includes zero" in change_of(told, "unclear")
+        assert "the interval includes zero" in describe_change(told, "unclear")
 
     def test_a_folder_that_is_no_run_is_not_called_damaged(self, qa: Path, cli: Any) -> None:
         ran = cli("runs", "runs/nope", "--verify")

@@ -194,7 +194,7 @@ class TestFinding:
         assert result.best == demo().configuration
         assert not any(e["accepted"] for e in events(tmp_path / "run", "decision"))
         write_report(tmp_path / "run")
-        assert "Nothing was accepted" in result.report
+        assert "No change was accepted" in result.report
         assert result.test_after == result.test_before
         assert load(tmp_path / "run" / "best.json") == demo().configuration
 

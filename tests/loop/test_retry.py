@@ -111,10 +111,10 @@ class TestRetrying:
         assert again.spent["test_runs"] == first.spent["test_runs"] + 4
         facts = summarize(tmp_path / "run")
         assert facts["failures"] == []
-        note = "8 test runs had failed at first and succeeded when run again."
+        note = "8 test runs failed at first and succeeded when retried."
         assert note in facts["notes"]
-        assert "2 of 2 failed test rows of the unoptimized system were run again; 2 succeeded" in again.report
-        assert "Acceptance decisions and validation scores stayed as they were" in again.report
+        assert "2 of 2 failed test rows of the unoptimized system were retried; 2 succeeded" in again.report
+        assert "Acceptance decisions and validation scores did not change" in again.report
 
     def test_baselines_are_treated_alike(self, tmp_path: Path) -> None:
         DOWN.add("te4")

@@ -113,7 +113,7 @@ def test_the_command_line_refuses_with_code_2(tmp_path: Path, monkeypatch: Any, 
 class TestWords:
     def test_nothing_was_better_on_train(self, tmp_path: Path) -> None:
         told = closing(run(tmp_path, selecting("none"), 100).path)
-        assert "tried on train examples, none of them better there" in told
+        assert "tried on train examples, none better than the incumbent" in told
 
     def test_better_but_not_beyond_chance(self, tmp_path: Path) -> None:
         """One of twelve options answers the first three validation questions, and most of train."""
@@ -126,10 +126,7 @@ class TestWords:
         step = Function("step", answer)(question=Input("question"), pick=pick)
         result = run(tmp_path, System("some", {"answer": step}), 100, iterations=1)
         told = closing(result.path)
-        assert (
-            "1 scored higher, but not beyond chance (smallest p = 0.125, where at most 0.05 is accepted)"
-            in told
-        )
+        assert "1 scored higher, but not significantly (smallest p = 0.125, above the level 0.05)" in told
 
     def test_none_scored_higher(self, tmp_path: Path) -> None:
         def answer(question: str, pick: str) -> str:
@@ -138,7 +135,7 @@ class TestWords:
         pick = Selector("pick", *map(str, range(4)))(question=Input("question"))
         step = Function("step", answer)(question=Input("question"), pick=pick)
         told = closing(run(tmp_path, System("some", {"answer": step}), 100, iterations=1).path)
-        assert "of 1 configuration put to the test on the validation split, none scored higher" in told
+        assert "of 1 candidate tested on the validation split, none scored higher" in told
 
 
 def test_the_start_and_the_report_say_what_can_be_detected(tmp_path: Path) -> None:
@@ -148,7 +145,7 @@ def test_the_start_and_the_report_say_what_can_be_detected(tmp_path: Path) -> No
     assert events[0]["detection"]["examples"] == 10
     assert events[0]["jobs"][0]["candidates"] > 0
     assert "10 validation examples and" in result.report
-    assert "What could be found" in result.report
+    assert "Detectable gains" in result.report
 
 
 def test_parameters_that_cannot_be_tried_are_named_before(tmp_path: Path) -> None:

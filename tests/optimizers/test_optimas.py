@@ -257,7 +257,7 @@ class TestLocalSearch:
         system = System("same", outputs={"y": Function("same", same, by=Choice(1, 2, 3))(x=Input("x", int))})
         made = job(system, custom(lambda o, e: 1.0), [Example(f"e{i}", {"x": i}) for i in range(20)])
         _, proposal = made.run(offline_rewards(REWARDS, PROMPTS))
-        assert "same: every draw gave the same output" in proposal.note
+        assert "same: all draws gave the same output" in proposal.note
         known = RunRewards.open(made.task, learning(REWARDS)).draws("same")
         made.run(local_search(REWARDS, PROMPTS))
         assert RunRewards.open(made.task, learning(REWARDS)).draws("same") == known  # more would say the same

@@ -393,7 +393,7 @@ class TestStored:
     def test_a_reward_for_other_options(self, tmp_path: Path) -> None:
         value = stored(tmp_path, self.SLOPES)
         with pytest.raises(
-            ConfigurationError, match="may choose 'middle', but the reward knows 'low', 'high'"
+            ConfigurationError, match="may choose 'middle', but the reward was trained on 'low', 'high'"
         ):
             chosen(self.system(value, "low", "middle", "high"), 1.0)
 

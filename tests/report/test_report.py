@@ -24,7 +24,7 @@ from compound.evaluation.metrics import exact_match
 from compound.evaluation.statistics import mean_interval
 from compound.example import Example
 from compound.report import closing, summarize, write
-from compound.report.facts.text import line_diff, visible, word_diff
+from compound.report.facts.text import escape_invisible, line_diff, word_diff
 from compound.report.sections import _chosen
 from compound.runs.recorder import Interrupted, Listener, Recorder
 from compound.settings.common import BudgetSettings
@@ -38,8 +38,8 @@ HOSTILE = (
     "</style><script>alert(1)</script> | a & b\n```\n# Injected\n````\n| x | y |\n| --- | --- |\n"
     "![p](http://evil.example/p.png) <img src=x onerror=alert(1)> 漢字 é \u202e \x00 \\| $x$ " + "long " * 400
 )
-TITLES = ["Methods", "What changed", "Score by iteration", "Decisions", "Jobs", "What could be found", "The graph", "Costs by component",
-          "Failures", "Examples", "Use it", "Provenance"]  # fmt: skip
+TITLES = ["Methods", "Changes", "Score by iteration", "Decisions", "Jobs", "Detectable gains", "Graph", "Costs by component",
+          "Failures", "Examples", "Usage", "Provenance"]  # fmt: skip
 Reply = Callable[[str, np.random.Generator], Any]
 
 
@@ -243,7 +243,7 @@ def test_a_baseline_is_compared_on_the_same_examples(runs: Mapping[str, Path], t
     ours, theirs = rows_of(path, "test_after"), rows_of(file.parent, "test_after")
     gap = mean_interval([ours[e] - theirs[e] for e in ours], bounds=(-1.0, 1.0))
     assert (
-        f"search is ahead of random: the paired difference is +{gap.mean:.3f} [{gap.low:.3f}, {gap.high:.3f}]"
+        f"search is better than random: the paired difference is +{gap.mean:.3f} [{gap.low:.3f}, {gap.high:.3f}]"
         in page(path).text
     )
 
@@ -273,17 +273,17 @@ def test_failures_are_grouped_and_counted(runs: Mapping[str, Path]) -> None:
     (group,) = facts["failures"]
     assert (group["kind"], group["where"], group["count"]) == ("parse", "answerer", len(failed))
     assert (group["valid"], group["test"]) == (failed.count("valid"), failed.count("test"))
-    assert any("failed run scores 0.000 and stays in the mean" in note for note in facts["notes"])
+    assert any("failed run scores 0.000 and counts in the mean" in note for note in facts["notes"])
     assert any("failure" in example["after"] for example in facts["examples"]["worst"])
 
 
 def test_nothing_accepted_is_said_and_the_system_stays(runs: Mapping[str, Path]) -> None:
     facts = summarize(runs["unchanged"])
     assert facts["verdict"] == "unchanged"
-    assert facts["sentence"].startswith("Nothing was accepted")
+    assert facts["sentence"].startswith("No change was accepted")
     assert facts["title"].endswith(", unchanged")
     assert (facts["changes"], facts["methods"][1]["gain"]) == ([], None)
-    assert "Nothing changed" in (runs["unchanged"] / "report.md").read_text(encoding="utf-8")
+    assert "No changes" in (runs["unchanged"] / "report.md").read_text(encoding="utf-8")
 
 
 def test_a_run_that_found_nothing_names_the_guide_that_helps(runs: Mapping[str, Path]) -> None:
@@ -310,7 +310,7 @@ def test_a_metric_without_a_stated_range_is_named(runs: Mapping[str, Path], tmp_
     for evaluation in (*evaluations, *(state[name]["evaluation"] for name in ("test_before", "test_after"))):
         evaluation["bounds"] = None
     (path / "checkpoint.json").write_text(sealed_document(stored))
-    assert any("does not state its range" in note for note in summarize(path)["notes"])
+    assert any("does not declare its range" in note for note in summarize(path)["notes"])
 
 
 def test_without_a_test_split_the_gain_is_called_optimistic(runs: Mapping[str, Path]) -> None:
@@ -319,7 +319,7 @@ def test_without_a_test_split_the_gain_is_called_optimistic(runs: Mapping[str, P
     assert "one-sided p" not in facts["sentence"]
     assert {
         "There is no test split.",
-        "The validation split also chose this configuration: expect less on new data.",
+        "The configuration was selected on the validation split: expect a lower score on new data.",
     } <= {*facts["notes"]}
     assert facts["examples"]["split"] == "valid"
 
@@ -353,8 +353,8 @@ def test_an_unfinished_run_is_reported_as_such(tmp_path: Path, events: int) -> N
     write(path)
     facts = summarize(path)
     assert facts["missing"]
-    assert facts["sentence"].startswith(("Unfinished: ", "Nothing is measured yet"))
-    assert "resumes it" in page(path).text
+    assert facts["sentence"].startswith(("Unfinished: ", "There is no result yet"))
+    assert "To resume the run" in page(path).text
     assert headings((path / "report.md").read_text(encoding="utf-8"))[1] == "Methods"
     assert closing(path)
 
@@ -451,7 +451,7 @@ def test_the_closing_words_hold_result_change_cost_and_paths(runs: Mapping[str, 
     text = closing(path)
     assert summarize(path)["sentence"] in text
     assert "answerer.prompt:\n  - Answer the question." in text
-    assert "system runs on the search" in text
+    assert "system runs in the search" in text
     assert text.endswith(f"best configuration: {path / 'best.json'}")
 
 
@@ -485,7 +485,7 @@ def test_unlike_texts_are_shown_one_after_the_other() -> None:
 
 
 def test_what_cannot_be_seen_is_shown_by_its_code() -> None:
-    assert visible("a\u202eb\x07c\ud800d\te\n") == "a\\u202eb\\u0007c\\ud800d\te\n"
+    assert escape_invisible("a\u202eb\x07c\ud800d\te\n") == "a\\u202eb\\u0007c\\ud800d\te\n"
 
 
 def test_provenance_names_the_settings_that_are_not_the_default() -> None:

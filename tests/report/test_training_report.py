@@ -31,13 +31,13 @@ from compound.report.training.figures import (
     PANELS,
     Line,
     caption,
-    in_turn,
+    dash_coincident,
     moving_mean,
-    shown,
+    panels_with_data,
     training_svg,
 )
-from compound.report.training.steps import ends, export, records, training_facts
-from compound.report.training.tables import course, training_blocks
+from compound.report.training.steps import export, first_last_means, records, training_facts
+from compound.report.training.tables import first_last, training_blocks
 
 TINY = Path(__file__).parents[2] / "docs" / "notebooks" / "tiny_run"
 SEED = 3
@@ -350,10 +350,10 @@ class TestFacts:
     @given(st.lists(st.none() | st.floats(-1e6, 1e6), min_size=1, max_size=60))
     def test_ends_lie_between_the_values_and_turn_with_them(self, values: list[float | None]) -> None:
         known = [value for value in values if value is not None]
-        first, last = ends(values)
+        first, last = first_last_means(values)
         for end in (first, last):
             assert end is None or min(known) - 1e-6 <= end <= max(known) + 1e-6
-        assert ends(values[::-1])[0] == (None if last is None else pytest.approx(last))
+        assert first_last_means(values[::-1])[0] == (None if last is None else pytest.approx(last))
 
 
 # --- the figure ---------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ class TestFigure:
     def test_panels_that_say_nothing_are_left_out(self, tmp_path: Path) -> None:
         jobs = jobs_of(tmp_path, [record(i) for i in range(4)])
         svg = training_svg(jobs)
-        assert titles(svg) == {panel.title for panel in shown(jobs)}
+        assert titles(svg) == {panel.title for panel in panels_with_data(jobs)}
         assert not {title for title in titles(svg) if title.startswith(("KL", "Clipped", "Kept"))}
         assert len(titles(svg)) == 6
         assert "No token was clipped." in caption(jobs)
@@ -399,25 +399,25 @@ class TestFigure:
         assert "job 1" not in one
         jobs = jobs_of(tmp_path / "three", [record(i, job) for job in range(3) for i in range(3)])
         three = training_svg(jobs)
-        assert len(rule.findall(three)) == 2 * len(shown(jobs))
+        assert len(rule.findall(three)) == 2 * len(panels_with_data(jobs))
         assert [three.count(f">job {number}<") for number in (1, 2, 3)] == [
             3,
             3,
             3,
         ]  # the upper row of panels
-        assert "Rules part the jobs." in caption(jobs)
+        assert "Vertical lines separate the jobs." in caption(jobs)
 
     def test_many_jobs_have_rules_but_no_room_for_words(self, tmp_path: Path) -> None:
         jobs = jobs_of(tmp_path, [record(0, job) for job in range(40)])
         svg = training_svg(jobs)
         assert "job 1" not in svg
-        assert svg.count("stroke-opacity: 0.7") == 39 * len(shown(jobs))
+        assert svg.count("stroke-opacity: 0.7") == 39 * len(panels_with_data(jobs))
 
     def test_lines_that_coincide_are_seen_in_turn(self) -> None:
         def line(color: str, *values: float) -> Line:
             return Line(list(enumerate(values)), len(values), color, "-", second=False)
 
-        first, second, third = in_turn([line("a", 1, 2), line("b", 1, 3), line("c", 1, 2)])
+        first, second, third = dash_coincident([line("a", 1, 2), line("b", 1, 3), line("c", 1, 2)])
         assert {(found.color, found.dashes) for found in (first, second, third)} == {
             ("a", (0.0, (4.0, 4.0))), ("c", (4.0, (4.0, 4.0))), ("b", "-"),
         }  # fmt: skip
@@ -508,7 +508,7 @@ class TestSection:
         )
         assert "| 3 | second | – | – | – | – | – | – |" in text
         assert "attempts kept" not in text
-        assert "Sampling took 20.0 s and training took 10.0 s (16 tokens/s), together over 10 steps." in text
+        assert "Sampling took 20.0 s and training took 10.0 s (16 tokens/s), in total over 10 steps." in text
 
     def test_both_forms_have_it_with_ids_of_its_own(self, tmp_path: Path) -> None:
         hostile = '</svg><b onclick="x">|$x$'
@@ -538,7 +538,7 @@ class TestSection:
         with (path / "memory.jsonl").open("a") as file:
             file.write("broken\n")
         text = section(path)
-        assert re.search(r"cannot be shown: .*memory.jsonl:\d+", text.replace("\\", ""))
+        assert re.search(r"cannot be read: .*memory.jsonl:\d+", text.replace("\\", ""))
         assert "## Provenance" in (path / "report.md").read_text()
 
     def test_without_matplotlib_the_tables_stand(
@@ -547,11 +547,11 @@ class TestSection:
         path = whole(tmp_path / "run", [record(0, 0)])
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         text = section(path)
-        assert "No figure without matplotlib" in text
+        assert "needs matplotlib, which is not installed" in text
         assert "| 1 | MMGRPO | 1 |" in text
 
     def test_half_a_course_is_shown(self) -> None:
-        assert course([None, 0.5]) == "– → 0.500"
+        assert first_last([None, 0.5]) == "– → 0.500"
 
 
 # --- sweeps -------------------------------------------------------------------------------------------------

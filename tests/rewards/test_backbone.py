@@ -75,7 +75,7 @@ def backbone(folder: Path, **settings: Any) -> Backbone:
     return Backbone(str(folder), dtype="float32", **settings)
 
 
-tidy = policy._tidy
+tidy = policy._normalize
 
 
 def shuffled_and_tidied(adapter: Path, name: str) -> None:
@@ -316,7 +316,7 @@ class TestTraining:
         train(model, [texts_of(filled(16), SYSTEM, n, held_out=True) for n in "ab"], TRAINING, seed=0)
         learned = learn(filled(), SYSTEM, ["a", "b"], model, str(folder), trained=True).model
         first = policy.freeze(learned, "a", tmp_path)
-        monkeypatch.setattr(policy, "_tidy", shuffled_and_tidied)
+        monkeypatch.setattr(policy, "_normalize", shuffled_and_tidied)
         assert policy.freeze(learned, "a", tmp_path) == first
         other = policy.load_policy(tmp_path / policy.freeze(learned, "b", tmp_path)["path"])
         stored = policy.load_policy(tmp_path / first["path"])
@@ -328,9 +328,9 @@ class TestTraining:
         model = backbone(folder)
         model.add_adapter(2, 4, seed=0)
         model.save_adapter(tmp_path / "adapter")
-        with pytest.raises(ConfigurationError, match="another reward adapter"):
+        with pytest.raises(ConfigurationError, match="does not match the digest"):
             backbone(folder).load_adapter(tmp_path / "adapter", "0" * 64)
-        with pytest.raises(ConfigurationError, match="holds no reward adapter"):
+        with pytest.raises(ConfigurationError, match="has no reward adapter"):
             backbone(folder).load_adapter(tmp_path, "0" * 64)
 
     def test_dropping_the_adapter_goes_back_to_the_base(self, folder: Path) -> None:

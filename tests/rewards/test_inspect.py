@@ -31,7 +31,13 @@ from compound.rewards.buffer import PairBuffer
 from compound.rewards.features import FeatureMap, NoBackbone
 from compound.rewards.fit import learn, read_pairs
 from compound.rewards.heads import Head, fit
-from compound.rewards.inspection.explain import attributed, explained, placed, prequential, similar
+from compound.rewards.inspection.explain import (
+    attribute_reward,
+    explain_ranking,
+    head_similarity,
+    prequential_accuracies,
+    rewards_from_margins,
+)
 from compound.rewards.inspection.inspect import Inspection
 from compound.rewards.inspection.views import Overview
 from compound.rewards.model import LocalReward, load
@@ -98,13 +104,13 @@ def tiny() -> Overview:
 
 class TestPlaced:
     def test_a_pair_lies_around_zero(self) -> None:
-        assert placed([(1, 0, 2.0)]) == [{0: -1.0, 1: 1.0}]
+        assert rewards_from_margins([(1, 0, 2.0)]) == [{0: -1.0, 1: 1.0}]
 
     def test_groups_that_no_pair_joins_are_apart(self) -> None:
-        assert placed([(0, 1, 2.0), (3, 2, 4.0)]) == [{0: 1.0, 1: -1.0}, {2: -2.0, 3: 2.0}]
+        assert rewards_from_margins([(0, 1, 2.0), (3, 2, 4.0)]) == [{0: 1.0, 1: -1.0}, {2: -2.0, 3: 2.0}]
 
     def test_nothing_gives_nothing(self) -> None:
-        assert placed([]) == []
+        assert rewards_from_margins([]) == []
 
 
 def readings(outputs: Sequence[str]) -> list[Any]:
@@ -121,7 +127,7 @@ class TestExplanation:
         """The head prefers ends of sentences; the global reward never does."""
         n = 20
         chosen, rejected = readings(["a b c"] * n), readings(["a b c."] * n)
-        found = explained(short_map(), chosen, rejected, [str(i) for i in range(n)], -np.ones(n))
+        found = explain_ranking(short_map(), chosen, rejected, [str(i) for i in range(n)], -np.ones(n))
         assert found is not None
         weights = {weight.feature: weight.value for weight in found.weights}
         assert weights["output.sentence"] > 0
@@ -134,7 +140,9 @@ class TestExplanation:
         texts = [" ".join(["w"] * int(k)) for k in rng.integers(1, 9, 120)]
         chosen, rejected = readings(texts[:60]), readings(texts[60:])
         margins = np.array([len(b.output) - len(a.output) for a, b in zip(chosen, rejected, strict=True)])
-        found = explained(short_map(), chosen, rejected, [str(i) for i in range(60)], margins.astype(float))
+        found = explain_ranking(
+            short_map(), chosen, rejected, [str(i) for i in range(60)], margins.astype(float)
+        )
         assert found is not None
         assert found.agreement.mean > 0.95
         sizes = [abs(weight.value) for weight in found.weights]
@@ -152,10 +160,10 @@ class TestExplanation:
 
     def test_outputs_that_no_name_tells_apart_have_no_explanation(self) -> None:
         same = readings(["abc"] * 10), readings(["xyz"] * 10)
-        assert explained(short_map(), *same, [str(i) for i in range(10)], np.ones(10)) is None
+        assert explain_ranking(short_map(), *same, [str(i) for i in range(10)], np.ones(10)) is None
 
     def test_too_few_inputs_have_no_explanation(self) -> None:
-        assert explained(short_map(), readings(["a"]), readings(["b c"]), ["e"], np.ones(1)) is None
+        assert explain_ranking(short_map(), readings(["a"]), readings(["b c"]), ["e"], np.ones(1)) is None
 
 
 class TestAttribution:
@@ -163,7 +171,7 @@ class TestAttribution:
         def score(variants: Sequence[Mapping[str, Any]]) -> Any:
             return np.array([3.0 * ("Lima" in v["y"]) - len(v["y"].split()) + v["n"] for v in variants])
 
-        found = attributed(score, {"y": "It is Lima", "n": 10})
+        found = attribute_reward(score, {"y": "It is Lima", "n": 10})
         assert found.reward == 10.0
         assert [(piece.text, piece.effect) for piece in found.pieces] == [("It", -1), ("is", -1), ("Lima", 2)]
 
@@ -171,20 +179,20 @@ class TestAttribution:
         def score(variants: Sequence[Mapping[str, Any]]) -> Any:
             return np.array([float(sum(len(item) for item in o["passages"])) for o in variants])
 
-        found = attributed(score, {"passages": ["Lima is in Peru", "ab"]})
+        found = attribute_reward(score, {"passages": ["Lima is in Peru", "ab"]})
         assert [(piece.text, piece.effect) for piece in found.pieces] == [
             ("Lima is in Peru", 15.0),
             ("ab", 2.0),
         ]
 
     def test_a_long_text_is_taken_in_parts(self) -> None:
-        found = attributed(
+        found = attribute_reward(
             lambda v: np.array([len(entry(o, "y", str).split()) for o in v]), {"y": "w " * 100}, most=10
         )
         assert [piece.effect for piece in found.pieces] == [10.0] * 10
 
     def test_an_output_without_words_has_a_reward_and_no_parts(self) -> None:
-        found = attributed(lambda variants: np.ones(len(variants)), {"y": "", "n": 2})
+        found = attribute_reward(lambda variants: np.ones(len(variants)), {"y": "", "n": 2})
         assert (found.reward, found.pieces) == (1.0, ())
 
 
@@ -201,13 +209,13 @@ class TestSimilarity:
     def test_cosine_over_shared_columns_by_hand(self) -> None:
         one = self.head("a", {"y.words": 3.0, "y.lines": 4.0, "y in p": 9.0})
         two = self.head("b", {"y.words": 4.0, "y.lines": 3.0, "y in q": 9.0})
-        found = similar(one, two)
+        found = head_similarity(one, two)
         assert found.cosine == pytest.approx(24 / 25)
         assert (found.first, found.second, found.shared) == ("a", "b", 2)
 
     def test_nothing_shared_is_no_number(self) -> None:
-        assert similar(self.head("a", {"x": 1.0}), self.head("b", {"y": 1.0})).cosine is None
-        assert similar(self.head("a", {"x": 0.0}), self.head("b", {"x": 1.0})).cosine is None
+        assert head_similarity(self.head("a", {"x": 1.0}), self.head("b", {"y": 1.0})).cosine is None
+        assert head_similarity(self.head("a", {"x": 0.0}), self.head("b", {"x": 1.0})).cosine is None
 
 
 class TestDrift:
@@ -219,7 +227,7 @@ class TestDrift:
         features = FeatureMap.of(Template.of(Function("short", shorten)), [*texts.chosen, *texts.rejected], 0)
         rows = features.matrix([*texts.chosen, *texts.rejected], NoBackbone())
         n, when = len(texts.chosen), [iteration for _, iteration in buffer.pairs("short")]
-        found = prequential(rows[:n], rows[n:], texts, when, soft=features.soft)
+        found = prequential_accuracies(rows[:n], rows[n:], texts, when, soft=features.soft)
         return [(j.iteration, j.accuracy.mean, j.accuracy.inputs) for j in found]
 
     def test_a_turn_shows_once_and_is_learned(self) -> None:
@@ -386,8 +394,8 @@ class TestErrors:
             ("line", RunDirectoryError, "not a JSON line"),
             ("record", DataError, "record 2 of the pair buffer is damaged"),
             ("first", DataError, "record 1 of the pair buffer is damaged"),
-            ("pairs", RunDirectoryError, "was not made from the pairs"),
-            ("none", RunDirectoryError, "was not made from the pairs"),
+            ("pairs", RunDirectoryError, "was not fitted to the pairs"),
+            ("none", RunDirectoryError, "was not fitted to the pairs"),
         ],
     )
     def test_damage_is_named(self, run: Path, damage: str, error: type[CompoundError], words: str) -> None:
@@ -425,7 +433,7 @@ class TestErrors:
             Inspection.open(run)
         facts = reward_facts(run)
         assert facts is not None
-        assert "cannot be shown" in str(reward_blocks(facts)[0])
+        assert "cannot be read" in str(reward_blocks(facts)[0])
 
     def test_a_run_whose_rewards_all_failed_says_so(self, tmp_path: Path) -> None:
         found = Inspection.open(write_run(tmp_path, shortest(2)))
@@ -511,7 +519,7 @@ def test_the_tiny_run_shows_what_its_metric_likes(tiny: Overview) -> None:
 def test_the_report_of_such_a_run_has_the_section(second: Path) -> None:
     markdown, html = ((second / name).read_text("utf-8") for name in ("report.md", "report.html"))
     assert "\n## Local rewards\n" in markdown
-    assert markdown.count("Its figures are in report.html.") == 1
+    assert markdown.count("The figures are in report.html.") == 1
     for component in ("planner", "writer", "polisher"):
         assert f"| {component} |" in markdown.split("## Local rewards")[1].split("\n## ")[0]
     for name in ("calibration", "margins", "alignment", "length", "weights", "drift", "steps"):
@@ -526,13 +534,13 @@ def test_a_report_is_written_although_the_rewards_are_damaged(second: Path, tmp_
     path = Path(shutil.copytree(second, tmp_path / "run"))
     (path / "memory" / "rewards" / "card.json").write_text("{")
     write(path)
-    assert "The local rewards of this run cannot be shown" in (path / "report.md").read_text("utf-8")
+    assert "The local rewards of this run cannot be read" in (path / "report.md").read_text("utf-8")
 
 
 def test_without_matplotlib_the_section_has_its_tables(second: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     *_, last = reward_blocks(reward_facts(second) or {})
-    assert "No figures without matplotlib" in str(last)
+    assert "figures need matplotlib" in str(last)
 
 
 def executed(run: Path) -> Any:
@@ -574,4 +582,4 @@ def test_a_figure_can_be_drawn_on_axes_of_ones_own(tiny: Overview) -> None:
 
     axes = Figure().subplots(1, 1)
     figures.draw_alignment(axes, tiny.heads[0])
-    assert axes.get_xlabel() == "local reward, less its call's mean"
+    assert axes.get_xlabel() == "local reward minus call mean"

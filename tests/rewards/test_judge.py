@@ -21,7 +21,7 @@ from compound.execution.executor import Executor
 from compound.graph.component import Input
 from compound.graph.system import System
 from compound.rewards.buffer import PairBuffer
-from compound.rewards.judge import CUE, Judging, ask, judge, right, shortened
+from compound.rewards.judge import CUE, Judging, comparison_request, judge, score_reply, shorten_fields
 from compound.rewards.pairs import Candidate, Draw, Pair
 from compound.rewards.template import Template
 from compound.testing import ScriptedLM
@@ -161,7 +161,8 @@ class TestRequest:
 
     def test_says_the_outputs_in_both_orders(self) -> None:
         plain, swapped = (
-            ask(self.template, self.pair, [], Judging(), swapped=swapped) for swapped in (False, True)
+            comparison_request(self.template, self.pair, [], Judging(), swapped=swapped)
+            for swapped in (False, True)
         )
         assert asked_of(plain.messages[-1].content) == ["good one", "bad one"]
         assert asked_of(swapped.messages[-1].content) == ["bad one", "good one"]
@@ -178,23 +179,23 @@ class TestRequest:
     def test_a_label_is_an_output_like_any_other(self) -> None:
         template = Template.of(Selector("model", "small", "large"))
         pair = Pair("model", "e", "d", {"q": "why?"}, {"choice": "large"}, {"choice": "small"}, 1.0)
-        message = ask(template, pair, [pair], Judging()).messages[-1].content
+        message = comparison_request(template, pair, [pair], Judging()).messages[-1].content
         assert asked_of(message) == ["large", "small"]
         assert "Output: large\nThis output is good." in message
 
     def test_several_outputs_keep_their_names(self) -> None:
         pair = Pair("short", "e", "d", {"text": "x"}, {"a": 1, "b": "yes"}, {"a": 2, "b": "no"}, 1.0)
-        message = ask(self.template, pair, [], Judging()).messages[-1].content
+        message = comparison_request(self.template, pair, [], Judging()).messages[-1].content
         assert "Output A: \na: 1\nb: yes" in message
 
     def test_wired_settings_are_not_shown(self) -> None:
         template = Template.of(Function("weigh", weigh, by=2.0))
         pair = Pair("weigh", "e", "d", {"x": 1.0, "by": 9.0}, {"output": 1.0}, {"output": 2.0}, 1.0)
-        assert "by: " not in ask(template, pair, [], Judging()).messages[-1].content
+        assert "by: " not in comparison_request(template, pair, [], Judging()).messages[-1].content
 
     @given(st.dictionaries(st.text(min_size=1), st.text()), st.integers(0, 200))
     def test_fields_never_take_more_than_their_room(self, values: dict[str, str], room: int) -> None:
-        text = shortened(values, room)
+        text = shorten_fields(values, room)
         names = sum(len(name) + len(": ") for name in values) + max(0, len(values) - 1)
         assert len(text) <= max(room, 2 * len(values)) + names
 
@@ -204,8 +205,8 @@ class TestRequest:
     [("A", 1.0), (" a", 0.5), ("A\nB", 1.0), ("Output A", 0.5), ("AB", 0.5), ("", 0.5), ("(B)", 0.0)],
 )
 def test_only_a_letter_alone_is_a_verdict(text: str, share: float) -> None:
-    assert right(text, swapped=False) == share
-    assert right(text, swapped=True) == 1 - share
+    assert score_reply(text, swapped=False) == share
+    assert score_reply(text, swapped=True) == 1 - share
 
 
 class TestExecutor:

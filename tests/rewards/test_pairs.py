@@ -29,7 +29,16 @@ from compound.graph.component import Input
 from compound.graph.space import Choice, Text
 from compound.graph.system import System
 from compound.narrowing import entry
-from compound.rewards.pairs import WARM, Candidate, Collected, Draw, Sampling, collect, decided, ordered
+from compound.rewards.pairs import (
+    WARM,
+    Candidate,
+    Collected,
+    Draw,
+    Sampling,
+    collect,
+    is_decided,
+    ordered_pairs,
+)
 from compound.testing import ScriptedLM
 
 
@@ -100,21 +109,21 @@ def draw(*rewards: tuple[float, ...]) -> Draw:
 
 def test_d4_pairs_go_in_both_directions_and_the_largest_gaps_come_first() -> None:
     """D4: of two candidates only the later could win, which dropped half of the pairs."""
-    found = ordered(draw((0.5,), (1.0,), (0.2,)), Sampling())
+    found = ordered_pairs(draw((0.5,), (1.0,), (0.2,)), Sampling())
     assert [(p.chosen["y"], p.rejected["y"], round(p.gap, 9)) for p in found] == [
         (1, 2, 0.8),
         (1, 0, 0.5),
         (0, 2, 0.3),
     ]
-    assert len(ordered(draw((0.5,), (1.0,), (0.2,)), Sampling(pairs=2))) == 2
+    assert len(ordered_pairs(draw((0.5,), (1.0,), (0.2,)), Sampling(pairs=2))) == 2
 
 
 def test_a_gap_within_the_noise_is_no_pair() -> None:
     # differences 1, 0, 1, 0: mean 0.5, standard deviation 0.577, standard error 0.289: 1.73 of them
     noisy = draw((1.0, 0.0, 1.0, 0.0), (0.0, 0.0, 0.0, 0.0))
-    assert len(ordered(noisy, Sampling(z=1.7))) == 1
-    assert ordered(noisy, Sampling(z=1.8)) == []
-    assert ordered(draw((0.5, 0.5), (0.5, 0.5)), Sampling(z=0)) == []
+    assert len(ordered_pairs(noisy, Sampling(z=1.7))) == 1
+    assert ordered_pairs(noisy, Sampling(z=1.8)) == []
+    assert ordered_pairs(draw((0.5, 0.5), (0.5, 0.5)), Sampling(z=0)) == []
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=6), st.floats(-3, 3))
@@ -122,7 +131,7 @@ def test_the_order_does_not_depend_on_which_comes_first_nor_on_a_common_shift(
     rewards: list[float], shift: float
 ) -> None:
     a, b = Candidate({}, tuple(rewards)), Candidate({}, tuple(reversed(rewards)))
-    assert decided(a, b, 1.64) == decided(b, a, 1.64)
+    assert is_decided(a, b, 1.64) == is_decided(b, a, 1.64)
 
 
 # --- collecting ----------------------------------------------------------------------------------------
@@ -156,7 +165,9 @@ def test_d4_the_current_output_wins_and_loses_like_any_other(shape: str) -> None
         own = current[pair.component, pair.example]
         won, lost = won + (pair.chosen == own), lost + (pair.rejected == own)
     assert len(found.pairs) == sum(
-        decided(a, b, Sampling().z) for d in found.draws for a, b in itertools.combinations(d.candidates, 2)
+        is_decided(a, b, Sampling().z)
+        for d in found.draws
+        for a, b in itertools.combinations(d.candidates, 2)
     )
     assert min(won, lost) > 0.25 * (won + lost) > 10
 

@@ -192,7 +192,7 @@ _OTHER: list[tuple[str, Any]] = [("configuration", "teacher"), ("seed", 1)]
 
 def test_different_calls_that_cannot_be_told_apart_are_refused() -> None:
     with pytest.raises(
-        DeclarationError, match="different calls at 'a' with sample index 0; give each fork a sample"
+        DeclarationError, match="different calls at 'a' with sample index 0; give each fork a distinct sample"
     ):
         propagate([run(call("a", tokens=1), score=0.0), run(call("a", tokens=2), score=1.0)], {"a"})
 
@@ -235,9 +235,9 @@ def test_wrong_arguments_are_refused() -> None:
         propagate([trace, replace(trace, example="f")], {"a"})
     with pytest.raises(DeclarationError, match="a run of example 'e' has no score"):
         propagate([run(call("a"))], {"a"})
-    with pytest.raises(DeclarationError, match="no agent is called 'answer'; did you mean 'answerer'"):
+    with pytest.raises(DeclarationError, match="there is no agent 'answer'; did you mean 'answerer'"):
         propagate([trace], {"answerer"}, penalties={"answer": lambda made: 0.0})
-    with pytest.raises(DeclarationError, match="no way to aggregate is called 'maen'; did you mean 'mean'"):
+    with pytest.raises(DeclarationError, match="there is no aggregation 'maen'; did you mean 'mean'"):
         propagate([trace], {"a"}, aggregate="maen")
     assert propagate([], {"a"}) == Propagated(())
 

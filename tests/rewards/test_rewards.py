@@ -22,7 +22,7 @@ from compound.graph.system import System
 from compound.rewards.alignment import accuracy, calibration_error, rank_correlation, reliability
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.features import FeatureMap, NoBackbone
-from compound.rewards.fit import RECENCY, is_apart, learn, texts_of
+from compound.rewards.fit import RECENCY, is_held_out, learn, texts_of
 from compound.rewards.heads import LEAST_INPUTS, fit, slope
 from compound.rewards.model import RewardModel, load
 from compound.rewards.pairs import Candidate, Draw, Sampling
@@ -213,7 +213,7 @@ class TestHeads:
 
     def test_few_inputs_are_refused(self) -> None:
         rows = np.ones((10, 1))
-        with pytest.raises(DataError, match="3 inputs cannot train a reward"):
+        with pytest.raises(DataError, match="3 inputs are too few to train a reward"):
             fit(rows, 0 * rows, ["a", "b", "c"] * 3 + ["a"])
 
     def test_numbers_that_are_none_are_refused(self) -> None:
@@ -406,7 +406,7 @@ class TestLearning:
         for i in range(8):
             buffer.add([draw(f"e{i}", f"t{i}", {"same": []})], 1)
         learned = learn(buffer, small(), ["short"], NoBackbone(), "none")
-        assert "every draw gave the same output" in learned.missing["short"]
+        assert "all draws gave the same output" in learned.missing["short"]
 
     def test_d12_equal_inputs_are_on_one_side(self) -> None:
         """D12: a split by pair had one input on both sides; here even two examples with one input are one."""
@@ -418,7 +418,7 @@ class TestLearning:
 
     def test_held_out_inputs_never_change_sides(self) -> None:
         names = [f"e{i}" for i in range(400)]
-        apart = [is_apart(name) for name in names]
+        apart = [is_held_out(name) for name in names]
         assert 0.15 < sum(apart) / 400 < 0.35
         before = texts_of(filled(shortest, 8), small(), "short", held_out=True)
         after = texts_of(filled(shortest, 12), small(), "short", held_out=True)

@@ -53,8 +53,8 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
         "f.yaml:7:37: components.ranker.retriever.corpos: unknown key; did you mean 'corpus'?",
         "f.yaml:7:65: components.ranker.retriever.k.vlaue: unknown key; did you mean 'value'?",
         "f.yaml:7:89: components.ranker.in.query: $rewriterr names no input and no node; did you mean '$rewriter'?",
-        "f.yaml:8:28: components.answerer.llm.prompt: must be a text or {tune: TEXT}, but got {'tun': 'Answer.'}; did you mean 'tune'?",
-        "f.yaml:8:58: components.answerer.llm.max_tokens: must be a whole number, but got '5'",
+        "f.yaml:8:28: components.answerer.llm.prompt: must be a string or {tune: TEXT}, but got {'tun': 'Answer.'}; did you mean 'tune'?",
+        "f.yaml:8:58: components.answerer.llm.max_tokens: must be an integer, but got '5'",
         "f.yaml:9:3: components.answerer: is given twice; first on line 8, column 3",
         "f.yaml:10:19: outputs.answer: $anwserer names no input and no node; did you mean '$answerer'?",
         "f.yaml:11:29: data.trian: unknown key; did you mean 'train'?",
@@ -62,7 +62,7 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
         "f.yaml:13:1: bugdet: unknown key; possible: components, data, engines, inputs, lm, metric, nodes, optimize, outputs, system",
         "f.yaml:14:24: optimize.valid_size: must be >= 2, but got -40",
         "f.yaml:14:38: optimize.budget.system_run: unknown key; did you mean 'system_runs'?",
-        "f.yaml:14:64: optimize.budget.minutes: a number must be finite, but is .inf; quote it if it is a text",
+        "f.yaml:14:64: optimize.budget.minutes: a number must be finite, but is .inf; quote it if it is a string",
         "--set optimize.budgt=1: optimize.budgt: unknown key; did you mean 'budget'?",
         "--set lm.x=1: there is no lm.x to set",
     ]
@@ -97,7 +97,7 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
             "lm: smollm2",
             "lm: {choice: [a, b]}",
             [
-                "f.yaml:2:5: lm: must be a text, but got {'choice': ['a', 'b']}",
+                "f.yaml:2:5: lm: must be a string, but got {'choice': ['a', 'b']}",
             ],
         ),
         (
@@ -312,7 +312,7 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
             "data: {path: x.csv, split_by: {train: 0.5}, id: 5}\noutputs:",
             [
                 "f.yaml:8:31: data.split_by: split_by: the shares must sum to 1, got 0.5",
-                "f.yaml:8:49: data.id: must be a text, but got 5",
+                "f.yaml:8:49: data.id: must be a string, but got 5",
             ],
         ),
         (
@@ -326,7 +326,7 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
             "seed: 3",
             "seed: '3', search: {proposers: [demos, opra], lm: smol}, alpha: 2",
             [
-                "f.yaml:10:18: optimize.seed: must be a whole number, but got '3'",
+                "f.yaml:10:18: optimize.seed: must be an integer, but got '3'",
                 "f.yaml:10:51: optimize.search.proposers.1: cannot be 'opra'; did you mean 'opro'?",
                 "f.yaml:10:76: optimize.alpha: must be < 1.0, but got 2",
             ],
@@ -578,7 +578,7 @@ def test_a_mistake_among_all_kinds_is_named_where_it_is(old: str, new: str, line
         (
             "a: {b\n",
             [
-                "f.yaml:2:1: is not YAML: expected ',' or '}', but got '<stream end>' (while parsing a flow mapping from line 1); quote texts that hold any of [ ] { } , # or `: `",
+                "f.yaml:2:1: is not YAML: expected ',' or '}', but got '<stream end>' (while parsing a flow mapping from line 1); quote strings that hold any of [ ] { } , # or `: `",
             ],
         ),
         (
@@ -593,25 +593,25 @@ def test_a_mistake_among_all_kinds_is_named_where_it_is(old: str, new: str, line
                 "f.yaml:1:1: 'components' is missing",
                 "f.yaml:1:1: 'outputs' is missing",
                 "f.yaml:1:1: 'system' is missing",
-                "f.yaml:1:4: a: a number must be finite, but is .nan; quote it if it is a text",
-                "f.yaml:2:4: b: a number must be finite, but is -.inf; quote it if it is a text",
-                "f.yaml:3:4: c: a number must be finite, but is 1e999; quote it if it is a text",
-                "f.yaml:4:4: d: a number must have at most 100 digits; quote it if it is a text",
+                "f.yaml:1:4: a: a number must be finite, but is .nan; quote it if it is a string",
+                "f.yaml:2:4: b: a number must be finite, but is -.inf; quote it if it is a string",
+                "f.yaml:3:4: c: a number must be finite, but is 1e999; quote it if it is a string",
+                "f.yaml:4:4: d: a number must have at most 100 digits; quote it if it is a string",
             ],
         ),
         (
             "? [a]\n: b\n",
             [
-                "f.yaml:1:3: a key must be a text; quote texts that begin with [ { or *",
+                "f.yaml:1:3: a key must be a string; quote strings that begin with [ { or *",
             ],
         ),
         (
             '"\\ud800": "\\udfff"\nsystem: "\\ud812"\n',
             [
-                "f.yaml:1:1: '\\ud800': holds half a character (a lone surrogate); write the whole one",
+                "f.yaml:1:1: '\\ud800': contains a lone surrogate (half a character); write the whole character",
                 "f.yaml:1:1: 'components' is missing",
                 "f.yaml:1:1: 'outputs' is missing",
-                "f.yaml:2:9: system: holds half a character (a lone surrogate); write the whole one",
+                "f.yaml:2:9: system: contains a lone surrogate (half a character); write the whole character",
             ],
         ),
         (
@@ -629,7 +629,7 @@ def test_a_mistake_among_all_kinds_is_named_where_it_is(old: str, new: str, line
         (
             "a: b: c",
             [
-                "f.yaml:1:5: is not YAML: mapping values are not allowed here; quote texts that hold any of [ ] { } , # or `: `",
+                "f.yaml:1:5: is not YAML: mapping values are not allowed here; quote strings that hold any of [ ] { } , # or `: `",
             ],
         ),
         (
@@ -709,7 +709,7 @@ def test_overrides_are_named_as_they_were_given() -> None:
         "--set optimize.budgt=1: optimize.budgt: unknown key; did you mean 'budget'?",
         "--set lm.x=2: there is no lm.x to set",
         "--set components.size.hyperparameter.choice.7=2: there is no components.size.hyperparameter.choice.7 to set",
-        "--set optimize.iterations=few: optimize.iterations: must be a whole number, but got 'few'",
+        "--set optimize.iterations=few: optimize.iterations: must be an integer, but got 'few'",
         "--set outputs.verdict=$juge: outputs.verdict: $juge names no input and no node; did you mean '$judge'?",
     ]
 
@@ -723,7 +723,7 @@ def test_overrides_that_are_no_values_are_refused() -> None:
         ("a\x1b", "1"),
     ]
     assert problems(SMALL, overrides=overrides) == [
-        "--set optimize.seed=[1: is not YAML: expected ',' or ']', but got '<stream end>' (while parsing a flow sequence from line 1); quote texts that hold any of [ ] { } , # or `: `",
+        "--set optimize.seed=[1: is not YAML: expected ',' or ']', but got '<stream end>' (while parsing a flow sequence from line 1); quote strings that hold any of [ ] { } , # or `: `",
         "--set a..b=1: must name an entry such as optimize.seed",
         "--set optimize.alpha=!x 1: the tag '!x' is refused; remove it",
         "'--set lm=a\\x00': holds the control character U+0000; remove it",

@@ -164,10 +164,10 @@ class TestKinds:
         ("entry", "said"),
         [
             ("shout: {mrak: x}", "5:18: components.loud.shout.mrak: unknown key; did you mean 'mark'?"),
-            ("shout: {mark: 3}", "5:24: components.loud.shout.mark: must be a text, but got 3"),
+            ("shout: {mark: 3}", "5:24: components.loud.shout.mark: must be a string, but got 3"),
             (
                 "shout: {times: {choice: [1]}}",
-                "5:25: components.loud.shout.times: must be a whole number or {int: [LOW, HIGH]}, "
+                "5:25: components.loud.shout.times: must be an integer or {int: [LOW, HIGH]}, "
                 "but got {'choice': [1]}",
             ),
             (
@@ -193,7 +193,7 @@ class TestKinds:
         ("entry", "said"),
         [
             ('shout: {mark: "?"}', r"component kind 'shout' failed at .*shouting.py:19, in __init__: ValueError"),
-            ("renamed: {}", "a component named 'loud' must keep its name, but says 'other'"),
+            ("renamed: {}", "a component named 'loud' must keep its name, but its name is 'other'"),
             ("none: {}", "component kind 'none' is 3, which is not a subclass of Operation"),
             ("gone: {}", r"'gone' \(shouting:gone, from demo-package\) cannot be loaded: AttributeError"),
         ],
@@ -281,9 +281,7 @@ class TestEngines:
         text = file("llm: {lm: bird}", engines="{bird: {parrot: {program: sh}}}")
         assert loads(text).system.nodes
         (said,) = problems(text, allow_import=False)
-        assert said == (
-            "7:36: engines.bird.parrot.program: says how to run a program, and imports are not allowed"
-        )
+        assert said == ("7:36: engines.bird.parrot.program: is a command to run, and imports are not allowed")
 
 
 def test_the_schema_holds_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,22 +122,22 @@ MISSING = "test_a_missing_output_is_reported"
 @pytest.mark.parametrize(
     ("metric", "check", "message"),
     [
-        (changed(name=None), NAME, "must be a text, but is None"),
+        (changed(name=None), NAME, "must be a string, but is None"),
         (changed(name=" "), NAME, "is empty"),
         (returning(math.nan), FINITE, "case 1 scores nan"),
         (returning("1"), FINITE, "case 1 scores '1'"),
         (returning(Score(math.inf)), FINITE, "case 1 scores inf"),
-        (returning(Score(0.5, feedback=3)), FINITE, "the feedback on case 1 must be a text"),  # type: ignore[arg-type]
+        (returning(Score(0.5, feedback=3)), FINITE, "the feedback on case 1 must be a string"),  # type: ignore[arg-type]
         (returning(Score(0.5, parts={"a": math.nan})), FINITE, "the parts {'a': nan}"),
         (changed(bounds=(0, 0.75)), BOUNDS, "case 2 cannot be scored: metric 'share' gave 1, outside its bounds"),
         (changed(bounds=(1, 0)), BOUNDS, "bounds must be the least and the greatest score"),
         (returning(2.0), BOUNDS, "case 1 cannot be scored: metric 'share' gave 2, outside its bounds"),
         (Counts, EQUAL, "case 1 scores 1.0, then 0.5"),
         (Unlucky, EQUAL, "with a new metric"),
-        (Sorts, ARGUMENTS, "changed the outputs or the example of case 1"),
-        (Marks, ARGUMENTS, "changed the outputs or the example of case 1"),
+        (Sorts, ARGUMENTS, "modified the outputs or the example of case 1"),
+        (Marks, ARGUMENTS, "modified the outputs or the example of case 1"),
         (returning(0.25), EXPECTED, "case 1 scores 0.25 instead of 0.5"),
-        (returning("1"), EXPECTED, "case 1 scores '1', which is no number"),
+        (returning("1"), EXPECTED, "case 1 scores '1', which is not a number"),
         (changed(score=lambda self, o, e: self.of(o["words"], e.gold["wanted"])), MISSING, "raises KeyError: 'words'"),
     ],
 )  # fmt: skip

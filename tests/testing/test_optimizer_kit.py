@@ -313,23 +313,23 @@ FALLING = "test_a_larger_share_does_not_lower_the_bound"
         (with_facts(drawn={1, 2}), JSON, "the facts of Progress must be JSON, but drawn is {1, 2}"),
         (with_facts(by_number={1: 2}), JSON, "by_number has the key 1"),
         (lambda: Changed(lambda e: replace(e, step=4) if isinstance(e, Progress) else e), STEPS, "step 4 of 3"),
-        (lambda: Changed(lambda e: replace(e, step=-(e.step or 0)) if isinstance(e, Progress) else e), STEPS, "fall"),
+        (lambda: Changed(lambda e: replace(e, step=-(e.step or 0)) if isinstance(e, Progress) else e), STEPS, "must not decrease"),
         (with_values({"picker.third": "e"}), BOUND, "cannot be bound to the proposal: picker.third must be"),
-        (with_values({"picker.fourth": "a"}), BOUND, "changes picker.fourth, but the task is to change"),
+        (with_values({"picker.fourth": "a"}), BOUND, "changes picker.fourth, but the task allows only"),
         (Unlucky, EQUAL, "with the same seed"),
-        (Keeps, RESUME, "continuing from checkpoint 1 of 3, the proposal has values"),
-        (Forgets, RESUME, "continuing from checkpoint"),
-        (Again, RESUME, "continuing from checkpoint 1 of 3 yields 3 further Progress instead of 2"),
+        (Keeps, RESUME, "resuming from checkpoint 1 of 3, the proposal has values"),
+        (Forgets, RESUME, "resuming from checkpoint"),
+        (Again, RESUME, "resuming from checkpoint 1 of 3 yields 3 more Progress instead of 2"),
         (Remembers, RESUME, "the method's memory has begun 2 instead of 1"),
-        (Spends, SHARE, "system runs; ask task.scorer.left"),
-        (Boasts, CONSTANT, "the metric is constant, but the proposal says 0.25 -> 0.5"),
+        (Spends, SHARE, "system runs; check task.scorer.left"),
+        (Boasts, CONSTANT, "the metric is constant, but the proposal has 0.25 -> 0.5"),
         (Global, GLOBAL, "the global generator of random;"),
         (Seeds, GLOBAL, "the global generator of numpy.random;"),
-        (Edits, EXAMPLES, "changed an example of task.train"),
+        (Edits, EXAMPLES, "modified an example of task.train"),
         (Asks, REQUESTS, "made 3 requests for proposals, but bound declares 0"),
         (lambda: Asks(bound(2, 20)), REQUESTS, "made 3 requests for proposals, but bound declares 2"),
         (lambda: Asks(bound(3, 19)), REQUESTS, "an answer of 20 tokens, but bound declares 19"),
-        (Falling, FALLING, "it must not fall"),
+        (Falling, FALLING, "it must not decrease"),
     ],
 )  # fmt: skip
 def test_a_wrong_optimizer_is_caught(optimizer: Callable[[], Any], check: str, message: str) -> None:
@@ -339,7 +339,7 @@ def test_a_wrong_optimizer_is_caught(optimizer: Callable[[], Any], check: str, m
 
 def test_a_proposal_of_a_key_of_another_job_is_caught() -> None:
     found = failures(with_values({"picker.third": "b"}), keys=lambda self: ("picker.first",), checkpoints=1)
-    assert "changes picker.third, but the task is to change picker.first" in found[BOUND]
+    assert "changes picker.third, but the task allows only picker.first" in found[BOUND]
 
 
 def test_keys_that_are_searched_together_may_be_declared() -> None:
@@ -357,7 +357,7 @@ def test_the_memory_of_a_checkpoint_does_not_hold_what_came_later() -> None:
     job = OptimizerJob(toy(), Toy().metric(), Toy().train(), share=60)
     first, *_ = job.record(Later())[0]
     assert list(job.memory.state["drawn"]) == ["picker.first", "picker.second", "picker.third"]  # type: ignore[call-overload]
-    assert list(job.resumed(first).memory.state["drawn"]) == ["picker.first"]  # type: ignore[call-overload]
+    assert list(job.resume(first).memory.state["drawn"]) == ["picker.first"]  # type: ignore[call-overload]
 
 
 def test_a_continued_job_has_the_files_and_the_spending_of_its_checkpoint() -> None:
@@ -368,7 +368,7 @@ def test_a_continued_job_has_the_files_and_the_spending_of_its_checkpoint() -> N
 
     job = OptimizerJob(toy(), Toy().metric(), Toy().train(), share=60)
     checkpoints, _ = job.record(Files())
-    continued = job.resumed(checkpoints[0])
+    continued = job.resume(checkpoints[0])
     assert [path.name for path in continued.memory.folder.iterdir()] == ["picker.first"]
     assert continued.spent == 8 < job.spent
     assert continued.task.scorer.left == 52

@@ -1,7 +1,7 @@
-"""The facts of a report as JSON types: one typed dictionary for each part.
+"""Facts of a report as JSON types: a typed dictionary for each part.
 
-`compound.report.facts.facts` and its neighbours make them, the tables and figures read them, and
-`compound.report.summarize` returns the whole.
+The other modules of `compound.report.facts` and `compound.report.training` create them, the tables and
+figures read them, and `compound.report.summarize` returns the complete facts of a run.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from compound.runs.events import ChangeRow, Gain, Spent
 
 
 class SplitData(TypedDict):
-    """How many examples a split has, and their digest."""
+    """Number of examples in a split, and their digest."""
 
     n: int
     digest: str
 
 
 class OptimizeDocument(TypedDict):
-    """What is read of a run's settings, as JSON types."""
+    """Settings of a run that the report reads, as JSON types."""
 
     method: str
     seed: int
@@ -34,7 +34,7 @@ class OptimizeDocument(TypedDict):
 
 
 class RunConfig(TypedDict):
-    """What is read of a run's ``config.json``: what was asked for."""
+    """Parts of a run's ``config.json`` that the report reads: the configuration of the run."""
 
     system: str
     metric: str
@@ -62,8 +62,8 @@ class SplitFacts(TypedDict):
     gain: GainFacts | None
 
 
-class Took(TypedDict, total=False):
-    """What a method spent, as far as that is known."""
+class MethodSpending(TypedDict, total=False):
+    """Spending of a method; unknown numbers are None or absent."""
 
     system_runs: float | None
     test_runs: float | None
@@ -75,8 +75,8 @@ class Took(TypedDict, total=False):
     seconds: float | None
 
 
-class MethodRow(Took):
-    """A method beside the others; what the unoptimized system took is not counted."""
+class MethodRow(MethodSpending):
+    """A row of the comparison of methods; the spending of the unoptimized system is not counted."""
 
     method: str
     valid: Summary | None
@@ -90,7 +90,7 @@ class MethodRow(Took):
 
 
 class Point(TypedDict):
-    """A score with its interval, after so many system runs."""
+    """A score with its interval; ``at`` is the number of system runs spent before it."""
 
     at: float
     mean: float
@@ -99,7 +99,7 @@ class Point(TypedDict):
 
 
 class TrainPoint(TypedDict):
-    """A job's comparison on train examples, after so many system runs."""
+    """A job's comparison on train examples; ``at`` is the number of system runs spent before it."""
 
     at: float
     before: float
@@ -108,7 +108,7 @@ class TrainPoint(TypedDict):
 
 
 class DecidedPoint(TypedDict):
-    """A decision, after so many system runs."""
+    """A decision; ``at`` is the number of system runs spent before it."""
 
     at: float
     accepted: bool
@@ -118,7 +118,7 @@ class DecidedPoint(TypedDict):
 
 
 class Curve(TypedDict):
-    """The course of a method; ``end`` is how many system runs its search took."""
+    """Scores of a method over its search; ``end`` is the number of system runs of the search."""
 
     method: str
     start: list[Point]
@@ -137,7 +137,7 @@ class ChangeDocument(TypedDict):
 
 
 class DecisionFacts(TypedDict):
-    """An acceptance decision, after so many system runs."""
+    """An acceptance decision; ``at`` is the number of system runs spent before it."""
 
     decision: int
     accepted: bool
@@ -152,7 +152,7 @@ class DecisionFacts(TypedDict):
 
 
 class JobRow(TypedDict):
-    """An optimizer's job, which ended after so many system runs."""
+    """An optimizer's job; ``at`` is the number of system runs spent when it ended."""
 
     job: int
     optimizer: str
@@ -168,7 +168,7 @@ class JobRow(TypedDict):
 
 
 class RetryFacts(TypedDict):
-    """Failed test rows that were run again."""
+    """Failed test rows that were retried."""
 
     method: str
     evaluation: str
@@ -181,7 +181,7 @@ class RetryFacts(TypedDict):
 
 
 class UsageTotals(TypedDict):
-    """What calls took together."""
+    """Total usage of calls."""
 
     calls: int
     prompt_tokens: int
@@ -202,14 +202,14 @@ class TallyFacts(TypedDict):
 
 
 class ProposalFacts(UsageTotals):
-    """Requests for proposals: by model, why models were not asked any more, and what they took."""
+    """Requests for proposals: outcomes by model, why requests to a model were stopped, and total usage."""
 
     models: dict[str, TallyFacts]
     stopped: dict[str, str]
 
 
 class OutlookFacts(TypedDict, total=False):
-    """What the run could find, estimated before it began."""
+    """Gains that the run can detect, estimated before it started."""
 
     detection: Detection
     jobs: list[ProspectDocument]
@@ -218,13 +218,13 @@ class OutlookFacts(TypedDict, total=False):
 
 
 class SpentFacts(Spent, total=False):
-    """What a run spent, and how often something went wrong at a server."""
+    """Spending of a run, and the number of incidents at servers by kind."""
 
     incidents: dict[str, int]
 
 
 class ComponentCost(UsageTotals):
-    """What the recorded calls of a component took; the row ``""`` is everything else."""
+    """Usage of the recorded calls of a component; the row ``""`` is everything else."""
 
     component: str
     executed: int | None
@@ -233,7 +233,7 @@ class ComponentCost(UsageTotals):
 
 
 class FailureGroup(TypedDict):
-    """Runs that failed for one reason, by split."""
+    """Runs that failed for the same reason, by split."""
 
     kind: str
     message: str
@@ -244,7 +244,7 @@ class FailureGroup(TypedDict):
 
 
 class Shown(TypedDict, total=False):
-    """What is shown of a trace, cut to a readable length."""
+    """Parts of a trace that the report shows, cut to a readable length."""
 
     inputs: dict[str, str]
     gold: dict[str, str]
@@ -255,7 +255,7 @@ class Shown(TypedDict, total=False):
 
 
 class Side(Shown, total=False):
-    """What an example's run gave under one configuration."""
+    """Result of an example under one configuration."""
 
     score: float
 
@@ -271,7 +271,7 @@ class ExampleFacts(TypedDict):
 
 
 class ExamplesFacts(TypedDict):
-    """The examples that lost and gained most, the worst ones left, and how many moved."""
+    """Examples with the largest losses, gains and lowest scores, and counts of changed scores."""
 
     split: str
     counts: dict[str, int] | None
@@ -282,7 +282,7 @@ class ExamplesFacts(TypedDict):
 
 
 class TraceFacts(TypedDict):
-    """What the recorded traces tell."""
+    """Facts computed from the recorded traces."""
 
     components: list[ComponentCost]
     failures: list[FailureGroup]
@@ -291,7 +291,7 @@ class TraceFacts(TypedDict):
 
 
 class Provenance(TypedDict):
-    """What a reader needs to make the same run again."""
+    """Information for reproducing the run."""
 
     signature: str
     defaults: dict[str, object]
@@ -306,7 +306,7 @@ class Provenance(TypedDict):
 
 
 class PlanDocument(TypedDict):
-    """How the budget of a run is divided; see `compound.optimization.budget_plan.BudgetPlan`."""
+    """Division of a run's budget; see `compound.optimization.budget_plan.BudgetPlan`."""
 
     decisions: int
     jobs: int
@@ -315,7 +315,7 @@ class PlanDocument(TypedDict):
 
 
 class Headline(TypedDict):
-    """The result in words; the verdict is one of those of `compound.report.facts.words.headline`."""
+    """Result in words; the verdict is one of those of `compound.report.facts.words.headline`."""
 
     title: str
     sentence: str
@@ -324,7 +324,7 @@ class Headline(TypedDict):
 
 
 class Measured(TraceFacts):
-    """Everything that the report says about a run, but its headline."""
+    """All facts of the report on a run, except its headline."""
 
     run: str
     system: str
@@ -354,7 +354,7 @@ class Measured(TraceFacts):
 
 
 class RunFacts(Measured, Headline):
-    """Everything that the report says about a run."""
+    """All facts of the report on a run."""
 
 
 # --- training ------------------------------------------------------------------------------------------
@@ -362,18 +362,18 @@ class RunFacts(Measured, Headline):
 Step = Mapping[
     str, object
 ]  # numbers of a training step by name, and those of components under ``components``
-Ends = Sequence[float | None]  # what a fact was at first and at last
+Ends = Sequence[float | None]  # means of a number over the first and the last steps
 
 
 class AnswerFacts(TypedDict):
-    """An answer of a component, and what it earned."""
+    """An answer of a component, and its reward."""
 
     reward: float
     text: str
 
 
 class Sums(TypedDict):
-    """What some steps took together, ``None`` where no step says; of the memory the most."""
+    """Totals over some steps, None if no step recorded the number; ``memory`` is the maximum."""
 
     tokens: float | None
     sampled: float | None
@@ -390,7 +390,7 @@ class Sums(TypedDict):
 
 
 class Totals(Sums):
-    """The same for all jobs of a method, with the tokens for each second."""
+    """Totals over all jobs of a method, with speeds in tokens per second."""
 
     steps: int
     sampling_speed: float | None
@@ -398,7 +398,7 @@ class Totals(Sums):
 
 
 class TrainedComponent(TypedDict):
-    """What a component was trained on, and its facts at either end."""
+    """Training data of a component, and its numbers at the first and the last steps."""
 
     samples: float | None
     tokens: float | None
@@ -410,7 +410,7 @@ class TrainedComponent(TypedDict):
 
 
 class Chosen(TypedDict):
-    """Which step a job proposed, and the held-out scores of the start and of that step."""
+    """Step that a job proposed, and the held-out scores of the start and of that step."""
 
     best_step: int | None
     held_out: Ends
@@ -431,7 +431,7 @@ class TrainedJob(Sums, Chosen):
 
 
 class MethodTraining(TypedDict):
-    """The jobs in which a method trained weights, and their sums."""
+    """Jobs in which a method trained weights, and their totals."""
 
     method: str
     jobs: list[TrainedJob]
@@ -439,14 +439,14 @@ class MethodTraining(TypedDict):
 
 
 class TrainingFacts(TypedDict, total=False):
-    """What the methods of a run recorded of training, or why it cannot be read."""
+    """Training records of the methods of a run, or the reason why they cannot be read."""
 
     problem: str
     methods: list[MethodTraining]
 
 
 class ReportFacts(RunFacts):
-    """What a report is written from."""
+    """All facts that a report is written from."""
 
     rewards: Mapping[str, object] | None
     training: TrainingFacts | None

@@ -1,4 +1,4 @@
-"""The facts of a run that both forms of the report render, computed in one place."""
+"""Compute the facts of a run that both report formats render."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from compound.report.facts.documents import (
     JobRow,
     Measured,
     MethodRow,
+    MethodSpending,
     OutlookFacts,
     PlanDocument,
     ProposalFacts,
@@ -25,10 +26,9 @@ from compound.report.facts.documents import (
     RunFacts,
     SplitFacts,
     TallyFacts,
-    Took,
     TrainPoint,
 )
-from compound.report.facts.record import Record, compared, plain, summary, totals
+from compound.report.facts.record import Record, compared, summary, to_strict_json, totals
 from compound.report.facts.traces import read_traces
 from compound.report.facts.words import headline
 from compound.runs.directory import understood
@@ -36,13 +36,13 @@ from compound.runs.events import DecisionEvent, JobEvent, Recorded, RetryEvent, 
 
 
 def summarize(path: str | Path) -> RunFacts:
-    """Return everything the report says about a run, as JSON types.
+    """Return all facts of the report on a run, as JSON types.
 
     Args:
-        path: the run directory, of a finished or an unfinished run.
+        path: the directory of a finished or unfinished run.
 
     Raises:
-        RunDirectoryError: it is no run directory, or one of its files is broken.
+        RunDirectoryError: the folder is not a run directory, or one of its files is broken.
     """
     with understood(path):
         return _summarized(Record.read(path), str(path))
@@ -78,7 +78,7 @@ def _summarized(record: Record, path: str) -> RunFacts:
         "provenance": provenance(record),
         **read_traces(record),
     }
-    known = plain(facts)
+    known = to_strict_json(facts)
     return {**headline(known), **known}
 
 
@@ -87,7 +87,7 @@ def _plan(plan: BudgetPlan) -> PlanDocument:
 
 
 def _outlook(record: Record) -> OutlookFacts:
-    """Return what the run could find; empty where that was not estimated."""
+    """Return the gains that the run can detect; empty if they were not estimated."""
     for event in record.all("outlook")[:1]:
         found: OutlookFacts = {"detection": event["detection"], "jobs": event["jobs"], "told": event["told"]}
         return {**found, "duplicates": event["duplicates"]} if "duplicates" in event else found
@@ -100,7 +100,7 @@ def _split(record: Record, before: str, after: str, seed: int) -> SplitFacts:
 
 
 def proposals(record: Record) -> ProposalFacts | None:
-    """Return the requests for proposals by model and outcome, and what they took; ``None`` without any."""
+    """Return the requests for proposals by model and outcome, and their usage; ``None`` without any."""
     search = record.state.search
     if search is None or not search.ledger.models:
         return None
@@ -139,12 +139,12 @@ def _method(record: Record, seed: int) -> MethodRow:
         "decisions": len(decisions),
         "missing": record.missing,
         "failed": None,
-        **took(record.spent),
+        **method_spending(record.spent),
     }
 
 
-def took(spent: Spent) -> Took:
-    """Return what a method spent, as far as that is known."""
+def method_spending(spent: Spent) -> MethodSpending:
+    """Return the spending of a method; unknown numbers are ``None``."""
     return {
         "system_runs": spent.get("system_runs"),
         "test_runs": spent.get("test_runs"),
@@ -158,7 +158,7 @@ def took(spent: Spent) -> Took:
 
 
 def _bounds(record: Record) -> list[float] | None:
-    """Return the least and the greatest score that the metric states."""
+    """Return the minimum and maximum score that the metric declares."""
     found = record.evaluation("before")
     return list(found.bounds) if found and found.bounds else None
 
@@ -169,7 +169,7 @@ def _failed(row: MethodRow) -> int | None:
 
 
 def changes(record: Record) -> list[ChangeDocument]:
-    """Return what the search changed: key, kind (``text``, ``demos`` or ``value``), before and after."""
+    """Return the changed parameters: key, kind (``text``, ``demos`` or ``value``), before and after."""
     before, after = record.start.to_json(), record.best.to_json()
     return [
         {"key": c.key, "kind": _kind(before.get(c.key), after.get(c.key)),
@@ -192,7 +192,7 @@ def _is_demo(value: object) -> bool:
 
 
 def decision(event: DecisionEvent) -> DecisionFacts:
-    """Return the facts of one acceptance decision; the comparison is missing when the budget ended."""
+    """Return the facts of an acceptance decision, without a comparison if the budget ended before it."""
     return {
         "decision": event["decision"],
         "accepted": event["accepted"],
@@ -208,7 +208,7 @@ def decision(event: DecisionEvent) -> DecisionFacts:
 
 
 def retry(method: str, event: RetryEvent) -> RetryFacts:
-    """Return the facts of failed test rows that were run again after the run had ended."""
+    """Return the facts of failed test rows that were retried after the end of the run."""
     return {
         "method": method,
         "evaluation": event["evaluation"],
@@ -222,7 +222,7 @@ def retry(method: str, event: RetryEvent) -> RetryFacts:
 
 
 def job(event: JobEvent) -> JobRow:
-    """Return the facts of one optimizer's job."""
+    """Return the facts of an optimizer's job."""
     unlike = _of_rollouts(event)
     return {
         "job": event["job"],
@@ -248,7 +248,7 @@ def _runs(event: Recorded) -> float:
 
 
 def curve(record: Record) -> Curve:
-    """Return the course of one method: its start, its train comparisons and its decisions."""
+    """Return the scores of a method over its search: the start, train comparisons and decisions."""
     return {
         "method": record.method,
         "start": [
@@ -275,7 +275,7 @@ def _trained(event: JobEvent) -> TrainPoint | None:
 
 
 def provenance(record: Record) -> Provenance:
-    """Return what a reader needs to make the same run again."""
+    """Return the information for reproducing the run."""
     config, evaluated = record.config, record.evaluation("before")
     times = [e["at"] for e in record.events if "at" in e]
     return {

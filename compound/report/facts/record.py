@@ -1,4 +1,4 @@
-"""One run's files, read for the report: what was configured, what happened, and the scores it left."""
+"""Read the files of a run for the report: its configuration, its events and its scores."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ Facts = TypeVar("Facts")
 
 @dataclass(frozen=True)
 class Record:
-    """A run directory as it is now, finished or not.
+    """Contents of the directory of a finished or unfinished run.
 
     Attributes:
-        folder: the way to its files.
-        config: what was asked for.
-        state: that of the last checkpoint.
-        events: everything recorded so far.
+        folder: access to its files.
+        config: the configuration of the run.
+        state: the state at the last checkpoint.
+        events: all events recorded so far.
     """
 
     folder: UntrustedFolder
@@ -53,7 +53,7 @@ class Record:
         """Read a run directory.
 
         Raises:
-            RunDirectoryError: it is no run directory, or one of its files is broken.
+            RunDirectoryError: the folder is not a run directory, or one of its files is broken.
         """
         folder = as_folder(place)
         config = cast("RunConfig", read_json(folder, "config.json"))  # it is sealed as the run wrote it
@@ -62,12 +62,12 @@ class Record:
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """Path of the run directory."""
         return self.folder.path
 
     @property
     def method(self) -> str:
-        """The name of the method that ran."""
+        """Name of the run's method."""
         return str(self.config["optimize"]["method"])
 
     @overload
@@ -86,13 +86,13 @@ class Record:
 
     @property
     def spent(self) -> Spent:
-        """What this method spent; the baselines that ran after it are not in it."""
+        """Spending of this method, without the baselines that ran after it."""
         own = [e["spent"] for e in self.events if e["event"] != "done"]
         return own[-1] if own else {}
 
     @property
     def incidents(self) -> dict[str, int]:
-        """How often something went wrong at a server, such as a rate limit, by kind.
+        """Number of incidents at servers, such as rate limits, by kind.
 
         See `compound.execution.budget.Meter`.
         """
@@ -101,12 +101,12 @@ class Record:
 
     @property
     def start(self) -> Configuration:
-        """The configuration the search started from."""
+        """Initial configuration of the search."""
         return Configuration(self.config["start"])
 
     @property
     def best(self) -> Configuration:
-        """The best configuration so far."""
+        """Best configuration so far."""
         return Configuration(self.config["start"] if self.state.best is None else self.state.best)
 
     def evaluation(self, name: str) -> Evaluation | None:
@@ -122,19 +122,19 @@ class Record:
                 return final.evaluation if final else None
 
     def baselines(self) -> list[Record]:
-        """Return the methods that ran beside this one."""
+        """Return the records of the run's baselines."""
         return [Record.read(folder) for folder in baselines(self.folder)]
 
     @property
     def missing(self) -> str:
-        """What an unfinished run still has to do; ``""`` when it is finished."""
+        """Reason why a run is unfinished, or ``""`` if it is finished."""
         if self.state.done:
             return ""
         if self.state.search is None:
-            return "nothing is measured yet"
+            return "there is no score yet"
         if not self.state.search.stopped:
             return "the search has not ended"
-        return "the baselines are not done" if self.state.test_after else "the test split is not read yet"
+        return "the baselines have not ended" if self.state.test_after else "the test split is not read yet"
 
 
 def summary(evaluation: Evaluation | None) -> Summary | None:
@@ -165,14 +165,14 @@ def totals(usage: Usage) -> UsageTotals:
     }
 
 
-def plain(facts: Facts) -> Facts:
-    """Return facts as strict JSON: limits that say nothing (one example has no spread) become ``None``."""
-    return cast("Facts", _plain(facts))  # such limits are declared as ones that may be None
+def to_strict_json(facts: Facts) -> Facts:
+    """Return facts as strict JSON: infinite and NaN limits (one example has no variance) become ``None``."""
+    return cast("Facts", _to_strict_json(facts))  # the types declare these limits as optional
 
 
-def _plain(value: object) -> object:
+def _to_strict_json(value: object) -> object:
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _to_strict_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_to_strict_json(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

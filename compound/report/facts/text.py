@@ -15,25 +15,25 @@ from compound.storage.artifacts import is_reference
 
 
 class Limits(TypedDict):
-    """An interval's limits, ``None`` where they are infinite."""
+    """Limits of an interval, ``None`` if they are infinite."""
 
     low: float | None
     high: float | None
 
 
 class Interval(Limits):
-    """A mean with its limits."""
+    """Mean with the limits of its interval."""
 
     mean: float
 
 
 Piece = tuple[Literal["same", "old", "new"], str]
 
-LONG = 600  # characters of a value that are shown
-ALIKE = 0.4  # texts less alike than this are shown one after the other, not word by word
-WORDS = 4_000  # more words than this are compared line by line
+LONG = 600  # maximum characters of a value to show
+ALIKE = 0.4  # below this similarity, a word-by-word diff is unreadable: show the texts one after the other
+WORDS = 4_000  # above this many words, compare lines: the comparison takes quadratic time
 
-# Control characters, and marks that reorder text on the screen: shown by their code.
+# Control characters and bidirectional marks, which could disguise text: shown by their code.
 _UNSEEN = {
     code: f"\\u{code:04x}"
     for code in (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0xFEFF)
@@ -41,17 +41,17 @@ _UNSEEN = {
 }
 
 
-def visible(document: str) -> str:
-    """Return text that any file can hold: control and reordering marks and lone surrogates by code.
+def escape_invisible(document: str) -> str:
+    """Escape control characters, bidirectional marks and lone surrogates.
 
-    >>> visible("a\\x00b\\ud800 é")
+    >>> escape_invisible("a\\x00b\\ud800 é")
     'a\\\\u0000b\\\\ud800 é'
     """
     return document.translate(_UNSEEN).encode("utf-8", "backslashreplace").decode()
 
 
 def number(value: float | None) -> str:
-    """Return a score: three decimals, fewer for large values.
+    """Format a score with three decimals, or fewer for large values.
 
     >>> number(0.5), number(-0.25), number(1234.5678), number(None)
     ('0.500', '−0.250', '1,234.6', '–')
@@ -63,25 +63,25 @@ def number(value: float | None) -> str:
 
 
 def signed(value: float | None) -> str:
-    """Return a difference with its sign."""
+    """Format a difference with its sign."""
     text = number(value)
     return f"+{text}" if value is not None and value > 0 else text
 
 
 def limits(summary: Limits) -> str:
-    """Return the interval's limits in brackets, ``""`` when one value says nothing about spread."""
+    """Format the limits of an interval in brackets, ``""`` if there is no interval."""
     if summary["low"] is None:
         return ""
     return f"[{number(summary['low'])}, {number(summary['high'])}]"
 
 
 def interval(summary: Interval | None, form: Callable[[float | None], str] = number) -> str:
-    """Return a mean with its limits."""
+    """Format a mean with its limits."""
     return f"{form(summary['mean'])} {limits(summary)}".strip() if summary else "–"
 
 
 def p_value(p: float | None) -> str:
-    """Return a p-value or a level with three significant digits.
+    """Format a p-value or a level with three significant digits.
 
     >>> p_value(0.00001), p_value(0.025), p_value(0.123456), p_value(1.0)
     ('< 0.0001', '0.025', '0.123', '1')
@@ -92,27 +92,27 @@ def p_value(p: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """Return a count with thousands separated; fractions of runs keep one decimal."""
+    """Format a count with a thousands separator; fractions of runs keep one decimal."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if abs(value - round(value)) < 0.05 else f"{value:,.1f}"
 
 
 def money(value: float | None, unpriced: float | None = 0) -> str:
-    """Return US dollars; ``unpriced`` is the number of calls whose price is not known.
+    """Format an amount in US dollars; ``unpriced`` is the number of calls with an unknown price.
 
     >>> money(0.0), money(0.0, unpriced=3), money(1.5, unpriced=3)
-    ('$0', 'cost not known', 'at least $1.50')
+    ('$0', 'unknown cost', 'at least $1.50')
     """
     if value is None:
         return "–"
     if unpriced:
-        return f"at least {money(value)}" if value else "cost not known"
+        return f"at least {money(value)}" if value else "unknown cost"
     return "$0" if not value else f"${value:,.2f}" if value >= 1 else f"${value:.4f}"
 
 
 def seconds(value: float | None) -> str:
-    """Return a duration.
+    """Format a duration in seconds.
 
     >>> seconds(0.004), seconds(3.21), seconds(75), seconds(7300)
     ('0.0 s', '3.2 s', '1 min 15 s', '2 h 1 min')
@@ -126,12 +126,12 @@ def seconds(value: float | None) -> str:
 
 
 def clip(text: str, limit: int = LONG) -> str:
-    """Cut a text and say how long it was."""
+    """Truncate a long text and append its length."""
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text):,} characters)"
 
 
 def shown(value: object, limit: int = LONG) -> str:
-    """Return a value as people read it: text as it is, numbers with six digits, everything else as JSON.
+    """Format a value: strings unchanged, floats with six digits, everything else as JSON.
 
     >>> shown(0.1234567), shown([1]), shown({"path": "memory/model-9f", "sha256": "9f"})
     ('0.123457', '[1]', 'stored in model-9f')
@@ -144,12 +144,12 @@ def shown(value: object, limit: int = LONG) -> str:
 
 
 def line(value: object, limit: int = 120) -> str:
-    """Return a value on one line."""
+    """Format a value on one line."""
     return clip(" ".join(shown(value, 10 * limit).split()), limit)
 
 
 def word_diff(before: str, after: str) -> list[Piece]:
-    """Return the pieces both texts share, and those only one of them has, in reading order.
+    """Return the pieces that two texts share and those that only one has, in reading order.
 
     >>> word_diff("Answer the question.", "Answer in a few words.")
     [('same', 'Answer '), ('old', 'the question'), ('new', 'in a few words'), ('same', '.')]
@@ -183,7 +183,7 @@ def _tokens(text: str) -> list[str]:
 
 
 def line_diff(before: str, after: str) -> list[str]:
-    """Return the lines of both texts, each with ``-``, ``+`` or a blank before it.
+    """Return the lines of both texts, each prefixed by ``-``, ``+`` or a space.
 
     >>> line_diff("one\\ntwo", "one\\n2")
     [' one', '-two', '+2']

@@ -1,6 +1,6 @@
 """Summarize recorded traces: costs by component, failures by reason, and examples whose score changed.
 
-Validation and test runs leave traces, the search's train runs do not; what those spent is in the rest.
+Validation and test runs record traces; train runs of the search do not, and count in the remaining costs.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from compound.report.facts.record import Record, totals
 from compound.report.facts.text import shown
 from compound.runs.directory import read_records
 
-SHOWN = 5  # examples of each group
-GROUPS = 20  # reasons of failure
+SHOWN = 5  # examples per group
+GROUPS = 20  # reasons of failure to list
 
 Texts = dict[tuple[str, str, int], Shown]  # by configuration, example and sample
 Failures = dict[tuple[str, str, str], FailureGroup]  # by kind, message and component
 
 
 class RecordedTrace(TraceDocument):
-    """A trace as a run records it; ``again`` marks one that takes the place of an earlier one."""
+    """A trace as a run records it; ``again`` marks a retry, which replaces an earlier trace."""
 
     split: Literal["valid", "test"]
     gold: dict[str, object]
@@ -43,7 +43,7 @@ class RecordedTrace(TraceDocument):
 
 @dataclass
 class _Cost:
-    """What the calls of a component took."""
+    """Usage of the calls of a component."""
 
     component: str
     executed: int = 0
@@ -74,7 +74,7 @@ def read_traces(record: Record) -> TraceFacts:
         for call in trace["calls"]:
             _add_cost(components, call)
         row = trace["configuration"], trace["example"], trace["sample"]
-        if trace.get("again") and row in failed:  # this run takes the place of the one that failed
+        if trace.get("again") and row in failed:  # a retry replaces the failed run
             group = failed.pop(row)
             _add(group, trace["split"], -1)
         if trace["failure"]:
@@ -98,7 +98,7 @@ def read_traces(record: Record) -> TraceFacts:
 
 
 def _compared_split(record: Record) -> tuple[str, Evaluation | None, Evaluation | None]:
-    """Return the test split's evaluations, or else the validation split's."""
+    """Return the evaluations on the test split, or on the validation split if there are none."""
     pairs = {"test": ("test_before", "test_after"), "valid": ("before", "incumbent")}
     for split, (first, last) in pairs.items():
         before, after = record.evaluation(first), record.evaluation(last)
@@ -119,7 +119,7 @@ def _add_cost(components: dict[str, _Cost], call: CallDocument) -> None:
 
 
 def _rest(record: Record, rows: Iterable[_Cost]) -> list[ComponentCost]:
-    """Return a row for what was spent outside the recorded runs: train runs and written prompts."""
+    """Return a row for the spending outside the recorded runs: train runs and prompt proposals."""
     spent = record.spent
     whole = Usage(
         spent.get("calls", 0),
@@ -151,7 +151,7 @@ def _add_failure(failures: Failures, trace: RecordedTrace, failure: FailureRow) 
 
 
 def _texts(trace: RecordedTrace) -> Shown:
-    """Return what is shown of a trace, cut to a readable length."""
+    """Return the parts of a trace that the report shows, cut to a readable length."""
     inputs = trace["inputs"]
     gold = {key: value for key, value in trace["gold"].items() if inputs.get(key) != value}
     failure = trace["failure"]
@@ -166,7 +166,7 @@ def _texts(trace: RecordedTrace) -> Shown:
 
 
 def _messages(trace: RecordedTrace) -> dict[str, str]:
-    """Return what models were sent and what they answered, by call."""
+    """Return the last message to each model call and the answer, by call."""
     found: dict[str, str] = {}
     for call in trace["calls"]:
         for exchange in map(Exchange.from_json, call.get("exchanges", ())):
@@ -177,7 +177,7 @@ def _messages(trace: RecordedTrace) -> dict[str, str]:
 
 
 def _examples(split: str, before: Evaluation | None, after: Evaluation | None, texts: Texts) -> ExamplesFacts:
-    """Return the examples that lost and gained most, the worst ones left, and how many moved."""
+    """Return the examples with the largest losses and gains and the lowest scores, and the counts."""
     if before is None or after is None:
         return {"split": split, "counts": None, "lost": [], "gained": [], "worst": []}
     old, new = before.by_example(), after.by_example()

@@ -1,4 +1,4 @@
-"""The result in words: one sentence that claims no more than the numbers do, and notes on how to read it."""
+"""Describe the result of a run in one sentence that the statistics support, with notes on how to read it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from compound.report.facts.documents import GainFacts, Headline, Measured, Propo
 from compound.report.facts.text import interval, number, p_value, signed
 
 GUIDE = "docs/guides/nothing_found.md, 'My run found nothing, what now?'"
-ONE_SIDED = 0.05  # a p-value below it may stand beside a two-sided interval that includes zero
+ONE_SIDED = 0.05  # below this one-sided p, explain why the two-sided interval can still include zero
 SPLITS = {"test": "test", "valid": "validation"}
 
 
@@ -25,28 +25,28 @@ def headline(facts: Measured) -> Headline:
     result = facts["test"] if split == "test" else facts["valid"]
     first, last = result["before"], result["after"]
     if first is None:
-        sentence = "Nothing is measured yet: the run ended before the first validation score was in."
+        sentence = "There is no result yet: the run stopped before the first validation score."
         return {"title": "no result yet", "sentence": sentence, "verdict": "unmeasured", "notes": []}
     if last is None:
         raise ValueError("the score after the search is missing")
     changed = bool(facts["changes"])
     verdict = _verdict(result["gain"]) if changed else "unchanged"
-    told = Told(first, last, result["gain"], split)
-    sentence = change_of(told, verdict) if changed else _no_change(facts, told)
+    scores = HeadlineScores(first, last, result["gain"], split)
+    sentence = describe_change(scores, verdict) if changed else _no_change(facts, scores)
     before, after = number(first["mean"]), number(last["mean"])
     same = f"{before} so far" if facts["missing"] else f"{before}, unchanged"
-    scores = f"{before} → {after}" if changed else same
+    numbers = f"{before} → {after}" if changed else same
     return {
-        "title": f"{SPLITS[split]} score {scores}",
+        "title": f"{SPLITS[split]} score {numbers}",
         "sentence": f"Unfinished: {facts['missing']}. So far: {sentence}" if facts["missing"] else sentence,
         "verdict": verdict,
-        "notes": _notes(facts, told),
+        "notes": _notes(facts, scores),
     }
 
 
 @dataclass(frozen=True)
-class Told:
-    """The scores that the sentence is about."""
+class HeadlineScores:
+    """Scores that the sentence describes."""
 
     before: Summary
     after: Summary
@@ -60,15 +60,15 @@ def _verdict(gain: GainFacts | None) -> str:
     return "better" if gain["low"] > 0 else "worse" if gain["high"] < 0 else "unclear"
 
 
-def change_of(told: Told, verdict: str) -> str:
-    """Return what changed, and why it may be chance."""
-    gain, split = told.gain, told.split
+def describe_change(scores: HeadlineScores, verdict: str) -> str:
+    """Return the sentence on a change of the score, with the reason if the change may be due to chance."""
+    gain, split = scores.gain, scores.split
     if gain is None:
         raise ValueError("the gain is missing")
     verb, noun = {"better": ("rose", "gain"), "worse": ("fell", "loss")}.get(verdict, ("went", "change"))
     start = (
-        f"On the {SPLITS[split]} split the score {verb} from {interval(told.before)} "
-        f"to {interval(told.after)}, a {noun} of {interval(gain, signed)}"
+        f"On the {SPLITS[split]} split the score {verb} from {interval(scores.before)} "
+        f"to {interval(scores.after)}, a {noun} of {interval(gain, signed)}"
     )
     basis = f"{plural(gain['n'], 'example')}, 95 % intervals"
     if split == "test":
@@ -80,10 +80,10 @@ def change_of(told: Told, verdict: str) -> str:
         which = ", which is two-sided," if one_sided else ""
         reason = f"the interval{which} includes zero"
     elif gain["n"] == 1:
-        reason = "one example says nothing about chance"
+        reason = "one example gives no estimate of the variation"
     else:
-        reason = "equal differences have no interval unless the metric states its range"
-    return f"{start} ({basis}). This may be chance: {reason}."
+        reason = "identical differences give no interval unless the metric declares its range"
+    return f"{start} ({basis}). The change may be due to chance: {reason}."
 
 
 def _is(p: float) -> str:
@@ -91,17 +91,17 @@ def _is(p: float) -> str:
     return text if text.startswith("<") else f"= {text}"
 
 
-def _no_change(facts: Measured, told: Told) -> str:
+def _no_change(facts: Measured, scores: HeadlineScores) -> str:
     tested = sum(d["after"] is not None for d in facts["decisions"])
-    claim = f"Nothing was accepted: {_why_nothing(facts)}, and the system stays as it was."
+    claim = f"No change was accepted: {_why_nothing(facts)}. The system is unchanged."
     if facts["missing"]:
-        claim = f"{plural(tested, 'configuration')} put to the test, none accepted."
-    score = f"Its {SPLITS[told.split]} score is {interval(told.before)}"
-    return f"{claim} {score} ({plural(told.before['n'], 'example')}, 95 % interval)."
+        claim = f"{plural(tested, 'candidate')} tested, none accepted."
+    score = f"Its {SPLITS[scores.split]} score is {interval(scores.before)}"
+    return f"{claim} {score} ({plural(scores.before['n'], 'example')}, 95 % interval)."
 
 
 def _why_nothing(facts: Measured) -> str:
-    """Return why no configuration was accepted: none was tried, none was better, or none by enough."""
+    """Return why no candidate was accepted: none was tested, none scored higher, or none significantly."""
     compared = [
         (d, d["p"], after["mean"] > before["mean"])
         for d in facts["decisions"]
@@ -109,30 +109,30 @@ def _why_nothing(facts: Measured) -> str:
     ]
     if compared:
         higher = [(1.0 if p is None else p, d["level"]) for d, p, is_higher in compared if is_higher]
-        start = f"of {plural(len(compared), 'configuration')} put to the test on the validation split"
+        start = f"of {plural(len(compared), 'candidate')} tested on the validation split"
         if not higher:
             return f"{start}, none scored higher"
         smallest, level = min(higher, key=itemgetter(0))
         return (
-            f"{start}, {len(higher)} scored higher, but not beyond chance (smallest p {_is(smallest)}, "
-            f"where at most {p_value(level)} is accepted)"
+            f"{start}, {len(higher)} scored higher, but not significantly (smallest p {_is(smallest)}, "
+            f"above the level {p_value(level)})"
         )
     if facts["decisions"]:
-        return "a change was proposed, but the budget ended before it could be put to the test"
+        return "a change was proposed, but the budget ended before it could be tested"
     worked = [job for job in facts["jobs"] if job["runs"]]
     tried = sum(job["tried"] or 0 for job in worked)
     if not worked:
-        return "nothing could be tried"
+        return "no optimizer job could run"
     if not tried:
-        return "no candidate was made to compare with the start"
+        return "no candidate was proposed"
     return (
-        f"{plural(tried, 'candidate')} tried on train examples, none of them better there, so that none was "
-        "put to the test on the validation split"
+        f"{plural(tried, 'candidate')} tried on train examples, none better than the incumbent, so none was "
+        "tested on the validation split"
     )
 
 
 def _of_proposals(proposals: ProposalFacts) -> list[str]:
-    """Return notes on models that gave no usable proposal, or failed."""
+    """Return notes on models that failed or gave no usable proposal."""
     notes = []
     for lm, tally in proposals["models"].items():
         if not tally["proposed"]:
@@ -140,38 +140,40 @@ def _of_proposals(proposals: ProposalFacts) -> list[str]:
         elif tally["failed"]:
             notes.append(f"Some proposals failed: {described({lm: tally})}.")
         if lm in proposals["stopped"]:
-            notes.append(f"{lm!r} was not asked any more: {proposals['stopped'][lm]}.")
+            notes.append(f"Requests to {lm!r} were stopped: {proposals['stopped'][lm]}.")
     return notes
 
 
-def _notes(facts: Measured, told: Told) -> list[str]:
-    """Return what a reader should know before quoting the sentence."""
+def _notes(facts: Measured, scores: HeadlineScores) -> list[str]:
+    """Return the caveats of the sentence."""
     notes = []
     accepted = bool(facts["changes"])
-    if told.split == "valid" and accepted:
-        notes.append("The validation split also chose this configuration: expect less on new data.")
+    if scores.split == "valid" and accepted:
+        notes.append(
+            "The configuration was selected on the validation split: expect a lower score on new data."
+        )
     if facts["test_skipped"]:
         notes.append(f"The test split was not read: {facts['test_skipped']}.")
     elif not facts["missing"] and not facts["provenance"]["data"]["test"]["n"]:
         notes.append("There is no test split.")
-    shown = [told.before, told.after] if accepted else [told.before]
+    shown = [scores.before, scores.after] if accepted else [scores.before]
     if facts["bounds"] is None:
         notes.append(
-            "The metric does not state its range: the 95 % intervals assume means that are close to normal, "
-            "and may leave the range. State it, for example bounds=(0, 1), where there is one."
+            "The metric does not declare its range: the 95 % intervals assume normally distributed means and "
+            "may exceed the range. If the scores are bounded, declare the range, for example bounds=(0, 1)."
         )
     failed = sum(s["failed"] for s in shown)
     if failed:
         score = number(facts["provenance"]["settings"]["failure_score"])
-        notes.append(f"{failed:,} of these runs failed; a failed run scores {score} and stays in the mean.")
+        notes.append(f"{failed:,} of these runs failed; a failed run scores {score} and counts in the mean.")
     notes += _of_proposals(facts["proposals"]) if facts["proposals"] else []
     notes += [f"Warning: {text}." for text in facts["outlook"].get("duplicates", ())]
     if not accepted:
         notes += [f"{line[0].upper()}{line[1:]}." for line in facts["outlook"].get("told", ())]
-    if recovered := sum(each["recovered"] for each in facts["retries"]):
-        notes.append(f"{plural(recovered, 'test run')} had failed at first and succeeded when run again.")
+    if recovered := sum(retry["recovered"] for retry in facts["retries"]):
+        notes.append(f"{plural(recovered, 'test run')} failed at first and succeeded when retried.")
     if facts["stopped"]:
         notes.append(f"The search ended: {facts['stopped']}.")
     if not accepted and not facts["missing"]:
-        notes.append(f"What to check next: {GUIDE}.")
+        notes.append(f"Next steps: see {GUIDE}.")
     return notes

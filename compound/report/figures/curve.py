@@ -1,4 +1,4 @@
-"""The score by iteration: what each method had reached when it had spent so many system runs."""
+"""Draw the score by iteration: the best score of each method against the system runs spent."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 WIDE, TALL = 10.4, 4.7  # inches
 SMALL = 8.5
-LABEL_ROW = 0.065  # share of the height that one row of labels takes
-LETTER = 0.0092  # share of the width that one letter takes
+LABEL_ROW = 0.065  # height of a row of labels, as a share of the figure
+LETTER = 0.0092  # width of a letter, as a share of the figure
 
 
 def curve_svg(facts: RunFacts) -> str:
-    """Return the plot of a run's facts, with the test split's scores on the right where there are any.
+    """Return the plot of a run's facts, with the test scores on the right if there are any.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -56,7 +56,7 @@ def _color(number: int) -> str:
 
 
 def _draw(axes: Axes, curve: Curve, color: str, *, main: bool) -> None:
-    """Draw one method: the line of its best configuration's score, and for the main one every comparison."""
+    """Draw a method: the line of its best score, and for the main method every comparison."""
     start, name = curve["start"][0], curve["method"]
     accepted = [d for d in curve["decisions"] if d["accepted"]]
     kept = [start, *map(_point, accepted)]
@@ -74,7 +74,7 @@ def _draw(axes: Axes, curve: Curve, color: str, *, main: bool) -> None:
 
 
 def _point(decided: DecidedPoint) -> Point:
-    """Return what a decision measured of the candidate."""
+    """Return the candidate's score at a decision."""
     after = decided["after"]
     return {"at": decided["at"], "mean": after["mean"], "low": after["low"], "high": after["high"]}
 
@@ -91,7 +91,7 @@ def _points(axes: Axes, points: Sequence[Point], color: str, fill: str, label: s
 
 
 def _trained(axes: Axes, comparisons: Sequence[TrainPoint]) -> None:
-    """Draw each job's comparison on train examples: a stem from the incumbent's to the proposal's score."""
+    """Draw each job's comparison on train examples as a stem from the incumbent's to the proposal's score."""
     color, wide = PALETTE["muted"], 0.9
     for point in comparisons:
         axes.plot([point["at"]] * 2, [point["before"], point["after"]], color=color, linewidth=wide)
@@ -104,7 +104,7 @@ def _trained(axes: Axes, comparisons: Sequence[TrainPoint]) -> None:
 
 @dataclass(frozen=True)
 class _Label:
-    """What a decision was about: its text, where it stands, in which row above the plot, and its point."""
+    """Label of a decision: its text, its position, its row above the plot, and the labelled point."""
 
     text: str
     middle: float
@@ -132,12 +132,12 @@ def _labels(curve: Curve, end: float) -> list[_Label]:
 
 
 def _annotate(axes: Axes, label: _Label) -> None:
-    """Write what a decision was about above the plot, with a thin line down to its point."""
+    """Write the label of a decision above the plot, with a thin line down to its point."""
     (x, y), top = label.point, 1.02 + label.row * LABEL_ROW * 1.35
     color = PALETTE["muted" if label.text.startswith("(") else "ink"]
     behind = {"facecolor": PALETTE["paper"], "edgecolor": "none", "pad": 0.8}
     across = axes.get_xaxis_transform()
-    axes.plot([x, x], [y, y], alpha=0)  # the interval's end counts for the limits
+    axes.plot([x, x], [y, y], alpha=0)  # extends the axis limits to the end of the interval
     axes.annotate("", (x, y), (x, top), xycoords="data", textcoords=across,
                   arrowprops={"arrowstyle": "-", "color": PALETTE["rule"], "linewidth": 0.8, "shrinkB": 0},
                   annotation_clip=False)  # fmt: skip
@@ -153,7 +153,7 @@ def _finish(axes: Axes, end: float) -> None:
 
 
 def _tests(axes: Axes, rows: Sequence[tuple[str, Summary]]) -> None:
-    """Draw the test split's scores, one column for each method."""
+    """Draw the test scores, with a column for each method."""
     for x, (_, test) in enumerate(rows):
         color = PALETTE["muted"] if x == 0 else _color(x - 1)
         if (limits := finite(test["low"], test["high"])) is not None:
@@ -168,21 +168,21 @@ def _tests(axes: Axes, rows: Sequence[tuple[str, Summary]]) -> None:
 
 
 def finite(low: float | None, high: float | None) -> list[float] | None:
-    """Return the limits of an interval, ``None`` where it has none."""
+    """Return the limits of an interval, or ``None`` if they are not finite."""
     return None if low is None or high is None else [low, high]
 
 
-def whole_numbers(axis: Axis) -> None:
-    """Let an axis have ticks at whole numbers only."""
+def use_integer_ticks(axis: Axis) -> None:
+    """Restrict the ticks of an axis to integers."""
     from matplotlib.ticker import MaxNLocator
 
     locator = axis.get_major_locator()
-    assert isinstance(locator, MaxNLocator)  # that of a linear scale
+    assert isinstance(locator, MaxNLocator)  # the locator of a linear scale
     locator.set_params(integer=True)
 
 
 def frame(axes: Axes) -> None:
-    """Take away all lines but a base and a faint grid."""
+    """Remove all lines of the axes except the baseline and a faint grid."""
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(PALETTE["rule"])
     axes.grid(axis="y", color=PALETTE["rule"], linewidth=0.7)

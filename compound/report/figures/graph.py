@@ -1,6 +1,6 @@
-"""The figures of a report as SVG: the graph, and the score against what the search spent.
+"""Draw the graph of a system as SVG, with the palette and canvas that all figures share.
 
-They are drawn in the colours of `PALETTE`; a page that has a theme replaces them (`themed`).
+Figures are drawn in the colours of `PALETTE`, which `use_page_colors` replaces by the variables of a page.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ FILL = {
 }
 OTHERS = ("other1", "other2", "other3")
 
-LETTER = 0.078  # inches a letter of a node's name takes
-SMALL = 0.062  # and one of an edge's label
-ROW, TALL = 0.78, 0.46  # inches from row to row, and of a node's height
+LETTER = 0.078  # inches, width of a letter of a node's name
+SMALL = 0.062  # inches, width of a letter of an edge's label
+ROW, TALL = 0.78, 0.46  # inches, distance of rows and height of a node
 
 
 def graph_svg(drawing: GraphDocument) -> str:
-    """Return a picture of a graph as `compound.graph.draw.as_document` describes it.
+    """Return the SVG of a graph, given as by `compound.graph.draw.as_document`.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -78,7 +78,7 @@ def _name(box: Box) -> str:
 
 
 def clip_name(text: str, limit: int = 24) -> str:
-    """Cut a name in the middle of a drawing."""
+    """Truncate a name for a drawing."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
@@ -87,7 +87,7 @@ def _width(box: Box) -> float:
 
 
 def _columns(plan: Layout) -> tuple[float, list[tuple[float, float]]]:
-    """Return the drawing's width, and the middle and the width of each layer."""
+    """Return the width of the drawing, and the centre and width of each layer."""
     widths = [max([_width(b) for b in plan.boxes if b.layer == i], default=0.2) for i in range(plan.layers)]
     place = {box.name: box.layer for box in plan.boxes}
     columns, x = [], 0.05
@@ -100,7 +100,7 @@ def _columns(plan: Layout) -> tuple[float, list[tuple[float, float]]]:
 
 
 def _draw_box(axes: Axes, box: Box, columns: Sequence[tuple[float, float]]) -> None:
-    """Draw a node: inputs and outputs as pills, chosen values dashed, loops and maps doubled."""
+    """Draw a node: inputs and outputs as pills, selected values dashed, loops and maps with a shadow."""
     from matplotlib.patches import FancyBboxPatch
 
     outside = box.kind in ("input", "output")
@@ -123,7 +123,7 @@ def _draw_box(axes: Axes, box: Box, columns: Sequence[tuple[float, float]]) -> N
 
 
 def _draw_route(axes: Axes, plan: Layout, route: Route, columns: Sequence[tuple[float, float]]) -> None:
-    """Draw an edge as a smooth arrow, its ports written near the end."""
+    """Draw an edge as a smooth arrow, labelled with its ports near the end."""
     from matplotlib.patches import FancyArrowPatch
     from matplotlib.path import Path
 
@@ -147,7 +147,7 @@ def _draw_route(axes: Axes, plan: Layout, route: Route, columns: Sequence[tuple[
     }
     axes.add_patch(FancyArrowPatch(path=Path(vertices, codes), **arrow))
     (x0, y0), (x1, y1) = points[-2:]
-    part = 0.56  # two edges that cross in the middle have their labels apart here
+    part = 0.56  # label past the middle, so that two edges crossing in the middle have separate labels
     y = y0 + (y1 - y0) * part * part * (3 - 2 * part)
     behind = {"facecolor": PALETTE["paper"], "edgecolor": "none", "pad": 1.0}
     axes.text(x0 + (x1 - x0) * part - 0.04, y, clip_name(route.label), size=7.5, ha="center", va="center",
@@ -155,7 +155,7 @@ def _draw_route(axes: Axes, plan: Layout, route: Route, columns: Sequence[tuple[
 
 
 def _arrival(plan: Layout, route: Route) -> float:
-    """Return how far above a node's middle an edge arrives: several spread over its side."""
+    """Return the offset at which an edge meets its node, where several edges spread over the side."""
     rows = {box.name: box.row for box in plan.boxes}
     arriving = [r for r in plan.routes if r.target == route.target]
     arriving.sort(key=lambda r: r.through[-1][1] if r.through else rows[r.source])
@@ -165,11 +165,11 @@ def _arrival(plan: Layout, route: Route) -> float:
 
 @contextmanager
 def drawn(width: float, height: float, prefix: str) -> Iterator[tuple[Figure, list[str]]]:
-    """Give a figure to draw on; its SVG is in the list afterwards.
+    """Yield a figure to draw on, and a list that receives its SVG at the end.
 
-    Text stays text, ids begin with ``prefix`` so that no other figure has them, nothing is external. Styles
-    are matplotlib's defaults: a ``matplotlibrc`` in the working directory may be someone else's, and can
-    have LaTeX run on every text.
+    Text stays text, ids start with ``prefix`` to be unique on a page, and nothing external is referenced.
+    Styles are reset to matplotlib's defaults, because a ``matplotlibrc`` in the working directory may be
+    untrusted and can run LaTeX on every text.
     """
     try:
         import matplotlib as mpl
@@ -192,7 +192,7 @@ def drawn(width: float, height: float, prefix: str) -> Iterator[tuple[Figure, li
 
 
 def on_paper(svg: str) -> str:
-    """Return an SVG with a background of its own, for a file.
+    """Return an SVG with a background, for use as a file.
 
     >>> on_paper('<svg width="1"><g/></svg>')
     '<svg width="1"><rect width="100%" height="100%" fill="#fffffe"/><g/></svg>'
@@ -201,7 +201,7 @@ def on_paper(svg: str) -> str:
     return f'{svg[:end]}<rect width="100%" height="100%" fill="{PALETTE["paper"]}"/>{svg[end:]}'
 
 
-def themed(svg: str) -> str:
-    """Return an SVG whose colours are the page's variables (``--ink``, ``--paper`` …)."""
+def use_page_colors(svg: str) -> str:
+    """Return an SVG with its colours replaced by the page's variables (``--ink``, ``--paper`` …)."""
     names = {value: name for name, value in PALETTE.items()}
     return re.sub("|".join(names), lambda found: f"var(--{names[found[0]]})", svg)

@@ -1,8 +1,8 @@
-"""Lay out a graph: layers from left to right, with long edges routed between the nodes.
+"""Lay out a graph in layers from left to right, with long edges routed between the nodes.
 
-A node's layer is the longest path to it; one that reads nothing stands right before its first reader,
-outputs stand last. An edge over several layers passes through waypoints, which take part in the order of
-each layer.
+A node's layer is the length of the longest path to it. Nodes without inputs are moved next to their first
+reader, and outputs to the last layer. An edge across several layers passes through waypoints, which are
+ordered together with the nodes of each layer.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import networkx as nx
 
 from compound.graph.draw import GraphDocument
 
-SWEEPS = 4
+SWEEPS = 4  # back-and-forth passes of the barycentre heuristic
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Box:
-    """A node to draw: its name, its kind, its layer and its height in rows (0 is the middle)."""
+    """A node to draw: name, kind, layer, and vertical position in rows (0 is the middle)."""
 
     name: str
     kind: str
@@ -31,7 +31,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Route:
-    """An edge to draw: the ports it feeds, and (layer, row) of the waypoints in between."""
+    """An edge to draw: the ports it feeds, and the (layer, row) of its waypoints."""
 
     source: str
     target: str
@@ -41,7 +41,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Layout:
-    """A graph in layers; ``rows`` counts the fullest one."""
+    """A graph in layers; ``rows`` is the size of the largest layer."""
 
     boxes: Sequence[Box]
     routes: Sequence[Route]
@@ -50,12 +50,12 @@ class Layout:
 
 
 def layout(drawing: GraphDocument) -> Layout:
-    """Lay out a graph as ``config.json`` holds it: nodes with kinds, edges with ports, outputs."""
+    """Lay out a graph in the form of ``config.json``: nodes with kinds, edges with ports, outputs."""
     kinds = {str(name): str(kind) for name, kind in drawing["nodes"]}
     edges = {(a, b): ", ".join(ports) for a, b, ports in drawing["edges"] if a in kinds and b in kinds}
     for name, label in drawing["outputs"].items():
         kinds[f"={name}"] = "output"
-        edges[_origin(label, kinds), f"={name}"] = _field(label)
+        edges[_origin(label, kinds), f"={name}"] = label.partition(".")[2]
     layer = _layers(kinds, edges)
     chains = {edge: _chain(edge, layer) for edge in edges}
     order = _ordered(layer, chains)
@@ -67,13 +67,9 @@ def layout(drawing: GraphDocument) -> Layout:
 
 
 def _origin(label: str, kinds: Mapping[str, str]) -> str:
-    """Return the node an output reads: ``$node``, ``$node.field`` or an input ``$name``."""
+    """Return the node that an output reads: ``$node``, ``$node.field`` or an input ``$name``."""
     name = label.removeprefix("$").split(".")[0]
     return name if name in kinds else f"${name}"
-
-
-def _field(label: str) -> str:
-    return label.split(".", 1)[1] if "." in label else ""
 
 
 def _layers(kinds: Mapping[str, str], edges: Mapping[tuple[str, str], str]) -> dict[str, int]:
@@ -91,14 +87,14 @@ def _layers(kinds: Mapping[str, str], edges: Mapping[tuple[str, str], str]) -> d
 
 
 def _chain(edge: tuple[str, str], layer: Mapping[str, int]) -> list[str]:
-    """Return the edge's ends with a waypoint for each layer in between."""
+    """Return the ends of an edge with a waypoint for each layer in between."""
     source, target = edge
     between = range(layer[source] + 1, layer[target])
     return [source, *(f"{source}>{target}@{i}" for i in between), target]
 
 
 def _ordered(layer: Mapping[str, int], chains: Mapping[tuple[str, str], list[str]]) -> dict[int, list[str]]:
-    """Order each layer so that few edges cross: by the mean place of the neighbours, back and forth."""
+    """Order each layer by the mean position of the neighbours, back and forth, to reduce crossings."""
     order: dict[int, list[str]] = {i: [] for i in range(max(layer.values(), default=0) + 1)}
     neighbours: dict[str, list[str]] = {}
     for name, i in layer.items():
@@ -112,8 +108,8 @@ def _ordered(layer: Mapping[str, int], chains: Mapping[tuple[str, str], list[str
     for sweep in range(2 * SWEEPS):
         forth = sweep % 2 == 0
         for i in sorted(order, reverse=not forth):
-            beside = order.get(i - 1 if forth else i + 1, [])
-            place = {name: index - (len(beside) - 1) / 2 for index, name in enumerate(beside)}
+            adjacent = order.get(i - 1 if forth else i + 1, [])
+            place = {name: index - (len(adjacent) - 1) / 2 for index, name in enumerate(adjacent)}
             order[i].sort(key=lambda name: _mean([place[n] for n in neighbours.get(name, []) if n in place]))
     return order
 
@@ -123,7 +119,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _places(order: Mapping[int, Sequence[str]], rows: int) -> dict[str, tuple[int, float]]:
-    """Return layer and row of each name, from networkx's multipartite layout undone to whole steps."""
+    """Return layer and row of each name, from networkx's multipartite layout rescaled to unit steps."""
     graph = nx.DiGraph()
     graph.add_nodes_from(name for names in order.values() for name in names)
     unit = max((len(order) - 1) / 2, (rows - 1) / 2)

@@ -18,7 +18,7 @@ def draw(system: System, form: str = "text") -> str:
         form: ``text`` (one line per node, top to bottom), ``mermaid``, or ``svg``.
 
     Raises:
-        DeclarationError: there is no such format.
+        DeclarationError: the format is unknown.
         MissingExtra: the format is ``svg``, and matplotlib is not installed.
     """
     forms: Mapping[str, Callable[[System], str]] = {

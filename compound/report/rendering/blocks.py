@@ -1,4 +1,4 @@
-"""The blocks that sections of a report consist of; each output format renders every kind of block."""
+"""Blocks of the sections of a report; each output format renders every kind of block."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Change:
-    """One parameter that changed; the kind is ``text``, ``demos`` or ``value``."""
+    """A parameter that changed; the kind is ``text``, ``demos`` or ``value``."""
 
     key: str
     kind: str
@@ -34,9 +34,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure: its SVG, or why there is none, and the graph when it shows one.
+    """A figure: its SVG, or the reason why it is missing, and the graph if it shows one.
 
-    ``instead`` is what Markdown, which cannot show it, says in its place.
+    ``instead`` replaces the figure in Markdown, which cannot show it.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Examples:
-    """Examples with their scores and outputs; ``before`` is shown only where something changed."""
+    """Examples with their scores and outputs; ``before`` is shown only if the configuration changed."""
 
     title: str
     items: Sequence[ExampleFacts]
@@ -75,7 +75,7 @@ class Examples:
 
 
 def _outcome(side: Side) -> dict[str, str]:
-    """Return what came out: the outputs, the failure, the metric's feedback."""
+    """Return the outputs, the failure and the metric's feedback."""
     extra = {"failure": side.get("failure"), "feedback": side.get("feedback")}
     return {**side.get("outputs", {}), **{name: text for name, text in extra.items() if text}}
 
@@ -92,7 +92,7 @@ Block = str | Table | Code | Change | Figure | Examples | Pairs
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it."""
+    """A heading with the blocks under it."""
 
     title: str
     blocks: Sequence[Block]

@@ -1,7 +1,7 @@
-"""The report as one HTML page: style and figures inside, no script, nothing loaded.
+"""Render the report as a single HTML page with inline style and figures, without scripts or external files.
 
-Everything that is not `Markup` is escaped when it is put into an element, so a text from the run cannot
-become part of the page.
+All strings that are not `Markup` are escaped when they are added to an element, so texts from the run cannot
+inject HTML.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from functools import singledispatch
 from compound.graph.space import as_demos
 from compound.report.facts.documents import ExampleFacts, RunFacts
 from compound.report.facts.text import line, shown, word_diff
-from compound.report.figures.graph import themed
+from compound.report.figures.graph import use_page_colors
 from compound.report.rendering.blocks import Block, Change, Code, Examples, Figure, Pairs, Section
 from compound.report.rendering.style import STYLE
 from compound.report.rendering.tables import Table
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 VIEW = "width=device-width, initial-scale=1"
-CONTEXT = 300  # characters of an unchanged passage that are shown at each of its ends
+CONTEXT = 300  # characters to show at each end of an unchanged passage
 VOID = ("meta",)
 
 
 class Markup(str):
-    """Text that is HTML already."""
+    """String that is already HTML."""
 
     __slots__ = ()
 
@@ -78,7 +78,7 @@ def _section(section: Section) -> Markup:
 
 @singledispatch
 def element(block: Block) -> Markup:
-    """Return one block of a section."""
+    """Render a block of a section."""
     return tag("p", str(block))
 
 
@@ -93,7 +93,7 @@ def _(block: Table) -> Markup:
 
 
 def _cell(text: str) -> list[str]:
-    """Return a cell's text, an interval's limits on a line of their own."""
+    """Return the text of a cell, with the limits of an interval on a separate line."""
     mean, bracket, limits = text.partition(" [")
     interval = re.fullmatch(r"[−\d.,]+, [−\d.,]+\](, n = \d+)?", limits)
     return [mean, tag("span", bracket.strip() + limits, class_="limits")] if interval else [text]
@@ -122,12 +122,12 @@ def _list(values: Mapping[str, str]) -> Markup:
 def _(block: Figure) -> Markup:
     if block.missing:
         return tag("p", block.missing, class_="missing")
-    svg = tag("div", _sized(themed(block.svg), block.name), class_="wide", tabindex="0")
+    svg = tag("div", _sized(use_page_colors(block.svg), block.name), class_="wide", tabindex="0")
     return tag("figure", svg, tag("figcaption", block.caption), class_=block.name)
 
 
 def _sized(svg: str, name: str) -> Markup:
-    """Let the picture shrink with the page, but not below what can be read: then it scrolls."""
+    """Scale the picture with the page down to the smallest readable size, below which it scrolls."""
     found = re.search(r'width="([\d.]+)pt" height="[\d.]+pt"', svg)
     wide = float(found[1]) * 4 / 3 if found else 800
     size = f'style="max-width:{wide:.0f}px;min-width:{0.8 * wide:.0f}px" role="img" aria-label="{name}"'
@@ -146,14 +146,14 @@ def _(block: Change) -> Markup:
 
 
 def text_diff(before: str, after: str) -> Markup:
-    """Return a text with what is gone struck through and what is new marked."""
+    """Return a diff of two texts with deletions struck through and insertions marked."""
     names = {"old": "del", "new": "ins", "same": "span"}
     pieces = [(kind, _context(text) if kind == "same" else text) for kind, text in word_diff(before, after)]
     return tag("div", *(tag(names[kind], text) for kind, text in pieces), class_="text")
 
 
 def _context(text: str) -> str:
-    """Leave out the middle of a long text that did not change."""
+    """Omit the middle of a long unchanged text."""
     left_out = len(text) - 2 * CONTEXT
     if left_out < CONTEXT:
         return text
@@ -161,7 +161,7 @@ def _context(text: str) -> str:
 
 
 def _demos(block: Change) -> Markup:
-    """Return the demonstrations, each with what became of it."""
+    """Return the demonstrations, each marked as kept, new or removed."""
     before, after = as_demos(block.before or ()), as_demos(block.after or ())
     rows = [("kept" if d in before else "new", d) for d in after]
     rows += [("removed", d) for d in before if d not in after]

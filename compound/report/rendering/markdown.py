@@ -1,4 +1,4 @@
-"""The report as Markdown. Texts from the run are escaped: they stay inside their cell, item or fence."""
+"""Render the report as Markdown; texts from the run are escaped to stay in their cell, item or fence."""
 
 from __future__ import annotations
 
@@ -19,76 +19,76 @@ SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$&!])")
 def markdown(facts: RunFacts, sections: Sequence[Section]) -> str:
     """Return the report as Markdown."""
     parts = [
-        f"# {escaped(facts['system'])}: {escaped(facts['title'])}",
-        escaped(facts["sentence"]),
-        "\n".join(f"- {escaped(note)}" for note in facts["notes"]),
+        f"# {escape(facts['system'])}: {escape(facts['title'])}",
+        escape(facts["sentence"]),
+        "\n".join(f"- {escape(note)}" for note in facts["notes"]),
     ]
     for section in sections:
         parts.append(f"## {section.title}")
-        parts += [written(block) for block in section.blocks]
+        parts += [render_block(block) for block in section.blocks]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def escaped(text: str) -> str:
-    """Return text that Markdown shows as it is, on one line.
+def escape(text: str) -> str:
+    """Escape text so that Markdown shows it literally, on one line.
 
-    >>> print(escaped("a|b <i> `c`"))
+    >>> print(escape("a|b <i> `c`"))
     a\\|b \\<i\\> \\`c\\`
     """
     return SPECIAL.sub(r"\\\1", " ".join(text.split()))
 
 
 def fenced(text: str, language: str = "") -> str:
-    """Return a fence that no line of the text can close."""
+    """Return text in a code fence that no line of the text can close."""
     longest = max([len(run) for run in re.findall("`+", text)], default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"
 
 
 @singledispatch
-def written(block: Block) -> str:
-    """Return one block of a section."""
-    return escaped(str(block))
+def render_block(block: Block) -> str:
+    """Render a block of a section."""
+    return escape(str(block))
 
 
-@written.register
+@render_block.register
 def _(block: Table) -> str:
     rule = ["---:" if i in block.numeric else "---" for i in range(len(block.headings))]
-    rows = [[escaped(cell) for cell in row] for row in (block.headings, *block.rows)]
+    rows = [[escape(cell) for cell in row] for row in (block.headings, *block.rows)]
     lines = [rows[0], rule, *rows[1:]]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-@written.register
+@render_block.register
 def _(block: Code) -> str:
     return fenced(block.text, block.language)
 
 
-@written.register
+@render_block.register
 def _(block: Pairs) -> str:
-    return "\n".join(f"- **{escaped(name)}**: {escaped(value)}" for name, value in block.items)
+    return "\n".join(f"- **{escape(name)}**: {escape(value)}" for name, value in block.items)
 
 
-@written.register
+@render_block.register
 def _(block: Figure) -> str:
     if block.graph:
         return fenced(mermaid(block.graph), "mermaid")
-    return escaped(block.missing or block.instead)
+    return escape(block.missing or block.instead)
 
 
-@written.register
+@render_block.register
 def _(block: Change) -> str:
-    name = f"**{escaped(block.key)}**"
+    name = f"**{escape(block.key)}**"
     if block.kind == "text":
         diff = line_diff(str(block.before or ""), str(block.after or ""))
         return f"{name}\n\n{fenced(chr(10).join(diff), 'diff')}"
     if block.kind == "demos":
         return f"{name}: {_demos(block)}"
-    return f"{name}: {escaped(line(block.before, 300))} → {escaped(line(block.after, 300))}"
+    return f"{name}: {escape(line(block.before, 300))} → {escape(line(block.after, 300))}"
 
 
 def _demos(block: Change) -> str:
-    """Return how many demonstrations there were and are, and each with what became of it."""
+    """Return the numbers of demonstrations, and each demonstration as kept, new or removed."""
     before, after = as_demos(block.before or ()), as_demos(block.after or ())
     lines = [f"{len(before)} → {len(after)} demonstrations\n"]
     lines += [f"{i}. {'kept' if d in before else 'new'}: {demo(d)}" for i, d in enumerate(after, 1)]
@@ -102,17 +102,17 @@ def demo(value: Demo) -> str:
         ", ".join(f"{name}: {line(item, 200)}" for name, item in value[s].items())
         for s in ("inputs", "outputs")
     ]
-    return " ⟶ ".join(escaped(side) for side in sides)
+    return " ⟶ ".join(escape(side) for side in sides)
 
 
-@written.register
+@render_block.register
 def _(block: Examples) -> str:
     lines = [f"### {block.title}\n"]
     for example in block.items:
-        lines.append(f"- **{escaped(block.heading(example))}**")
+        lines.append(f"- **{escape(block.heading(example))}**")
         for title, values in block.groups(example):
             shown = "; ".join(f"{name}: {line(value, 300)}" for name, value in values.items())
-            lines.append(f"  - {title}: {escaped(shown)}")
+            lines.append(f"  - {title}: {escape(shown)}")
     return "\n".join(lines)
 
 
@@ -137,5 +137,5 @@ def mermaid(drawing: GraphDocument) -> str:
 
 
 def _label(text: str) -> str:
-    """Return text that can stand between Mermaid's quotes."""
+    """Escape text for use in Mermaid's quotes."""
     return " ".join(text.split()).replace("#", "#35;").replace('"', "#quot;").replace("<", "#lt;")

@@ -1,4 +1,4 @@
-"""The style of the HTML report: light and dark, for a desk, a phone and paper."""
+"""Style sheet of the HTML report: light and dark, for desktop, phone and print."""
 
 from __future__ import annotations
 

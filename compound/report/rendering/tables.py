@@ -1,4 +1,4 @@
-"""The report's tables: headings and cells as text, for Markdown and HTML alike."""
+"""Tables of the report: headings and cells as text, for both Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Split = Literal["valid", "test"]
 
 @dataclass(frozen=True)
 class Table:
-    """Headings, rows, and which columns hold numbers (they are aligned to the right)."""
+    """Headings, rows, and the indices of numeric columns, which are aligned to the right."""
 
     headings: Sequence[str]
     rows: Sequence[Row]
@@ -25,13 +25,13 @@ class Table:
 
 
 def table(headings: Sequence[str], rows: Sequence[Row]) -> Table:
-    """Make a table; a heading that begins with ``#`` stands over numbers."""
+    """Return a table; the prefix ``#`` of a heading marks a numeric column."""
     numeric = frozenset(i for i, heading in enumerate(headings) if heading.startswith("#"))
     return Table([heading.removeprefix("#") for heading in headings], rows, numeric)
 
 
 def methods(facts: RunFacts) -> Table:
-    """Return the comparison of the unoptimized system, this method and the baselines."""
+    """Return the table of the unoptimized system, this method and the baselines."""
     headings = (
         "method", f"#validation{_same_n(facts, 'valid')}", f"#test{_same_n(facts, 'test')}", "#gain on test",
         "#failed", "#accepted", "#search runs", "#test runs", "#calls", "#tokens", "#cost", "#time",
@@ -65,7 +65,7 @@ def _ns(facts: RunFacts, split: Split) -> set[int]:
 
 
 def _same_n(facts: RunFacts, split: Split) -> str:
-    """Return how many examples all methods were measured on; ``""`` when it differs between them."""
+    """Return the number of examples for the heading, or ``""`` if it differs between methods."""
     ns = _ns(facts, split)
     return f", n\u00a0=\u00a0{count(*ns)}" if len(ns) == 1 else ""
 
@@ -77,7 +77,7 @@ def _measured(facts: RunFacts, row: MethodRow, split: Split) -> str:
 
 
 def decisions(facts: RunFacts) -> Table:
-    """Return the acceptance decisions on the validation split."""
+    """Return the table of acceptance decisions on the validation split."""
     headings = (
         "#no.",
         "#after runs",
@@ -101,7 +101,7 @@ def decisions(facts: RunFacts) -> Table:
 
 
 def jobs(facts: RunFacts) -> Table:
-    """Return what was tried, by whom, and what came of it on train examples."""
+    """Return the table of optimizer jobs with their results on train examples."""
     headings = (
         "#no.", "optimizer", "parameters", "#tried", "#train before", "#train after", "#runs", "outcome",
     )  # fmt: skip
@@ -122,14 +122,14 @@ def _outcome(values: Mapping[str, object], note: str) -> str:
 
 
 def brief(value: object) -> str:
-    """Return a value in a few words."""
+    """Format a value in a few words."""
     if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
         return f"{len(value)} demonstrations"
     return line(value, 60)
 
 
 def proposals(models: Mapping[str, TallyFacts]) -> Table:
-    """Return the requests for proposals by model and outcome."""
+    """Return the table of requests for proposals by model and outcome."""
     headings = ("model", "#asked", *(f"#{name}" for name in OUTCOMES), "failures")
     rows = [
         (
@@ -144,7 +144,7 @@ def proposals(models: Mapping[str, TallyFacts]) -> Table:
 
 
 def costs(facts: RunFacts) -> Table:
-    """Return the costs by component on recorded runs, and of everything else."""
+    """Return the table of the costs of recorded runs by component, and of everything else."""
     headings = (
         "component", "#executed", "#from cache", "#model calls", "#tokens in", "#tokens out", "#cost",
         "#seconds, summed", "#seconds each",
@@ -162,8 +162,8 @@ def costs(facts: RunFacts) -> Table:
 
 
 def failures(facts: RunFacts) -> Table:
-    """Return why recorded runs failed."""
-    headings = ("kind", "message", "component", "#validation", "#test", "#together")
+    """Return the table of failures of recorded runs."""
+    headings = ("kind", "message", "component", "#validation", "#test", "#total")
     rows = [
         (
             f["kind"],
@@ -179,13 +179,13 @@ def failures(facts: RunFacts) -> Table:
 
 
 def data(facts: RunFacts) -> Table:
-    """Return the splits with their sizes and digests."""
+    """Return the table of splits with their sizes and digests."""
     rows = [(role, count(d["n"]), d["digest"]) for role, d in facts["provenance"]["data"].items()]
     return table(("split", "#examples", "digest"), rows)
 
 
 def versus(facts: RunFacts) -> list[str]:
-    """Return a sentence for each baseline: by how much this method's test score is higher or lower."""
+    """Return a sentence for each baseline on the difference of test scores."""
     found = []
     for row in facts["methods"]:
         gap = row["versus"]
@@ -193,10 +193,10 @@ def versus(facts: RunFacts) -> list[str]:
             continue
         low, high = gap["low"], gap["high"]
         open_ = low is None or high is None or low <= 0 <= high
-        word = "ahead of" if gap["mean"] > 0 else "behind"
-        claim = f"not clearly apart from {row['method']}" if open_ else f"{word} {row['method']}"
+        word = "better than" if gap["mean"] > 0 else "worse than"
+        claim = f"not significantly different from {row['method']}" if open_ else f"{word} {row['method']}"
         found.append(
-            f"On the test split {facts['method']} is {claim}: "
+            f"On the test split, {facts['method']} is {claim}: "
             f"the paired difference is {signed(gap['mean'])} {limits(gap)}".rstrip()
             + "."
         )

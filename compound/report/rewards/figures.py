@@ -1,7 +1,7 @@
-"""The figures of local rewards, one panel for each component, as SVG for the report and the notebook.
+"""Figures of local rewards, with a panel for each component, as SVG for the report and the notebook.
 
-What they show is worked out in `compound.rewards.inspection.inspect`; here it is only drawn. Some are like
-figures of OPTIMAS, section 5. Each ``draw_…`` takes any matplotlib axes, for a paper's own arrangement.
+The data come from `compound.rewards.inspection.inspect`. Some figures follow OPTIMAS, section 5. Each
+``draw_…`` function accepts any matplotlib axes, so that papers can arrange the panels freely.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from compound.report.figures.curve import finite, frame, whole_numbers
+from compound.report.figures.curve import finite, frame, use_integer_ticks
 from compound.report.figures.graph import PALETTE, clip_name, drawn
 from compound.rewards.inspection.explain import Attribution
 from compound.rewards.inspection.views import HeadView, Overview, Point
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 COLUMNS = 3
 WIDE, TALL = 3.4, 2.9  # inches of a panel
 SMALL = 8.5
-FEATURES = 8  # that have a bar
-WORDS = 24
-MANY = 20  # different values: more are taken together
+FEATURES = 8  # bars per panel
+WORDS = 24  # bars of an attribution
+MANY = 20  # above this many distinct values, group them
 FORMS = {
     "words": "number of words",
     "characters": "number of characters",
@@ -34,7 +34,7 @@ FORMS = {
     "repeats": "repeated words",
     "sentence": "ends like a sentence",
     "capital": "begins with a capital",
-    "digits": "holds digits",
+    "digits": "contains digits",
     "items": "number of items",
 }
 
@@ -42,8 +42,7 @@ Draw = Callable[["Axes", HeadView], None]
 
 
 def calibration_svg(heads: Sequence[HeadView]) -> str:
-    """Return how sure each reward was against how often it was right.
-
+    """Return the calibration plot: predicted against observed probability of a correct ranking.
     Raises:
         MissingExtra: matplotlib is not installed.
     """
@@ -51,32 +50,32 @@ def calibration_svg(heads: Sequence[HeadView]) -> str:
 
 
 def margins_svg(heads: Sequence[HeadView]) -> str:
-    """Return how the held-out margins are spread."""
+    """Return the histograms of the held-out margins."""
     return _panels("margins", heads, draw_margins)
 
 
 def alignment_svg(heads: Sequence[HeadView]) -> str:
-    """Return local against global rewards (OPTIMAS, figure 5a)."""
+    """Return the plot of local against global rewards (OPTIMAS, figure 5a)."""
     return _panels("alignment", heads, draw_alignment)
 
 
 def length_svg(heads: Sequence[HeadView]) -> str:
-    """Return local rewards against the outputs' lengths, values or labels (OPTIMAS, figure 5c)."""
+    """Return the plot of local rewards against lengths, values or labels of outputs (OPTIMAS, figure 5c)."""
     return _panels("length", heads, draw_length)
 
 
 def weights_svg(heads: Sequence[HeadView]) -> str:
-    """Return the weights of the named features."""
+    """Return the bar charts of the weights of the named features."""
     return _panels("weights", heads, draw_weights, wide=4.9, columns=2, tall=3.0)
 
 
 def drift_svg(heads: Sequence[HeadView], threshold: float) -> str:
-    """Return accuracies over iterations, and the one from which a reward may steer."""
+    """Return the plot of accuracies over iterations, with the threshold for using a reward."""
     return _panels("drift", heads, lambda axes, head: draw_drift(axes, head, threshold), legend=True)
 
 
 def steps_svg(overview: Overview) -> str:
-    """Return the global reward over the decisions, with what each accepted one changed (figure 4 there)."""
+    """Return the plot of the global reward over the decisions, with the changes (OPTIMAS, figure 4)."""
     with drawn(7.2, 3.4, "steps") as (figure, svg):
         draw_steps(figure.subplots(1, 1), overview)
         figure.tight_layout()
@@ -84,7 +83,7 @@ def steps_svg(overview: Overview) -> str:
 
 
 def attribution_svg(chosen: Attribution, rejected: Attribution) -> str:
-    """Return what the words of a pair do for its rewards."""
+    """Return the bar charts of the effect of each word of a pair on its rewards."""
     tall = 1.2 + 0.2 * min(WORDS, max(len(chosen.pieces), len(rejected.pieces), 1))
     with drawn(8.0, tall, "attribution") as (figure, svg):
         sides = figure.subplots(1, 2)
@@ -111,8 +110,8 @@ def _panels(
     """Draw a panel for each component."""
     across = max(1, min(columns, len(heads)))
     down = max(1, -(-len(heads) // across))
-    beside = {1: 1, 2: 2}.get(across, 4)  # entries of the legend that have room
-    foot = 0.1 + 0.2 * (4 // beside) if legend else 0.0
+    per_row = {1: 1, 2: 2}.get(across, 4)  # entries of the legend that fit in a row
+    foot = 0.1 + 0.2 * (4 // per_row) if legend else 0.0
     with drawn(wide * across, tall * down + foot, name) as (figure, svg):
         grid = figure.subplots(down, across, squeeze=False)
         for axes, head in zip(grid.flat, heads, strict=False):
@@ -123,23 +122,23 @@ def _panels(
         figure.tight_layout(rect=(0, foot / (tall * down + foot), 1, 1), w_pad=2.0, h_pad=1.8)
         if legend and len(heads):
             handles, names = grid.flat[0].get_legend_handles_labels()
-            figure.legend(handles, names, loc="lower center", ncols=beside, frameon=False, fontsize=SMALL,
+            figure.legend(handles, names, loc="lower center", ncols=per_row, frameon=False, fontsize=SMALL,
                           labelcolor=PALETTE["ink"])  # fmt: skip
     return svg[0]
 
 
 def draw_calibration(axes: Axes, head: HeadView) -> None:
-    """Draw stated against observed probabilities; on the line they agree."""
+    """Draw predicted against observed probabilities; the diagonal is perfect calibration."""
     axes.plot([0.5, 1], [0.5, 1], color=PALETTE["muted"], linewidth=0.9, linestyle=(0, (4, 3)))
     axes.plot([b.stated for b in head.bins], [b.observed for b in head.bins], "o-", color=PALETTE["accent"],
               markersize=5.5, linewidth=1.3)  # fmt: skip
     axes.set(xlim=(0.49, 1.01), ylim=(min([0.4, *(b.observed - 0.04 for b in head.bins)]), 1.03))
-    _label(axes, "stated probability of being right", "share that was right")
+    _label(axes, "predicted probability", "share ranked correctly")
     _note(axes, "" if head.error is None else f"mean error {head.error:.2f}", low=True)
 
 
 def draw_margins(axes: Axes, head: HeadView) -> None:
-    """Draw the margins' histogram; those beyond its ends are counted in the last bars."""
+    """Draw the histogram of the margins; outliers count in the outermost bars."""
     margins = np.asarray(head.margins)
     edge = max(1.0, float(np.quantile(np.abs(margins), 0.98))) if len(margins) else 1.0
     bins = np.linspace(-edge, edge, 25).tolist()
@@ -147,29 +146,29 @@ def draw_margins(axes: Axes, head: HeadView) -> None:
     for part, color in ((shown[margins < 0], "other1"), (shown[margins >= 0], "accent")):
         axes.hist(part, bins=bins, color=PALETTE[color], edgecolor=PALETTE["paper"], linewidth=0.6)
     axes.axvline(0, color=PALETTE["muted"], linewidth=0.9)
-    axes.set_ylim(0, axes.get_ylim()[1] * 1.15)  # room for the note
-    whole_numbers(axes.yaxis)
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.15)  # space for the note
+    use_integer_ticks(axes.yaxis)
     _label(axes, "margin in log odds: wrong < 0 < right", "held-out pairs")
     _note(axes, f"{head.accuracy.mean:.0%} right")
 
 
 def draw_alignment(axes: Axes, head: HeadView) -> None:
-    """Draw each candidate's local and global reward, both less the mean of its call, and their trend."""
+    """Draw each candidate's local and global reward, both minus the mean of the call, and their trend."""
     _scatter(axes, [(p.local, p.global_) for p in head.points])
-    _label(axes, "local reward, less its call's mean", "global reward, less its call's mean")
+    _label(axes, "local reward minus call mean", "global reward minus call mean")
     _note(axes, "" if head.correlation is None else f"rank correlation {head.correlation:.2f}", low=True)
 
 
 def draw_length(axes: Axes, head: HeadView) -> None:
-    """Draw each candidate's local reward by its length, its value or its label."""
+    """Draw each candidate's local reward by length, value or label."""
     if head.measure == "label":
         _by_label(axes, head.points, head.labels)
     else:
         _scatter(axes, [(p.x, p.local) for p in head.points])
     if head.measure == "words":
-        whole_numbers(axes.xaxis)
+        use_integer_ticks(axes.xaxis)
     names = {"words": "words of the output", "value": "the output", "label": ""}
-    _label(axes, names[head.measure], "local reward, less its call's mean")
+    _label(axes, names[head.measure], "local reward minus call mean")
 
 
 def _by_label(axes: Axes, points: Sequence[Point], labels: Sequence[str]) -> None:
@@ -189,7 +188,7 @@ def _by_label(axes: Axes, points: Sequence[Point], labels: Sequence[str]) -> Non
 
 
 def _scatter(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
-    """Draw points with their means from left to right."""
+    """Draw points and their trend."""
     if not points:
         return
     data = np.array(points)
@@ -198,9 +197,9 @@ def _scatter(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
 
 
 def trend(points: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Return means of points: for each value of the first coordinate, or of five equal parts if it has many.
+    """Return means of points by the value of the first coordinate, or in five equal parts if it has many.
 
-    Points of one value are never parted, and a value that few points have gets no mean.
+    A value with fewer than three points gets no mean.
 
     >>> trend([(1, 0.0), (1, 2.0), (1, 4.0), (2, 5.0), (2, 5.0), (2, 5.0), (3, 9.0)]).tolist()
     [[1.0, 2.0], [2.0, 5.0]]
@@ -215,11 +214,11 @@ def trend(points: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 
 def draw_weights(axes: Axes, head: HeadView) -> None:
-    """Draw the largest weights with their limits, the largest on top."""
+    """Draw the largest weights with their intervals, the largest on top."""
     found = head.explanation
     if found is None:
         axes.axis("off")
-        axes.text(0, 0.5, "no named feature tells its outputs apart", size=SMALL, color=PALETTE["muted"])
+        axes.text(0, 0.5, "no named feature distinguishes the outputs", size=SMALL, color=PALETTE["muted"])
         return
     shown = found.weights[:FEATURES][::-1]
     names = [spoken(weight.feature, sole=sole(head)) for weight in shown]
@@ -231,13 +230,13 @@ def draw_weights(axes: Axes, head: HeadView) -> None:
     axes.set_yticks(range(len(shown)), names)
     axes.set_ylim(min(0, len(shown) - 4) - 0.6, len(shown) - 0.4)
     alike, right = f"{found.agreement.mean:.0%}", f"{found.accuracy.mean:.0%}"
-    about = f"orders {alike} as the head does, {right} right (head {head.accuracy.mean:.0%})"
+    about = f"agreement {alike}, accuracy {right} (head {head.accuracy.mean:.0%})"
     _label(axes, f"weight; {about}", "", across=False)
     axes.xaxis.label.set_fontsize(SMALL - 0.5)
 
 
 def sole(head: HeadView) -> bool:
-    """Return whether all features are of one output field."""
+    """Return whether all features belong to the same output field."""
     weights = head.explanation.weights if head.explanation else ()
     return len({_field(weight.feature) for weight in weights}) <= 1
 
@@ -250,7 +249,7 @@ def _field(feature: str) -> str:
 
 
 def spoken(feature: str, *, sole: bool = False) -> str:
-    """Return a feature's name in words.
+    """Return a feature's name in plain words.
 
     >>> spoken("output.words"), spoken("output in plan", sole=True), spoken("y*x")
     ('output: number of words', 'words also in plan', 'y*x')
@@ -267,7 +266,7 @@ def spoken(feature: str, *, sole: bool = False) -> str:
 
 
 def draw_drift(axes: Axes, head: HeadView, threshold: float) -> None:
-    """Draw the accuracy over iterations: on folds, and on new pairs by what was learned before them."""
+    """Draw the accuracy over iterations: cross-validated, and on new pairs with earlier rewards."""
     color, when = PALETTE["accent"], [judged.iteration for judged in head.history]
     axes.plot(when, [j.accuracy.mean for j in head.history], "-", color=color, linewidth=1.6,
               label="cross-validated (95 %)")  # fmt: skip
@@ -276,26 +275,26 @@ def draw_drift(axes: Axes, head: HeadView, threshold: float) -> None:
     ]
     axes.fill_between([at for at, _ in known], [low for _, (low, _) in known],
                       [high for _, (_, high) in known], color=color, alpha=0.15, linewidth=0)  # fmt: skip
-    axes.plot([], [], "s", color=PALETTE["other1"], markersize=4.5, label="on new pairs, by earlier ones")
+    axes.plot([], [], "s", color=PALETTE["other1"], markersize=4.5, label="on new pairs, by earlier rewards")
     for judged in head.drift or ():
         axes.plot(judged.iteration, judged.accuracy.mean, "s", color=PALETTE["other1"],
                   markersize=min(8.0, 3.0 + 0.7 * judged.accuracy.inputs))  # fmt: skip
     axes.axhline(
-        threshold, color=PALETTE["good"], linewidth=1.0, linestyle=(0, (5, 2)), label="may steer from here"
+        threshold, color=PALETTE["good"], linewidth=1.0, linestyle=(0, (5, 2)), label="threshold for use"
     )
     axes.axhline(0.5, color=PALETTE["muted"], linewidth=0.9, linestyle=(0, (1, 2)), label="chance")
     lowest = [j.accuracy.mean for j in (*head.history, *(head.drift or ()))]
     axes.set_ylim(min([0.4, *(value - 0.06 for value in lowest)]), 1.05)
-    whole_numbers(axes.xaxis)
+    use_integer_ticks(axes.xaxis)
     axes.set_xlim(0.7, max([2, *when, *(j.iteration for j in head.drift or ())]) + 0.3)
-    _label(axes, "iteration", "pairs ordered right")
+    _label(axes, "iteration", "pairs ranked correctly")
     inputs = sum(j.accuracy.inputs for j in head.drift or ())
     right = sum(j.accuracy.mean * j.accuracy.inputs for j in head.drift or ())
     _note(axes, f"new pairs: {right / inputs:.0%} right" if inputs else "", low=True)
 
 
 def draw_steps(axes: Axes, overview: Overview) -> None:
-    """Draw the validation score after each accepted change, and write which components changed."""
+    """Draw the validation score after each accepted change, labelled with the changed components."""
     steps = overview.steps
     end = max([1, overview.decisions, *(step.at for step in steps)])
     if steps:
@@ -310,12 +309,12 @@ def draw_steps(axes: Axes, overview: Overview) -> None:
             axes.annotate(names, (step.at, step.mean), (7, -6), textcoords="offset points", size=SMALL,
                           va="top", color=PALETTE["ink"])  # fmt: skip
     axes.set_xlim(-0.15 * end / 3, end + 0.12 * end)
-    whole_numbers(axes.xaxis)
+    use_integer_ticks(axes.xaxis)
     _label(axes, "decision on the validation split", "global reward (validation, 95 %)")
 
 
 def draw_attribution(axes: Axes, side: Attribution, limit: float) -> None:
-    """Draw what the reward loses without each word, in reading order, the strongest ones of a long text."""
+    """Draw the loss of reward without each word, in reading order, for the strongest words of a long text."""
     ranked = sorted(range(len(side.pieces)), key=lambda i: -abs(side.pieces[i].effect))[:WORDS]
     shown = [side.pieces[i] for i in sorted(ranked, reverse=True)]
     for place, piece in enumerate(shown):
@@ -324,7 +323,7 @@ def draw_attribution(axes: Axes, side: Attribution, limit: float) -> None:
     axes.axvline(0, color=PALETTE["muted"], linewidth=0.9)
     axes.set_yticks(range(len(shown)), [clip_name(piece.text) for piece in shown])
     axes.set(xlim=(-limit, limit), ylim=(-0.7, max(len(shown), 3) - 0.3))
-    _label(axes, "what it adds, in log odds", "", across=False)
+    _label(axes, "effect on the reward, in log odds", "", across=False)
 
 
 def _label(axes: Axes, x: str, y: str, *, across: bool = True) -> None:
@@ -337,7 +336,7 @@ def _label(axes: Axes, x: str, y: str, *, across: bool = True) -> None:
 
 
 def _note(axes: Axes, text: str, *, low: bool = False) -> None:
-    """Write a number into a corner."""
+    """Write a note into a corner of the panel."""
     x, y, ha, va = (0.98, 0.04, "right", "bottom") if low else (0.02, 0.96, "left", "top")
     axes.text(x, y, text, transform=axes.transAxes, size=SMALL, color=PALETTE["ink"], ha=ha, va=va)
 

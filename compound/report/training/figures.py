@@ -1,4 +1,4 @@
-"""The curves of training, as the papers draw them: small multiples over steps, a line for each component."""
+"""Training curves: small multiples over steps, with a line for each component."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compound.report.facts.documents import Step, TrainedJob
-from compound.report.figures.curve import frame, whole_numbers
+from compound.report.figures.curve import frame, use_integer_ticks
 from compound.report.figures.graph import PALETTE, clip_name, drawn
 from compound.report.training.steps import measured, parts
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 WIDE = 10.4  # inches
-ROW = 2.25  # of a row of panels
+ROW = 2.25  # inches, height of a row of panels
 SMALL = 8.5
-SMOOTH = 0.1  # of a job's steps that a moving mean is over
+SMOOTH = 0.1  # window of the moving mean, as a share of a job's steps
 COLORS = ("accent", "other1", "other3", "other2", "good")
-Dashes = str | tuple[float, tuple[float, ...]]  # as matplotlib takes them
-DASHES: tuple[Dashes, ...] = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))  # tell apart components of one colour
+Dashes = str | tuple[float, tuple[float, ...]]  # a matplotlib line style
+DASHES: tuple[Dashes, ...] = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))  # distinguish components of one colour
 THRESHOLD: tuple[str, Dashes] = (PALETTE["good"], (0, (3, 1.5)))
-TURN = 4.0  # line widths that each of several coinciding lines is seen for
-FEW = 4  # lines of a panel, up to which every step is drawn too
-LETTER = 0.08  # inches of a legend's letter
+TURN = 4.0  # dash length of coinciding lines, in line widths
+FEW = 4  # up to this number of lines per panel, draw single steps as well as moving means
+LETTER = 0.08  # inches, width of a letter of the legend
 
 Points = list[tuple[float, float]]
 Jobs = Sequence[TrainedJob]
@@ -41,11 +41,11 @@ class Panel:
     """One small plot.
 
     Attributes:
-        title: what it shows, with the unit.
-        facts: names of what is drawn; the second one is dashed.
-        by_component: whether each component has lines of its own.
+        title: the quantity and its unit.
+        facts: names of the numbers to draw; the second one is dashed.
+        by_component: whether to draw separate lines for each component.
         low, high: limits of the axis; ``None`` follows the data.
-        moving: whether zero everywhere says only that the method has no such thing.
+        moving: whether to hide the panel if all values are zero, because the method does not use the number.
     """
 
     title: str
@@ -74,7 +74,7 @@ PANELS = (
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a panel: a fact of one job, of one component or of all."""
+    """A line of a panel: a number of one job, for one component or for all."""
 
     points: Points
     steps: int
@@ -84,16 +84,16 @@ class Line:
 
 
 def training_svg(jobs: Jobs, name: str = "training") -> str:
-    """Return the curves of a method's jobs, one after the other.
+    """Return the SVG of the training curves of a method's consecutive jobs.
 
     Args:
-        jobs: as `compound.report.training.steps.method_training` returns them.
-        name: begins the ids in the SVG, which no other figure of a page may have.
+        jobs: the jobs, from `compound.report.training.steps.method_training`.
+        name: the prefix of the ids in the SVG; must be unique on a page.
 
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    panels, names, looks = shown(jobs), _components(jobs), _looks(jobs)
+    panels, names, looks = panels_with_data(jobs), _components(jobs), _looks(jobs)
     across = columns(len(panels))
     down = -(-len(panels) // across)
     head, foot = (0.2 if len(jobs) > 1 else 0.0), 0.2 * _legend_rows(looks) + 0.15
@@ -115,8 +115,8 @@ def training_svg(jobs: Jobs, name: str = "training") -> str:
     return svg[0]
 
 
-def shown(jobs: Jobs) -> list[Panel]:
-    """Return the panels that have something to show."""
+def panels_with_data(jobs: Jobs) -> list[Panel]:
+    """Return the panels that have data."""
     return [panel for panel in PANELS if _has(jobs, panel)]
 
 
@@ -126,13 +126,13 @@ def _has(jobs: Jobs, panel: Panel) -> bool:
 
 
 def _every(job: TrainedJob, panel: Panel, fact: str) -> Points:
-    """Return a fact's values in a job, of all components."""
+    """Return the points of a number in a job, over all components."""
     names = job["components"] if panel.by_component else [None]
     return [point for name in names for point in curve(job["steps"], fact, name)]
 
 
 def curve(steps: Sequence[Step], fact: str, component: str | None = None) -> Points:
-    """Return a fact by step, of a component or of the whole; steps that do not have it are left out.
+    """Return a number by step, of a component or of the whole step; steps without it are skipped.
 
     >>> curve([{"reward": 0.5}, {"reward": None}, {"reward": 1.0}], "reward")
     [(0, 0.5), (2, 1.0)]
@@ -142,7 +142,7 @@ def curve(steps: Sequence[Step], fact: str, component: str | None = None) -> Poi
 
 
 def moving_mean(points: Points, half: int) -> Points:
-    """Return at each point the mean over it and as many as ``half`` points on either side.
+    """Return the centred moving mean over each point and up to ``half`` points on either side.
 
     >>> moving_mean([(0, 1.0), (1, 2.0), (2, 6.0)], 1)
     [(0, 1.5), (1, 3.0), (2, 4.0)]
@@ -152,7 +152,7 @@ def moving_mean(points: Points, half: int) -> Points:
 
 
 def columns(panels: int) -> int:
-    """Return how many panels stand side by side.
+    """Return the number of columns for a number of panels.
 
     >>> [columns(n) for n in (1, 3, 4, 6, 7, 8, 9)]
     [1, 3, 4, 3, 4, 4, 3]
@@ -165,7 +165,7 @@ def _components(jobs: Jobs) -> list[str]:
 
 
 def _starts(jobs: Jobs) -> list[int]:
-    """Return at which step of the figure each job begins, and where the last one ends."""
+    """Return the first step of each job in the figure, and the step after the last job."""
     starts = [1]
     for job in jobs:
         starts.append(starts[-1] + len(job["steps"]))
@@ -192,8 +192,8 @@ def _look(names: Sequence[str], component: str | None) -> tuple[str, Dashes]:
 
 
 def _draw(axes: Axes, panel: Panel, jobs: Jobs, names: Sequence[str]) -> None:
-    """Draw moving means over the steps, which are thin where few lines cross; thresholds as they were."""
-    lines = in_turn(list(_lines(panel, jobs, names)))
+    """Draw moving means, thin lines for single steps if there are few lines, and thresholds unsmoothed."""
+    lines = dash_coincident(list(_lines(panel, jobs, names)))
     some = len({(line.color, line.dashes) for line in lines}) <= FEW
     for line in lines:
         if panel is REWARD and line.second:
@@ -202,13 +202,13 @@ def _draw(axes: Axes, panel: Panel, jobs: Jobs, names: Sequence[str]) -> None:
         half = round(SMOOTH * line.steps) // 2
         if half and some:
             axes.plot(*zip(*line.points, strict=True), color=line.color, linewidth=0.7, alpha=0.3)
-        alone = "o" if len(line.points) == 1 else None
+        marker = "o" if len(line.points) == 1 else None
         axes.plot(*zip(*moving_mean(line.points, half), strict=True), color=line.color,
-                  linestyle=line.dashes, linewidth=1.7, marker=alone, markersize=3.5)  # fmt: skip
+                  linestyle=line.dashes, linewidth=1.7, marker=marker, markersize=3.5)  # fmt: skip
 
 
-def in_turn(lines: Sequence[Line]) -> list[Line]:
-    """Return lines of which no one hides another: those that coincide are dashed in turn."""
+def dash_coincident(lines: Sequence[Line]) -> list[Line]:
+    """Return the lines with alternating dashes for those that coincide, so that all remain visible."""
     groups: dict[tuple[tuple[float, float], ...], list[Line]] = {}
     for line in lines:
         groups.setdefault(tuple(line.points), []).append(line)
@@ -220,30 +220,30 @@ def in_turn(lines: Sequence[Line]) -> list[Line]:
 
 
 def _threshold(axes: Axes, line: Line) -> None:
-    """Draw the reward from which attempts were kept."""
+    """Draw the reward threshold for keeping attempts."""
     color, dashes = THRESHOLD
     axes.plot(*zip(*line.points, strict=True), color=color, linestyle=dashes, linewidth=1.3,
               drawstyle="steps-mid")  # fmt: skip
 
 
 def _finish(axes: Axes, panel: Panel, jobs: Jobs, *, high: bool) -> None:
-    """Set title and limits; a high title leaves room for the jobs' numbers."""
+    """Set title and limits; ``high`` leaves space below the title for the numbers of the jobs."""
     frame(axes)
     axes.set_title(panel.title, size=9.5, color=PALETTE["ink"], loc="left", pad=18 if high else 6)
     end = _starts(jobs)[-1] - 1
     axes.set_xlim(1 - max(0.5, 0.02 * end), end + max(0.5, 0.02 * end))
-    whole_numbers(axes.xaxis)
+    use_integer_ticks(axes.xaxis)
     if panel.low is not None:
         axes.set_ylim(panel.low - 0.03 * (panel.high or 0), (panel.high or 1.08 * _top(axes)) * 1.03)
 
 
 def _top(axes: Axes) -> float:
-    """Return the highest value drawn, or 1 where all are 0."""
+    """Return the highest value drawn, or 1 if all are 0."""
     return max((float(np.max(line.get_ydata())) for line in axes.get_lines()), default=0.0) or 1.0
 
 
 def _separate(axes: Axes, jobs: Jobs, wide: float, *, named: bool) -> None:
-    """Draw a rule where another job begins, and write the jobs' numbers above where there is room."""
+    """Draw a vertical line between jobs, with the numbers of the jobs above if they fit."""
     if len(jobs) < 2:
         return
     starts = _starts(jobs)
@@ -258,7 +258,7 @@ def _separate(axes: Axes, jobs: Jobs, wide: float, *, named: bool) -> None:
 
 
 def _looks(jobs: Jobs) -> dict[str, tuple[str, Dashes]]:
-    """Return what the legend explains."""
+    """Return the colour and dashes of each entry of the legend."""
     names = _components(jobs)
     looks = {clip_name(name): _look(names, name) for name in names}
     return {**looks, "threshold": THRESHOLD} if _has_threshold(jobs) else looks
@@ -282,15 +282,16 @@ def _has_threshold(jobs: Jobs) -> bool:
 
 
 def caption(jobs: Jobs) -> str:
-    """Return what the figure shows, in words."""
-    parts = ["Training by step: moving means over a tenth of a job's steps; few lines show each step too."]
+    """Return the caption of the figure."""
+    parts = ["Metrics by training step: thick lines are moving means over a tenth of a job's steps; thin "
+             "lines, in panels with few lines, are single steps."]  # fmt: skip
     if _has_threshold(jobs):
-        parts.append("Attempts are kept from the threshold on.")
+        parts.append("Attempts with a reward of at least the threshold are kept.")
     if len(jobs) > 1:
-        parts.append("Rules part the jobs.")
-    if CLIPPED in shown(jobs):
-        parts.append("Clipped tokens: solid where a good answer got too likely, dashed where a bad one got "
-                     "too unlikely.")  # fmt: skip
+        parts.append("Vertical lines separate the jobs.")
+    if CLIPPED in panels_with_data(jobs):
+        parts.append("Clipped tokens: solid above the upper bound (positive advantage), dashed below the "
+                     "lower bound (negative advantage).")  # fmt: skip
     elif any(_every(job, CLIPPED, "high") for job in jobs):
         parts.append("No token was clipped.")
     return " ".join(parts)

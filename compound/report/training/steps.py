@@ -1,7 +1,7 @@
-"""Records of training steps: facts, and the section of the report.
+"""Records of training steps, and the facts computed from them.
 
-A training step leaves one record in ``memory.jsonl``. A run trains in one job or in several, one after the
-other; the baselines of a run have records of their own, in their own directories.
+Each training step writes one record to ``memory.jsonl``. A run trains in one or several consecutive jobs; its
+baselines write records to their own directories.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from compound.report.facts.documents import (
     TrainedJob,
     TrainingFacts,
 )
-from compound.report.facts.record import Record, plain
+from compound.report.facts.record import Record, to_strict_json
 from compound.runs.directory import as_folder, read_json, read_records, understood
 from compound.runs.recorder import MEMORY
 from compound.security.untrusted import UntrustedFolder
 
 KIND = "training"
-ABOUT = ("kind", "seed", "step", "recipe", "keys")  # of a record: whose it is; everything else was measured
+ABOUT = ("kind", "seed", "step", "recipe", "keys")  # fields that identify a record; all others are metrics
 NOT_CHOSEN: Chosen = {"best_step": None, "held_out": [None, None]}
-END = 0.2  # of a job's steps, at either end, that are compared
+END = 0.2  # share of a job's steps to average at the start and at the end
 
 
 def records(run: str | Path) -> list[Step]:
     """Return the records of a run's training steps, oldest first.
 
     Args:
-        run: the run directory, of a finished or an unfinished run; a baseline's is ``RUN/baselines/METHOD``.
+        run: the directory of a finished or unfinished run; for a baseline ``RUN/baselines/METHOD``.
 
     Raises:
-        RunDirectoryError: it is no run directory, or one of its files is broken.
+        RunDirectoryError: the folder is not a run directory, or one of its files is broken.
     """
     return _records(as_folder(run))
 
@@ -57,26 +57,26 @@ def _records(folder: UntrustedFolder) -> list[Step]:
 
 
 def export(run: str | Path, log: Callable[[dict[str, float], int], object]) -> None:
-    """Hand the numbers of every training step to an experiment tracker.
+    """Export the metrics of all training steps to an experiment tracker.
 
     Args:
         run: the run directory.
-        log: called for each step with its numbers by name (``reward``, ``components/NAME/entropy`` …; ``job``
-            is the job's number in the report) and the step's number, which goes on from job to job and so
-            never falls, as trackers ask: ``wandb.log``, ``trackio.log``, ``mlflow.log_metrics``.
+        log: called for each step with its metrics by name (``reward``, ``components/NAME/entropy`` …; ``job``
+            is the job's number in the report) and the step number, which continues across jobs because
+            trackers require increasing steps: ``wandb.log``, ``trackio.log``, ``mlflow.log_metrics``.
 
     Raises:
-        RunDirectoryError: it is no run directory, or one of its files is broken.
+        RunDirectoryError: the folder is not a run directory, or one of its files is broken.
 
     Example:
         >>> import tempfile
         >>> from compound.runs.directory import RunDirectory
-        >>> made = RunDirectory.create(tempfile.mkdtemp() + "/run", "", {"optimize": {"seed": 0}})
-        >>> made.append("memory.jsonl", {"kind": "training", "reward": 0.5, "components": {"a": {"kl": 0.1}}})
-        >>> made.close()
-        >>> seen = []
-        >>> export(made.path, lambda numbers, step: seen.append((step, numbers)))
-        >>> seen
+        >>> run = RunDirectory.create(tempfile.mkdtemp() + "/run", "", {"optimize": {"seed": 0}})
+        >>> run.append("memory.jsonl", {"kind": "training", "reward": 0.5, "components": {"a": {"kl": 0.1}}})
+        >>> run.close()
+        >>> logged = []
+        >>> export(run.path, lambda metrics, step: logged.append((step, metrics)))
+        >>> logged
         [(0, {'job': 1, 'reward': 0.5, 'components/a/kl': 0.1})]
     """
     step = 0
@@ -88,7 +88,7 @@ def export(run: str | Path, log: Callable[[dict[str, float], int], object]) -> N
 
 
 def _flat(value: object, name: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the numbers in a record with their places; texts, lists and what is not finite are left out."""
+    """Yield the finite numbers of a record with their paths; strings and lists are skipped."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _flat(item, f"{name}/{key}" if name else key)
@@ -108,7 +108,7 @@ def _jobs(record: Record) -> list[tuple[int, list[Step]]]:
     seed = record.config["optimize"]["seed"]
     numbers: dict[object, int] = {
         derive_seed(seed, "job", n): n + 1 for n in range(len(record.all("job")) + 1)
-    }  # one may be under way
+    }  # one more than has ended: a job may be running
     places = enumerate(jobs.items(), 1)
     return [(numbers.get(job, place), steps) for place, (job, steps) in places]
 
@@ -117,21 +117,22 @@ def _jobs(record: Record) -> list[tuple[int, list[Step]]]:
 
 
 def training_facts(path: str | Path) -> TrainingFacts | None:
-    """Return what a run's method and its baselines recorded of training, as JSON types; ``None`` without any.
+    """Return the training facts of a run's method and baselines, as JSON types; ``None`` if there are none.
 
-    What cannot be read is named under ``problem``: the rest of the report does not depend on it.
+    If the records cannot be read, the reason is returned as ``problem``, and the rest of the report is still
+    written.
     """
     try:
         with understood(path):
             record = Record.read(path)
-            found = [trained for one in (record, *record.baselines()) if (trained := method_training(one))]
+            found = [trained for r in (record, *record.baselines()) if (trained := method_training(r))]
     except CompoundError as error:
         return {"problem": str(error)}
     return {"methods": found} if found else None
 
 
 def method_training(record: Record) -> MethodTraining | None:
-    """Return the jobs in which one method trained weights, and their sums; ``None`` where it did not."""
+    """Return the jobs in which a method trained weights, and their totals; ``None`` if there are none."""
     drawn, chosen = _drawn(record), _chosen(record)
     jobs = [
         _job(number, steps, drawn.get(number, []), chosen.get(number, NOT_CHOSEN))
@@ -140,6 +141,7 @@ def method_training(record: Record) -> MethodTraining | None:
     if not jobs:
         return None
     every = [step for job in jobs for step in job["steps"]]
+    # Speeds leave out the first step of each job, which includes the warm-up.
     later = [step for job in jobs for step in (job["steps"][1:] or job["steps"])]
     totals: Totals = {
         "steps": len(every),
@@ -148,11 +150,11 @@ def method_training(record: Record) -> MethodTraining | None:
         "training_speed": _speed(later, "tokens", "train_seconds"),
     }
     found: MethodTraining = {"method": record.method, "jobs": jobs, "totals": totals}
-    return plain(found)
+    return to_strict_json(found)
 
 
 def _chosen(record: Record) -> dict[int, Chosen]:
-    """Return which step each job proposed, and the held-out scores of the start and of that step."""
+    """Return the step that each job proposed, and the held-out scores of the start and of that step."""
     found: dict[int, Chosen] = {}
     for event in record.all("job"):
         facts = event.get("facts") or {}
@@ -163,10 +165,10 @@ def _chosen(record: Record) -> dict[int, Chosen]:
 
 
 def _drawn(record: Record) -> dict[int, list[int]]:
-    """Return the tokens that models wrote before each progress event of a job, by the job's number.
+    """Return the completion tokens between the progress events of each job, by the job's number.
 
-    A step has such an event as soon as its record is written; an evaluation has one of its own. They are the
-    tokens of its rollouts, and in a job's first step also of what the job did before it.
+    Each step emits a progress event right after its record, and evaluations emit separate ones. The tokens
+    are those of the step's rollouts and, for the first step of a job, also those of the job before it.
     """
     found: dict[int, list[int]] = {}
     before = 0
@@ -179,7 +181,7 @@ def _drawn(record: Record) -> dict[int, list[int]]:
 
 
 def _job(number: int, found: Sequence[Step], drawn: Sequence[int], chosen: Chosen) -> TrainedJob:
-    """Return the facts of a job; the tokens of its steps are not known where other events are among them."""
+    """Return the facts of a job, whose sampled tokens are unknown if it has more events than steps."""
     known = drawn if len(drawn) <= len(found) else []
     steps: list[Step] = [
         {**_step(record), **({"sampled": known[place]} if place < len(known) else {})}
@@ -196,7 +198,7 @@ def _job(number: int, found: Sequence[Step], drawn: Sequence[int], chosen: Chose
         "skipped": _ends(steps, "skipped"),
         "kept": _ends(steps, "kept"),
         "explained": _ends(steps, "explained"),
-        "answers": {name: said for name in names if (said := _answers(found, name))},
+        "answers": {name: answers for name in names if (answers := _answers(found, name))},
         "components": {name: _component([parts(s).get(name, {}) for s in steps]) for name in names},
         **chosen,
     }
@@ -214,13 +216,13 @@ def parts(step: Step) -> Mapping[str, Step]:
 
 
 def measured(step: Step, name: str) -> float | None:
-    """Return a number of a step or of one of its components, ``None`` where it has none."""
+    """Return a number of a step or of one of its components, or ``None`` if it has none."""
     value = step.get(name)
     return value if isinstance(value, int | float) else None
 
 
 def _step(record: Step) -> Step:
-    """Return the numbers of a step; ``skipped`` and ``kept`` become shares of its groups and attempts."""
+    """Return the numbers of a step, with ``skipped`` and ``kept`` as shares of its groups and attempts."""
     penalties = record.get("penalties")
     paid = penalties if isinstance(penalties, Mapping) else {}
     components = {
@@ -239,14 +241,14 @@ def _step(record: Step) -> Step:
 
 
 def _answers(found: Sequence[Step], name: str) -> list[tuple[int, list[AnswerFacts]]]:
-    """Return the numbers of the first and the last step that show answers of a component, with these."""
-    answers = [(place, record.get("answers")) for place, record in enumerate(found)]
-    said = [(place, some[name]) for place, some in answers if isinstance(some, Mapping) and some.get(name)]
-    return said if len(said) < 2 else [said[0], said[-1]]
+    """Return the recorded answers of a component at the first and the last step that has any."""
+    recorded = [(place, record.get("answers")) for place, record in enumerate(found)]
+    answers = [(place, by[name]) for place, by in recorded if isinstance(by, Mapping) and by.get(name)]
+    return answers if len(answers) < 2 else [answers[0], answers[-1]]
 
 
 def _sums(steps: Sequence[Step]) -> Sums:
-    """Return what some steps took together, ``None`` where no step says; of the memory the most."""
+    """Return totals over some steps, ``None`` for numbers that no step recorded; memory is the maximum."""
     memory = _known(steps, "memory")
     read, cached = _total(steps, "prompt_tokens"), _total(steps, "prompt_tokens_cached")
     return {
@@ -275,7 +277,7 @@ def _total(steps: Iterable[Step], name: str) -> float | None:
 
 
 def _component(steps: Sequence[Step]) -> TrainedComponent:
-    """Return what a component was trained on, and its facts at either end."""
+    """Return the training data of a component, and its numbers at the first and the last steps."""
     return {
         "samples": _total(steps, "samples"),
         "tokens": _total(steps, "tokens"),
@@ -288,13 +290,13 @@ def _component(steps: Sequence[Step]) -> TrainedComponent:
 
 
 def _ends(steps: Sequence[Step], name: str) -> Ends:
-    return ends([measured(step, name) for step in steps])
+    return first_last_means([measured(step, name) for step in steps])
 
 
-def ends(values: Sequence[float | None]) -> list[float | None]:
-    """Return the means over the first and over the last fifth of some steps; a single step is both.
+def first_last_means(values: Sequence[float | None]) -> list[float | None]:
+    """Return the means over the first and the last fifth of some steps; a single step counts in both.
 
-    >>> ends([1.0, 2.0, 3.0, 4.0, 6.0, None, 1.0, 1.0, None, 9.0])
+    >>> first_last_means([1.0, 2.0, 3.0, 4.0, 6.0, None, 1.0, 1.0, None, 9.0])
     [1.5, 9.0]
     """
     few = max(1, round(END * len(values)))
@@ -303,7 +305,7 @@ def ends(values: Sequence[float | None]) -> list[float | None]:
 
 
 def _speed(steps: Sequence[Step], tokens: str, seconds: str) -> float | None:
-    """Return tokens for each second, over the steps that know both."""
+    """Return tokens per second, over the steps that recorded both."""
     both = [(measured(step, tokens), measured(step, seconds)) for step in steps]
     known = [(n, took) for n, took in both if n is not None and took]
     return sum(n for n, _ in known) / sum(took for _, took in known) if known else None

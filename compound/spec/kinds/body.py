@@ -1,6 +1,6 @@
-"""Graphs in the file, with the table of their component kinds, and the kinds that have a graph inside.
+"""Schema of graphs, the table of the component kinds, and the kinds ``loop`` and ``map``.
 
-``loop`` and ``map`` stand here because their schema is recursive: a body holds entries of every kind.
+``loop`` and ``map`` are defined here because their schema is recursive: a body has entries of every kind.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from compound.spec.kinds.retriever import RETRIEVER_KIND
 from compound.spec.kinds.selector import SELECTOR_KIND
 from compound.spec.schema.settings import IntSetting
 from compound.spec.schema.types import Model, Name, Reference, Type
-from compound.spec.schema.wiring import Wiring, one_key
+from compound.spec.schema.wiring import Wiring, key_discriminator
 from compound.spec.spelling import Tree
 from compound.spec.yaml.text import Flow
 
 
 class LoopSettings(Model):
-    """A body that runs turn after turn."""
+    """A body that runs repeatedly."""
 
     body: Body
     """The system of one turn."""
     carry: dict[Name, Name]
-    """Body output -> body input it replaces in the next turn."""
+    """Maps each body output to the body input that it replaces in the next turn."""
     until: Name | None = None
     """A boolean body output that ends the loop when true."""
     max_turns: IntSetting = 5
-    """The most turns."""
+    """Maximum number of turns."""
 
 
 class LoopEntry(Wiring):
-    """A loop; its inputs and outputs are those of its body."""
+    """A loop; it has the inputs and outputs of its body."""
 
     loop: LoopSettings
     """The body and when to stop."""
@@ -56,12 +56,12 @@ def _make_loop(entry: LoopEntry, context: MakeContext) -> Loop | None:
         return None
     carry, until = entry.loop.carry, entry.loop.until
     turns = make_settings({"max_turns": entry.loop.max_turns})
-    # Each part is tried alone, so that every mistake is found and stands at its own line.
+    # Each part is checked on its own, so that every error is found and reported at its own line.
     for source, target in carry.items():
         file.attempt((*inside, "carry", source), functools.partial(Loop, name, turn, carry={source: target}))
     file.attempt((*inside, "until"), lambda: Loop(name, turn, carry={}, until=until))
     file.attempt((*inside, "max_turns"), lambda: Loop(name, turn, carry={}, **turns))
-    if file.document.wrong(inside):
+    if file.document.has_errors(inside):
         return None
     return Loop(name, turn, carry=carry, until=until, **turns)
 
@@ -75,7 +75,7 @@ def _dump_loop(component: Loop, context: DumpContext) -> Tree:
 
 
 class MapSettings(Model):
-    """A body that runs for each item of a list."""
+    """A body that runs once per item of a list."""
 
     body: Body
     """The system for one item."""
@@ -84,7 +84,7 @@ class MapSettings(Model):
 
 
 class MapEntry(Wiring):
-    """A map; its outputs are lists in the items' order."""
+    """A map; its outputs are lists in the order of the items."""
 
     map: MapSettings
     """The body and what it runs over."""
@@ -92,10 +92,10 @@ class MapEntry(Wiring):
 
 def _make_map(entry: MapEntry, context: MakeContext) -> Map | None:
     inside = (*context.address, "map")
-    one = context.make_body((*inside, "body"), context.name)
-    if one is None:
+    body = context.make_body((*inside, "body"), context.name)
+    if body is None:
         return None
-    return context.file.attempt((*inside, "over"), lambda: Map(context.name, one, over=entry.map.over))
+    return context.file.attempt((*inside, "over"), lambda: Map(context.name, body, over=entry.map.over))
 
 
 def _dump_map(component: Map, context: DumpContext) -> Tree:
@@ -114,7 +114,7 @@ _KINDS: tuple[AnyKind, ...] = (
     CLASS_KIND,
 )
 BUILT_IN: Mapping[str, AnyKind] = {kind.name: kind for kind in _KINDS}
-"""The kinds of this package, by name."""
+"""The built-in component kinds by name."""
 if typing.TYPE_CHECKING:
     Entry = Wiring
 else:
@@ -123,25 +123,25 @@ else:
             *(Annotated[kind.entry, Tag(f"~{kind.name}")] for kind in _KINDS),
             Annotated[Wiring, INSTALLED, Tag(INSTALLED.tag)],
         ],
-        one_key(BUILT_IN, "kind", INSTALLED),
+        key_discriminator(BUILT_IN, "kind", INSTALLED),
     ]
 
 
 class UseEntry(Wiring):
-    """A further use of a component under another name; both share one configuration."""
+    """An additional node for a component; all its nodes share one configuration."""
 
     use: Name
     """The component."""
 
 
 class Body(Model):
-    """A graph: inputs, components, further uses of them, and outputs."""
+    """A graph: inputs, components, additional nodes, and outputs."""
 
     inputs: dict[Name, Type] = Field(default={})
-    """What the graph reads, by name and type."""
+    """The inputs of the graph: the type of each, by name."""
     components: dict[Name, Entry]
-    """The components; each is a node of its own name."""
+    """The components; each is also a node with the same name."""
     nodes: dict[Name, UseEntry] = Field(default={})
-    """Further uses of components under other names."""
+    """Additional nodes that use a component under another name."""
     outputs: dict[Name, Reference] = Field(min_length=1)
-    """What the graph returns, by name."""
+    """The outputs of the graph: a reference for each, by name."""

@@ -1,4 +1,4 @@
-"""The kind ``class``: a component class named by module, of which the built-in tables know nothing."""
+"""The kind ``class``: any component class, given by its import string."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from compound.errors import DeclarationError
 from compound.graph.component import Component, Operation
 from compound.graph.composite import Composite
 from compound.graph.types import Port
-from compound.spec.kinds.kind import DumpContext, Kind, MakeContext, is_same, make_settings, report_unknown
+from compound.spec.kinds.kind import (
+    DumpContext,
+    Kind,
+    MakeContext,
+    is_same,
+    make_settings,
+    report_unknown_settings,
+)
 from compound.spec.schema.settings import AnySetting
 from compound.spec.schema.types import Code, Name
 from compound.spec.schema.wiring import Wiring
@@ -19,39 +26,41 @@ from compound.spec.spelling import Tree, spell_code
 
 
 class ClassEntry(Wiring):
-    """Any Component subclass, made as Class(name, **settings)."""
+    """A component of any class, created as Class(name, **settings)."""
 
     code: Code = Field(alias="class")
-    """The class, as module:name; modules are also found beside this file."""
+    """The class, as module:name; modules are also found in this file's folder."""
     settings: dict[Name, AnySetting] = Field(default={})
-    """What it is made with."""
+    """The keyword arguments of the class."""
 
 
 def _make(entry: ClassEntry, context: MakeContext) -> Component | None:
     file, address = context.file, (*context.address, "class")
     settings = make_settings(entry.settings)
-    found = file.code(entry.code, address)
+    found = file.load_code(entry.code, address)
     if found is None:
         return None
     if not (isinstance(found, type) and issubclass(found, Operation | Composite)):
         file.document.report(address, f"{entry.code} is not a subclass of Operation")
         return None
-    if report_unknown(file, found, settings, (*context.address, "settings")):
+    if report_unknown_settings(file, found, settings, (*context.address, "settings")):
         return None
     kind: Callable[..., Component] = found
     return file.attempt(
-        address, lambda: checked(kind(context.name, **settings), context.name), who=entry.code
+        address, lambda: check_component(kind(context.name, **settings), context.name), code=entry.code
     )
 
 
-def checked(component: Component, name: str) -> Component:
-    """Return a user's component after reading its declarations, which all later checks rely on.
+def check_component(component: Component, name: str) -> Component:
+    """Return a user's component after checking its name, ports and parameters, on which later checks rely.
 
     Raises:
-        DeclarationError: a declaration is not what it must be.
+        DeclarationError: a declaration is invalid.
     """
     if component.name != name:
-        raise DeclarationError(f"a component named {name!r} must keep its name, but says {component.name!r}")
+        raise DeclarationError(
+            f"a component named {name!r} must keep its name, but its name is {component.name!r}"
+        )
     inputs, outputs = component.inputs, component.outputs
     for ports in (outputs, {} if inputs is None else inputs):
         if not isinstance(ports, Mapping) or not all(isinstance(port, Port) for port in ports.values()):
@@ -61,10 +70,10 @@ def checked(component: Component, name: str) -> Component:
 
 
 def dump_arguments(component: Component, context: DumpContext) -> Tree:
-    """Return the arguments that a component was made with, read from its attributes and settings.
+    """Return the arguments that a component was created with, read from its attributes and settings.
 
     Raises:
-        DeclarationError: an argument is not kept.
+        DeclarationError: an argument is not stored on the component.
     """
     kind = type(component)
     settings: Tree = {}
@@ -74,8 +83,8 @@ def dump_arguments(component: Component, context: DumpContext) -> Tree:
         open_ended = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         if value is parameter.empty or open_ended:
             raise DeclarationError(
-                f"{component.name}: what {kind.__name__} was made with as {name!r} cannot be told",
-                hint=f"keep it as an attribute named {name!r}",
+                f"{component.name}: the argument {name!r} of {kind.__name__} cannot be read back",
+                hint=f"store it in an attribute named {name!r}",
             )
         if not is_same(value, parameter.default) or context.is_rebound(name, value):
             settings[name] = context.setting(name, value)

@@ -13,19 +13,19 @@ from compound.spec.yaml.text import Flow
 
 
 class FirstOfSettings(Model):
-    """Nothing but the ports."""
+    """The ports of a `first_of` component."""
 
     ports: list[Name] | None = None
-    """The ports in order of preference; those of `in` by default."""
+    """The ports in order of preference; by default those under `in`, in their order."""
 
 
 class FirstOfEntry(Wiring):
-    """Passes on the first of its inputs whose node ran; joins conditional branches."""
+    """Returns the first of its inputs whose node ran, and so joins conditional branches."""
 
     first_of: FirstOfSettings
-    """Usually {}."""
+    """The settings; usually {}."""
     out: Type = Field(default="str", validate_default=True)
-    """The type of its inputs and its output."""
+    """The type of the inputs and of the output."""
 
 
 def _make(entry: FirstOfEntry, context: MakeContext) -> FirstOf | None:

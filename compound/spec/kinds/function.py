@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 from compound.components.function import Function
 from compound.errors import DeclarationError
 from compound.graph.types import spell
-from compound.spec.kinds.kind import DumpContext, Kind, MakeContext, make_settings, report_unknown
+from compound.spec.kinds.kind import DumpContext, Kind, MakeContext, make_settings, report_unknown_settings
 from compound.spec.schema.settings import AnySetting
 from compound.spec.schema.types import Code, Model
 from compound.spec.schema.wiring import Out, Wiring
@@ -16,46 +16,46 @@ from compound.spec.yaml.text import Flow
 
 
 class FunctionSettings(Model):
-    """A typed Python function; further keys set some of its parameters, and may be tuned."""
+    """A typed Python function; additional keys set its parameters and may be tunable."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, AnySetting]
 
     call: Code
-    """The function, as module:name; modules are also found beside this file."""
+    """The function, as module:name; modules are also found in this file's folder."""
     timeout: float | None = Field(default=None, gt=0)
-    """Seconds for one try."""
+    """Timeout of one attempt in seconds."""
     retries: int = Field(default=0, ge=0)
-    """How often transient errors are tried again."""
+    """Maximum number of retries after transient errors."""
 
 
 class FunctionEntry(Wiring):
-    """A Python function as a step; its ports come from its annotations."""
+    """A Python function as a component; its annotations define the ports."""
 
     function: FunctionSettings
     """The function and its settings."""
     out: Out | None = None
-    """The types of several fields, when the function returns a mapping."""
+    """The types of the output fields, if the function returns a mapping."""
 
 
 def _make(entry: FunctionEntry, context: MakeContext) -> Function | None:
     file, inside, given = context.file, (*context.address, "function"), entry.function
     settings = make_settings(given.model_extra or {})
-    function = file.function(given.call, (*inside, "call"))
-    if function is None or report_unknown(file, function, settings, inside):
+    function = file.load_function(given.call, (*inside, "call"))
+    if function is None or report_unknown_settings(file, function, settings, inside):
         return None
     rest = {key: value for key, value in given.given.items() if key != "call"}
     outputs = entry.out if isinstance(entry.out, dict) else None
     component = file.attempt(
         inside,
         lambda: Function(context.name, function, outputs=outputs, **rest, **settings),
-        who=given.call,
+        code=given.call,
     )
     if component is not None and outputs is None and entry.out is not None:
         returned = component.outputs["output"].type
         if entry.out != returned:
-            wrong = f"says {spell(entry.out)}, but the function returns {spell(returned)}"
-            file.document.report((*context.address, "out"), wrong)
+            mismatch = f"is {spell(entry.out)}, but the function returns {spell(returned)}"
+            file.document.report((*context.address, "out"), mismatch)
     return component
 
 
@@ -63,7 +63,10 @@ def _dump(component: Function, context: DumpContext) -> Tree:
     settings = {name: context.setting(name, value) for name, value in component.settings.items()}
     reserved = [name for name in settings if name in FunctionSettings.model_fields]
     if reserved:
-        raise DeclarationError(f"{component.name}: a setting named {reserved[0]!r} has no place in YAML")
+        raise DeclarationError(
+            f"{component.name}: a setting named {reserved[0]!r} cannot be written in YAML",
+            hint="rename the function's parameter",
+        )
     limits = {"timeout": component.timeout} if component.timeout is not None else {}
     tries = {"retries": component.retries} if component.retries else {}
     call = spell_code(component.function, component.name)

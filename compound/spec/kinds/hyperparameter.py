@@ -1,4 +1,4 @@
-"""The kind ``hyperparameter``: a tunable value as a node of its own."""
+"""The kind ``hyperparameter``: a tunable value as a separate node."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from compound.spec.spelling import Tree
 
 
 class HyperparameterEntry(Wiring):
-    """A tunable value as a node of its own, so that several components can read it."""
+    """A tunable value as a separate node, so that several components can read it."""
 
     hyperparameter: AnySpace
-    """The values it may take."""
+    """The space of the value."""
 
 
 def _make(entry: HyperparameterEntry, context: MakeContext) -> Hyperparameter:
     space = entry.hyperparameter.make()
     if isinstance(space, Weights) and space.value is not None:
         inside = (*context.address, "hyperparameter", "value")
-        space = replace(space, value=context.file.stored(space.value, inside))
+        space = replace(space, value=context.file.resolve_stored(space.value, inside))
     return Hyperparameter(context.name, space)
 
 

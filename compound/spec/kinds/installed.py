@@ -1,4 +1,4 @@
-"""Component kinds of installed packages: the settings are the parameters of the component's class."""
+"""Component kinds of installed packages; their settings are the parameters of the component's class."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from compound.graph.component import Component, Operation
 from compound.graph.composite import Composite
 from compound.registry.plugins import plugins
 from compound.registry.user_code import UserCodeError, definition, reported
-from compound.spec.kinds.code import checked, dump_arguments
+from compound.spec.kinds.code import check_component, dump_arguments
 from compound.spec.kinds.kind import AnyKind, DumpContext, Kind, MakeContext, make_settings
 from compound.spec.schema.installed import Installed
-from compound.spec.schema.signature import make_model, settings_of, summary
+from compound.spec.schema.signature import make_model, settings_model, summary
 from compound.spec.schema.types import Model
 from compound.spec.schema.wiring import Wiring
 from compound.spec.spelling import Tree
 
 
 class _Made(Wiring):
-    """An entry made of fields that carry their descriptions."""
+    """Base of the entry models created from fields with explicit descriptions."""
 
     model_config = ConfigDict(use_attribute_docstrings=False)
 
@@ -37,7 +37,7 @@ def find_kind(name: str) -> AnyKind:
 
     Raises:
         DeclarationError: its package cannot be loaded.
-        UserCodeError: it is not the class of a component.
+        UserCodeError: the entry point is not a component class.
     """
     return _kind(name, plugins("components")[name].load())
 
@@ -49,8 +49,8 @@ def _kind(name: str, found: object) -> AnyKind:
             f"component kind {name!r} is {short(found)}, which is not a subclass of Operation",
             hint="name a class, such as class Shout(cp.Operation)",
         )
-    made: Callable[..., Component] = found
-    settings = settings_of(f"kind_{name}", found, skip=("self", "name"))
+    create: Callable[..., Component] = found
+    settings = settings_model(f"kind_{name}", found, skip=("self", "name"))
     entry = make_model(f"kind_{name}_entry", summary(found), {name: (settings, ...)}, _Made)
 
     def make(entry: Wiring, context: MakeContext) -> Component | None:
@@ -58,9 +58,9 @@ def _kind(name: str, found: object) -> AnyKind:
 
         def build() -> Component:
             with reported(f"component kind {name!r}", found):
-                return checked(made(context.name, **given), context.name)
+                return check_component(create(context.name, **given), context.name)
 
-        return context.file.attempt((*context.address, name), build, who=f"{name} at {definition(found)}")
+        return context.file.attempt((*context.address, name), build, code=f"{name} at {definition(found)}")
 
     def dump(component: Component, context: DumpContext) -> Tree:
         return {name: dump_arguments(component, context)}
@@ -69,7 +69,7 @@ def _kind(name: str, found: object) -> AnyKind:
 
 
 def kind_of(component: Component) -> AnyKind | None:
-    """Return the installed kind of a component, if its class belongs to one."""
+    """Return the installed kind of a component, or None if its class is not an installed one."""
     for name, plugin in plugins("components").items():
         place = f"{type(component).__module__}:{type(component).__qualname__}"
         if plugin.value == place:

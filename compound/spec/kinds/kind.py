@@ -1,4 +1,4 @@
-"""The interface of a component kind, and the contexts in which it makes and writes components."""
+"""Interface of a component kind, and the contexts in which it creates and writes components."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from compound.graph.component import Component
 from compound.graph.space import Space
 from compound.graph.system import System
 from compound.spec.context import Context
-from compound.spec.schema.settings import SPACES, made
+from compound.spec.schema.settings import SPACES, make_setting
 from compound.spec.schema.types import Model
 from compound.spec.schema.wiring import Wiring
 from compound.spec.spelling import Tree, spell_space
@@ -29,13 +29,13 @@ ComponentT = TypeVar("ComponentT", bound=Component)
 
 @dataclass(frozen=True)
 class MakeContext:
-    """The place of an entry in the file, and what its component is made with.
+    """Inputs for creating the component of an entry.
 
     Attributes:
         file: the context of the file.
         name: the name of the component.
         address: the address of the entry.
-        make_body: makes the system of a loop's or map's body, given its address and the component's name.
+        make_body: creates the system of a loop's or map's body from its address and the component's name.
     """
 
     file: Context
@@ -46,12 +46,12 @@ class MakeContext:
 
 @dataclass(frozen=True)
 class DumpContext:
-    """The system that a component is written for.
+    """Inputs for writing a component.
 
     Attributes:
         name: the name of the component.
         values: the configuration that the system is bound to.
-        wired: the ports of the component's own node that are connected, in order.
+        wired: the connected ports of the component's own node, in order.
         dump_body: returns the graph of a loop's or map's body.
     """
 
@@ -61,7 +61,7 @@ class DumpContext:
     dump_body: Callable[[], Tree]
 
     def setting(self, name: str, value: object) -> object:
-        """Return a setting as the file spells it; a space starts at the value that the system is bound to.
+        """Return the YAML form of a setting; a space starts at the value that the system is bound to.
 
         Raises:
             DeclarationError: a plain value would be read as a space.
@@ -73,7 +73,7 @@ class DumpContext:
         return value
 
     def is_rebound(self, name: str, value: object) -> bool:
-        """Return whether a setting is a space, and the system is bound to another value than it declares."""
+        """Return whether a setting is a space bound to a value other than its declared one."""
         return isinstance(value, Space) and self._value_of(name, value) != value.value
 
     def _value_of(self, name: str, space: Space) -> object:
@@ -97,11 +97,11 @@ class Kind(Generic[EntryT, ComponentT]):
     Attributes:
         name: the key of an entry that selects the kind.
         entry: the model of an entry.
-        make: makes the component of an entry, or returns None after reporting why it cannot.
-        components: the classes of components that ``dump`` writes.
-        dump: returns the part of a component's entry that belongs to the kind.
-        tags: models of unions in the entry, by their tags in the locations of errors.
-        has_body: whether the settings hold a graph under the key ``body``.
+        make: creates the component of an entry, or returns None after reporting the errors.
+        components: the component classes that ``dump`` writes.
+        dump: returns the kind-specific part of a component's entry.
+        tags: models of unions in the entry, by their tag in the location of an error.
+        has_body: whether the settings contain a graph under the key ``body``.
     """
 
     name: str
@@ -117,14 +117,14 @@ AnyKind = Kind[Any, Any]
 
 
 def make_settings(given: Mapping[str, object]) -> dict[str, Any]:
-    """Return settings of the file as arguments of a component, which checks them itself."""
-    return {key: made(value) for key, value in given.items()}
+    """Convert settings of the file to arguments of a component, which validates them itself."""
+    return {key: make_setting(value) for key, value in given.items()}
 
 
-def report_unknown(
+def report_unknown_settings(
     context: Context, target: Callable[..., object], names: Iterable[str], address: Address
 ) -> bool:
-    """Report settings that a function or class does not take; return whether there are any."""
+    """Report settings that are not parameters of a function or class; return whether there are any."""
     try:
         parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):

@@ -30,36 +30,36 @@ class LLMSettings(Model):
     prompt: TextSetting = ""
     """The instruction."""
     demos: DemosSetting = Field(default=[])
-    """Worked examples shown before the inputs."""
+    """Demonstrations placed before the inputs."""
     lm: LabelSetting | None = None
     """The model; the file's `lm` by default."""
     temperature: FloatSetting = 0.0
-    """0 is greedy, and makes the component deterministic."""
+    """Sampling temperature; 0 is greedy decoding and makes the component deterministic."""
     max_tokens: CountSetting = 256
-    """The longest answer, in tokens."""
+    """Maximum length of the answer in tokens."""
     stop: list[str] = Field(default=[])
-    """Texts that end the answer."""
+    """Stop sequences."""
     format: Literal["auto", "text", "fields", "json"] = "auto"
-    """How fields are written: text (one field), fields (`name: value` lines) or json."""
+    """Format of the output fields: text (one field), fields (`name: value` lines) or json."""
     weights: WeightsSetting | None = None
     """A LoRA adapter to train."""
     takes: dict[Name, Type] | None = None
-    """Declared inputs and types; whatever is connected by default."""
+    """Names and types of the inputs; by default those that are connected."""
     system: str = ""
-    """A system message."""
+    """The system message."""
     timeout: float | None = Field(default=120.0, gt=0)
-    """Seconds for one try of a remote model."""
+    """Timeout of one attempt of a remote model in seconds."""
     retries: int = Field(default=3, ge=0)
-    """How often transient errors are tried again."""
+    """Maximum number of retries after transient errors."""
 
 
 class LLMEntry(Wiring):
-    """A language model as a typed step."""
+    """A language model as a typed component."""
 
     llm: LLMSettings
     """The model's settings."""
     out: Out = Field(default="str", validate_default=True)
-    """The type of the answer, or the types of several fields."""
+    """The type of the answer, or the types of the output fields."""
 
 
 def _make(entry: LLMEntry, context: MakeContext) -> LLM | None:
@@ -71,7 +71,7 @@ def _make(entry: LLMEntry, context: MakeContext) -> LLM | None:
     if lm is not None:
         file.check_models(lm.options if isinstance(lm, Choice) else [lm], (*inside, "lm"))
     if isinstance(weights := given.get("weights"), Weights) and weights.value is not None:
-        stored = file.stored(weights.value, (*inside, "weights", "value"))
+        stored = file.resolve_stored(weights.value, (*inside, "weights", "value"))
         given["weights"] = replace(weights, value=stored)
     given |= {"stop": tuple(entry.llm.stop), "output": entry.out}
     return file.attempt(inside, lambda: LLM(context.name, **given))

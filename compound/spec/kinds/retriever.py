@@ -13,7 +13,7 @@ from compound.errors import DeclarationError
 from compound.spec.kinds.kind import DumpContext, Kind, MakeContext, make_settings
 from compound.spec.schema.settings import CountSetting
 from compound.spec.schema.types import Model
-from compound.spec.schema.wiring import Wiring, one_label
+from compound.spec.schema.wiring import Wiring, label_discriminator
 from compound.spec.spelling import Tree
 
 Index = BM25 | Dense | PassageIndex
@@ -22,70 +22,70 @@ INDEXES: Mapping[str, type[Index]] = {"bm25": BM25, "dense": Dense, "passages": 
 
 class _Index(Model):
     k: CountSetting = 5
-    """How many passages to return."""
+    """Number of passages to return."""
     text: str = "text"
-    """The column of a passage's text."""
+    """The column with a passage's text."""
     title: str = "title"
-    """The column of its title."""
+    """The column with a passage's title."""
     id: str = "id"
-    """The column that identifies it."""
+    """The column that identifies a passage."""
 
 
 class BM25Settings(_Index):
-    """A search by shared words."""
+    """A lexical search with BM25."""
 
     index: Literal["bm25"]
-    """bm25: by shared words."""
+    """bm25: lexical search."""
     corpus: str
-    """A .jsonl or .csv file of passages, perhaps .gz, relative to this file."""
+    """A .jsonl or .csv file of passages, optionally .gz, relative to this file."""
     k1: float = Field(default=1.5, ge=0)
-    """How fast repeated words stop counting."""
+    """Saturation of the term frequency in BM25."""
     b: float = Field(default=0.75, ge=0, le=1)
-    """How much long passages are discounted."""
+    """Length normalization in BM25."""
 
 
 class DenseSettings(_Index):
-    """A search by meaning."""
+    """A search by embeddings."""
 
     index: Literal["dense"]
-    """dense: by embeddings."""
+    """dense: search by embeddings."""
     corpus: str
-    """A .jsonl or .csv file of passages, perhaps .gz, relative to this file."""
+    """A .jsonl or .csv file of passages, optionally .gz, relative to this file."""
     model: str = ""
     """The embedding model: a sentence-transformers folder or hub id."""
     revision: str | None = None
     """The model's hub revision."""
     device: str | None = None
-    """Where to compute, for example cuda."""
+    """The device of the embedding model, for example cuda."""
 
 
 class PassagesSettings(_Index):
-    """A ranking of the passages that each example carries, given to the port `passages`."""
+    """A ranking of the passages that each example provides on the port `passages`."""
 
     index: Literal["passages"]
-    """passages: those of the `passages` input."""
+    """passages: rank the passages of the `passages` input."""
     model: str | None = None
     """An embedding model; BM25 by default."""
     k1: float = Field(default=1.5, ge=0)
-    """How fast repeated words stop counting."""
+    """Saturation of the term frequency in BM25."""
     b: float = Field(default=0.75, ge=0, le=1)
-    """How much long passages are discounted."""
+    """Length normalization in BM25."""
     revision: str | None = None
     """The model's hub revision."""
     device: str | None = None
-    """Where to compute, for example cuda."""
+    """The device of the embedding model, for example cuda."""
 
 
 class RetrieverEntry(Wiring):
-    """A retriever: a query in, passages out, best first."""
+    """A retriever: maps a query to passages, best first."""
 
     retriever: Annotated[
         Annotated[BM25Settings, Tag("~bm25")]
         | Annotated[DenseSettings, Tag("~dense")]
         | Annotated[PassagesSettings, Tag("~passages")],
-        one_label("index", INDEXES),
+        label_discriminator("index", INDEXES),
     ]
-    """The index and how many passages to return."""
+    """The index and the number of passages to return."""
 
 
 def _make(entry: RetrieverEntry, context: MakeContext) -> Retriever | None:
@@ -93,9 +93,9 @@ def _make(entry: RetrieverEntry, context: MakeContext) -> Retriever | None:
     given = make_settings(entry.retriever.given)
     index = {key: value for key, value in given.items() if key not in ("index", "k")}
     if "corpus" in index:
-        index["corpus"], index["within"] = file.place(index["corpus"], (*inside, "corpus"))
+        index["corpus"], index["within"] = file.resolve_path(index["corpus"], (*inside, "corpus"))
     if index.get("model"):
-        file.may_lead_to(index["model"], (*inside, "model"))
+        file.may_read(index["model"], (*inside, "model"))
     rest = {"k": given["k"]} if "k" in given else {}
     kind = INDEXES[entry.retriever.index]
     return file.attempt(inside, lambda: Retriever(context.name, kind(**index), **rest))
@@ -105,7 +105,9 @@ def _dump(component: Retriever, context: DumpContext) -> Tree:
     index = component.index
     name = next((name for name, kind in INDEXES.items() if type(index) is kind), None)
     if name is None or not isinstance(index, Index):
-        raise DeclarationError(f"{component.name}: the index {type(index).__name__} has no name in YAML")
+        raise DeclarationError(
+            f"{component.name}: the index {type(index).__name__} cannot be written in YAML"
+        )
     given: Tree = {"index": name, **context.changed_fields(index, ("within",))}
     if "corpus" in given:
         given["corpus"] = str(given["corpus"])

@@ -20,13 +20,13 @@ class SelectorSettings(Model):
     options: list[Scalar] = Field(min_length=1)
     """The options."""
     value: OptionSetting = None  # type: ignore[assignment]  # the first one
-    """The option to start with; the first by default. With `per_input` also a stored reward."""
+    """The initial option; the first by default. With `per_input` also a stored reward model."""
     per_input: bool = False
-    """Whether method `optimas` may let a local reward choose an option for each input."""
+    """Whether the method `optimas` may choose an option for each input by a local reward."""
 
 
 class SelectorEntry(Wiring):
-    """A selector: picks one of a few options, for example which model answers."""
+    """A selector: returns one of a few options, for example the model that answers."""
 
     selector: SelectorSettings
     """The options."""
@@ -36,7 +36,9 @@ def _make(entry: SelectorEntry, context: MakeContext) -> Selector | None:
     given, chosen, inside = entry.selector, entry.selector.value, (*context.address, "selector")
     file = context.file
     value = (
-        file.stored(chosen.model_dump(), (*inside, "value")) if isinstance(chosen, StoredFolder) else chosen
+        file.resolve_stored(chosen.model_dump(), (*inside, "value"))
+        if isinstance(chosen, StoredFolder)
+        else chosen
     )
     return file.attempt(
         inside,

@@ -1,1 +1,1 @@
-"""The pydantic models of the YAML file."""
+"""Pydantic models of the YAML file."""

@@ -1,4 +1,4 @@
-"""Entries of the file whose key is the name of an installed extension; their models are made when used."""
+"""Entries of the file whose key names an installed extension; their models are created on first use."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from compound.errors import CompoundError
 from compound.spec.schema.types import Model
 
-MARK = "x-installed"  # in a JSON Schema, in the place of what is installed
+MARK = "x-installed"  # placeholder for installed extensions in a JSON Schema
 
 
 @dataclass(frozen=True)
 class Installed:
-    """Extensions that may stand in one place of the file; an annotation of the type of the entry.
+    """Annotation of an entry's type that also accepts installed extensions.
 
     Attributes:
-        noun: what they add: ``kind``, ``metric`` or ``engine``.
-        names: returns the names that are installed.
-        model: returns the model of an entry by its name.
+        noun: the sort of extension: ``kind``, ``metric`` or ``engine``.
+        names: returns the names of the installed extensions.
+        model: returns the model of an entry by name.
     """
 
     noun: str
@@ -33,18 +33,18 @@ class Installed:
 
     @property
     def tag(self) -> str:
-        """What stands for such an entry in the location of an error."""
+        """Tag of such an entry in the location of an error."""
         return f"~installed-{self.noun}"
 
     def validate(self, value: dict[str, Any]) -> Model:
-        """Return the entry as its own model."""
+        """Validate the entry with the model of its extension."""
         name = next(name for name in self.names() if name in value)
         try:
             model = self.model(name)
         except CompoundError as error:
             facts = {"what": error.message, "hint": error.hint}
             raise PydanticCustomError("refused", "{what}", facts) from error
-        return model.model_validate_json(json.dumps(value), strict=True)  # its errors get their place here
+        return model.model_validate_json(json.dumps(value), strict=True)  # pydantic prefixes the location
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Validate by the model of the entry."""
@@ -53,5 +53,5 @@ class Installed:
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Leave a mark that `compound.spec.file.schema` replaces."""
+        """Return a placeholder that `compound.spec.file.schema` replaces."""
         return {MARK: self.noun}

@@ -1,6 +1,6 @@
-"""Settings that may be tuned, as the YAML file spells them.
+"""Schema of settings that may be tuned.
 
-A setting is a plain value, or a mapping that says between which values it may be tuned:
+A setting is a plain value, or a mapping that defines the space in which it may be tuned:
 ``{tune: TEXT}``, ``{tune: 4}`` (demonstrations), ``{choice: […]}``, ``{int: [1, 9]}``, ``{float: [0, 1]}``
 or ``{lora: {rank: 16}}``.
 """
@@ -15,7 +15,7 @@ from pydantic import Discriminator, Field, Tag, WithJsonSchema, model_validator
 
 from compound.errors import DeclarationError
 from compound.graph.space import Choice, Demos, Float, Int, LoRA, Space, Text, Weights
-from compound.spec.schema.types import Model, Number, Scalar, refused
+from compound.spec.schema.types import Model, Number, Scalar, as_pydantic_error
 
 SPACES = ("tune", "choice", "int", "float", "lora")
 
@@ -28,11 +28,11 @@ class SpaceModel(Model, ABC):
         """Return the space."""
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
+    def _check_space(self) -> Self:
         try:
             self.make()
         except DeclarationError as error:
-            raise refused(error) from None
+            raise as_pydantic_error(error) from None
         return self
 
 
@@ -40,9 +40,9 @@ class TextSpace(SpaceModel):
     """A text to tune, usually a prompt."""
 
     tune: str
-    """The text tuning starts from."""
+    """The initial text."""
     max_length: int = Field(default=Text.max_length, ge=1)
-    """The most characters."""
+    """Maximum number of characters."""
 
     def make(self) -> Space:
         """Return the space."""
@@ -53,18 +53,18 @@ class Demonstration(Model):
     """A worked example."""
 
     inputs: dict[str, object]
-    """What the component is given, by port."""
+    """The inputs of the component, by port."""
     outputs: dict[str, object]
-    """What it should answer, by field."""
+    """The expected outputs, by field."""
 
 
 class DemosSpace(SpaceModel):
-    """Demonstrations to choose."""
+    """Demonstrations to select."""
 
     tune: int = Field(ge=0)
-    """The most demonstrations."""
+    """Maximum number of demonstrations."""
     value: list[Demonstration] = Field(default=[])
-    """The ones to start from."""
+    """The initial demonstrations."""
 
     def make(self) -> Space:
         """Return the space."""
@@ -77,7 +77,7 @@ class ChoiceSpace(SpaceModel):
     choice: list[Scalar] = Field(min_length=1)
     """The possible values."""
     value: Scalar = None  # type: ignore[assignment]  # the first one
-    """Where tuning starts; the first value by default."""
+    """The initial value; the first one by default."""
 
     def make(self) -> Space:
         """Return the space."""
@@ -85,29 +85,29 @@ class ChoiceSpace(SpaceModel):
 
 
 class IntSpace(SpaceModel):
-    """A whole number between two bounds."""
+    """An integer between two bounds."""
 
     int: Annotated[list[int], Field(min_length=2, max_length=2)]
-    """[low, high]; both belong to it."""
+    """[low, high], both inclusive."""
     value: Annotated[object, Field(json_schema_extra={"type": "integer"})] = None
-    """Where tuning starts; the low bound by default."""
+    """The initial value; the low bound by default."""
     log: bool = False
-    """Search ratios rather than differences."""
+    """Whether to search on a logarithmic scale."""
 
     def make(self) -> Space:
         """Return the space."""
-        return Int(self.int[0], self.int[1], cast("int", self.value), self.log)  # `Int` refuses all others
+        return Int(self.int[0], self.int[1], cast("int", self.value), self.log)  # `Int` checks the type
 
 
 class FloatSpace(SpaceModel):
     """A number between two bounds."""
 
     float: Annotated[list[Number], Field(min_length=2, max_length=2)]
-    """[low, high]; both belong to it."""
+    """[low, high], both inclusive."""
     value: Number = None  # type: ignore[assignment]  # the low bound
-    """Where tuning starts; the low bound by default."""
+    """The initial value; the low bound by default."""
     log: bool = False
-    """Search ratios rather than differences."""
+    """Whether to search on a logarithmic scale."""
 
     def make(self) -> Space:
         """Return the space."""
@@ -127,18 +127,18 @@ class Adapter(Model):
     rank: int = Field(default=16, ge=1)
     """The rank of the update."""
     alpha: int | None = Field(default=None, ge=1)
-    """The scale; twice the rank by default."""
+    """The scaling factor; twice the rank by default."""
     targets: TargetsSetting = "all-linear"
-    """The linear layers that are adapted: all but the output layer, those of attention, or some by name."""
+    """The linear layers to adapt: all but the output layer, those of attention, or a list of names."""
 
 
 class StoredFolder(Model):
-    """A folder that optimization made, such as a trained adapter."""
+    """A folder written by optimization, such as a trained adapter."""
 
     path: str
-    """Where it is."""
+    """The path of the folder."""
     sha256: str
-    """The digest of its files."""
+    """The SHA-256 digest of its files."""
 
 
 class WeightsSpace(SpaceModel):
@@ -147,7 +147,7 @@ class WeightsSpace(SpaceModel):
     lora: Adapter
     """The adapter's shape."""
     value: StoredFolder | None = None
-    """A trained adapter to start from."""
+    """The initial adapter, trained before."""
 
     def make(self) -> Space:
         """Return the space."""
@@ -156,16 +156,16 @@ class WeightsSpace(SpaceModel):
         return Weights(value, base.rank, base.alpha, base.targets)
 
 
-def made(value: object) -> object:
-    """Return a setting's space, or its plain value."""
+def make_setting(value: object) -> object:
+    """Return the space of a tunable setting, or a plain value as it is."""
     return value.make() if isinstance(value, SpaceModel) else value
 
 
-def form(value: object) -> str:
-    """Return which form a setting has: ``~plain``, or a space told by its key.
+def form_tag(value: object) -> str:
+    """Return the tag of a setting's form: ``~plain``, or a space identified by its key.
 
-    >>> form(3), form({"tune": "Answer."}), form({"tune": 4}), form({"int": [1, 2]}), form({"tun": 4})
-    ('~plain', '~text', '~demos', '~int', '~unknown')
+    >>> [form_tag(value) for value in (3, {"tune": "Answer."}, {"tune": 4}, {"int": [1, 2]}, {"tun": 4})]
+    ['~plain', '~text', '~demos', '~int', '~unknown']
     """
     if not isinstance(value, Mapping):
         return "~plain"
@@ -175,15 +175,15 @@ def form(value: object) -> str:
     return f"~{key}"
 
 
-def _free_form(value: object) -> str:
-    """Return the form of a setting whose plain value may be a mapping."""
-    return form(value).replace("~unknown", "~plain")
+def _free_form_tag(value: object) -> str:
+    """Return the tag of a setting whose plain value may be a mapping."""
+    return form_tag(value).replace("~unknown", "~plain")
 
 
-def one_form(*possible: str) -> Discriminator:
-    """Return the discriminator of a setting that is plain or a space; ``possible`` describes its forms."""
+def form_discriminator(*possible: str) -> Discriminator:
+    """Return the discriminator of a setting that is plain or a space; ``possible`` lists its forms."""
     what = f"must be {' or '.join([', '.join(possible[:-1]), possible[-1]] if possible[1:] else possible)}"
-    return Discriminator(form, custom_error_type="form", custom_error_message=what)
+    return Discriminator(form_tag, custom_error_type="form", custom_error_message=what)
 
 
 TEXT, DEMOS, CHOICE = "{tune: TEXT}", "{tune: COUNT}", "{choice: [A, B]}"
@@ -191,14 +191,15 @@ INT, FLOAT, LORA = "{int: [LOW, HIGH]}", "{float: [LOW, HIGH]}", "{lora: {rank: 
 _PLAIN_SCHEMA = {"not": {"type": "object", "anyOf": [{"required": [key]} for key in SPACES]}}
 
 TextSetting = Annotated[
-    Annotated[str, Tag("~plain")] | Annotated[TextSpace, Tag("~text")], one_form("a text", TEXT)
+    Annotated[str, Tag("~plain")] | Annotated[TextSpace, Tag("~text")], form_discriminator("a string", TEXT)
 ]
 DemosSetting = Annotated[
     Annotated[list[Demonstration], Tag("~plain")] | Annotated[DemosSpace, Tag("~demos")],
-    one_form("a list of demonstrations", DEMOS),
+    form_discriminator("a list of demonstrations", DEMOS),
 ]
 LabelSetting = Annotated[
-    Annotated[str, Tag("~plain")] | Annotated[ChoiceSpace, Tag("~choice")], one_form("a text", CHOICE)
+    Annotated[str, Tag("~plain")] | Annotated[ChoiceSpace, Tag("~choice")],
+    form_discriminator("a string", CHOICE),
 ]
 OptionSetting = Annotated[
     Annotated[Scalar, Tag("~plain")] | Annotated[StoredFolder, Tag("~stored")],
@@ -206,19 +207,19 @@ OptionSetting = Annotated[
 ]
 IntSetting = Annotated[
     Annotated[int, Field(ge=1), Tag("~plain")] | Annotated[IntSpace, Tag("~int")],
-    one_form("a whole number", INT),
+    form_discriminator("an integer", INT),
 ]
 CountSetting = Annotated[
     Annotated[int, Field(ge=1), Tag("~plain")]
     | Annotated[IntSpace, Tag("~int")]
     | Annotated[ChoiceSpace, Tag("~choice")],
-    one_form("a whole number", INT, CHOICE),
+    form_discriminator("an integer", INT, CHOICE),
 ]
 FloatSetting = Annotated[
     Annotated[Number, Field(ge=0), Tag("~plain")] | Annotated[FloatSpace, Tag("~float")],
-    one_form("a number", FLOAT),
+    form_discriminator("a number", FLOAT),
 ]
-WeightsSetting = Annotated[Annotated[WeightsSpace, Tag("~lora")], one_form("left out", LORA)]
+WeightsSetting = Annotated[Annotated[WeightsSpace, Tag("~lora")], form_discriminator("left out", LORA)]
 AnySpace = Annotated[
     Annotated[TextSpace, Tag("~text")]
     | Annotated[DemosSpace, Tag("~demos")]
@@ -226,7 +227,7 @@ AnySpace = Annotated[
     | Annotated[IntSpace, Tag("~int")]
     | Annotated[FloatSpace, Tag("~float")]
     | Annotated[WeightsSpace, Tag("~lora")],
-    one_form("a space to tune", INT, FLOAT, CHOICE, TEXT),
+    form_discriminator("a space to tune", INT, FLOAT, CHOICE, TEXT),
 ]
 AnySetting = Annotated[
     Annotated[object, Tag("~plain"), WithJsonSchema(_PLAIN_SCHEMA)]
@@ -236,7 +237,7 @@ AnySetting = Annotated[
     | Annotated[IntSpace, Tag("~int")]
     | Annotated[FloatSpace, Tag("~float")]
     | Annotated[WeightsSpace, Tag("~lora")],
-    Discriminator(_free_form),
+    Discriminator(_free_form_tag),
 ]
 
 TAGGED: dict[str, type[Model]] = {
@@ -248,4 +249,4 @@ TAGGED: dict[str, type[Model]] = {
     "~lora": WeightsSpace,
     "~stored": StoredFolder,
 }
-"""Which model a part of an error's location stands for."""
+"""Model that each tag in the location of an error stands for."""

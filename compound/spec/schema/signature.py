@@ -1,4 +1,4 @@
-"""Models of settings, made from the typed parameters of a function or class."""
+"""Create models of settings from the typed parameters of a function or class."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from compound.spec.schema.settings import (
     SpaceModel,
     TextSpace,
     WeightsSpace,
-    one_form,
+    form_discriminator,
 )
 from compound.spec.schema.types import Model, Number
 
@@ -34,35 +34,35 @@ SPACES: Mapping[object, tuple[str, type[SpaceModel], str]] = {
     Float: ("~float", FloatSpace, "{float: [LOW, HIGH]}"),
     Weights: ("~lora", WeightsSpace, "{lora: {rank: 16}}"),
 }
-PLAIN: Mapping[object, str] = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+PLAIN: Mapping[object, str] = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
 
 
 class _Made(Model):
-    """A model made of fields that carry their descriptions: there is no source to look for them in."""
+    """Base of models created from fields with explicit descriptions, since they have no source to parse."""
 
     model_config = ConfigDict(use_attribute_docstrings=False)
 
 
 def make_model(name: str, doc: str, fields: Mapping[str, FieldOf], base: type[Model] = _Made) -> type[Model]:
-    """Return a model with some fields."""
-    given = cast("dict[str, Any]", fields)  # what `create_model` takes
-    made: type[Model] = create_model(name, __base__=base, __doc__=doc, __module__=__name__, **given)
-    return made
+    """Return a model with the given fields."""
+    given = cast("dict[str, Any]", fields)  # the type that `create_model` expects
+    model: type[Model] = create_model(name, __base__=base, __doc__=doc, __module__=__name__, **given)
+    return model
 
 
-def entry_of(name: str, factory: Callable[..., object], prefix: str = "") -> type[Model]:
-    """Return the model of ``{name: {parameter: value}}``; the models' own names begin with a prefix."""
-    settings = settings_of(f"{prefix}{name}", factory)
+def entry_model(name: str, factory: Callable[..., object], prefix: str = "") -> type[Model]:
+    """Return the model of ``{name: {parameter: value}}``; ``prefix`` starts the names of the models."""
+    settings = settings_model(f"{prefix}{name}", factory)
     return make_model(f"{prefix}{name}_entry", summary(factory), {name: (settings, ...)})
 
 
-def settings_of(name: str, factory: Callable[..., object], skip: Collection[str] = ()) -> type[Model]:
+def settings_model(name: str, factory: Callable[..., object], skip: Collection[str] = ()) -> type[Model]:
     """Return the model of the parameters of a function or class.
 
     Args:
-        name: names the model.
+        name: the prefix of the model's name.
         factory: the function or class; its docstring describes the parameters.
-        skip: parameters that are left out.
+        skip: parameters to leave out.
     """
     return make_model(f"{name}_settings", summary(factory), _parameters(factory, skip))
 
@@ -86,7 +86,7 @@ def _parameters(factory: Callable[..., object], skip: Collection[str]) -> dict[s
 
 
 def setting_type(annotation: object) -> object:
-    """Return the type of a setting in the file: where a parameter takes a space, its spelling fits, too.
+    """Return the type of a setting in the file; spaces of the annotation become their YAML forms.
 
     >>> setting_type(int)
     <class 'int'>
@@ -104,7 +104,7 @@ def setting_type(annotation: object) -> object:
     options += dict.fromkeys(Annotated[SPACES[space][1], Tag(SPACES[space][0])] for space in spaces)
     named = [PLAIN.get(part, "a plain value") for part in plain if part is not type(None)]
     described = [*named, *(SPACES[space][2] for space in spaces)]
-    return Annotated[Union[tuple(options)], one_form(*dict.fromkeys(described))]  # noqa: UP007
+    return Annotated[Union[tuple(options)], form_discriminator(*dict.fromkeys(described))]  # noqa: UP007
 
 
 def summary(factory: Callable[..., object]) -> str:

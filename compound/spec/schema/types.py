@@ -1,4 +1,4 @@
-"""The small types of the YAML file: names, references, port types, Python code, plain values."""
+"""Basic types of the YAML file: names, references, port types, Python code, plain values."""
 
 from __future__ import annotations
 
@@ -11,65 +11,65 @@ from pydantic_core import PydanticCustomError
 from compound.errors import DeclarationError
 from compound.graph.types import parse
 
-LONGEST_TYPE = 500
+LONGEST_TYPE = 500  # characters; bounds the recursion of the parser on untrusted input
 _REFERENCE = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?\Z")
 _CODE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*\Z")
 
 
 class Model(BaseModel):
-    """What all parts of the file share: no unknown keys, no conversions."""
+    """Base model of all parts of the file: no unknown keys, no type conversions."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
     @property
     def given(self) -> dict[str, Any]:
-        """What the file says, as arguments of the classes that are made of it, where defaults stay."""
+        """Fields that the file sets; others are left to the defaults of the class they are passed to."""
         names = [name for name in type(self).model_fields if name in self.model_fields_set]
         return {name: getattr(self, name) for name in names}
 
 
-def wrong(what: str, hint: str = "") -> PydanticCustomError:
-    """Return the error of a value that is not what it must be."""
+def value_error(what: str, hint: str = "") -> PydanticCustomError:
+    """Return the error of an invalid value."""
     return PydanticCustomError("wrong", "{what}", {"what": what, "hint": hint})
 
 
-def refused(error: DeclarationError) -> PydanticCustomError:
-    """Return the core's own error as one that pydantic collects."""
+def as_pydantic_error(error: DeclarationError) -> PydanticCustomError:
+    """Return a declaration error as one that pydantic collects."""
     return PydanticCustomError("refused", "{what}", {"what": error.message, "hint": error.hint})
 
 
 def _type(value: object) -> object:
     if not isinstance(value, str) or len(value) > LONGEST_TYPE:
-        raise wrong("must be a type such as str, int or list[str]")
+        raise value_error("must be a type such as str, int or list[str]")
     try:
         return parse(value)
     except DeclarationError as error:
-        raise refused(error) from None
+        raise as_pydantic_error(error) from None
 
 
 def _reference(value: object) -> str:
     if isinstance(value, str) and _REFERENCE.match(value):
         return value
     hint = "constants are settings of the component"
-    raise wrong("must be a reference such as $question or $node.field", hint)
+    raise value_error("must be a reference such as $question or $node.field", hint)
 
 
 def _code(value: object) -> str:
     if isinstance(value, str) and _CODE.match(value):
         return value
-    raise wrong("must name Python code as module:name")
+    raise value_error("must name Python code as module:name")
 
 
 def _scalar(value: object) -> str | float:
     if isinstance(value, str | int | float | bool):
         return value
-    raise wrong("must be a text, a number, true or false")
+    raise value_error("must be a string, a number, true or false")
 
 
 def _number(value: object) -> float:
     if isinstance(value, int | float) and type(value) in (int, float):
         return value
-    raise wrong("must be a number")
+    raise value_error("must be a number")
 
 
 def _text_like(pattern: re.Pattern[str], description: str) -> WithJsonSchema:

@@ -1,4 +1,4 @@
-"""The part of an entry that all component kinds share: how its node is wired."""
+"""Schema of the edges of a node, which all component kinds share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from compound.spec.schema.installed import Installed
 from compound.spec.schema.types import Model, Name, Reference, Scalar, Type
 
 WIRING_KEYS = ("in", "when", "out", "settings")
-"""The keys of an entry that select no kind."""
+"""Keys of an entry other than its kind."""
 When = Annotated[
     Annotated[Reference, Tag("~always")]
     | Annotated[dict[Reference, Scalar], Field(min_length=1, max_length=1), Tag("~equals")],
@@ -24,20 +24,21 @@ Out = Annotated[
 
 
 class Wiring(Model):
-    """How a node hangs in the graph."""
+    """The incoming edges and the condition of a node."""
 
     wires: dict[Name, Reference] = Field(default={}, alias="in")
-    """Which input or output feeds each port; edges may also feed settings."""
+    """The input or output that feeds each port; edges may also feed settings."""
     when: When | None = None
-    """Run the node only if this output is true, or equals a value: {$router.route: search}."""
+    """Condition to run the node: an output that must be true, or equal a value: {$router.route: search}."""
 
 
-def one_key(names: Iterable[str], noun: str, installed: Installed) -> Discriminator:
-    """Return the discriminator of entries that have exactly one of some keys.
+def key_discriminator(names: Iterable[str], noun: str, installed: Installed) -> Discriminator:
+    """Return the discriminator of entries that must have exactly one of some keys.
 
     Args:
         names: the keys.
-        noun: what the key selects; see `compound.spec.shape.possible_keys`.
+        noun: what the key selects; see `compound.spec.file.POSSIBLE`.
+        installed: further keys, of installed extensions.
     """
     known = tuple(names)
 
@@ -53,8 +54,8 @@ def one_key(names: Iterable[str], noun: str, installed: Installed) -> Discrimina
     return Discriminator(tag, custom_error_type="one_key", custom_error_message=noun)
 
 
-def one_label(key: str, labels: Iterable[str]) -> Discriminator:
-    """Return the discriminator of mappings whose value at a key is one of some labels."""
+def label_discriminator(key: str, labels: Iterable[str]) -> Discriminator:
+    """Return the discriminator of mappings by the label at a key."""
     known = tuple(labels)
 
     def tag(value: object) -> str | None:

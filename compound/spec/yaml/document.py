@@ -1,7 +1,7 @@
-"""The content of a YAML file with the place of every value, and the mistakes found in it so far.
+"""Content of a YAML file with the position of every value, and the errors found in it.
 
-A mistake is noted by the address of what is wrong, ``("optimize", "budget")``; the document knows the line.
-Mistakes inside a value that is already known to be wrong are not noted: one mistake, one message.
+Errors are reported by address, such as ``("optimize", "budget")``, which the document maps to a line. Errors
+inside a value that could not be read are dropped, so that one error gives one message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PLAIN_KEY = re.compile(r"[\w$.:/-]{1,60}\Z")
 
 @dataclass(frozen=True)
 class _Place:
-    """Where something stands: in the file (group 0), or among the overrides (group 1)."""
+    """Position of an entry in the file (group 0) or among the overrides (group 1)."""
 
     group: int
     line: int
@@ -36,14 +36,14 @@ class _Problem:
 
 
 class Document:
-    """A tree of plain values, their places, and the problems found.
+    """Tree of plain values with their positions and the errors found.
 
     >>> document = Document("a.yaml", "x: 1")
     >>> document.mark(("x",), 3)
-    >>> document.report(("x",), "must be a text", "quote it")
+    >>> document.report(("x",), "must be a string", "quote it")
     >>> document.check()
     Traceback (most recent call last):
-    compound.errors.SpecError: a.yaml:1:4: x: must be a text; quote it
+    compound.errors.SpecError: a.yaml:1:4: x: must be a string; quote it
     """
 
     def __init__(self, name: str, text: str, label: str = "") -> None:
@@ -55,10 +55,10 @@ class Document:
         self._values: dict[Address, _Place] = {}
         self._keys: dict[Address, _Place] = {}
         self._problems: list[_Problem] = []
-        self._spoiled: set[Address] = set()
+        self._unreadable: set[Address] = set()
 
     def mark(self, address: Address, index: int, *, key: bool = False) -> None:
-        """Say where a value, or its key, starts in the text."""
+        """Record where a value, or its key, starts in the text."""
         (self._keys if key else self._values)[address] = self._place_of(index)
 
     def label(self, address: Address, *, key: bool = False) -> str:
@@ -75,7 +75,7 @@ class Document:
         return value
 
     def has(self, address: Address) -> bool:
-        """Return whether the file says anything at an address."""
+        """Return whether the file has a value at an address."""
         return address in self._values
 
     def is_override(self, address: Address) -> bool:
@@ -83,7 +83,7 @@ class Document:
         return self._place(address, False).group == 1
 
     def override(self, address: Address, value: object, label: str, order: int) -> None:
-        """Put a value of the command line into the tree; ``label`` says where it comes from."""
+        """Set a value from the command line; ``label`` names its origin in messages."""
         parent: object = self.tree
         place = _Place(1, order, 0, label)
         for depth, part in enumerate(address[:-1], 1):
@@ -97,50 +97,53 @@ class Document:
         if isinstance(parent, dict) or _holds(parent, last):
             parent[last] = value
         else:
-            self._problems.append(_Problem(place, f"{label}: there is no {dotted(address)} to set", address))
+            self._problems.append(
+                _Problem(place, f"{label}: there is no {format_address(address)} to set", address)
+            )
             return
         inside = [a for a in self._values if a[: len(address)] == address]
         for old in inside:
             del self._values[old]
             self._keys.pop(old, None)
         self._keys[address] = self._values[address] = place
-        self._spoiled = {old for old in self._spoiled if old[: len(address)] != address}
+        self._unreadable = {old for old in self._unreadable if old[: len(address)] != address}
         self._problems = [old for old in self._problems if old.address[: len(address)] != address]
 
     def report(self, address: Address, what: str, hint: str = "", *, key: bool = False) -> None:
-        """Note a mistake at an address, unless it lies within a value already known to be wrong."""
-        if any(address[:depth] in self._spoiled for depth in range(len(address) + 1)):
+        """Report an error at an address, unless it lies inside a value that could not be read."""
+        if any(address[:depth] in self._unreadable for depth in range(len(address) + 1)):
             return
         self._add(self._place(address, key), address, f"{what}; {hint}" if hint else what)
 
     def report_error(self, address: Address, error: CompoundError, *, key: bool = False) -> None:
-        """Note what the core says of a value at an address."""
+        """Report an exception as an error at an address."""
         self.report(address, error.message, error.hint, key=key)
 
-    def note(self, index: int, address: Address, what: str) -> None:
-        """Note a mistake at a position of the text."""
+    def report_at(self, index: int, address: Address, what: str) -> None:
+        """Report an error at a position of the text."""
         self._add(self._place_of(index), address, what)
 
-    def spoil(self, address: Address) -> None:
-        """Say that a value could not be read: what is found wrong inside it follows from that."""
-        self._spoiled.add(address)
+    def mark_unreadable(self, address: Address) -> None:
+        """Mark a value as unreadable: later errors inside it follow from that and are dropped."""
+        self._unreadable.add(address)
 
-    def wrong(self, address: Address = ()) -> bool:
-        """Return whether any mistake was noted at or inside an address."""
+    def has_errors(self, address: Address = ()) -> bool:
+        """Return whether an error was reported at or inside an address."""
         return any(problem.address[: len(address)] == address for problem in self._problems)
 
     def check(self) -> None:
-        """Raise `SpecError` with every mistake, in the file's order, if there is any."""
+        """Raise `SpecError` with all errors, in the order of the file, if there are any."""
         if self._problems:
-            raise SpecError(dict.fromkeys(problem.text for problem in sorted(self._problems, key=_order)))
+            in_order = sorted(self._problems, key=lambda p: (p.place.group, p.place.line, p.place.column))
+            raise SpecError(dict.fromkeys(problem.text for problem in in_order))
 
     def _add(self, place: _Place, address: Address, what: str) -> None:
-        where = f"{dotted(address)}: " if address else ""
+        where = f"{format_address(address)}: " if address else ""
         line = " ".join(f"{place.label}: {where}{what}".split())
         self._problems.append(_Problem(place, line, address))
 
     def _place(self, address: Address, key: bool) -> _Place:
-        """Return the place of an address, or of the nearest thing around it that has one."""
+        """Return the position of an address, or of its nearest ancestor that has one."""
         for depth in range(len(address), -1, -1):
             part = address[:depth]
             value, name = self._values.get(part), self._keys.get(part)
@@ -155,20 +158,20 @@ class Document:
         return _Place(0, line, column, self._label or f"{self.name}:{line}:{column}")
 
 
-def dotted(address: Iterable[str | int]) -> str:
-    """Return an address as one writes it.
+def format_address(address: Iterable[str | int]) -> str:
+    """Return an address as dotted text.
 
-    >>> dotted(("components", "searcher", "k", 0)), dotted(("a b",))
+    >>> format_address(("components", "searcher", "k", 0)), format_address(("a b",))
     ('components.searcher.k.0', "'a b'")
     """
     parts = [str(part) for part in address]
     return ".".join(part if _PLAIN_KEY.match(part) else repr(part[:60]) for part in parts)
 
 
-def shown(value: object) -> str:
-    """Return a value as YAML would say it, shortened.
+def format_value(value: object) -> str:
+    """Return a value in the words of YAML, shortened to 60 characters.
 
-    >>> shown(True), shown("a"), shown(None), shown([1, 2])
+    >>> format_value(True), format_value("a"), format_value(None), format_value([1, 2])
     ('true', "'a'", 'null', '[1, 2]')
     """
     if value is None or isinstance(value, bool):
@@ -188,8 +191,3 @@ def _holds(parent: object, part: str | int) -> TypeGuard[_Container]:
     if isinstance(parent, list):
         return isinstance(part, int) and part < len(parent)
     return isinstance(parent, dict) and part in parent
-
-
-def _order(problem: _Problem) -> tuple[int, int, int]:
-    place = problem.place
-    return (place.group, place.line, place.column)

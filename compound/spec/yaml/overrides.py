@@ -1,4 +1,4 @@
-"""Entries replaced from the command line: ``--set a.b=c`` puts c at the place a.b of the file."""
+"""Override entries from the command line: ``--set a.b=c`` sets the entry a.b of the file to c."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from compound.spec.yaml.source import MAX_DEPTH, read_value
 
 
 def apply(document: Document, overrides: Sequence[tuple[str, str]]) -> None:
-    """Put each value into the document; what is wrong with one is noted under its own text.
+    """Set each value in the document; errors are labelled with the text of the override.
 
     >>> from compound.spec.yaml.source import read
     >>> document = read("system: demo", "demo.yaml")
@@ -36,7 +36,7 @@ def apply(document: Document, overrides: Sequence[tuple[str, str]]) -> None:
 
 
 def _address(document: Document, key: str) -> Address:
-    """Return a dotted key as an address; a number counts entries where the file has a list."""
+    """Return a dotted key as an address; a number is an index where the file has a list."""
     address: Address = ()
     for part in key.split("."):
         index = part.isdecimal() and isinstance(document.at(address), list)

@@ -13,7 +13,7 @@ NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 
 def scalar(text: str) -> object:
-    """Return what a plain (unquoted) scalar means; ``inf`` and ``nan`` come back as floats.
+    """Return the value of a plain (unquoted) scalar; ``inf`` and ``nan`` are returned as floats.
 
     >>> [scalar(text) for text in ("1e-6", "on", "true", "012", "0x10", "~", "1_000", ".5")]
     [1e-06, 'on', True, 12, 16, None, '1_000', 0.5]

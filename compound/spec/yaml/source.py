@@ -1,8 +1,8 @@
-"""A YAML file as plain data that remembers where every value stands.
+"""Parse a YAML file into plain data with the position of every value.
 
-PyYAML only scans: its events are turned into values here, by the rules of YAML 1.2 (``1e-6`` is a number,
-``on`` and ``yes`` are texts). What YAML lets slip is refused by name: duplicate keys, tags, anchors and
-aliases, several documents, numbers that are not finite, and files too deep or too large.
+PyYAML only scans; its events become values by the rules of YAML 1.2 (``1e-6`` is a number, ``on`` and ``yes``
+are strings). Some valid YAML is refused: duplicate keys, tags, anchors and aliases, multiple documents,
+numbers that are not finite, and files that are too deep or too large.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _STANDARD_TAG = "tag:yaml.org,2002:"
 
 
 def read(raw: bytes | str, name: str) -> Document:
-    """Return the content of a YAML text; mistakes that leave the rest readable are noted in it.
+    """Parse a YAML text; errors that leave the rest readable are reported in the document.
 
     Raises:
-        SpecError: the text is not YAML at all, or not one mapping.
+        SpecError: the text is not valid YAML, or not a mapping.
 
     >>> document = read("system: demo\\nlimit: 1e-6\\nanswer: no\\n", "demo.yaml")
     >>> document.tree
@@ -47,7 +47,7 @@ def read(raw: bytes | str, name: str) -> Document:
 
 
 def read_value(text: str, label: str) -> object:
-    """Return one value of the command line, such as ``150`` or ``[1, 2]``; ``label`` opens its errors.
+    """Parse a value of the command line, such as ``150`` or ``[1, 2]``; ``label`` starts its errors.
 
     >>> read_value("[1, 1e-6, on]", "--set a.b=[1, 1e-6, on]")
     [1, 1e-06, 'on']
@@ -66,7 +66,7 @@ def _shape(tree: object) -> str:
 
 
 def _decoded(raw: bytes | str, name: str) -> str:
-    """Return the text of a file, or raise with the place of the first byte that is no text."""
+    """Return the text of a file, or raise with the position of the first invalid byte or character."""
     size = len(raw)
     if size > MAX_BYTES:
         raise SpecError([f"{name}:1:1: the file has {size} bytes; at most {MAX_BYTES} are read"])
@@ -91,7 +91,7 @@ def _decoded(raw: bytes | str, name: str) -> str:
 
 
 class _Reading:
-    """One pass over the events of a text."""
+    """Parser of one text, in one pass over its events."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
@@ -99,7 +99,7 @@ class _Reading:
         self._values = 0
 
     def tree(self) -> object:
-        """Return the first document's data."""
+        """Return the data of the text, which must be a single document."""
         tree, documents = None, 0
         event = self._next()
         while not isinstance(event, yaml.StreamEndEvent):
@@ -158,7 +158,7 @@ class _Reading:
         anchor, tag = getattr(event, "anchor", None), getattr(event, "tag", None)
         if isinstance(event, yaml.AliasEvent):
             self._document.report(address, f"the alias *{anchor} is refused", "repeat the value")
-            self._document.spoil(address)
+            self._document.mark_unreadable(address)
         elif anchor is not None:
             hint = "write the value wherever it is needed"
             self._document.report(address, f"the anchor &{anchor} is refused", hint)
@@ -166,18 +166,18 @@ class _Reading:
             self._document.report(
                 address, f"the tag {tag.replace(_STANDARD_TAG, '!!')!r} is refused", "remove it"
             )
-            self._document.spoil(address)
+            self._document.mark_unreadable(address)
 
     def _mapping(self, address: Address) -> dict[str, object]:
         found: dict[str, object] = {}
         for event in self._until(yaml.MappingEndEvent):
             if not isinstance(event, yaml.ScalarEvent):
-                self._stop(event, "a key must be a text; quote texts that begin with [ { or *")
+                self._stop(event, "a key must be a string; quote strings that begin with [ { or *")
             inside = (*address, event.value)
             if event.value in found:
                 line, column = self._document.label(inside, key=True).split(":")[-2:]
                 twice = f"is given twice; first on line {line}, column {column}"
-                self._document.note(_start(event), inside, twice)
+                self._document.report_at(_start(event), inside, twice)
                 self._skip()
                 continue
             self._document.mark(inside, _start(event), key=True)
@@ -189,7 +189,7 @@ class _Reading:
         return found
 
     def _skip(self) -> None:
-        """Read over one value."""
+        """Skip one value."""
         depth = 0
         while True:
             event = self._next()
@@ -212,27 +212,29 @@ class _Reading:
         return value
 
     def _refuse(self, address: Address, what: str) -> None:
-        self._document.report(address, what, "quote it if it is a text")
-        self._document.spoil(address)
+        self._document.report(address, what, "quote it if it is a string")
+        self._document.mark_unreadable(address)
 
     def _is_half(self, text: str, address: Address) -> bool:
-        """Note escapes such as ``\\ud800`` that no UTF-8 file could hold."""
+        """Report escapes such as ``\\ud800``, which UTF-8 cannot encode; return whether there are any."""
         half = _SURROGATE.search(text) is not None
         if half:
-            self._document.report(address, "holds half a character (a lone surrogate)", "write the whole one")
-            self._document.spoil(address)
+            self._document.report(
+                address, "contains a lone surrogate (half a character)", "write the whole character"
+            )
+            self._document.mark_unreadable(address)
         return half
 
 
 def _explained(error: yaml.MarkedYAMLError) -> tuple[str, str]:
-    """Return what PyYAML says of a text that is no YAML, and how to go on."""
+    """Return the message and a hint for an error of PyYAML."""
     problem, context = str(error.problem), error.context or ""
     start = f" from line {error.context_mark.line + 1}" if error.context_mark and context else ""
     hint = ""
     if "'\\t'" in problem:
         hint = "indent with spaces"
     elif "flow" in context or "mapping values" in problem:
-        hint = "quote texts that hold any of [ ] { } , # or `: `"
+        hint = "quote strings that hold any of [ ] { } , # or `: `"
     return f"is not YAML: {problem}" + (f" ({context}{start})" if context else ""), hint
 
 

@@ -1,4 +1,4 @@
-"""Plain values as YAML text that `yaml_source` reads back as they were."""
+"""Write plain values as YAML text that `compound.spec.yaml.source` reads back unchanged."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _ODD = re.compile(
 
 
 class Flow(dict[str, object]):
-    """A mapping to be written on one line."""
+    """Mapping to write on one line."""
 
 
 def write(value: Mapping[str, object]) -> str:
-    """Return a mapping as YAML text, in its own order.
+    """Return a mapping as YAML text, in its order.
 
     Raises:
-        DeclarationError: it holds something a file cannot hold.
+        DeclarationError: a value cannot be written in YAML.
 
     >>> print(write({"a": "1e-6", "b": 1e-6, "c": ["on", True], "d": (1, 2)}), end="")
     a: '1e-6'
@@ -45,7 +45,7 @@ def write(value: Mapping[str, object]) -> str:
 
 
 def plain(value: object, where: str) -> object:
-    """Return a value as YAML's own types, or refuse what has none; ``where`` opens the message."""
+    """Convert a value to YAML's types, or raise if it has none; ``where`` starts the message."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value):
@@ -63,12 +63,12 @@ def plain(value: object, where: str) -> object:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what would be read as something else, and writes texts of several lines as blocks."""
+    """Dumper that quotes ambiguous strings and writes multi-line strings as blocks."""
 
     yaml_implicit_resolvers: dict[str, object] = {}  # noqa: RUF012 - PyYAML's name for its table
 
     def ignore_aliases(self, data: object) -> bool:
-        """Write equal values out each time: a file holds no aliases."""
+        """Return True: a file must not have aliases, so equal values are written in full."""
         return True
 
 
@@ -89,5 +89,5 @@ _Dumper.add_representer(str, _text)
 _Dumper.add_representer(Flow, _flow)
 for _tag, _pattern in (("null", NULL), ("bool", BOOL), ("int", INT), ("float", FLOAT), ("float", NOT_FINITE)):
     _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern.pattern})\Z"), None)
-# YAML 1.1 readers, of which there are many, take these for booleans: quote them for their sake.
+# Many YAML readers implement YAML 1.1, where these are booleans: quote them for compatibility.
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"(?i:yes|no|on|off)\Z"), None)

@@ -418,6 +418,6 @@ def test_the_report_counts_what_went_wrong_at_the_server(tmp_path: Path) -> None
     with FaultyServer(first=faults, retry_after="0.05") as server:
         result = optimized(server, tmp_path)
     assert result.before.failed == 0
-    assert "3 requests refused by a rate limit and sent again, 1 requests without an answer" in result.report
-    assert "1 answers with impossible usage, corrected" in result.report
+    assert "3 requests rejected by a rate limit and retried, 1 requests without an answer" in result.report
+    assert "1 answers with invalid usage, corrected" in result.report
     assert "incidents" not in (tmp_path / "run" / "events.jsonl").read_text(), "they depend on the attempt"

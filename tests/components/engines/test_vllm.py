@@ -667,7 +667,7 @@ def test_a_file_names_a_server_and_its_settings() -> None:
     ("settings", "message"),
     [
         ("max_lora: 8", r"f\.yaml:4:41: engines\.fast\.vllm\.max_lora: .*did you mean 'max_loras'"),
-        ("concurrency: many", r"engines\.fast\.vllm\.concurrency: must be a whole number"),
+        ("concurrency: many", r"engines\.fast\.vllm\.concurrency: must be an integer"),
     ],
 )
 def test_a_wrong_setting_is_named(settings: str, message: str) -> None:

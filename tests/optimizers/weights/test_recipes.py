@@ -109,7 +109,7 @@ class Lab(RecipeJob):
     @property
     def threshold(self) -> Any:
         """What MyGO keeps from step to step."""
-        return self.kept["threshold"]
+        return self.state["threshold"]
 
 
 def beside() -> System:
@@ -149,24 +149,24 @@ class TestCalls:
     def test_fof_makes_n_times_g_calls(self, agents: int, runs: int) -> None:
         lab = Lab(agents, {"runs": runs})
         lab.collect(mhgpo("fof"))
-        assert lab.lm.asked.total() == len(EXAMPLES) * agents * runs
+        assert lab.lm.request_counts.total() == len(EXAMPLES) * agents * runs
 
     def test_is_forks_at_every_agent(self, agents: int, runs: int) -> None:
         lab = Lab(agents, {"runs": runs})
         lab.collect(mhgpo("is"))
         expected = sum(runs * (agents - k + 1) for k in range(1, agents + 1))
-        assert lab.lm.asked.total() == len(EXAMPLES) * expected
+        assert lab.lm.request_counts.total() == len(EXAMPLES) * expected
 
     def test_rr_pays_once_for_what_comes_before_the_fork(self, agents: int, runs: int) -> None:
         for k, name in enumerate(NAMES[:agents], 1):
             lab = Lab(agents, {"runs": runs, "forks": {n: float(n == name) for n in NAMES[:agents]}})
             lab.collect(mhgpo("rr"))
-            assert lab.lm.asked.total() == len(EXAMPLES) * ((k - 1) + runs * (agents - k + 1))
+            assert lab.lm.request_counts.total() == len(EXAMPLES) * ((k - 1) + runs * (agents - k + 1))
 
     def test_mmgrpo_makes_whole_runs(self, agents: int, runs: int) -> None:
         lab = Lab(agents, {"runs": runs})
         lab.collect(MMGRPO_RUNS)
-        assert lab.lm.asked.total() == len(EXAMPLES) * agents * runs
+        assert lab.lm.request_counts.total() == len(EXAMPLES) * agents * runs
 
 
 class TestGroups:
@@ -359,7 +359,7 @@ class TestLost:
     def test_nothing_is_learned_from_a_run_that_was_lost(self, recipe: Way) -> None:
         whole, lab = Lab(2, {"scale": "none"}), Lab(2, {"scale": "none"})
         complete = whole.collect(recipe)
-        lab.lm.gone["b"] = 1
+        lab.lm.losses["b"] = 1
         found = lab.collect(recipe)
         missing = 5 if recipe == mhgpo("is") else 1  # nothing forks a run that was lost
         assert len(found.scores) == len(complete.scores) - missing
@@ -374,10 +374,10 @@ class TestLost:
     @pytest.mark.parametrize("recipe", [*RECIPES, ATTEMPTS])
     def test_a_server_that_stays_away_ends_the_step(self, recipe: Way) -> None:
         lab = Lab(2, {"attempts": 4})
-        lab.lm.gone["a"] = 1000
-        with pytest.raises(TooManyFailures, match="the server is gone"):
+        lab.lm.losses["a"] = 1000
+        with pytest.raises(TooManyFailures, match="the server lost the request"):
             lab.collect(recipe)
-        assert lab.kept == {}
+        assert lab.state == {}
 
     def test_runs_that_failed_by_what_was_said_are_learned_from(self) -> None:
         lab = Lab(2, {"scale": "none", "failure_score": -1.0})
@@ -438,14 +438,14 @@ class TestFailures:
     def test_one_that_is_lost_among_few_of_a_step_s_last_ones_ends_nothing(self) -> None:
         """What counts is the share of the whole step, however few are made at once."""
         lab = Lab(1, {"attempts": 4, "keep": 1, "threshold": 1.0, "rule": "fixed"})
-        lab.lm.gone_at = 4
+        lab.lm.lost_request = 4
         found = lab.collect(ATTEMPTS, examples=EXAMPLES[:1])
         assert (found.facts["attempts"], len(found.samples)) == (4, 0)
 
     @pytest.mark.parametrize("padding", ["truncate", "fill"])
     def test_a_lost_rollout_does_not_count_among_those_of_its_example(self, padding: str) -> None:
         lab = Lab(1, {"padding": padding, "scale": "none"})
-        lab.lm.gone["a"] = 1
+        lab.lm.losses["a"] = 1
         found = lab.collect(MMGRPO_RUNS)
         assert len(found.samples) == 11
         assert (found.facts["truncated"], found.facts["copies"]) == (0, 0)
@@ -529,7 +529,7 @@ class TestTeachers:
         lab.system.configuration.replace({"a.prompt": "z", "b.prompt": "y"}).save(path)
         lab.settings = {"scale": "none", "teachers": {str(path): 1}}
         found = lab.collect(MMGRPO_RUNS).samples
-        assert lab.lm.asked == {"a": 9, "b": 9, "z": 3, "y": 3}
+        assert lab.lm.request_counts == {"a": 9, "b": 9, "z": 3, "y": 3}
         assert Counter(s.on_policy for s in found) == {True: 18, False: 6}
         assert all((s.rollout == 3) != s.on_policy for s in found)
 
@@ -537,7 +537,7 @@ class TestTeachers:
         lab = Lab(1, {"teachers": {"teacher.json": 1}})
         lab.system.configuration.replace({"a.prompt": "z"}).save(tmp_path / "teacher.json")
         lab.collect(MMGRPO_RUNS, folder=tmp_path)
-        assert lab.lm.asked == {"a": 9, "z": 3}
+        assert lab.lm.request_counts == {"a": 9, "z": 3}
 
     def test_a_teacher_of_another_model_is_refused(self, tmp_path: Path) -> None:
         """Its tokens would be of another vocabulary, and trained on as if they were of this one."""
@@ -577,7 +577,7 @@ class TestMyGO:
 
     def test_where_every_first_attempt_was_lost_the_threshold_stays(self) -> None:
         lab = Lab(1, {"threshold": 0.0, "attempts": 4, "keep": 3})
-        lab.lm.gone["a"] = 1
+        lab.lm.losses["a"] = 1
         found = lab.collect(ATTEMPTS, examples=EXAMPLES[:1])
         assert (found.reward, found.facts["attempts"], len(found.samples)) == (None, 4, 3)
         assert lab.threshold == found.facts["threshold"] == 0.0
@@ -633,5 +633,5 @@ class TestMyGO:
         found = lab.collect(ATTEMPTS)
         assert found.facts["warming"]
         assert {said(s) for s in found.samples} <= {9}
-        assert lab.kept["imitated"] == len(found.samples) > 0
+        assert lab.state["imitated"] == len(found.samples) > 0
         assert not lab.collect(ATTEMPTS, step=1).facts["warming"]
