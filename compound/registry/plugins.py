@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Literal
 
-from compound.errors import DeclarationError
+from compound.errors import CompoundError, DeclarationError
+from compound.registry.code import import_hint, message_of
+from compound.registry.user_code import place_of_error
 
 Group = Literal["components", "engines", "methods", "metrics", "optimizers"]
 GROUPS: tuple[Group, ...] = ("components", "engines", "methods", "metrics", "optimizers")
@@ -48,9 +50,15 @@ class Plugin:
         try:
             found: object = self._entry_point.load()
         except (Exception, SystemExit) as error:  # a package may raise anything
+            package = self._entry_point.module.partition(".")[0]
+            if isinstance(error, CompoundError):  # of a decorator, for example, which has named the place
+                raise DeclarationError(
+                    f"{self} cannot be loaded: {error.message}", hint=error.hint
+                ) from error
+            hint = "" if getattr(error, "name", None) == package else import_hint(error)
             raise DeclarationError(
-                f"{self} cannot be loaded: {type(error).__name__}: {error}",
-                hint=f"reinstall or remove the package {self.distribution}",
+                f"{self} cannot be loaded: {message_of(error)}{place_of_error(error, package)}",
+                hint=hint or f"reinstall or remove the package {self.distribution}",
             ) from error
         return found
 

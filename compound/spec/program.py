@@ -23,6 +23,7 @@ from compound.evaluation.metrics import custom
 from compound.evaluation.named_metrics import metric_factory
 from compound.example import Metric, Values
 from compound.graph.system import System
+from compound.optimization.registration import as_factory
 from compound.registry.engines import engine_class, find_engine, open_engine
 from compound.registry.methods import installed, registered
 from compound.security.trust import Trust
@@ -248,6 +249,9 @@ def _optimize(context: Context, own: Own) -> OptimizeSettings:
     address = ("optimize",)
     found = fitted(context.document, optimize_model(own), address) if context.document.has(address) else None
     if found is None:
+        method = fitted(context.document, str, (*address, "method"))
+        if method is not None:
+            _check_method(context, method, (*address, "method"))
         return OptimizeSettings()
     given = {
         name: getattr(found, name) for name in type(found).model_fields if name in found.model_fields_set
@@ -280,7 +284,9 @@ def _check_method(context: Context, name: str, address: Address) -> None:
     """Note a method that does not exist; one of the user's own is imported, so that it is found later."""
     known = [*registered(), *installed()]
     if ":" in name:
-        context.function(name, address)
+        found = context.function(name, address)
+        if found is not None:
+            context.attempt(address, lambda: as_factory(found, name))
     elif name not in known:
         context.document.report(address, f"no method {name!r}", f"{nearest(name, known)}, or module:function")
 
@@ -314,6 +320,8 @@ def _metric(context: Context) -> Metric | None:
         function = context.function(settings.call, (*address, "call"))
         bounds = None if settings.bounds is None else (settings.bounds[0], settings.bounds[1])
         if function is None:
+            return None
+        if context.attempt((*address, "call"), functools.partial(custom, function, settings.name)) is None:
             return None
         make = functools.partial(custom, function, settings.name, bounds)
         return context.attempt((*address, "bounds"), make)

@@ -14,9 +14,6 @@ import pytest
 import compound as cp
 from compound.api.optimize import Result, optimize
 from compound.evaluation.metrics import custom
-from compound.optimization.method import Progress
-from compound.optimization.role_checks import Proposing
-from compound.optimizers.baselines.random import RandomSearch
 from compound.registry.user_code import UserCodeError, definition
 from compound.registry.user_code import _place as place_of
 from compound.settings.common import BudgetSettings
@@ -110,11 +107,11 @@ def line_of(folder: Path, text: str) -> int:
         (optimizer("yield 3"), "class Optimizer", "optimizer 'one' at .* yielded 3", "async generator"),
         (
             optimizer("yield Progress({'held': object()}); " + GOOD),
-            "class Optimizer", "state and the facts of Progress must be JSON", "store numbers, texts",
+            "class Optimizer", "the state of Progress must be JSON, but held is <object", "store numbers, texts",
         ),
         (
             optimizer("yield Progress({'step': 1}, facts={'held': object()}); " + GOOD),
-            "class Optimizer", "state and the facts of Progress must be JSON", "store numbers, texts",
+            "class Optimizer", "the facts of Progress must be JSON, but held is <object", "store numbers, texts",
         ),
         (
             optimizer("yield Progress({'step': 1})"),
@@ -181,13 +178,6 @@ def test_errors_that_no_code_of_a_user_took_part_in_have_no_such_place() -> None
 def test_a_definition_is_named_by_file_and_line() -> None:
     assert re.fullmatch(r".*test_user_code\.py:\d+", definition(test_a_definition_is_named_by_file_and_line))
     assert definition(len) == "len"
-
-
-def test_an_error_of_a_listener_is_not_blamed_on_the_optimizer() -> None:
-    """Regression test: any TypeError while progress was recorded was called a state that is not JSON."""
-    proposing = Proposing("one", RandomSearch())
-    with pytest.raises(TypeError, match="of the listener"), proposing.storing(Progress({"step": 1})):
-        raise TypeError("of the listener")
 
 
 def test_a_state_that_does_not_fit_is_reported_with_the_place_of_its_checkpoint(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from pydantic import ConfigDict
 
@@ -11,8 +11,8 @@ from compound.formatting import short
 from compound.graph.component import Component, Operation
 from compound.graph.composite import Composite
 from compound.registry.plugins import plugins
-from compound.registry.user_code import UserCodeError, definition, reported
-from compound.spec.kinds.code import checked, dump_arguments
+from compound.registry.user_code import UserCodeError, definition
+from compound.spec.kinds.code import construct, dump_arguments
 from compound.spec.kinds.kind import AnyKind, DumpContext, Kind, MakeContext, make_settings
 from compound.spec.schema.installed import Installed
 from compound.spec.schema.signature import make_model, settings_of, summary
@@ -49,7 +49,6 @@ def _kind(name: str, found: object) -> AnyKind:
             f"component kind {name!r} is {short(found)}, which is not a subclass of Operation",
             hint="name a class, such as class Shout(cp.Operation)",
         )
-    made: Callable[..., Component] = found
     settings = settings_of(f"kind_{name}", found, skip=("self", "name"))
     entry = make_model(f"kind_{name}_entry", summary(found), {name: (settings, ...)}, _Made)
 
@@ -57,8 +56,7 @@ def _kind(name: str, found: object) -> AnyKind:
         given = make_settings(getattr(entry, name).given)
 
         def build() -> Component:
-            with reported(f"component kind {name!r}", found):
-                return checked(made(context.name, **given), context.name)
+            return construct(found, f"component kind {name!r}", context.name, given)
 
         return context.file.attempt((*context.address, name), build, who=f"{name} at {definition(found)}")
 
