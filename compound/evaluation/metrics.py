@@ -517,11 +517,15 @@ def as_score(value: object, name: str) -> Score:
 def _finite(value: object, who: str) -> float:
     if isinstance(value, numbers.Real | np.bool_) and math.isfinite(value):
         return float(value)
+    if isinstance(value, Metric):
+        raise CallError(
+            f"{who} must give a finite real number, got another metric",
+            hint="a function that makes a metric is called with its settings: "
+            "custom: {call: …, settings: {…}}, or cp.evaluate(…, metric=function(…)) in Python",
+        )
     raise CallError(
         f"{who} must give a finite real number, got {_shown(value)} ({type(value).__name__})",
-        hint="return a number, or cp.Score(number, feedback)"
-        if not isinstance(value, Metric)
-        else "a function that returns a metric is called with its settings; see `settings` of `custom`",
+        hint="return a number, or cp.Score(number, feedback)",
     )
 
 

@@ -144,9 +144,7 @@ def _check(found: object, name: str, place: str, system: System) -> None:
     """Refuse what a function of a method must not return."""
     role = f"method {name!r} at {place}"
     if not isinstance(found, Method):
-        raise UserCodeError(
-            f"{role} returned {short(found)}", hint="it must return a compound.optimization.method.Method"
-        )
+        raise UserCodeError(f"{role} returned {short(found)}", hint="it must return a cp.Method")
     for part, value, kind in (("optimizers", found.optimizers, Mapping), ("jobs", found.jobs, Sequence)):
         if not isinstance(value, kind):
             raise UserCodeError(

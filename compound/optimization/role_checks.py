@@ -127,7 +127,10 @@ class Proposing:
         try:
             working.bind({**working.configuration, **proposal.values})
         except CompoundError as error:
-            raise UserCodeError(f"{self._role}: {error.message}", hint=error.hint) from error
+            raise UserCodeError(
+                f"{self._role}: {error.message}",
+                hint=error.hint or "propose a value of the parameter's space",
+            ) from error
         return proposal
 
 
@@ -178,4 +181,4 @@ _ASYNC_GENERATOR = (
     "propose must be an async generator: async def propose(self, task), which yields Progress any number of "
     "times and one Proposal at the end"
 )
-_JSON = "store numbers, texts, lists and dictionaries, as compound.storage.state.State.to_json does"
+_JSON = "store numbers, texts, lists and dictionaries, as cp.State.to_json does"

@@ -16,6 +16,7 @@ from unittest import SkipTest
 import numpy as np
 
 from compound.optimization.role_checks import json_problem
+from compound.registry.user_code import place_of_error
 
 __all__ = [
     "json_problem",
@@ -49,7 +50,7 @@ def run_kit(kit: type[object]) -> dict[str, str]:
         except AssertionError as error:
             failures[name] = str(error)
         except Exception as error:  # noqa: BLE001 - whatever the tested code raises is a failed check
-            failures[name] = f"{type(error).__name__}: {error}"
+            failures[name] = f"{type(error).__name__}: {error}{place_of_error(error)}"
     return failures
 
 

@@ -70,7 +70,7 @@ def line_of(folder: Path, text: str) -> int:
         ),
         (
             "def mine(system, optimize):\n    pass\n",
-            "def mine", "method 'ways:mine' at .* returned None", "must return a compound.optimization.method.Method",
+            "def mine", "method 'ways:mine' at .* returned None", "must return a cp.Method",
         ),
         (
             HEAD.replace("Uniform())", "Uniform(1, 2))") + "class Optimizer: pass\n",
@@ -112,6 +112,62 @@ def line_of(folder: Path, text: str) -> int:
         (
             optimizer("yield Progress({'step': 1}, facts={'held': object()}); " + GOOD),
             "class Optimizer", "the facts of Progress must be JSON, but held is <object", "store numbers, texts",
+        ),
+        (
+            optimizer("yield Progress({'seen': {1, 2}}); " + GOOD),
+            "class Optimizer", "the state of Progress must be JSON, but seen is {1, 2}", "store numbers, texts",
+        ),
+        (
+            optimizer("yield Progress({1: 2}); " + GOOD),
+            "class Optimizer", "it has the key 1, which is not a string", "store numbers, texts",
+        ),
+        (
+            optimizer("yield Progress([1]); " + GOOD),
+            "class Optimizer", "the state of Progress must be a dictionary, but is", "store numbers, texts",
+        ),
+        (
+            optimizer("yield Progress({}, note=3); " + GOOD),
+            "class Optimizer", "note of Progress is 3, which is no text", "give one line",
+        ),
+        (
+            optimizer("yield Progress({}, step='one'); " + GOOD),
+            "class Optimizer", "step of Progress is 'one', which is no whole number", "of type int",
+        ),
+        (
+            optimizer("yield Proposal({}, after='high')"),
+            "class Optimizer", "after of Proposal is 'high', which is no number", "evaluation.mean",
+        ),
+        (
+            optimizer("yield Proposal({}, facts={'held': object()})"),
+            "class Optimizer", "the facts of Proposal must be JSON, but held is <object", "store numbers, texts",
+        ),
+        (
+            optimizer("yield Proposal(None)"),
+            "class Optimizer", "optimizer 'one' at .* proposed None", "yield Proposal({key: value})",
+        ),
+        (
+            optimizer("await task.scorer.score([{'answerer.k': 1}], task.train); " + GOOD),
+            "answerer.k", "optimizer 'one' failed at .*, in propose: .* has no parameter 'answerer.k'", "did you mean",
+        ),
+        (
+            optimizer(GOOD).replace("Optimizer()}", "Optimizer}"),
+            "class Optimizer", "optimizer 'one' at .* is the class Optimizer", "Optimizer(…)",
+        ),
+        (
+            optimizer(GOOD).replace('{"one": Optimizer()}', "[Optimizer()]"),
+            "def mine", "optimizers of its Method are", "write Method(name",
+        ),
+        (
+            optimizer(GOOD).replace("[Job(", "(Job(").replace(",))]", ",)))"),
+            "def mine", "jobs of its Method are Job", "write Method(name",
+        ),
+        (
+            optimizer(GOOD).replace("Uniform()", "Uniform"),
+            "def mine", "the scheduler of its Method is <class", "Uniform()",
+        ),
+        (
+            optimizer(GOOD).replace('("answerer.temperature",)', '"answerer.temperature"'),
+            "def mine", "the keys of a job are the text 'answerer.temperature'", "write ('answerer.temperature',)",
         ),
         (
             optimizer("yield Progress({'step': 1})"),

@@ -12,7 +12,7 @@ from compound.graph.component import Component, Operation
 from compound.graph.composite import Composite
 from compound.graph.types import Port
 from compound.registry.user_code import check_signature, definition, reported
-from compound.spec.kinds.kind import DumpContext, Kind, MakeContext, is_same, make_settings, report_unknown
+from compound.spec.kinds.kind import DumpContext, Kind, MakeContext, is_same, make_settings, report_misfits
 from compound.spec.schema.settings import AnySetting
 from compound.spec.schema.types import Code, Name
 from compound.spec.schema.wiring import Wiring
@@ -40,7 +40,7 @@ def _make(entry: ClassEntry, context: MakeContext) -> Component | None:
         hint = hint or "write class Name(cp.Operation)"
         file.document.report(address, f"{entry.code}{place} is not a subclass of Operation", hint)
         return None
-    if report_unknown(file, found, settings, (*context.address, "settings")):
+    if report_misfits(file, found, settings, (*context.address, "settings")):
         return None
     who = f"{entry.code} at {definition(found)}"
     return file.attempt(address, lambda: construct(found, entry.code, context.name, settings), who=who)

@@ -10,14 +10,14 @@ from pydantic import ConfigDict
 from compound.formatting import short
 from compound.graph.component import Component, Operation
 from compound.graph.composite import Composite
-from compound.registry.plugins import plugins
+from compound.registry.plugins import plugins, visible
 from compound.registry.user_code import UserCodeError, definition
 from compound.spec.kinds.code import construct, dump_arguments
 from compound.spec.kinds.kind import AnyKind, DumpContext, Kind, MakeContext, make_settings
 from compound.spec.schema.installed import Installed
 from compound.spec.schema.signature import make_model, settings_of, summary
 from compound.spec.schema.types import Model
-from compound.spec.schema.wiring import Wiring
+from compound.spec.schema.wiring import WIRING_KEYS, Wiring
 from compound.spec.spelling import Tree
 
 
@@ -29,7 +29,7 @@ class _Made(Wiring):
 
 def names() -> Mapping[str, object]:
     """Return the installed kinds, by name."""
-    return plugins("components")
+    return visible("components", WIRING_KEYS)
 
 
 def find_kind(name: str) -> AnyKind:

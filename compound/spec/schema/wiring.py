@@ -32,12 +32,14 @@ class Wiring(Model):
     """Run the node only if this output is true, or equals a value: {$router.route: search}."""
 
 
-def one_key(names: Iterable[str], noun: str, installed: Installed) -> Discriminator:
+def one_key(names: Iterable[str], noun: str, installed: Installed, prefix: str = "") -> Discriminator:
     """Return the discriminator of entries that have exactly one of some keys.
 
     Args:
         names: the keys.
         noun: what the key selects; see `compound.spec.shape.possible_keys`.
+        installed: the installed extensions whose names are keys, too.
+        prefix: begins the tags.
     """
     known = tuple(names)
 
@@ -48,7 +50,7 @@ def one_key(names: Iterable[str], noun: str, installed: Installed) -> Discrimina
         others = [name for name in installed.names() if name in value and name not in known]
         if len(found) + len(others) != 1:
             return None
-        return f"~{found[0]}" if found else installed.tag
+        return f"~{prefix}{found[0]}" if found else installed.tag
 
     return Discriminator(tag, custom_error_type="one_key", custom_error_message=noun)
 
