@@ -162,10 +162,9 @@ def _check(found: object, name: str, place: str, system: System) -> None:
                 f"{role}: a job names the optimizer {job.optimizer!r}, which is not one of its optimizers",
                 hint=nearest(job.optimizer, found.optimizers),
             )
-        if isinstance(job.keys, str):
-            raise UserCodeError(
-                f"{role}: the keys of a job are the text {job.keys!r}", hint=f"write ({job.keys!r},)"
-            )
+        keys: object = job.keys
+        if isinstance(keys, str):
+            raise UserCodeError(f"{role}: the keys of a job are the text {keys!r}", hint=f"write ({keys!r},)")
         for key in job.keys:
             if key not in system.parameters:
                 raise UserCodeError(

@@ -37,8 +37,9 @@ class Proposing:
         Raises:
             UserCodeError: it raised an error, is no async generator, or yielded something else.
         """
-        if inspect.isclass(self.optimizer):
-            name = self.optimizer.__name__
+        given: object = self.optimizer
+        if inspect.isclass(given):
+            name = given.__name__
             raise UserCodeError(
                 f"{self._role} is the class {name}", hint=f"make an optimizer of it: {name}(…)"
             )

@@ -57,9 +57,10 @@ def _target(code: object) -> type | Callable[..., object]:
     if inspect.isclass(code):
         return code
     if inspect.isroutine(code):
-        return inspect.unwrap(code)
-    wrapped = getattr(code, "function", None)
-    return _target(wrapped) if callable(wrapped) and _is_ours(type(code)) else type(code)
+        inner: Callable[..., object] = inspect.unwrap(code)
+        return inner
+    wrapped = getattr(code, "function", None) if _is_ours(type(code)) else None
+    return _target(wrapped) if callable(wrapped) else type(code)
 
 
 def _is_ours(target: type | Callable[..., object]) -> bool:

@@ -59,7 +59,7 @@ class CustomMetric(Model):
 
     call: Code
     """The function, as module:name."""
-    settings: dict[Name, object] | None = None
+    settings: dict[Name, Any] | None = None
     """The settings of a metric that has some: the function is called with them, and returns the metric."""
     name: str = ""
     """What reports call it; the function's name by default."""
@@ -72,7 +72,7 @@ class ClassEngine(Model):
 
     code: Code = Field(alias="class")
     """The class, as module:name; modules are also found beside this file."""
-    settings: dict[Name, object] = Field(default={})
+    settings: dict[Name, Any] = Field(default={})
     """What it is made with."""
 
 
@@ -87,7 +87,10 @@ _METRICS = {
     **{name: entry_of(name, factory) for name, factory in METRICS.items()},
     "custom": make_model("custom_entry", "A metric of your own.", {"custom": (CustomMetric, ...)}),
 }
-_ENGINES = {**{kind: entry_of(kind, engine_class(kind)) for kind in ENGINES}, "class": ClassEngine}
+_ENGINES: Mapping[str, type[Model]] = {
+    **{kind: entry_of(kind, engine_class(kind)) for kind in ENGINES},
+    "class": ClassEngine,
+}
 METRICS_INSTALLED = Installed(
     "metric", installed_metrics, lambda name: entry_of(name, metric_factory(name), "metric_")
 )

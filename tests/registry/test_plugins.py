@@ -15,6 +15,7 @@ import compound as cp
 from compound.errors import DeclarationError
 from compound.evaluation.metrics import custom
 from compound.evaluation.named_metrics import metric_factory
+from compound.optimization.registration import as_factory
 from compound.optimizers import methods
 from compound.registry import plugins as module
 from compound.registry.methods import installed
@@ -279,7 +280,7 @@ class TestDecorators:
             async def propose(self, task: Any) -> Any:
                 yield cp.Proposal({})
 
-        assert methods.as_factory(Idle, "idle").settings.__name__ == "NoSettings"
+        assert as_factory(Idle, "idle").settings.__name__ == "NoSettings"
 
     @pytest.mark.parametrize("settings", [dict, cp.Settings()])
     def test_settings_that_are_none_are_refused(self, settings: Any) -> None:
@@ -292,7 +293,7 @@ class TestDecorators:
         with pytest.raises(cp.CompoundError, match=rf"of optimizer 'idle' at {__file__}:\d+ are .*Settings"):
             decorate(Idle)
         with pytest.raises(cp.CompoundError, match="which is not a subclass of Settings"):
-            cp.method(settings=settings)(lambda system, optimize, settings: None)  # type: ignore[arg-type]
+            cp.method(settings=settings)(lambda system, optimize, settings: None)  # type: ignore[arg-type, return-value]
 
     def test_an_undecorated_class_is_told_how_to_become_a_method(self, declare: Any, tmp_path: Path) -> None:
         (tmp_path / "plain.py").write_text(

@@ -101,7 +101,7 @@ def problem_of(annotation: object, value: object) -> str:
     ('', 'must be a whole number or {int: [LOW, HIGH]}', 'must be list[str]')
     """
     try:
-        adapter: TypeAdapter[object] = TypeAdapter(setting_type(annotation))
+        adapter = _adapter(annotation)
     except PydanticUserError:  # JSON holds no value of this type: the class says what it takes
         return ""
     try:
@@ -114,6 +114,10 @@ def problem_of(annotation: object, value: object) -> str:
     return ""
 
 
+def _adapter(annotation: object) -> TypeAdapter[object]:
+    return TypeAdapter(cast("type[object]", setting_type(annotation)))
+
+
 def _spelled(part: object) -> str:
     if part is type(None):
         return "null"
@@ -123,7 +127,7 @@ def _spelled(part: object) -> str:
 def _in_json(annotation: object) -> bool:
     """Return whether a file can hold values of a type."""
     try:
-        TypeAdapter(setting_type(annotation)).json_schema()
+        _adapter(annotation).json_schema()
     except PydanticUserError:
         return False
     return True
