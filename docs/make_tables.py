@@ -484,7 +484,7 @@ def controls() -> str:
         seeds = found["seeds"]
         scores = [one["mean"] for one in constant[file] if one["seed"] in seeds]
         rows += [
-            [file, written(row["method"]), str(len(seeds)), spread(row["test"])]
+            [file, render_block(row["method"]), str(len(seeds)), spread(row["test"])]
             for row in found["rows"]
             if row["test"] is not None
         ]

@@ -1,4 +1,4 @@
-"""Generate the tables of keys in docs/reference/yaml.md from the models that validate the file; run by ``make docs``.
+"""Generate the tables of keys in docs/reference/yaml.md from the models of the file; run by ``make docs``.
 
 A table is between ``<!-- keys NAME -->`` and ``<!-- end -->``. The text around it is written manually, and
 tests load its examples.

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar, overload
 
 from compound.formatting import short
 from compound.graph.configuration import component_of
 from compound.graph.space import Choice, Demos, Float, Int, Space, Text
 from compound.graph.system import System
 from compound.optimization.method import Job, Method, Optimizer
-from compound.optimization.registration import MethodFactory
+from compound.optimization.registration import MethodFactory, check_settings
 from compound.optimizers.scheduling.jobs import keys_of
 from compound.optimizers.scheduling.scheduler import Uniform
 from compound.optimizers.weights.methods import together
@@ -27,18 +28,30 @@ R = TypeVar("R", bound=type[Recipe])
 TUNED: tuple[type[Space], ...] = (Text, Demos, Choice, Int, Float)
 
 
+@overload
+def optimizer(cls: O, /) -> O: ...
+@overload
 def optimizer(
     *,
     settings: type[Settings] = NoSettings,
     tunes: type[Space] | tuple[type[Space], ...] = TUNED,
     by_component: bool = False,
-) -> Callable[[O], O]:
+) -> Callable[[O], O]: ...
+def optimizer(
+    cls: O | None = None,
+    /,
+    *,
+    settings: type[Settings] = NoSettings,
+    tunes: type[Space] | tuple[type[Space], ...] = TUNED,
+    by_component: bool = False,
+) -> O | Callable[[O], O]:
     """Make a method of an optimizer class.
 
     The method is chosen by ``optimize.method``: as ``module:Class``, or by the name of an entry point in the
     group ``compound.optimizers``. For several optimizers or another scheduler, see `method`.
 
     Args:
+        cls: the class, where the decorator is written without parentheses.
         settings: the model of its settings, a subclass of `Settings`. The class is called with them; without
             settings, it is called without arguments.
         tunes: the kinds of parameters that it can change.
@@ -64,7 +77,9 @@ def optimizer(
                 hint="write async def propose(self, task), which yields Progress and one Proposal at the end",
             )
         name = _name(cls)
-        check_signature(cls, f"optimizer {name!r}", *([] if settings is NoSettings else ["settings"]))
+        check_settings(settings, Settings, f"optimizer {name!r} at {definition(cls)}")
+        with _declared(settings):
+            check_signature(cls, f"optimizer {name!r}", *([] if settings is NoSettings else ["settings"]))
 
         def make(system: System, optimize: OptimizeSettings, own: Settings) -> Method:
             made = cls() if settings is NoSettings else cls(own)  # type: ignore[call-arg]  # checked above
@@ -75,7 +90,7 @@ def optimizer(
         setattr(cls, ATTRIBUTE, MethodFactory(make, settings))
         return cls
 
-    return decorate
+    return decorate if cls is None else decorate(cls)
 
 
 def recipe(*, settings: type[TrainingSettings]) -> Callable[[R], R]:
@@ -104,6 +119,8 @@ def recipe(*, settings: type[TrainingSettings]) -> Callable[[R], R]:
                 hint="from compound.optimizers.weights.recipes.recipe import Recipe",
             )
         name = _name(cls)
+        check_settings(settings, TrainingSettings, f"recipe {name!r} at {definition(cls)}")
+        check_signature(cls, f"recipe {name!r}", "settings")
 
         def make(system: System, optimize: OptimizeSettings, own: TrainingSettings) -> Method:
             return together(name, system, cls(own), getattr(own, "adapters", "each"))
@@ -113,6 +130,18 @@ def recipe(*, settings: type[TrainingSettings]) -> Callable[[R], R]:
         return cls
 
     return decorate
+
+
+@contextmanager
+def _declared(settings: type[Settings]) -> Iterator[None]:
+    """Say how settings are declared, where a constructor takes some and there are none."""
+    try:
+        yield
+    except UserCodeError as error:
+        if settings is not NoSettings:
+            raise
+        fix = "; if it has settings, declare them: @cp.optimizer(settings=MySettings)"
+        raise UserCodeError(error.message, hint=f"{error.hint}{fix}") from None
 
 
 def _jobs(name: str, keys: tuple[str, ...], *, by_component: bool) -> list[Job]:

@@ -30,6 +30,7 @@ from compound.optimizers.weights.methods import LONG, POLICY_METHODS, NothingToT
 from compound.optimizers.weights.training import WeightTraining
 from compound.registry.code import find_code
 from compound.registry.methods import installed
+from compound.registry.plugins import warn_if_hidden
 from compound.settings.base import NoSettings
 from compound.settings.optimize import OptimizeSettings
 from compound.settings.references import references
@@ -139,6 +140,9 @@ def factory(name: str, folder: Path = Path()) -> MethodFactory:
     Raises:
         DeclarationError: there is no such method.
     """
+    if name in METHODS:
+        warn_if_hidden("methods", name)
+        warn_if_hidden("optimizers", name)
     if name == "better_together":
         return MethodFactory(partial(staged, folder=folder), BetterTogetherSettings)
     if name in METHODS:

@@ -21,7 +21,9 @@ from compound.evaluation.named_metrics import metric_factory
 from compound.example import Example, Metric
 from compound.execution.budget import Budget
 from compound.graph.system import System
+from compound.registry.engine_checks import checked_engine
 from compound.registry.engines import find_engine
+from compound.registry.user_code import short_place
 from compound.settings.common import BudgetSettings
 
 
@@ -200,12 +202,10 @@ def engines_for(system: System, engines: GivenEngines | None) -> Callable[[str],
             "the model of a system is chosen by System(…, lm=…) or system.with_lm(…)",
         )
     known = dict(engines)
-    for name, engine in known.items():
+    given: Mapping[str, object] = known
+    for name, engine in given.items():
         if not isinstance(engine, Engine | str):
-            raise DeclarationError(
-                f"engines[{name!r}] must be an engine, but is {engine!r:.80}",
-                hint="such as cp.LiteLLM('openai/gpt-4o-mini'), cp.Transformers('smollm2') or cp.VLLM(…)",
-            )
+            _refuse(name, engine)
 
     def find(lm: str) -> Engine:
         engine = known.get(lm, lm)
@@ -219,3 +219,12 @@ def engines_for(system: System, engines: GivenEngines | None) -> Callable[[str],
             raise DeclarationError(error.message, hint=f"{nearest(lm, known)}; or {error.hint}") from None
 
     return find
+
+
+def _refuse(name: str, engine: object) -> None:
+    if short_place(engine):  # an object of a user's class, which lacks something
+        checked_engine(name, engine)
+    raise DeclarationError(
+        f"engines[{name!r}] must be an engine, but is {engine!r:.80}",
+        hint="such as cp.LiteLLM('openai/gpt-4o-mini'), cp.Transformers('smollm2') or cp.VLLM(…)",
+    )

@@ -158,7 +158,8 @@ def _search(allowed: Allowance, find: _Opened) -> Amount:
     largest = Amount()
     for name, use in allowed.survey.uses.items():
         each = _call(name, use, find)
-        if each.calls and not allowed.outlook.system.components[name].cacheable and allowed.survey.counted:
+        uncached = not allowed.outlook.system.components[name].cacheable
+        if use.requests is not None and each.calls and uncached and allowed.survey.counted:
             each = unbounded(f"{name!r} asks a model in every run, even in one that is cached")
         largest = largest.joined(each)
     return largest.times(allowed.survey.counted) if allowed.survey.counted else _whole_run(allowed, find)

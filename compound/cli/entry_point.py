@@ -6,7 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
-from compound.cli.errors import explain, explain_system, explained_imports
+from compound.cli.errors import explain, explain_system, explain_unforeseen, explained_imports
 from compound.cli.options import app
 from compound.errors import (
     CompoundError,
@@ -62,7 +62,6 @@ def _answer(arguments: list[str], debug: bool) -> NoReturn:
             raise
         if isinstance(error, OSError) and explain_system(error):
             sys.exit(2)
-        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
-        print("hint: this is a defect of compound; run again with --debug for the traceback", file=sys.stderr)
+        explain_unforeseen(error)
         sys.exit(1)
     sys.exit(0)

@@ -42,6 +42,16 @@ def _unnamed(error: OSError) -> str | None:
     return None if lost or error.errno is None else "a file or the output"
 
 
+def explain_unforeseen(error: Exception) -> None:
+    """Print an error that nothing else explains, with the line of the user's code that it comes from."""
+    from compound.registry.user_code import place_of_error
+
+    place = place_of_error(error)
+    defect = "this is a defect of compound; run again with --debug for the traceback"
+    print(f"error: {type(error).__name__}: {error}{place}", file=sys.stderr)
+    print(f"hint: {'--debug shows the traceback' if place else defect}", file=sys.stderr)
+
+
 @contextmanager
 def explained_imports() -> Iterator[None]:
     """Name the extra that installs an optional library."""

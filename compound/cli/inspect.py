@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -177,14 +178,25 @@ def plugins(as_json: AsJson = False) -> None:
 
     Shows what each adds, its package, and whether it can be loaded.
     """
-    from compound.registry.plugins import GROUPS
+    from compound.evaluation.named_metrics import BUILT_IN as METRICS
+    from compound.registry.engines import BUILT_IN as ENGINES
+    from compound.registry.methods import registered
+    from compound.registry.plugins import GROUPS, HIDDEN
     from compound.registry.plugins import plugins as installed
+    from compound.spec.kinds.body import BUILT_IN as KINDS
+    from compound.spec.schema.wiring import WIRING_KEYS
+
+    methods = registered()
+    built_in: dict[str, Collection[str]] = {
+        "components": (*KINDS, *WIRING_KEYS), "engines": ENGINES, "metrics": METRICS, "methods": methods,
+        "optimizers": methods,
+    }  # fmt: skip
 
     found: list[dict[str, str]] = []
     for plugin in (each for group in GROUPS for each in installed(group).values()):
         try:
             plugin.load()
-            problem = ""
+            problem = HIDDEN if plugin.name in built_in[plugin.group] else ""
         except CompoundError as error:
             problem = error.message
         found.append(

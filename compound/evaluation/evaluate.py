@@ -19,6 +19,7 @@ from compound.errors import (
     CallError,
     CompoundError,
     DeclarationError,
+    MissingOutput,
     TooManyFailures,
     TransientError,
     first_of,
@@ -36,7 +37,7 @@ from compound.execution.executor import Executor, Settings
 from compound.execution.trace import Failure, FailureRow, Trace
 from compound.formatting import shown
 from compound.graph.system import System
-from compound.registry.user_code import located
+from compound.registry.user_code import located, place_in
 
 WINDOW = 4  # times the concurrency: how far runs may be ahead of the slowest one
 
@@ -365,12 +366,21 @@ async def score(trace: Trace, metric: Metric, example: Example, rules: Rules) ->
     except (TransientError, ConnectionError, TimeoutError) as error:
         return _metric_failed(trace, Failure(TransientError.kind, f"metric: {error}"), rules)
     except CallError as error:
-        return _metric_failed(trace, Failure("metric", str(error)), rules)
+        return _metric_failed(trace, Failure("metric", _placed(error, metric)), rules)
+    except MissingOutput as error:
+        raise MissingOutput(f"{error.message}{place_in(error, metric)}", hint=error.hint) from error
     except CompoundError:
         raise
     except Exception as error:  # noqa: BLE001 - a user's metric may raise anything; it is that run's failure
-        return _metric_failed(trace, Failure("metric", located(error, metric)), rules)
+        return _metric_failed(
+            trace, Failure("metric", located(error, metric, "score(outputs, example)")), rules
+        )
     return trace.scored(found.value, found.feedback, found.parts)
+
+
+def _placed(error: CallError, metric: Metric) -> str:
+    message = f"{error.message}{place_in(error, metric)}"
+    return f"{message}; {error.hint}" if error.hint else message
 
 
 def _metric_failed(trace: Trace, failure: Failure, rules: Rules) -> Trace:

@@ -25,6 +25,7 @@ from compound.errors import CallError, DataError, DeclarationError, MissingOutpu
 from compound.evaluation.labels import is_denied
 from compound.evaluation.statistics import ROUNDING, UNIT, Bounds
 from compound.example import Example, Metric, Score
+from compound.registry.user_code import check_signature
 
 SHOWN = 8  # labels and gold values that a message names
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -407,12 +408,14 @@ def custom(function: Scoring, name: str = "", bounds: Bounds | None = None) -> C
 
     Raises:
         DeclarationError: The bounds are not two finite numbers in order.
+        UserCodeError: The function cannot be called with outputs and an example.
 
     >>> metric = custom(lambda outputs, example: len(outputs["answer"]) < 5, "short", bounds=(0, 1))
     >>> metric.score({"answer": "yes"}, None)
     Score(value=1.0, feedback='', parts={})
     """
     chosen = name or getattr(function, "__name__", type(function).__name__)
+    check_signature(function, f"metric {chosen!r}", "outputs", "example")
     return Custom(function, chosen, None if bounds is None else _bounds(bounds, chosen))
 
 
@@ -514,7 +517,16 @@ def as_score(value: object, name: str) -> Score:
 def _finite(value: object, who: str) -> float:
     if isinstance(value, numbers.Real | np.bool_) and math.isfinite(value):
         return float(value)
-    raise CallError(f"{who} must give a finite real number, got {_shown(value)} ({type(value).__name__})")
+    if isinstance(value, Metric):
+        raise CallError(
+            f"{who} must give a finite real number, got another metric",
+            hint="a function that makes a metric is called with its settings: "
+            "custom: {call: …, settings: {…}}, or cp.evaluate(…, metric=function(…)) in Python",
+        )
+    raise CallError(
+        f"{who} must give a finite real number, got {_shown(value)} ({type(value).__name__})",
+        hint="return a number, or cp.Score(number, feedback)",
+    )
 
 
 def _values(kind: object) -> list[object]:

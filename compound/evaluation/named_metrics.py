@@ -10,15 +10,17 @@ from compound.errors import DeclarationError, nearest
 from compound.evaluation.metrics import METRICS, custom
 from compound.example import Metric
 from compound.formatting import short
-from compound.registry.plugins import Plugin, plugins
-from compound.registry.user_code import UserCodeError, definition, reported
+from compound.registry.plugins import Plugin, visible, warn_if_hidden
+from compound.registry.user_code import UserCodeError, check_signature, definition, reported
 
 Factory = Callable[..., Metric]  # its parameters are the settings of the metric
+BUILT_IN = (*METRICS, "custom")
+"""The names that an installed metric cannot have."""
 
 
 def installed() -> Mapping[str, Plugin]:
     """Return the metrics of installed packages that no metric built in has the name of."""
-    return {name: plugin for name, plugin in plugins("metrics").items() if name not in METRICS}
+    return visible("metrics", BUILT_IN)
 
 
 def metric_factory(name: str) -> Factory:
@@ -31,6 +33,7 @@ def metric_factory(name: str) -> Factory:
         DeclarationError: there is no such metric, or its package cannot be loaded.
     """
     if name in METRICS:
+        warn_if_hidden("metrics", name)
         return METRICS[name]
     if name not in installed():
         raise DeclarationError(f"no metric {name!r}", hint=nearest(name, [*METRICS, *installed()]))
@@ -64,13 +67,29 @@ def _checked(name: str, found: Callable[..., object]) -> Factory:
 
     @functools.wraps(found)
     def make(*arguments: object, **settings: object) -> Metric:
-        with reported(f"metric {name!r}", found):
-            made = found(*arguments, **settings)
-        if not isinstance(made, Metric):
-            raise UserCodeError(
-                f"metric {name!r} at {definition(found)} returned {short(made)}, which is no metric",
-                hint="return an object with name and score, such as cp.custom(function)",
-            )
-        return made
+        return made_by(found, name, *arguments, **settings)
 
     return make
+
+
+def made_by(found: Callable[..., object], name: str, /, *arguments: object, **settings: object) -> Metric:
+    """Return the metric that a function of a user makes of its settings.
+
+    Args:
+        found: the function.
+        name: names it in messages.
+        arguments: settings by position.
+        settings: settings by name.
+
+    Raises:
+        UserCodeError: it takes other settings, raised an error, or returned something else.
+    """
+    check_signature(found, f"metric {name!r}", *map(str, arguments), **settings)
+    with reported(f"metric {name!r}", found):
+        made = found(*arguments, **settings)
+    if not isinstance(made, Metric):
+        raise UserCodeError(
+            f"metric {name!r} at {definition(found)} returned {short(made)}, which is no metric",
+            hint="return an object with name and score, such as cp.custom(function)",
+        )
+    return made

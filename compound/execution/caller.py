@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,10 +33,11 @@ from compound.graph.component import Component, Operation
 from compound.graph.configuration import digest
 from compound.graph.types import accepts, spell
 from compound.registry.policies import score
-from compound.registry.user_code import located
+from compound.registry.user_code import located, short_place
 from compound.security.sanitize import storable
 from compound.storage.artifacts import Reference, addressed
 
+RUN = "run(self, inputs, values, call)"
 ASK_RETRIES, ASK_SECONDS = 3, 120.0  # of requests that are no node's calls
 
 
@@ -320,7 +322,7 @@ class Caller:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a component raises is its failed call
                 raise_missing_extra(error, attempt.address)
-                failure = Failure("error", located(error, component))
+                failure = Failure("error", located(error, component, RUN))
                 return Outcome({}, failure, usage + context.usage, tuple(context.tokens), tries, key=key)
             return Outcome(outputs, None, usage + context.usage, tuple(context.tokens), tries, key=key)
 
@@ -334,10 +336,10 @@ class Caller:
         component = attempt.component
         try:
             if component.timeout is None:
-                outputs = await component.run(_own(attempt.inputs), _own(attempt.values), context)
+                outputs = await _running(attempt, context)
             else:
                 async with asyncio.timeout(component.timeout) as context.timer:
-                    outputs = await component.run(_own(attempt.inputs), _own(attempt.values), context)
+                    outputs = await _running(attempt, context)
         except (ConnectionError, TimeoutError) as error:
             if context.timer is not None and context.timer.expired():
                 raise TransientError(f"{attempt.address} took longer than {component.timeout:g} s") from None
@@ -358,16 +360,38 @@ def _wait(error: TransientError, tries: int, seed: int) -> float:
     return min(FIRST_WAIT * 2.0 ** (tries - 1) * jitter, LONGEST_WAIT)
 
 
-def _check_outputs(component: Component, address: str, outputs: object) -> None:
+def _running(attempt: Attempt, context: Context) -> Awaitable[Mapping[str, object]]:
+    """Start a component; refuse one that does not run asynchronously."""
+    component = attempt.component
+    started: object = component.run(_own(attempt.inputs), _own(attempt.values), context)
+    if not inspect.isawaitable(started):
+        raise OutputTypeError(
+            f"run of {attempt.address} returned {type(started).__name__}, which cannot be awaited"
+            f"{_place(component)}",
+            hint=f"write async def {RUN}",
+        )
+    return started
+
+
+def _place(component: Operation) -> str:
+    """Return where a user's component computes its outputs."""
+    return short_place(component.run) or short_place(component)
+
+
+def _check_outputs(component: Operation, address: str, outputs: object) -> None:
     ports = component.outputs
     if not isinstance(outputs, Mapping) or outputs.keys() != ports.keys():
         got = sorted(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
-        raise OutputTypeError(f"{address} must return the fields {sorted(ports)}, but returned {got}")
+        raise OutputTypeError(
+            f"{address} must return the fields {sorted(ports)}, but returned {got}{_place(component)}"
+        )
     for name, port in ports.items():
         if not accepts(port.type, outputs[name]):
             kept = {n: v for n, v in outputs.items() if n in ports and accepts(ports[n].type, v)}
             raise OutputTypeError(
-                f"{address}.{name} must be {spell(port.type)}, but is {outputs[name]!r:.200}", outputs=kept
+                f"{address}.{name} must be {spell(port.type)}, but is {outputs[name]!r:.200}"
+                f"{_place(component)}",
+                outputs=kept,
             )
 
 

@@ -15,6 +15,8 @@ from compound.engine import NO_USAGE, Completion, Engine, Request, Usage
 from compound.errors import CallError, CompoundError, DeclarationError, RateLimited, nearest
 from compound.execution.budget import Meter, bounded
 from compound.execution.throttle import NeverAdmitted, Throttle
+from compound.registry.engine_checks import checked_engine, worst_case
+from compound.registry.engine_checks import completion as completion_of
 from compound.security.sanitize import safe
 
 MAX_WAIT = 600.0  # seconds that a call may wait for rate limits, where the engine does not say
@@ -62,7 +64,7 @@ class Sender:
     def engine(self, lm: str) -> Engine:
         """Return the engine of a model, opening it once."""
         if lm not in self._engines:
-            self._engines[lm] = self._find(lm)
+            self._engines[lm] = checked_engine(lm, self._find(lm))
         return self._engines[lm]
 
     async def send(self, lm: str, request: Request, meter: Meter, clock: Clock) -> Completion:
@@ -97,7 +99,7 @@ class Sender:
     ) -> Completion:
         """Send a request as often as the server refuses it because of its rate limit."""
         most = getattr(engine, "max_wait", MAX_WAIT)
-        throttle, worst = self._throttle(engine), engine.worst_case(request)
+        throttle, worst = self._throttle(engine), worst_case(engine, request)
         waited, tries, refusal = 0.0, 0, ""
         while True:
             tries += 1
@@ -108,7 +110,7 @@ class Sender:
                 if engine.remote:
                     clock.go()
                 try:
-                    completion = await engine.generate(request)
+                    completion = await completion_of(engine, request)
                 except RateLimited as error:
                     used.append(NO_USAGE)
                     meter.incidents["rate_limited"] += 1

@@ -113,8 +113,7 @@ class Jobs:
         try:
             async for event in proposing.events(self._task(job, number, scorer)):
                 if isinstance(event, Progress):
-                    with proposing.storing(event):
-                        self._checkpoint(job, number, event, scorer)
+                    self._checkpoint(job, number, event, scorer)
                 else:
                     proposal = event
         except BudgetExhausted as error:

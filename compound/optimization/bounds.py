@@ -15,6 +15,7 @@ from compound.engine import Engine, Message, Request
 from compound.example import Example
 from compound.graph.bounds import CallBound, Extent, Use, scaled
 from compound.graph.system import System
+from compound.registry.engine_checks import worst_case
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,8 @@ def amount_of(engine: Engine, bound: CallBound) -> Amount:
         why = bound.prompt.why or "the longest answer is set by a wire"
         cost = math.inf if engine.priced else None
         return Amount(1, math.inf, bound.max_tokens, cost, (why,))
-    worst = engine.worst_case(_longest(bound, int(bound.prompt.bytes)))
-    one_more = engine.worst_case(_longest(bound, int(bound.prompt.bytes) + 1000))
+    worst = worst_case(engine, _longest(bound, int(bound.prompt.bytes)))
+    one_more = worst_case(engine, _longest(bound, int(bound.prompt.bytes) + 1000))
     step = max(1, one_more.prompt_tokens - worst.prompt_tokens)
     price = (one_more.cost - worst.cost) / step  # of one more token of the prompt
     prompt = worst.prompt_tokens + bound.prompt.tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from compound.errors import DeclarationError, nearest
@@ -91,9 +91,24 @@ def method(
 
     def register(make: Callable[[System, OptimizeSettings, S], Method]) -> MethodFactory:
         check_signature(make, "a method", "system", "optimize", "settings")
+        check_settings(settings, Settings, f"method {definition(make)}")
         return MethodFactory(make, settings)
 
     return register
+
+
+def check_settings(settings: object, base: type[Settings], role: str) -> None:
+    """Refuse what is given as the model of settings, and is none.
+
+    Raises:
+        UserCodeError: it is not a subclass of ``base``.
+    """
+    if not (inspect.isclass(settings) and issubclass(settings, base)):
+        place = "cp.Settings" if base is Settings else f"{base.__module__}.{base.__name__}"
+        raise UserCodeError(
+            f"the settings of {role} are {short(settings)}, which is not a subclass of {base.__name__}",
+            hint=f"write class MySettings({place})",
+        )
 
 
 def as_factory(found: object, name: str) -> MethodFactory:
@@ -129,8 +144,17 @@ def _check(found: object, name: str, place: str, system: System) -> None:
     """Refuse what a function of a method must not return."""
     role = f"method {name!r} at {place}"
     if not isinstance(found, Method):
+        raise UserCodeError(f"{role} returned {short(found)}", hint="it must return a cp.Method")
+    for part, value, kind in (("optimizers", found.optimizers, Mapping), ("jobs", found.jobs, Sequence)):
+        if not isinstance(value, kind):
+            raise UserCodeError(
+                f"{role}: {part} of its Method are {short(value)}",
+                hint="write Method(name, {optimizer: Optimizer()}, [Job(optimizer, keys)], scheduler)",
+            )
+    if inspect.isclass(found.scheduler) or not callable(getattr(found.scheduler, "choose", None)):
         raise UserCodeError(
-            f"{role} returned {short(found)}", hint="it must return a compound.optimization.method.Method"
+            f"{role}: the scheduler of its Method is {short(found.scheduler)}, which is no scheduler",
+            hint="give an object with a method choose, such as Uniform()",
         )
     for job in (*([found.opening] if found.opening else []), *found.jobs):
         if job.optimizer not in found.optimizers:
@@ -138,6 +162,9 @@ def _check(found: object, name: str, place: str, system: System) -> None:
                 f"{role}: a job names the optimizer {job.optimizer!r}, which is not one of its optimizers",
                 hint=nearest(job.optimizer, found.optimizers),
             )
+        keys: object = job.keys
+        if isinstance(keys, str):
+            raise UserCodeError(f"{role}: the keys of a job are the text {keys!r}", hint=f"write ({keys!r},)")
         for key in job.keys:
             if key not in system.parameters:
                 raise UserCodeError(

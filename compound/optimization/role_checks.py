@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import json
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from compound.errors import CompoundError, nearest
@@ -13,9 +11,8 @@ from compound.formatting import short
 from compound.graph.system import System
 from compound.optimization.method import Job, JobRecord, Method, Optimizer, Progress, Proposal, Task
 from compound.registry.user_code import UserCodeError, check_signature, definition, reported
-from compound.storage.state import StateError
 
-__all__ = ["Proposing", "choose_job"]
+__all__ = ["Proposing", "choose_job", "json_problem"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +37,12 @@ class Proposing:
         Raises:
             UserCodeError: it raised an error, is no async generator, or yielded something else.
         """
+        given: object = self.optimizer
+        if inspect.isclass(given):
+            name = given.__name__
+            raise UserCodeError(
+                f"{self._role} is the class {name}", hint=f"make an optimizer of it: {name}(…)"
+            )
         propose = getattr(self.optimizer, "propose", None)
         if not callable(propose):
             raise UserCodeError(f"{self._role} has no method propose", hint=_ASYNC_GENERATOR)
@@ -55,27 +58,46 @@ class Proposing:
             )
         with reported(f"optimizer {self.name!r}", self.optimizer):
             async for event in events:
-                if not isinstance(event, Progress | Proposal):
-                    raise UserCodeError(f"{self._role} yielded {short(event)}", hint=_ASYNC_GENERATOR)
-                yield event
+                yield self._check_event(event)
 
-    @contextmanager
-    def storing(self, progress: Progress) -> Iterator[None]:
-        """Name the optimizer whose progress cannot be stored; other errors pass unchanged.
+    def _check_event(self, event: object) -> Progress | Proposal:
+        """Refuse what an optimizer must not yield."""
+        if isinstance(event, Progress):
+            self._check_fields("Progress", event.note, step=event.step, of=event.of)
+            for name, value in (("state", event.state), ("facts", event.facts)):
+                self._check_json(f"the {name} of Progress", value)
+        elif isinstance(event, Proposal):
+            self._check_fields("Proposal", event.note, tried=event.tried)
+            self._check_json("the facts of Proposal", event.facts)
+            for name, score in (("before", event.before), ("after", event.after)):
+                if not isinstance(score, int | float | None):
+                    raise UserCodeError(
+                        f"{self._role}: {name} of Proposal is {short(score)}, which is no number",
+                        hint="give the mean score, such as evaluation.mean",
+                    )
+        else:
+            raise UserCodeError(f"{self._role} yielded {short(event)}", hint=_ASYNC_GENERATOR)
+        return event
 
-        Raises:
-            UserCodeError: the state or the facts are not JSON.
-        """
-        try:
-            yield
-        except (StateError, TypeError, ValueError) as error:
-            if _is_json([dict(progress.state), dict(progress.facts)]):
-                raise
+    def _check_fields(self, event: str, note: object, **counts: object) -> None:
+        if not isinstance(note, str):
             raise UserCodeError(
-                f"{self._role}: the state and the facts of Progress must be JSON: {error}",
-                hint="store numbers, texts, lists and dictionaries, "
-                "as compound.storage.state.State.to_json does",
-            ) from error
+                f"{self._role}: note of {event} is {short(note)}, which is no text", hint="give one line"
+            )
+        for name, count in counts.items():
+            if not isinstance(count, int | None):
+                raise UserCodeError(
+                    f"{self._role}: {name} of {event} is {short(count)}, which is no whole number",
+                    hint=f"give a number of type int, or leave {name} out",
+                )
+
+    def _check_json(self, what: str, value: object) -> None:
+        if not isinstance(value, Mapping):
+            raise UserCodeError(
+                f"{self._role}: {what} must be a dictionary, but is {short(value)}", hint=_JSON
+            )
+        if problem := json_problem(value):
+            raise UserCodeError(f"{self._role}: {what} must be JSON, but {problem}", hint=_JSON)
 
     def checked(self, proposal: Proposal | None, working: System) -> Proposal:
         """Return the proposal, if it is one that the system can be bound to.
@@ -92,6 +114,11 @@ class Proposing:
                 f"{self._role} ended without a Proposal",
                 hint="yield Proposal({}) where nothing better was found",
             )
+        if not isinstance(proposal.values, Mapping):
+            raise UserCodeError(
+                f"{self._role} proposed {short(proposal.values)}, which is no dictionary of values",
+                hint="yield Proposal({key: value}), or Proposal({}) where nothing better was found",
+            )
         for key in proposal.values:
             if key not in working.parameters:
                 raise UserCodeError(
@@ -101,16 +128,32 @@ class Proposing:
         try:
             working.bind({**working.configuration, **proposal.values})
         except CompoundError as error:
-            raise UserCodeError(f"{self._role}: {error.message}", hint=error.hint) from error
+            raise UserCodeError(
+                f"{self._role}: {error.message}",
+                hint=error.hint or "propose a value of the parameter's space",
+            ) from error
         return proposal
 
 
-def _is_json(value: object) -> bool:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return True
+def json_problem(value: object, place: str = "") -> str:
+    """Return what in a value is not JSON, or ``""``.
+
+    >>> json_problem({"a": [1, None]}), json_problem({"a": [{2}]}), json_problem({"a": {1: 2}})
+    ('', 'a.0 is {2}', 'a has the key 1, which is not a string')
+    """
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                return f"{place or 'it'} has the key {key!r}, which is not a string"
+            if problem := json_problem(item, f"{place}.{key}".removeprefix(".")):
+                return problem
+        return ""
+    if isinstance(value, list | tuple):
+        problems = (json_problem(item, f"{place}.{i}".removeprefix(".")) for i, item in enumerate(value))
+        return next(filter(None, problems), "")
+    if value is None or isinstance(value, str | int | float | bool):
+        return ""
+    return f"{place or 'it'} is {short(value)}"
 
 
 def choose_job(method: Method, history: Sequence[JobRecord], seed: int) -> Job:
@@ -139,3 +182,4 @@ _ASYNC_GENERATOR = (
     "propose must be an async generator: async def propose(self, task), which yields Progress any number of "
     "times and one Proposal at the end"
 )
+_JSON = "store numbers, texts, lists and dictionaries, as cp.State.to_json does"

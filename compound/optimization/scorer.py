@@ -17,6 +17,7 @@ from compound.graph.configuration import canonical
 from compound.graph.system import System
 from compound.optimization.method import ScoredCandidate
 from compound.optimization.proposals import Outcome, Proposals
+from compound.registry.engine_checks import worst_case
 from compound.settings.references import references
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class JobScorer:
             NotAsked: the model keeps failing, or the job has made all its requests.
         """
         chosen = self._writer(lm)
-        worst = self._executor.engine(chosen).worst_case(request)
+        worst = worst_case(self._executor.engine(chosen), request)
         async with self._proposals.request(chosen, worst):
             return await self._executor.ask(chosen, request)
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from compound.errors import DeclarationError, nearest
+from compound.errors import CompoundError, DeclarationError, nearest
+from compound.registry.user_code import place_of_error
 
 _LOCK = threading.RLock()
 # Modules that came from the folder of a YAML file. Two folders may each have a `parts.py`: the modules of
@@ -85,7 +86,25 @@ def _import(name: str, folder: Path) -> ModuleType:
 
 
 def _failed(name: str, error: BaseException) -> DeclarationError:
-    return DeclarationError(f"importing {name!r} failed: {type(error).__name__}: {error}")
+    if isinstance(error, CompoundError):  # of a decorator, for example, which has named the place
+        return DeclarationError(f"importing {name!r} failed: {error.message}", hint=error.hint)
+    return DeclarationError(
+        f"importing {name!r} failed: {message_of(error)}{place_of_error(error)}",
+        hint=import_hint(error),
+    )
+
+
+def message_of(error: BaseException) -> str:
+    """Return an error as text; for a syntax error without its place, which `place_of_error` returns."""
+    what = error.msg if isinstance(error, SyntaxError) else error
+    return f"{type(error).__name__}: {what}"
+
+
+def import_hint(error: BaseException) -> str:
+    """Return how to fix an import that failed; ``""`` where the error says it."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"install it where compound is installed, or correct the name {error.name!r}"
+    return ""
 
 
 def _known(name: str, folder: Path) -> str:

@@ -17,8 +17,10 @@ from compound.errors import DeclarationError, nearest
 from compound.formatting import short
 from compound.graph.space import Weights
 from compound.graph.system import System
-from compound.registry.plugins import Plugin, plugins
-from compound.registry.user_code import UserCodeError, definition, reported
+from compound.registry.code import find_code
+from compound.registry.engine_checks import checked_engine
+from compound.registry.plugins import Plugin, visible, warn_if_hidden
+from compound.registry.user_code import UserCodeError, reported
 
 Engines = Mapping[str, Engine] | Callable[[str], Engine]
 
@@ -28,6 +30,8 @@ KINDS = {
     "litellm": "compound.components.engines.litellm:LiteLLMEngine",
     "vllm": "compound.components.engines.vllm.engine:VLLMEngine",
 }
+BUILT_IN = (*KINDS, "class")
+"""The names that an installed engine cannot have."""
 
 
 def find_engine(lm: str) -> Engine:
@@ -67,12 +71,14 @@ def for_system(engines: Engines, system: System) -> Engines:
 
 def open_engine(kind: str, **settings: object) -> Engine:
     """Make an engine of a kind, built in or installed, with its settings."""
+    if kind in KINDS:
+        warn_if_hidden("engines", kind)
     return engine_class(kind)(**settings)
 
 
 def installed() -> Mapping[str, Plugin]:
     """Return the kinds of engines of installed packages that no kind built in has the name of."""
-    return {name: plugin for name, plugin in plugins("engines").items() if name not in KINDS}
+    return visible("engines", BUILT_IN)
 
 
 def engine_class(kind: str) -> Callable[..., Engine]:
@@ -87,7 +93,23 @@ def engine_class(kind: str) -> Callable[..., Engine]:
         return built_in
     if kind not in installed():
         raise DeclarationError(f"no kind of engine {kind!r}", hint=nearest(kind, [*KINDS, *installed()]))
-    found = installed()[kind].load()
+    return _made_by(kind, installed()[kind].load())
+
+
+def own_engine(place: str, folder: Path) -> Callable[..., Engine]:
+    """Return the class of an engine of a user's own; errors in it are reported with their lines.
+
+    Args:
+        place: ``module:name``.
+        folder: where the module is looked for first.
+
+    Raises:
+        DeclarationError: it cannot be imported.
+    """
+    return _made_by(place, find_code(place, folder))
+
+
+def _made_by(kind: str, found: object) -> Callable[..., Engine]:
     if not callable(found):
         raise UserCodeError(
             f"engine {kind!r} is {short(found)}, which is no class",
@@ -103,11 +125,6 @@ def _checked(kind: str, found: Callable[..., object]) -> Callable[..., Engine]:
     def make(*arguments: object, **settings: object) -> Engine:
         with reported(f"engine {kind!r}", found):
             made = found(*arguments, **settings)
-        if not isinstance(made, Engine):
-            raise UserCodeError(
-                f"engine {kind!r} at {definition(found)} is {short(made)}, which is no engine",
-                hint="an engine has name, concurrency, worst_case, generate and aclose",
-            )
-        return made
+        return checked_engine(kind, made)
 
     return make

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from pydantic import BaseModel
 
-from compound.registry.plugins import Plugin, plugins
+from compound.registry.plugins import Plugin, visible
 
 BUILT_IN = "compound.optimizers.methods"
 ATTRIBUTE = "__compound_method__"  # of a decorated class: the method that is made of it
@@ -37,5 +37,4 @@ def method_of(found: object) -> object:
 
 def installed() -> Mapping[str, Plugin]:
     """Return the methods and optimizers of installed packages that no method built in has the name of."""
-    found = {**plugins("optimizers"), **plugins("methods")}
-    return {name: plugin for name, plugin in found.items() if name not in registered()}
+    return {**visible("optimizers", registered()), **visible("methods", registered())}

@@ -11,14 +11,18 @@ Metadata alone is read until a name is used; only then is the package imported.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Literal
 
-from compound.errors import DeclarationError
+from compound.errors import CompoundError, DeclarationError
+from compound.registry.code import import_hint, message_of
+from compound.registry.user_code import place_of_error
 
 Group = Literal["components", "engines", "methods", "metrics", "optimizers"]
+HIDDEN = "its name is built in, or a key that all entries have; rename its entry point"
 GROUPS: tuple[Group, ...] = ("components", "engines", "methods", "metrics", "optimizers")
 
 
@@ -48,9 +52,15 @@ class Plugin:
         try:
             found: object = self._entry_point.load()
         except (Exception, SystemExit) as error:  # a package may raise anything
+            package = self._entry_point.module.partition(".")[0]
+            if isinstance(error, CompoundError):  # of a decorator, for example, which has named the place
+                raise DeclarationError(
+                    f"{self} cannot be loaded: {error.message}", hint=error.hint
+                ) from error
+            hint = "" if getattr(error, "name", None) == package else import_hint(error)
             raise DeclarationError(
-                f"{self} cannot be loaded: {type(error).__name__}: {error}",
-                hint=f"reinstall or remove the package {self.distribution}",
+                f"{self} cannot be loaded: {message_of(error)}{place_of_error(error, package)}",
+                hint=hint or f"reinstall or remove the package {self.distribution}",
             ) from error
         return found
 
@@ -77,3 +87,25 @@ def plugins(group: Group) -> Mapping[str, Plugin]:
                 hint="uninstall one of them",
             )
     return found
+
+
+def visible(group: Group, built_in: Collection[str]) -> Mapping[str, Plugin]:
+    """Return the installed extensions of a group whose names are not built in.
+
+    Args:
+        group: the group.
+        built_in: the names that are.
+    """
+    return {name: plugin for name, plugin in plugins(group).items() if name not in built_in}
+
+
+@functools.cache
+def warn_if_hidden(group: Group, name: str) -> None:
+    """Log, once, that a built-in name is used which an installed extension has, too.
+
+    Args:
+        group: the group of the extension.
+        name: the name that is built in.
+    """
+    if name in plugins(group):
+        logging.getLogger("compound").warning("%s is not used: %s", plugins(group)[name], HIDDEN)

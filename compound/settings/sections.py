@@ -92,6 +92,10 @@ def own_sections(
         for section in raw:
             if not (section == short and known):
                 found[section] = _model_of(name, folder, imports=imports)
+        if not raw and not known:  # so that a misspelled section is compared with its name
+            model = _model_of(name, folder, imports=imports)
+            if model not in (None, NoSettings):
+                found[short] = model
     return found
 
 
@@ -114,7 +118,10 @@ def _model_of(name: str, folder: Path, *, imports: bool) -> type[Settings] | Non
         found = find_code(name, folder) if plugin is None else plugin.load()
     except DeclarationError:
         return None
-    model = getattr(method_of(found), "settings", NoSettings)
+    found = method_of(found)
+    if isinstance(found, type):  # it lacks a decorator, and is refused where it is used
+        return None
+    model = getattr(found, "settings", NoSettings)
     return model if isinstance(model, type) and issubclass(model, Settings) else None
 
 

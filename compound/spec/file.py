@@ -59,15 +59,26 @@ class CustomMetric(Model):
 
     call: Code
     """The function, as module:name."""
+    settings: dict[Name, Any] | None = None
+    """The settings of a metric that has some: the function is called with them, and returns the metric."""
     name: str = ""
     """The name in reports; the function's name by default."""
     bounds: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
     """[low, high]: the minimum and maximum possible score. Intervals then stay within them."""
 
 
-def _union(models: Mapping[str, type[Model]], installed: Installed) -> object:
+class ClassEngine(Model):
+    """An engine of your own, made as Class(**settings)."""
+
+    code: Code = Field(alias="class")
+    """The class, as module:name; modules are also found beside this file."""
+    settings: dict[Name, Any] = Field(default={})
+    """What it is made with."""
+
+
+def _union(models: Mapping[str, type[Model]], installed: Installed, prefix: str = "") -> object:
     return typing.Union[
-        *(Annotated[model, Tag(f"~{name}")] for name, model in models.items()),
+        *(Annotated[model, Tag(f"~{prefix}{name}")] for name, model in models.items()),
         Annotated[Model, installed, Tag(installed.tag)],
     ]
 
@@ -76,7 +87,10 @@ _METRICS = {
     **{name: entry_model(name, factory) for name, factory in METRICS.items()},
     "custom": make_model("custom_entry", "A custom metric.", {"custom": (CustomMetric, ...)}),
 }
-_ENGINES = {kind: entry_model(kind, engine_class(kind)) for kind in ENGINES}
+_ENGINES: Mapping[str, type[Model]] = {
+    **{kind: entry_model(kind, engine_class(kind)) for kind in ENGINES},
+    "class": ClassEngine,
+}
 METRICS_INSTALLED = Installed(
     "metric", installed_metrics, lambda name: entry_model(name, metric_factory(name), "metric_")
 )
@@ -93,7 +107,8 @@ else:
         _union(_METRICS, METRICS_INSTALLED), key_discriminator(_METRICS, "metric", METRICS_INSTALLED)
     ]
     Engine = Annotated[
-        _union(_ENGINES, ENGINES_INSTALLED), key_discriminator(_ENGINES, "engine", ENGINES_INSTALLED)
+        _union(_ENGINES, ENGINES_INSTALLED, "engine-"),
+        key_discriminator(_ENGINES, "engine", ENGINES_INSTALLED, "engine-"),
     ]
 
 
@@ -147,7 +162,8 @@ INSTALLED: Mapping[str, Installed] = {
 TAGGED: Mapping[str, type[Model]] = {
     **SPACE_TAGS,
     **{tag: model for kind in BUILT_IN.values() for tag, model in kind.tags.items()},
-    **{f"~{name}": model for group in POSSIBLE.values() for name, model in group.items()},
+    **{f"~{name}": model for group in ("kind", "metric") for name, model in POSSIBLE[group].items()},
+    **{f"~engine-{name}": model for name, model in _ENGINES.items()},
 }
 """Model that each tag in the location of an error stands for."""
 

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 
 from compound.errors import CompoundError
 from compound.graph.component import Component
+from compound.registry.plugins import warn_if_hidden
 from compound.spec.context import Context
 from compound.spec.kinds.body import BUILT_IN
 from compound.spec.kinds.installed import KINDS as INSTALLED
 from compound.spec.kinds.installed import find_kind
 from compound.spec.kinds.kind import AnyKind, MakeBody, MakeContext
+from compound.spec.schema.wiring import WIRING_KEYS
 from compound.spec.shape import parse_at
 from compound.spec.yaml.document import Address
 
@@ -20,6 +22,9 @@ def make_component(context: Context, name: str, address: Address, make_body: Mak
     """Return the component of an entry, or None after reporting the errors in it."""
     value = context.document.at(address)
     named = _kinds_in(value) if isinstance(value, Mapping) else []
+    for key in value if isinstance(value, Mapping) else ():
+        if key in BUILT_IN or key in WIRING_KEYS:
+            warn_if_hidden("components", key)
     entry = parse_at(context.document, named[0].entry, address) if len(named) == 1 else None
     if entry is None:
         for kind in named:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,11 +20,13 @@ from compound.errors import DeclarationError, SpecError, nearest
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.hub import HUB, hub_id
 from compound.evaluation.metrics import custom
-from compound.evaluation.named_metrics import metric_factory
+from compound.evaluation.named_metrics import made_by, metric_factory
 from compound.example import Metric, Values
 from compound.graph.system import System
-from compound.registry.engines import engine_class, find_engine, open_engine
+from compound.optimization.registration import as_factory
+from compound.registry.engines import engine_class, find_engine, open_engine, own_engine
 from compound.registry.methods import installed, registered
+from compound.registry.user_code import check_signature
 from compound.security.trust import Trust
 from compound.settings.base import Settings
 from compound.settings.optimize import OptimizeSettings
@@ -33,9 +35,10 @@ from compound.settings.sections import Own, optimize_model, own_sections
 from compound.spec.build import Graph
 from compound.spec.consent import check_consent
 from compound.spec.context import OUTSIDE, Context, is_outside
-from compound.spec.file import CustomMetric, DataSettings, SplitBy, file_model
+from compound.spec.file import ClassEngine, CustomMetric, DataSettings, SplitBy, file_model
 from compound.spec.file import Engine as EngineModel
 from compound.spec.file import Metric as MetricModel
+from compound.spec.kinds.kind import report_wrong_settings
 from compound.spec.schema.types import Model
 from compound.spec.shape import parse_at, report_schema_errors
 from compound.spec.yaml.document import Address, Document, format_value
@@ -73,6 +76,8 @@ class FileEngines:
             return find_engine(lm)
         kind, settings = self.engines[lm]
         try:
+            if ":" in kind:  # an engine of the user's own
+                return own_engine(kind, self.path.parent)(**settings)
             return open_engine(kind, **settings)
         except TypeError as error:
             raise DeclarationError(f"{self.path}: engines.{lm}.{kind}: {error}") from error
@@ -224,6 +229,10 @@ def _engines(context: Context) -> dict[str, EngineSettings]:
         found = parse_at(context.document, EngineModel, ("engines", name))
         if found is None:
             continue
+        if isinstance(found, ClassEngine):
+            if (own := _own_engine(context, found, ("engines", name))) is not None:
+                engines[name] = own
+            continue
         settings: Model
         ((kind, settings),) = found.given.items()
         engines[name] = (kind, settings.given)
@@ -240,6 +249,20 @@ def _engines(context: Context) -> dict[str, EngineSettings]:
     return engines
 
 
+def _own_engine(context: Context, found: ClassEngine, address: Address) -> EngineSettings | None:
+    """Return the place and the settings of an engine of the user's own; None if something is wrong."""
+    code = context.load_function(found.code, (*address, "class"))
+    check_consent(context, found.code, found.settings, (*address, "settings"))
+    if code is None or report_wrong_settings(context, code, found.settings, (*address, "settings")):
+        return None
+
+    def check() -> EngineSettings:
+        check_signature(code, f"engine {found.code!r}", **found.settings)
+        return found.code, found.settings
+
+    return context.attempt((*address, "class"), check)
+
+
 def _own_sections(document: Document, folder: Path, imports: bool) -> Own:
     """Return the sections of custom methods, with the models of their settings."""
     values = document.at(("optimize",))
@@ -252,6 +275,9 @@ def _optimize(context: Context, own: Own) -> OptimizeSettings:
         parse_at(context.document, optimize_model(own), address) if context.document.has(address) else None
     )
     if found is None:
+        method = parse_at(context.document, str, (*address, "method"))
+        if method is not None:
+            _check_method(context, method, (*address, "method"))
         return OptimizeSettings()
     given = {
         name: getattr(found, name) for name in type(found).model_fields if name in found.model_fields_set
@@ -284,7 +310,9 @@ def _check_method(context: Context, name: str, address: Address) -> None:
     """Report a method that does not exist; import a custom one, so that it is found later."""
     known = [*registered(), *installed()]
     if ":" in name:
-        context.load_function(name, address)
+        found = context.load_function(name, address)
+        if found is not None:
+            context.attempt(address, lambda: as_factory(found, name))
     elif name not in known:
         context.document.report(address, f"no method {name!r}", f"{nearest(name, known)}, or module:function")
 
@@ -318,8 +346,12 @@ def _metric(context: Context) -> Metric | None:
     settings, address = getattr(model, name), ("metric", name)
     if isinstance(settings, CustomMetric):
         function = context.load_function(settings.call, (*address, "call"))
+        if function is not None and settings.settings is not None:
+            return _own_metric(context, function, settings, address)
         bounds = None if settings.bounds is None else (settings.bounds[0], settings.bounds[1])
         if function is None:
+            return None
+        if context.attempt((*address, "call"), functools.partial(custom, function, settings.name)) is None:
             return None
         make = functools.partial(custom, function, settings.name, bounds)
         return context.attempt((*address, "bounds"), make)
@@ -327,3 +359,21 @@ def _metric(context: Context) -> Metric | None:
     if outputs and output is not None and output not in outputs:
         document.report((*address, "output"), f"no output {output!r}", nearest(str(output), outputs))
     return context.attempt(address, functools.partial(metric_factory(name), **settings.given))
+
+
+def _own_metric(
+    context: Context, function: Callable[..., object], found: CustomMetric, address: Address
+) -> Metric | None:
+    """Return the metric that a function of the user's own makes of its settings."""
+    assert found.settings is not None
+    for name in ("name", "bounds"):
+        if name in found.model_fields_set:
+            hint = "the function gives them to the metric: cp.custom(score, name, bounds)"
+            context.document.report(
+                (*address, name), "cannot be given together with settings", hint, key=True
+            )
+            return None
+    if report_wrong_settings(context, function, found.settings, (*address, "settings")):
+        return None
+    make = functools.partial(made_by, function, found.call, **found.settings)
+    return context.attempt((*address, "settings" if found.settings else "call"), make)

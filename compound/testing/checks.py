@@ -8,14 +8,15 @@ import shutil
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from unittest import SkipTest
 
 import numpy as np
 
-from compound.formatting import short
+from compound.optimization.role_checks import json_problem
+from compound.registry.user_code import place_of_error
 
 __all__ = [
     "json_problem",
@@ -49,7 +50,7 @@ def run_kit(kit: type[object]) -> dict[str, str]:
         except AssertionError as error:
             failures[name] = str(error)
         except Exception as error:  # noqa: BLE001 - any exception of the tested code is a failed check
-            failures[name] = f"{type(error).__name__}: {error}"
+            failures[name] = f"{type(error).__name__}: {error}{place_of_error(error)}"
     return failures
 
 
@@ -58,27 +59,6 @@ def temporary_folder(owner: object) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="compound-kit-"))
     weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
     return folder
-
-
-def json_problem(value: object, place: str = "") -> str:
-    """Return a description of the first part of a value that is not JSON, or ``""``.
-
-    >>> json_problem({"a": [1, None]}), json_problem({"a": [{2}]}), json_problem({"a": {1: 2}})
-    ('', 'a.0 is {2}', 'a has the key 1, which is not a string')
-    """
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                return f"{place or 'it'} has the key {key!r}, which is not a string"
-            if problem := json_problem(item, f"{place}.{key}".removeprefix(".")):
-                return problem
-        return ""
-    if isinstance(value, list | tuple):
-        problems = (json_problem(item, f"{place}.{i}".removeprefix(".")) for i, item in enumerate(value))
-        return next(filter(None, problems), "")
-    if value is None or isinstance(value, str | int | float | bool):
-        return ""
-    return f"{place or 'it'} is {short(value)}"
 
 
 def through_json(value: object) -> object:

@@ -26,7 +26,7 @@ from compound.optimization.problem import Problem
 from compound.optimization.scorer import JobScorer
 from compound.optimizers.scheduling.scheduler import Uniform
 from compound.optimizers.weights.learner.samples import Sample
-from compound.optimizers.weights.recipes.recipe import Credited, Recipe, RecipeContext
+from compound.optimizers.weights.recipes.recipe import Credited, Recipe, RecipeContext, credited_by
 from compound.optimizers.weights.recipes.rollouts import Fork, Rollout, Sampler, rolling
 from compound.settings.optimize import OptimizeSettings
 from compound.testing.checks import temporary_folder
@@ -212,7 +212,7 @@ class RecipeJob:
             TooManyFailures: too many rollouts of the step were lost.
         """
         context = self.context(recipe, step, examples, present, metric, meter, folder)
-        credited = asyncio.run(recipe.collect(context, examples))
+        credited = asyncio.run(credited_by(recipe, context, examples))
         context.sampler.check_failures()
         return credited
 

@@ -39,7 +39,13 @@ from compound.optimizers.weights.bases import base_format, base_model, check_sam
 from compound.optimizers.weights.learner.adapters import Adapters, partition
 from compound.optimizers.weights.learner.saved import Best, Saved, Step, Stored, TrainingState
 from compound.optimizers.weights.learner.trainer import OPTIMIZERS, VALUE, Trainer
-from compound.optimizers.weights.recipes.recipe import Recipe, RecipeContext, Sharing, TrainingSettings
+from compound.optimizers.weights.recipes.recipe import (
+    Recipe,
+    RecipeContext,
+    Sharing,
+    TrainingSettings,
+    credited_by,
+)
 from compound.optimizers.weights.recipes.rollouts import Sampler, rolling
 from compound.optimizers.weights.recipes.selection import held_out_size, is_better, split
 from compound.optimizers.weights.step_batch import StepBatch
@@ -336,7 +342,7 @@ class TrainingSession:
         meter, begun = self.task.context.executor.meter, time.perf_counter()
         context, before, runs = self._work(state, number, kept), self._prefilled(), meter.system_runs
         with meter.capped(self.task.scorer.left):
-            credited = await self.recipe.collect(context, self.examples(number))
+            credited = await credited_by(self.recipe, context, self.examples(number))
         context.sampler.check_failures()
         read, seconds = self._prefilled() - before, time.perf_counter() - begun
         facts = {

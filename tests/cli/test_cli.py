@@ -330,16 +330,30 @@ def test_every_command_has_help_with_an_example(name: str, cli: Any) -> None:
 def test_a_defect_is_told_in_one_line_and_debug_shows_it(
     game: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: Any, **__: Any) -> None:
-        raise ZeroDivisionError("oops")
-
-    monkeypatch.setattr("compound.report.figures.system.draw", broken)
+    held: dict[str, Any] = {}
+    source = "def broken(*_, **__):\n    raise ZeroDivisionError('oops')\n"
+    exec(compile(source, "<no file>", "exec"), held)  # a function of no file is no user's
+    monkeypatch.setattr("compound.report.figures.system.draw", held["broken"])
     ran = cli("graph", "game.yaml")
     assert ran.code == 1
     assert ran.err.startswith("error: ZeroDivisionError: oops\nhint: this is a defect of compound")
     monkeypatch.setattr(sys, "argv", ["compound", "--debug", "graph", "game.yaml"])
     with pytest.raises(ZeroDivisionError):
         module.main()
+
+
+def test_an_error_that_nothing_else_explains_names_the_line_of_a_users_code(
+    game: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr("compound.report.figures.system.draw", broken)
+    ran = cli("graph", "game.yaml")
+    assert ran.code == 1
+    line = broken.__code__.co_firstlineno + 1
+    place = f"{__file__}:{line}"
+    assert ran.err == f"error: ZeroDivisionError: oops ({place})\nhint: --debug shows the traceback\n"
 
 
 def test_check_refuses_what_the_method_of_the_file_cannot_do(game: Path, cli: Any) -> None:

@@ -577,7 +577,8 @@ class Returns(Operation):
 def test_outputs_of_another_type_than_declared_are_a_failed_call(value: Any, message: str, kept: Any) -> None:
     node = Returns(value, a=int, b=str)(x=X)
     trace = run(System("s", outputs={"a": node.a, "b": node.b}), {"x": 1})
-    assert trace.failure == Failure("type", message)
+    line = Returns.run.__code__.co_firstlineno
+    assert trace.failure == Failure("type", f"{message} (test_executor.py:{line})")
     assert trace.call("wrong").outputs == kept
 
 

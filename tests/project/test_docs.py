@@ -130,7 +130,9 @@ def test_files_load(page: Path, text: str, folder: Path) -> None:
     if "components" in whole:
         base = {"system": "s", "lm": "smollm2", "inputs": {"question": "str"}, "outputs": {"y": "$answerer"}}
         base["data"] = {"path": "data"}
-    (folder / "my_metrics.py").write_text("def brevity(outputs, example):\n    return 1.0\n")
+    guide = blocks(ROOT / "docs" / "guides" / "extending.md", "python")
+    metrics = [block for block in guide if "def brevity(" in block or "def at_most(" in block]
+    (folder / "my_metrics.py").write_text("\n".join(metrics))
     loads(yaml.safe_dump({**base, **whole}, sort_keys=False), path=folder / "system.yaml")
 
 

@@ -15,10 +15,11 @@ import compound as cp
 from compound.errors import DeclarationError
 from compound.evaluation.metrics import custom
 from compound.evaluation.named_metrics import metric_factory
+from compound.optimization.registration import as_factory
 from compound.optimizers import methods
 from compound.registry import plugins as module
 from compound.registry.methods import installed
-from compound.registry.plugins import plugins
+from compound.registry.plugins import plugins, warn_if_hidden
 from compound.settings.optimize import make_settings
 from compound.spec import loads
 from compound.testing import ScriptedLM
@@ -262,6 +263,38 @@ class TestDecorators:
 
         assert info.value.hint == "it is called with (settings)"
 
+    def test_settings_that_are_not_declared_are_refused(self) -> None:
+        with pytest.raises(cp.CompoundError, match=r"optimizer 'idle' at .* has the signature") as info:
+
+            @cp.optimizer()
+            class Idle:
+                def __init__(self, settings: Any) -> None: ...
+                async def propose(self, task: Any) -> Any:
+                    yield cp.Proposal({})
+
+        assert "declare them: @cp.optimizer(settings=MySettings)" in info.value.hint
+
+    def test_the_parentheses_may_be_left_out(self) -> None:
+        @cp.optimizer
+        class Idle:
+            async def propose(self, task: Any) -> Any:
+                yield cp.Proposal({})
+
+        assert as_factory(Idle, "idle").settings.__name__ == "NoSettings"
+
+    @pytest.mark.parametrize("settings", [dict, cp.Settings()])
+    def test_settings_that_are_none_are_refused(self, settings: Any) -> None:
+        class Idle:
+            def __init__(self, settings: Any) -> None: ...
+            async def propose(self, task: Any) -> Any:
+                yield cp.Proposal({})
+
+        decorate: Any = cp.optimizer(settings=settings)
+        with pytest.raises(cp.CompoundError, match=rf"of optimizer 'idle' at {__file__}:\d+ are .*Settings"):
+            decorate(Idle)
+        with pytest.raises(cp.CompoundError, match="which is not a subclass of Settings"):
+            cp.method(settings=settings)(lambda system, optimize, settings: None)  # type: ignore[arg-type, return-value]
+
     def test_an_undecorated_class_is_told_how_to_become_a_method(self, declare: Any, tmp_path: Path) -> None:
         (tmp_path / "plain.py").write_text(
             "class Plain:\n    async def propose(self, task):\n        yield\n"
@@ -277,6 +310,12 @@ class TestDecorators:
 
     def test_a_recipe_that_is_none_is_refused(self) -> None:
         decorate: Any = cp.recipe
+
+        class Plain(cp.Recipe):
+            pass
+
+        with pytest.raises(cp.CompoundError, match="which is not a subclass of TrainingSettings"):
+            decorate(settings=cp.Settings)(Plain)
         with pytest.raises(cp.CompoundError, match="which is not a subclass of Recipe"):
 
             @decorate(settings=cp.Settings)
@@ -294,6 +333,41 @@ class TestDecorators:
         system = cp.System("demo", outputs={"y": second}, lm="lm")
         made = methods.method("apart:Still", system, cp.OptimizeSettings(), tmp_path)
         assert [job.keys for job in made.jobs] == [("a.prompt", "a.temperature"), ("b.prompt",)]
+
+
+class TestHiddenNames:
+    """An extension that takes a built-in name is reported, and never used."""
+
+    BUILT_IN = (
+        ("components", "llm"), ("components", "when"), ("engines", "litellm"), ("engines", "class"),
+        ("metrics", "exact_match"), ("metrics", "custom"), ("methods", "search"), ("optimizers", "search"),
+    )  # fmt: skip
+
+    @pytest.mark.parametrize(("group", "name"), BUILT_IN)
+    def test_the_command_marks_it(self, declare: Any, cli: Any, group: str, name: str) -> None:
+        declare(group, **{name: "climbing:Still"})
+        ran = cli("plugins")
+        said = f"{group}: {name} (climbing:Still, from demo-package) its name is built in"
+        assert said in ran.out
+        assert "rename its entry point" in ran.out
+
+    def test_using_the_name_warns_once(
+        self, declare: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    ) -> None:
+        declare("components", llm="climbing:Still", when="climbing:Still")
+        declare("metrics", exact_match="climbing:Still")
+        declare("methods", random="climbing:Still")
+        warn_if_hidden.cache_clear()
+        text = YAML.replace(
+            "optimize: {method: hill_climb, hill_climb: {step: 0.25}}", "optimize: {method: random}"
+        )
+        for _ in range(2):
+            program = loads(f"{text}metric: {{exact_match: {{output: answer}}}}\n", models=["lm"])
+            methods.method("random", program.system, program.optimize)
+        said = [record.getMessage() for record in caplog.records]
+        assert [message.partition(" (")[0] for message in said] == ["'llm'", "'exact_match'", "'random'"]
+        assert all("is not used: its name is built in" in message for message in said)
+        warn_if_hidden.cache_clear()
 
 
 def test_the_command_lists_them(declare: Any, cli: Any) -> None:

@@ -303,7 +303,8 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
             [
                 "f.yaml:8:15: engines.a.litelm: unknown engine; did you mean 'litellm'?",
                 "f.yaml:8:40: engines.b.litellm: 'model' is missing",
-                "f.yaml:8:57: engines.c: must be a mapping with one engine, but got 3; possible: litellm, transformers, vllm",
+                "f.yaml:8:57: engines.c: must be a mapping with one engine, but got 3; possible: class, litellm, transformers, "
+                "vllm",
                 "f.yaml:8:79: engines.d.transformers.determinstic: unknown key; did you mean 'deterministic'?",
             ],
         ),
@@ -407,7 +408,8 @@ def test_a_mistake_in_a_small_file_is_named_where_it_is(old: str, new: str, line
             "parts:Cutter",
             "parts:step",
             [
-                "f.yaml:50:17: components.mine.class: parts:step is not a subclass of Operation",
+                "f.yaml:50:17: components.mine.class: parts:step at parts.py:19 is not a subclass of Operation; "
+                "a function is used by function: {call: …}",
             ],
         ),
         (
@@ -428,7 +430,8 @@ def test_a_mistake_in_a_small_file_is_named_where_it_is(old: str, new: str, line
             "size: {int: [1, 9], value: 4}",
             "size: 99",
             [
-                "f.yaml:50:17: components.mine.class: parts:Cutter failed: RuntimeError: 99 is unlucky",
+                "f.yaml:50:17: components.mine.class: parts:Cutter failed at parts.py:44, in __init__: "
+                "RuntimeError: 99 is unlucky; --debug shows the traceback",
             ],
         ),
         (
@@ -762,13 +765,15 @@ def test_nothing_is_imported_when_imports_are_not_allowed(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("1 / 0", "importing 'broken' failed: ZeroDivisionError: division by zero"),
+        ("1 / 0", "importing 'broken' failed: ZeroDivisionError: division by zero ({folder}/broken.py:1)"),
         (
             "import no_such_library",
-            "importing 'broken' failed: ModuleNotFoundError: No module named 'no_such_library'",
+            "importing 'broken' failed: ModuleNotFoundError: No module named 'no_such_library' "
+            "({folder}/broken.py:1); install it where compound is installed, or correct the name "
+            "'no_such_library'",
         ),
-        ("raise SystemExit(3)", "importing 'broken' failed: SystemExit: 3"),
-        ("def f(:", "importing 'broken' failed: SyntaxError: invalid syntax (broken.py, line 1)"),
+        ("raise SystemExit(3)", "importing 'broken' failed: SystemExit: 3 ({folder}/broken.py:1)"),
+        ("def f(:", "importing 'broken' failed: SyntaxError: invalid syntax ({folder}/broken.py:1)"),
         ("def scored(): ...", "broken has no 'score'; did you mean 'scored'?"),
     ],
 )
@@ -777,7 +782,9 @@ def test_an_import_that_fails_says_how(tmp_path: Path, code: str, message: str) 
     text = changed(SMALL, "{exact_match: {output: verdict}}", "{custom: {call: 'broken:score'}}")
     with pytest.raises(SpecError) as caught:
         loads(text, path=tmp_path / "f.yaml")
-    assert caught.value.problems == (f"{tmp_path}/f.yaml:9:25: metric.custom.call: {message}",)
+    assert caught.value.problems == (
+        f"{tmp_path}/f.yaml:9:25: metric.custom.call: {message.format(folder=tmp_path)}",
+    )
 
 
 def test_a_module_that_another_one_hides_is_refused(tmp_path: Path) -> None:

@@ -18,6 +18,9 @@ from compound.registry.plugins import plugins
 from compound.spec import dump, loads, schema
 
 SOURCE = '''\
+import threading
+from collections.abc import Callable
+
 import compound as cp
 
 
@@ -81,6 +84,35 @@ class Parrot:
         pass
 
 
+class Held(Shout):
+    def __init__(
+        self, name: str, mark: str = "!", lock: threading.Thread | None = None, pool: "Pool | None" = None,
+        done: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(name, mark)
+        self.lock, self.pool, self.done = lock, pool, done
+
+
+class Locked(Shout):
+    def __init__(self, name: str, lock: threading.Thread) -> None:
+        super().__init__(name)
+
+
+class Reserved(Shout):
+    def __init__(self, name: str, when: str = "now") -> None:
+        super().__init__(name)
+
+
+class Given(Shout):
+    def __init__(self, name: str, given: str = "x") -> None:
+        super().__init__(name)
+
+
+class Alone(Shout):
+    async def run(self, inputs):
+        return {"output": ""}
+
+
 number = 3
 '''
 FILE = """\
@@ -104,6 +136,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None
     named = {
         "components": {
             "shout": "Shout", "needs": "Needs", "renamed": "Renamed", "none": "number", "gone": "gone", "llm": "Shout",
+            "held": "Held", "locked": "Locked", "reserved": "Reserved", "given": "Given", "alone": "Alone",
         },
         "metrics": {"length": "length"},
         "engines": {"parrot": "Parrot"},
@@ -192,9 +225,13 @@ class TestKinds:
     @pytest.mark.parametrize(
         ("entry", "said"),
         [
-            ('shout: {mark: "?"}', r"component kind 'shout' failed at .*shouting.py:19, in __init__: ValueError"),
+            ('shout: {mark: "?"}', r"component kind 'shout' failed at .*shouting.py:22, in __init__: ValueError"),
             ("renamed: {}", "a component named 'loud' must keep its name, but its name is 'other'"),
             ("none: {}", "component kind 'none' is 3, which is not a subclass of Operation"),
+            ("locked: {}", r"parameter 'lock' of .*shouting.py:\d+ has a type that a file cannot hold; give it a default"),
+            ("reserved: {}", r"parameter 'when' of .*shouting.py:\d+ has a name that a file reserves; rename it"),
+            ("given: {}", r"parameter 'given' of .*shouting.py:\d+ has a name that a file reserves"),
+            ("alone: {}", r"run of component kind 'alone' at .*shouting.py:\d+ has the signature \(inputs\)"),
             ("gone: {}", r"'gone' \(shouting:gone, from demo-package\) cannot be loaded: AttributeError"),
         ],
     )  # fmt: skip
@@ -202,6 +239,13 @@ class TestKinds:
         with pytest.raises(SpecError, match=said) as info:
             loads(file(entry))
         assert "system.yaml:5:" in str(info.value)
+
+    def test_a_parameter_that_no_file_can_hold_keeps_its_default(self) -> None:
+        system = loads(file("held: {mark: x}")).system
+        assert vars(system.components["loud"])["lock"] is None
+        assert "5:17: components.loud.held.lock: unknown key; possible: mark" in problems(
+            file("held: {lock: 3}")
+        )
 
     def test_a_default_that_is_a_space_keeps_the_value_it_is_bound_to(self, tmp_path: Path) -> None:
         """Regression test: where the default of a parameter is a space, the bound value was not written."""
@@ -248,6 +292,85 @@ class TestMetrics:
     )
     def test_mistakes(self, metric: str, said: str) -> None:
         assert said in problems(file("shout: {}", metric=metric)), problems(file("shout: {}", metric=metric))
+
+
+class TestByPlace:
+    """Metrics, engines and components of a module, with their settings."""
+
+    def test_an_engine(self) -> None:
+        engine = '{bird: {class: "shouting:Parrot", settings: {words: 2}}}'
+        program = loads(file("llm: {lm: bird}", engines=engine))
+        assert vars(program.find_engine("bird")) == {"words": 2}
+        assert cp.run(program.system, {"text": "a"}).outputs == {"y": "polly"}
+        assert program.engines == {"bird": ("shouting:Parrot", {"words": 2})}
+
+    def test_a_metric(self) -> None:
+        metric = '{custom: {call: "shouting:length", settings: {output: y, most: 1}}}'
+        found = loads(file("shout: {}", metric=metric)).metric
+        assert found is not None
+        assert found.score({"y": "ab"}, cp.Example("e", {})) == cp.Score(0.0)
+
+    @pytest.mark.parametrize(
+        ("entry", "more", "said"),
+        [
+            (
+                "llm: {lm: bird}", {"engines": '{bird: {class: "shouting:Parrot", settings: {wodrs: 2}}}'},
+                "7:55: engines.bird.settings.wodrs: unknown setting; did you mean 'words'?",
+            ),
+            (
+                "llm: {lm: bird}", {"engines": '{bird: {class: "shouting:Parrot", settings: {words: two}}}'},
+                "7:62: engines.bird.settings.words: must be a whole number, but got 'two'",
+            ),
+            (
+                "llm: {lm: bird}", {"engines": '{bird: {class: "shouting:Parot"}}'},
+                "7:25: engines.bird.class: shouting has no 'Parot'; did you mean 'Parrot'?",
+            ),
+            (
+                "llm: {lm: bird}", {"engines": '{bird: {class: "shouting:Needs"}}'},
+                "7:25: engines.bird.class: engine 'shouting:Needs' at ",
+            ),
+            (
+                "shout: {}", {"metric": '{custom: {call: "shouting:length", settings: {mots: 1}}}'},
+                "7:55: metric.custom.settings.mots: unknown setting; did you mean 'most'?",
+            ),
+            (
+                "shout: {}", {"metric": '{custom: {call: "shouting:length", settings: {}}}'},
+                "7:25: metric.custom.call: metric 'shouting:length' at ",
+            ),
+            (
+                "shout: {}", {"metric": '{custom: {call: "shouting:length", settings: {output: y}, name: z}}'},
+                "7:67: metric.custom.name: cannot be given together with settings",
+            ),
+            (
+                'class: "shouting:Shout", settings: {times: often}', {},
+                "5:53: components.loud.settings.times: must be a whole number or {int: [LOW, HIGH]}, but got 'often'",
+            ),
+            (
+                'class: "shouting:Shout", settings: {mark: "?"}', {},
+                "5:17: components.loud.class: shouting:Shout failed at ",
+            ),
+            ('class: "shouting:Alone"', {}, "5:17: components.loud.class: run of shouting:Alone at "),
+            ('class: "shouting:Needs"', {}, "5:17: components.loud.class: shouting:Needs at "),
+            ('class: "shouting:length"', {}, "5:17: components.loud.class: shouting:length at "),
+        ],
+    )  # fmt: skip
+    def test_mistakes(self, entry: str, more: dict[str, str], said: str) -> None:
+        found = problems(file(entry, **more))
+        assert [problem for problem in found if problem.startswith(said)], found
+
+    def test_an_engine_needs_imports(self) -> None:
+        text = file("llm: {lm: bird}", engines='{bird: {class: "shouting:Parrot"}}')
+        (said,) = problems(text, allow_import=False)
+        assert said.startswith("7:25: engines.bird.class: names Python code (shouting:Parrot)")
+
+    def test_a_server_of_an_engine_needs_consent(self) -> None:
+        settings = '{server: "https://birds.example/v1"}'
+        text = file(
+            "llm: {lm: bird}", engines=f'{{bird: {{class: "shouting:Parrot", settings: {settings}}}}}'
+        )
+        (said,) = problems(text)
+        assert said.startswith("7:63: engines.bird.settings.server: ")
+        assert loads(text, trust=["birds.example"]).system.nodes
 
 
 class TestEngines:

@@ -95,7 +95,10 @@ class Checks:
 
 
 def test_run_kit_returns_what_failed() -> None:
-    expected = {"test_that_fails": "the engine is wrong; mend it", "test_that_raises": "KeyError: 'words'"}
+    expected = {
+        "test_that_fails": "the engine is wrong; mend it",
+        "test_that_raises": f"KeyError: 'words' ({__file__}:91)",
+    }
     assert run_kit(Checks) == expected
 
 

@@ -353,3 +353,42 @@ def test_rollouts_that_are_not_the_sampler_s_are_watched_by_their_samples() -> N
 def test_what_a_recipe_is_made_of_is_named() -> None:
     assert "override make()" in run_kit(RecipeKit)[AGREE]
     assert issubclass(Right, Recipe)
+
+
+async def nothing(self: Any, context: RecipeContext, examples: Any) -> None:
+    pass
+
+
+async def alone(self: Any, context: RecipeContext) -> None:
+    pass
+
+
+async def raising(self: Any, context: RecipeContext, examples: Any) -> None:
+    raise ValueError("no samples")
+
+
+def at_once(self: Any, context: RecipeContext, examples: Any) -> Credited:
+    return Credited([], [])
+
+
+@pytest.mark.parametrize(
+    ("collect", "said"),
+    [
+        (
+            nothing,
+            "collect of recipe 'Wrong' at {} returned None; write async def collect(self, context, examples)",
+        ),
+        (at_once, "collect of recipe 'Wrong' at {} returned Credited("),
+        (alone, "collect of recipe 'Wrong' at {} has the signature (context"),
+    ],
+)
+def test_a_collect_that_does_not_keep_to_its_role_names_the_line_and_the_fix(collect: Any, said: str) -> None:
+    wrong = type("Wrong", (Right,), {"collect": collect})
+    found = failures(wrong)[FINITE]
+    assert said.format(f"{__file__}:{collect.__code__.co_firstlineno}") in found
+
+
+def test_an_exception_of_a_recipe_names_its_line() -> None:
+    wrong = type("Wrong", (Right,), {"collect": raising})
+    line = raising.__code__.co_firstlineno + 1
+    assert failures(wrong)[FINITE] == f"ValueError: no samples ({__file__}:{line})"

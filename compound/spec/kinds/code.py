@@ -11,13 +11,14 @@ from compound.errors import DeclarationError
 from compound.graph.component import Component, Operation
 from compound.graph.composite import Composite
 from compound.graph.types import Port
+from compound.registry.user_code import check_signature, definition, reported
 from compound.spec.kinds.kind import (
     DumpContext,
     Kind,
     MakeContext,
     is_same,
     make_settings,
-    report_unknown_settings,
+    report_wrong_settings,
 )
 from compound.spec.schema.settings import AnySetting
 from compound.spec.schema.types import Code, Name
@@ -41,14 +42,37 @@ def _make(entry: ClassEntry, context: MakeContext) -> Component | None:
     if found is None:
         return None
     if not (isinstance(found, type) and issubclass(found, Operation | Composite)):
-        file.document.report(address, f"{entry.code} is not a subclass of Operation")
+        place = f" at {definition(found)}" if callable(found) else ""
+        hint = "a function is used by function: {call: …}" if inspect.isfunction(found) else ""
+        hint = hint or "write class Name(cp.Operation)"
+        file.document.report(address, f"{entry.code}{place} is not a subclass of Operation", hint)
         return None
-    if report_unknown_settings(file, found, settings, (*context.address, "settings")):
+    if report_wrong_settings(file, found, settings, (*context.address, "settings")):
         return None
-    kind: Callable[..., Component] = found
-    return file.attempt(
-        address, lambda: check_component(kind(context.name, **settings), context.name), code=entry.code
-    )
+    who = f"{entry.code} at {definition(found)}"
+    return file.attempt(address, lambda: construct(found, entry.code, context.name, settings), code=who)
+
+
+def construct(
+    kind: Callable[..., Component], role: str, name: str, settings: Mapping[str, object]
+) -> Component:
+    """Make a user's component; errors name the file and the line of the user's code.
+
+    Args:
+        kind: the class.
+        role: names it in messages.
+        name: the name of the component.
+        settings: what it is made with.
+
+    Raises:
+        DeclarationError: the class takes other arguments, or a declaration is not what it must be.
+    """
+    check_signature(kind, role, "name", **settings)
+    with reported(role, kind):
+        component = check_component(kind(name, **settings), name)
+    if isinstance(component, Operation):
+        check_signature(component.run, f"run of {role}", "inputs", "values", "call")
+    return component
 
 
 def check_component(component: Component, name: str) -> Component:

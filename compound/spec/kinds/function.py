@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 from compound.components.function import Function
 from compound.errors import DeclarationError
 from compound.graph.types import spell
-from compound.spec.kinds.kind import DumpContext, Kind, MakeContext, make_settings, report_unknown_settings
+from compound.spec.kinds.kind import DumpContext, Kind, MakeContext, make_settings, report_wrong_settings
 from compound.spec.schema.settings import AnySetting
 from compound.spec.schema.types import Code, Model
 from compound.spec.schema.wiring import Out, Wiring
@@ -42,7 +42,7 @@ def _make(entry: FunctionEntry, context: MakeContext) -> Function | None:
     file, inside, given = context.file, (*context.address, "function"), entry.function
     settings = make_settings(given.model_extra or {})
     function = file.load_function(given.call, (*inside, "call"))
-    if function is None or report_unknown_settings(file, function, settings, inside):
+    if function is None or report_wrong_settings(file, function, settings, inside):
         return None
     rest = {key: value for key, value in given.given.items() if key != "call"}
     outputs = entry.out if isinstance(entry.out, dict) else None

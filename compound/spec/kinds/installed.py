@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from pydantic import ConfigDict
 
 from compound.formatting import short
 from compound.graph.component import Component, Operation
 from compound.graph.composite import Composite
-from compound.registry.plugins import plugins
-from compound.registry.user_code import UserCodeError, definition, reported
-from compound.spec.kinds.code import check_component, dump_arguments
+from compound.registry.plugins import plugins, visible
+from compound.registry.user_code import UserCodeError, definition
+from compound.spec.kinds.code import construct, dump_arguments
 from compound.spec.kinds.kind import AnyKind, DumpContext, Kind, MakeContext, make_settings
 from compound.spec.schema.installed import Installed
 from compound.spec.schema.signature import make_model, settings_model, summary
 from compound.spec.schema.types import Model
-from compound.spec.schema.wiring import Wiring
+from compound.spec.schema.wiring import WIRING_KEYS, Wiring
 from compound.spec.spelling import Tree
 
 
@@ -29,7 +29,7 @@ class _Made(Wiring):
 
 def names() -> Mapping[str, object]:
     """Return the installed kinds, by name."""
-    return plugins("components")
+    return visible("components", WIRING_KEYS)
 
 
 def find_kind(name: str) -> AnyKind:
@@ -49,7 +49,6 @@ def _kind(name: str, found: object) -> AnyKind:
             f"component kind {name!r} is {short(found)}, which is not a subclass of Operation",
             hint="name a class, such as class Shout(cp.Operation)",
         )
-    create: Callable[..., Component] = found
     settings = settings_model(f"kind_{name}", found, skip=("self", "name"))
     entry = make_model(f"kind_{name}_entry", summary(found), {name: (settings, ...)}, _Made)
 
@@ -57,8 +56,7 @@ def _kind(name: str, found: object) -> AnyKind:
         given = make_settings(getattr(entry, name).given)
 
         def build() -> Component:
-            with reported(f"component kind {name!r}", found):
-                return check_component(create(context.name, **given), context.name)
+            return construct(found, f"component kind {name!r}", context.name, given)
 
         return context.file.attempt((*context.address, name), build, code=f"{name} at {definition(found)}")
 

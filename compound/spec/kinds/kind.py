@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -14,10 +14,11 @@ from compound.graph.space import Space
 from compound.graph.system import System
 from compound.spec.context import Context
 from compound.spec.schema.settings import SPACES, make_setting
+from compound.spec.schema.signature import hints_of, problem_of
 from compound.spec.schema.types import Model
 from compound.spec.schema.wiring import Wiring
 from compound.spec.spelling import Tree, spell_space
-from compound.spec.yaml.document import Address
+from compound.spec.yaml.document import Address, format_value
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -121,20 +122,33 @@ def make_settings(given: Mapping[str, object]) -> dict[str, Any]:
     return {key: make_setting(value) for key, value in given.items()}
 
 
-def report_unknown_settings(
-    context: Context, target: Callable[..., object], names: Iterable[str], address: Address
+def report_wrong_settings(
+    context: Context, target: Callable[..., object], given: Mapping[str, object], address: Address
 ) -> bool:
-    """Report settings that are not parameters of a function or class; return whether there are any."""
+    """Report settings that a function or class does not take; return whether there are any.
+
+    Args:
+        context: of the file.
+        target: the function or class.
+        given: the settings as `make_settings` returns them.
+        address: where they stand.
+    """
     try:
         parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):
         return False
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return False
-    unknown = [name for name in names if name not in parameters]
-    for name in unknown:
-        context.document.report((*address, name), "unknown setting", nearest(name, parameters), key=True)
-    return bool(unknown)
+    is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    hints, document, found = hints_of(target), context.document, False
+    for name, value in given.items():
+        if name not in parameters and not is_open:
+            document.report((*address, name), "unknown setting", nearest(name, parameters), key=True)
+            found = True
+        elif name in hints and not isinstance(value, Space):
+            raw = document.at((*address, name))
+            if problem := problem_of(hints[name], raw):
+                document.report((*address, name), f"{problem}, but got {format_value(raw)}")
+                found = True
+    return found
 
 
 def is_same(value: object, default: object) -> bool:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, Union, cast
 
-from pydantic import ConfigDict, Field, Tag, create_model
+from pydantic import ConfigDict, Field, Tag, TypeAdapter, ValidationError, create_model
+from pydantic.errors import PydanticUserError
 
 from compound.graph.space import Choice, Demos, Float, Int, Space, Text, Weights
+from compound.registry.user_code import UserCodeError, definition
 from compound.spec.schema.settings import (
     AnySetting,
     ChoiceSpace,
@@ -34,6 +37,8 @@ SPACES: Mapping[object, tuple[str, type[SpaceModel], str]] = {
     Float: ("~float", FloatSpace, "{float: [LOW, HIGH]}"),
     Weights: ("~lora", WeightsSpace, "{lora: {rank: 16}}"),
 }
+RESERVED = ("in", "when", "out", "settings")
+"""Keys of an entry that cannot be names of settings."""
 PLAIN: Mapping[object, str] = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
 
 
@@ -67,15 +72,82 @@ def settings_model(name: str, factory: Callable[..., object], skip: Collection[s
     return make_model(f"{name}_settings", summary(factory), _parameters(factory, skip))
 
 
-def _parameters(factory: Callable[..., object], skip: Collection[str]) -> dict[str, FieldOf]:
+def hints_of(factory: Callable[..., object]) -> dict[str, object]:
+    """Return the types of the parameters of a function or class.
+
+    A type that is only imported for type checkers cannot be resolved; no file can hold values of it.
+    """
     described_by = inspect.unwrap(factory)
     described_by = described_by.__init__ if isinstance(described_by, type) else described_by  # type: ignore[misc]
-    hints = typing.get_type_hints(described_by, include_extras=True)
+    names = getattr(described_by, "__globals__", {})
+    hints: dict[str, object] = {}
+    for name, annotation in getattr(described_by, "__annotations__", {}).items():
+        alone = types.SimpleNamespace(__annotations__={name: annotation})
+        try:
+            hints[name] = typing.get_type_hints(alone, names, include_extras=True)[name]
+        except Exception:  # noqa: BLE001 - an annotation is code of a user, and may raise anything
+            hints[name] = _Unresolved
+    return hints
+
+
+class _Unresolved:
+    """Stands for a type that cannot be resolved."""
+
+
+def problem_of(annotation: object, value: object) -> str:
+    """Return what a setting must be, if a value of the file is not of a parameter's type; else ``""``.
+
+    >>> problem_of(int, 3), problem_of(int | Int, "x"), problem_of(list[str], "x")
+    ('', 'must be a whole number or {int: [LOW, HIGH]}', 'must be list[str]')
+    """
+    try:
+        adapter = _adapter(annotation)
+    except PydanticUserError:  # JSON holds no value of this type: the class says what it takes
+        return ""
+    try:
+        adapter.validate_json(json.dumps(value), strict=True)
+    except ValidationError:
+        is_union = typing.get_origin(annotation) in (Union, types.UnionType)
+        parts = typing.get_args(annotation) if is_union else (annotation,)
+        named = [SPACES[part][2] if part in SPACES else PLAIN.get(part, _spelled(part)) for part in parts]
+        return f"must be {' or '.join(dict.fromkeys(named))}"
+    return ""
+
+
+def _adapter(annotation: object) -> TypeAdapter[object]:
+    return TypeAdapter(cast("type[object]", setting_type(annotation)))
+
+
+def _spelled(part: object) -> str:
+    if part is type(None):
+        return "null"
+    return part.__name__ if isinstance(part, type) and not typing.get_args(part) else str(part)
+
+
+def _in_json(annotation: object) -> bool:
+    """Return whether a file can hold values of a type."""
+    try:
+        _adapter(annotation).json_schema()
+    except PydanticUserError:
+        return False
+    return True
+
+
+def _parameters(factory: Callable[..., object], skip: Collection[str]) -> dict[str, FieldOf]:
+    hints = hints_of(factory)
     doc = inspect.getdoc(factory) or ""
     fields: dict[str, FieldOf] = {}
     for name, parameter in inspect.signature(factory).parameters.items():
         if name in skip or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
+        _check_name(name, factory)
+        if name in hints and not _in_json(hints[name]):
+            if parameter.default is not parameter.empty:
+                continue  # it keeps its default
+            raise UserCodeError(
+                f"parameter {name!r} of {definition(factory)} has a type that a file cannot hold",
+                hint="give it a default, or a type such as str, int, list[str] or str | cp.Choice",
+            )
         described = re.search(rf"^( +){name}: (.+(?:\n\1 +.+)*)$", doc, re.MULTILINE)
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[name] = (
@@ -83,6 +155,13 @@ def _parameters(factory: Callable[..., object], skip: Collection[str]) -> dict[s
             Field(default, description=" ".join(described[2].split()) if described else None),
         )
     return fields
+
+
+def _check_name(name: str, factory: Callable[..., object]) -> None:
+    if name in RESERVED or name.startswith("_") or hasattr(Model, name):
+        raise UserCodeError(
+            f"parameter {name!r} of {definition(factory)} has a name that a file reserves", hint="rename it"
+        )
 
 
 def setting_type(annotation: object) -> object:

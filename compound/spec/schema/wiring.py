@@ -32,13 +32,16 @@ class Wiring(Model):
     """Condition to run the node: an output that must be true, or equal a value: {$router.route: search}."""
 
 
-def key_discriminator(names: Iterable[str], noun: str, installed: Installed) -> Discriminator:
+def key_discriminator(
+    names: Iterable[str], noun: str, installed: Installed, prefix: str = ""
+) -> Discriminator:
     """Return the discriminator of entries that must have exactly one of some keys.
 
     Args:
         names: the keys.
         noun: what the key selects; see `compound.spec.file.POSSIBLE`.
         installed: further keys, of installed extensions.
+        prefix: prefix of the tags.
     """
     known = tuple(names)
 
@@ -49,7 +52,7 @@ def key_discriminator(names: Iterable[str], noun: str, installed: Installed) -> 
         others = [name for name in installed.names() if name in value and name not in known]
         if len(found) + len(others) != 1:
             return None
-        return f"~{found[0]}" if found else installed.tag
+        return f"~{prefix}{found[0]}" if found else installed.tag
 
     return Discriminator(tag, custom_error_type="one_key", custom_error_message=noun)
 

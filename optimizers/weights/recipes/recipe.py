@@ -6,6 +6,7 @@ Everything else is shared: sampling, the trainer, checkpoints, budgets
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from pydantic import Field, model_validator
 from compound.errors import DeclarationError, OutputTypeError, ParseError
 from compound.example import Example
 from compound.execution.trace import Call
+from compound.formatting import short
 from compound.optimization.method import Task
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
 from compound.optimizers.weights.learner.trainer import Trainer
@@ -33,7 +35,7 @@ from compound.optimizers.weights.loss.objective import (
 from compound.optimizers.weights.recipes.rollouts import Rollout, RolloutSettings, Sampler, is_lost
 from compound.optimizers.weights.recipes.selection import EvaluationSettings
 from compound.registry.code import find_code
-from compound.registry.user_code import located
+from compound.registry.user_code import UserCodeError, check_signature, definition, located
 from compound.settings.base import Settings
 from compound.settings.references import CodeName
 from compound.storage.state import State
@@ -213,6 +215,24 @@ class Recipe(ABC):
     @abstractmethod
     async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
         """Make rollouts of some examples and turn them into samples with advantages."""
+
+
+async def credited_by(recipe: Recipe, context: RecipeContext, examples: Sequence[Example]) -> Credited:
+    """Let a recipe, which may be code of a user, make the samples of a step.
+
+    Raises:
+        UserCodeError: ``collect`` takes other arguments, is not asynchronous, or returns something else.
+    """
+    role = f"collect of recipe {type(recipe).__name__!r}"
+    check_signature(recipe.collect, role, "context", "examples")
+    started: object = recipe.collect(context, examples)
+    found = await started if inspect.isawaitable(started) else started
+    if found is started or not isinstance(found, Credited):
+        raise UserCodeError(
+            f"{role} at {definition(recipe.collect)} returned {short(found)}",
+            hint="write async def collect(self, context, examples), which returns Credited(samples, scores)",
+        )
+    return found
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ number = 3
 class Cutter(Operation):
     kind = "cutter"
 
-    def __init__(self, name: str, size: Any = 3, extra: dict[str, Any] | None = None) -> None:
+    def __init__(self, name: str, size: Any = 3, extra: Any = None) -> None:
         if size == 99:
             raise RuntimeError("99 is unlucky")
         self.name, self.size, self.extra = name, size, extra

@@ -1,0 +1,82 @@
+"""Ask engines, which may be code of a user, and check that they keep to their role."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from compound.engine import Completion, Engine, Request, Usage
+from compound.formatting import short
+from compound.registry.user_code import UserCodeError, check_signature, definition, reported
+
+__all__ = ["checked_engine", "completion", "worst_case"]
+
+MEMBERS = ("name", "concurrency", "remote", "priced", "worst_case", "generate", "aclose")
+_WORST = "return compound.Usage(calls, prompt_tokens, completion_tokens)"
+_COMPLETION = "return compound.Completion(text, compound.Usage(calls, prompt_tokens, completion_tokens))"
+
+
+def checked_engine(name: str, engine: object) -> Engine:
+    """Return what is given as an engine, if it has the members of one.
+
+    Raises:
+        UserCodeError: it has not.
+    """
+    if inspect.isclass(engine):
+        raise UserCodeError(
+            f"engine {name!r} is the class {engine.__name__} at {definition(engine)}, not an engine",
+            hint=f"make one: {engine.__name__}()",
+        )
+    if not isinstance(engine, Engine):
+        missing = [each for each in MEMBERS if not hasattr(engine, each)]
+        raise UserCodeError(
+            f"engine {name!r} at {definition(engine)} lacks {', '.join(missing)}",
+            hint=f"an engine has {', '.join(MEMBERS)}",
+        )
+    return engine
+
+
+def worst_case(engine: Engine, request: Request) -> Usage:
+    """Return the most that a request can use.
+
+    Raises:
+        UserCodeError: the engine takes other arguments, raises an error, or returns something else.
+    """
+    with _checked_signature(engine, "worst_case"), reported(f"engine {engine.name!r}", engine):
+        found: object = engine.worst_case(request)
+    if not isinstance(found, Usage):
+        raise _wrong(engine, "worst_case", found, _WORST)
+    return found
+
+
+async def completion(engine: Engine, request: Request) -> Completion:
+    """Send a request, and return the answer.
+
+    Raises:
+        UserCodeError: the engine takes other arguments, is not asynchronous, or returns something else.
+    """
+    with _checked_signature(engine, "generate"):
+        started: object = engine.generate(request)
+    if not inspect.isawaitable(started):
+        raise _wrong(engine, "generate", started, "write async def generate(self, request)")
+    found: object = await started
+    if not isinstance(found, Completion):
+        raise _wrong(engine, "generate", found, _COMPLETION)
+    if not isinstance(found.text, str) or not isinstance(found.usage, Usage):
+        raise _wrong(engine, "generate", found, "its text must be a str, and its usage a Usage")
+    return found
+
+
+@contextmanager
+def _checked_signature(engine: Engine, method: str) -> Iterator[None]:
+    try:
+        yield
+    except TypeError:
+        check_signature(getattr(engine, method), f"{method} of engine {engine.name!r}", "request")
+        raise
+
+
+def _wrong(engine: Engine, method: str, found: object, hint: str) -> UserCodeError:
+    place = definition(getattr(type(engine), method, engine))
+    return UserCodeError(f"{method} of engine {engine.name!r} at {place} returned {short(found)}", hint=hint)
