@@ -26,7 +26,7 @@ from compound.optimizers.scheduling.scheduler import Uniform
 from compound.optimizers.search.prompts import OPROSettings, PromptSearch, PromptSettings
 from compound.optimizers.search.sampling import NumberSearch
 from compound.optimizers.weights.bases import base_model, check_sampling_engine
-from compound.optimizers.weights.methods import LONG, POLICY_METHODS, NothingToTune
+from compound.optimizers.weights.methods import LONG_JOB, POLICY_METHODS, NothingToTune
 from compound.optimizers.weights.training import WeightTraining
 from compound.registry.code import find_code
 from compound.registry.methods import installed
@@ -79,7 +79,7 @@ def gepa(system: System, optimize: OptimizeSettings, settings: GEPASettings) -> 
     """
     keys = keys_of(system, Text)
     jobs = [Job("gepa", keys)] if keys else []
-    return Method("gepa", {"gepa": GEPA(lm=settings.lm)}, jobs, Uniform(), least=LONG)
+    return Method("gepa", {"gepa": GEPA(lm=settings.lm)}, jobs, Uniform(), least=LONG_JOB)
 
 
 def mipro(system: System, optimize: OptimizeSettings, settings: MIPROSettings) -> Method:

@@ -144,7 +144,7 @@ def test_truncate_knows_of_rollouts_that_left_no_sample() -> None:
     rows = ragged(1, 1)
     assert len(module_groups(rows, padding="truncate").samples) == 2
     assert module_groups(rows, padding="truncate", rollouts={"e": 3}).samples == ()
-    with pytest.raises(DeclarationError, match="'e' is said to have 1 rollouts, but samples of 2"):
+    with pytest.raises(DeclarationError, match="rollouts of example 'e' is 1, but samples come from 2"):
         module_groups(rows, rollouts={"e": 1})
 
 
@@ -282,7 +282,7 @@ def test_laws_of_groups(lengths: list[int], padding: str, size: int | None, seed
 
 
 def test_wrong_settings_are_refused() -> None:
-    with pytest.raises(DeclarationError, match="no padding is called 'fil'; did you mean 'fill'"):
+    with pytest.raises(DeclarationError, match="unknown padding 'fil'; did you mean 'fill'"):
         module_groups([], padding="fil")
     with pytest.raises(DeclarationError, match="at least 2 elements, but size is 1"):
         module_groups([], size=1)
