@@ -182,9 +182,9 @@ class LocalTraining:
         settings = self.training.settings
         counted = sum(c.cacheable for c in task.system.components.values())
         recipe: PolicyRecipe = LocalDraws(settings, guidance.scores, 1 / max(1, counted))
-        if guidance.untrusted_reason:
+        if guidance.distrust:
             recipe = PPO(settings) if isinstance(settings, PPOSettings) else MMGRPO(settings)
-        facts = {**guidance.facts, "component": component, "steered": not guidance.untrusted_reason}
-        facts["why"] = guidance.untrusted_reason
+        facts = {**guidance.facts, "component": component, "steered": not guidance.distrust}
+        facts["why"] = guidance.distrust
         async for event in WeightTraining(recipe, section=self.section).propose(task):
             yield replace(event, facts={**facts, **event.facts}) if isinstance(event, Proposal) else event

@@ -334,7 +334,7 @@ def _dtype_of_adapters(model: PeftModel) -> torch.dtype:
 def _compute_in_base_dtype(model: PeftModel) -> None:
     """Make adapters compute in the base model's number format; weights and gradients stay float32.
 
-    By default, peft converts the inputs of adapters to float32, and keeps them so for the backward pass, which
+    By default, peft converts the inputs of adapters to float32 and keeps those for the backward pass, which
     doubles their memory.
     """
     from peft.tuners.lora import LoraLayer

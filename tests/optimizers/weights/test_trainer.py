@@ -290,7 +290,7 @@ def test_clipping_constants_are_settings_and_mean_what_they_mean_in_trl(
         now = forward(model, samples).logps
     old = {id(s): now[i] - torch.tensor([*m, *[0.0] * (now.shape[1] - len(m))])
            for i, (s, m) in enumerate(zip(samples, moved, strict=True))}  # fmt: skip
-    monkeypatch.setattr(Trainer, "_known", lambda *_: trainer_module.Known(old, {}))
+    monkeypatch.setattr(Trainer, "_fixed_logps", lambda *_: trainer_module.FixedLogps(old, {}))
     settings = plain(loss=loss, **ours)
     found = gradients(monkeypatch, adapters, settings, samples)
     default = gradients(monkeypatch, adapters, plain(loss=loss), samples)
