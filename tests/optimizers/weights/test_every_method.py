@@ -195,6 +195,21 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_run(
         declared()
 
 
+@pytest.mark.parametrize(
+    ("name", "section"),
+    [
+        ("mmgrpo", "optimize.mmgrpo"),
+        ("ppo", "optimize.ppo"),
+        ("optimas", "optimize.optimas.training.ppo"),
+        ("better_together", "optimize.mmgrpo"),
+    ],
+)
+def test_hints_of_a_training_name_the_section_of_its_settings(name: str, section: str) -> None:
+    program = load(ATLAS)
+    optimizers = method(name, program.system, program.optimize).optimizers.values()
+    assert section in [getattr(optimizer, "section", None) for optimizer in optimizers]
+
+
 @pytest.mark.parametrize("name", ["mmgrpo", "ppo", "optimas", "better_together"])
 def test_a_model_that_cannot_be_trained_is_refused_before_anything_is_run(name: str) -> None:
     program = load(ATLAS, overrides=[("lm", "openai/gpt-4o-mini"), ("optimize.method", name)])

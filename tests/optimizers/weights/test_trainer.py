@@ -850,8 +850,8 @@ class TestSteps:
 
         monkeypatch.setattr(trainer_module, "forward", full)
         with pytest.raises(CompoundError) as raised:
-            PLAIN.trainer(made(folder, "x"), {"x": "x"}).step(some(), 0)
-        assert "micro_tokens" in str(raised.value.hint)
+            PLAIN.trainer(made(folder, "x"), {"x": "x"}, section="optimize.ppo").step(some(), 0)
+        assert "lower optimize.ppo.optimizer.micro_tokens" in str(raised.value.hint)
 
     def test_the_sampler_s_mismatch_weighs_advantages_up_to_the_cap(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
