@@ -1,7 +1,7 @@
-"""BetterTogether: methods one after the other, each from the best configuration so far, on one budget.
+"""BetterTogether: methods in sequence on one budget, each starting from the best configuration so far.
 
-A stage changes its own kind of parameters and leaves the others as they are: prompts are frozen while
-weights are trained. Every job of a stage is followed by a decision.
+A stage changes only its own kind of parameters: prompts are frozen while weights are trained. Every job of a
+stage is followed by an acceptance test.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ NAME = "better_together"
 
 
 class BetterTogetherSettings(Settings):
-    """Settings of `better_together`; each stage reads the section of its own method."""
+    """Settings of `better_together`. The settings of a stage are those in the section of its method."""
 
     stages: tuple[MethodName, ...] = ("mipro", "mmgrpo")
-    """The methods, in order."""
+    """The methods to run, in order."""
 
     @field_validator("stages")
     @classmethod
     def _others(cls, stages: tuple[str, ...]) -> tuple[str, ...]:
-        """Refuse no stages, or the method itself as a stage."""
+        """Check that there are stages, and that none of them is this method."""
         if not stages or NAME in stages:
             raise ValueError(f"must name other methods, for example [mipro, mmgrpo], but is {list(stages)}")
         return stages
@@ -40,16 +40,16 @@ class BetterTogetherSettings(Settings):
 def better_together(
     system: System, optimize: OptimizeSettings, settings: BetterTogetherSettings, make: Make
 ) -> Method:
-    """Return the method that goes through stages.
+    """Return the method that runs the jobs of all stages in order.
 
     Args:
-        system: what is to be optimized.
-        optimize: the common settings, and the sections of the stages.
-        settings: names the stages.
-        make: makes a method by its name.
+        system: the system to optimize.
+        optimize: the common settings, with the sections of the stages.
+        settings: the settings of this method.
+        make: returns a method by its name.
 
     Raises:
-        DeclarationError: a stage has nothing it could change.
+        DeclarationError: a stage has no parameter that it can change.
     """
     optimizers: dict[str, Optimizer] = {}
     jobs: list[Job] = []

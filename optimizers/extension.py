@@ -1,4 +1,4 @@
-"""Decorators that make a method of an optimizer or a training recipe."""
+"""Decorators that register an optimizer class or a training recipe as a method."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from compound.optimization.method import Job, Method, Optimizer
 from compound.optimization.registration import MethodFactory, check_settings
 from compound.optimizers.scheduling.jobs import keys_of
 from compound.optimizers.scheduling.scheduler import Uniform
-from compound.optimizers.weights.methods import together
+from compound.optimizers.weights.learner.samples import SECTION
+from compound.optimizers.weights.methods import train_jointly
 from compound.optimizers.weights.recipes.recipe import Recipe, TrainingSettings
 from compound.registry.methods import ATTRIBUTE
 from compound.registry.user_code import UserCodeError, check_signature, definition
@@ -25,7 +26,7 @@ from compound.settings.optimize import OptimizeSettings
 O = TypeVar("O", bound=type[Optimizer])  # noqa: E741
 R = TypeVar("R", bound=type[Recipe])
 
-TUNED: tuple[type[Space], ...] = (Text, Demos, Choice, Int, Float)
+TUNED: tuple[type[Space], ...] = (Text, Demos, Choice, Int, Float)  # all spaces except weights
 
 
 @overload
@@ -45,17 +46,17 @@ def optimizer(
     tunes: type[Space] | tuple[type[Space], ...] = TUNED,
     by_component: bool = False,
 ) -> O | Callable[[O], O]:
-    """Make a method of an optimizer class.
+    """Register an optimizer class as a method.
 
-    The method is chosen by ``optimize.method``: as ``module:Class``, or by the name of an entry point in the
-    group ``compound.optimizers``. For several optimizers or another scheduler, see `method`.
+    Select the method in ``optimize.method`` as ``module:Class``, or by the name of an entry point in the
+    group ``compound.optimizers``. To combine several optimizers or use another scheduler, see `method`.
 
     Args:
-        cls: the class, where the decorator is written without parentheses.
-        settings: the model of its settings, a subclass of `Settings`. The class is called with them; without
-            settings, it is called without arguments.
-        tunes: the kinds of parameters that it can change.
-        by_component: whether each component gets a job of its own; otherwise one job changes all parameters.
+        cls: the class, if the decorator is written without parentheses.
+        settings: the settings model, a subclass of `Settings`. The class is instantiated with an instance of
+            it, or without arguments if no model is given.
+        tunes: the kinds of parameters that the optimizer can change.
+        by_component: whether to create one job per component; otherwise one job changes all parameters.
 
     Example:
         >>> import compound as cp
@@ -74,7 +75,8 @@ def optimizer(
         if not isinstance(cls, type) or not callable(getattr(cls, "propose", None)):
             raise UserCodeError(
                 f"@cp.optimizer decorates {short(cls)} at {definition(cls)}, which has no method propose",
-                hint="write async def propose(self, task), which yields Progress and one Proposal at the end",
+                hint="define async def propose(self, task) that yields Progress any number of times and one "
+                "Proposal at the end",
             )
         name = _name(cls)
         check_settings(settings, Settings, f"optimizer {name!r} at {definition(cls)}")
@@ -94,14 +96,15 @@ def optimizer(
 
 
 def recipe(*, settings: type[TrainingSettings]) -> Callable[[R], R]:
-    """Make a method of a training recipe: it trains the weights of all components together.
+    """Register a training recipe as a method that trains the weights of all components jointly.
 
-    The method is chosen by ``optimize.method``: as ``module:Class``, or by the name of an entry point in the
+    Select the method in ``optimize.method`` as ``module:Class``, or by the name of an entry point in the
     group ``compound.methods``.
 
     Args:
-        settings: the model of its settings, a subclass of `TrainingSettings`; the class is called with them.
-            Where it has a field ``adapters``, that says which components share an adapter.
+        settings: the settings model, a subclass of `TrainingSettings`. The class is instantiated with an
+            instance of it. If the model has a field ``adapters``, that field defines which components share
+            an adapter.
 
     Example:
         >>> from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings
@@ -116,14 +119,15 @@ def recipe(*, settings: type[TrainingSettings]) -> Callable[[R], R]:
         if not (isinstance(cls, type) and issubclass(cls, Recipe)):
             raise UserCodeError(
                 f"@cp.recipe decorates {short(cls)} at {definition(cls)}, which is not a subclass of Recipe",
-                hint="from compound.optimizers.weights.recipes.recipe import Recipe",
+                hint="derive the class from cp.Recipe",
             )
         name = _name(cls)
         check_settings(settings, TrainingSettings, f"recipe {name!r} at {definition(cls)}")
         check_signature(cls, f"recipe {name!r}", "settings")
 
         def make(system: System, optimize: OptimizeSettings, own: TrainingSettings) -> Method:
-            return together(name, system, cls(own), getattr(own, "adapters", "each"))
+            # the section is named after the class or the entry point, which is not known here
+            return train_jointly(name, system, cls(own), getattr(own, "adapters", "each"), SECTION)
 
         make.__doc__ = cls.__doc__
         setattr(cls, ATTRIBUTE, MethodFactory(make, settings))

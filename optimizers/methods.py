@@ -1,4 +1,4 @@
-"""Methods by name: which optimizers work on which parameters, and who schedules them."""
+"""Methods by name: combine optimizers, jobs and a scheduler for the parameters of a system."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from compound.optimizers.scheduling.scheduler import Uniform
 from compound.optimizers.search.prompts import OPROSettings, PromptSearch, PromptSettings
 from compound.optimizers.search.sampling import NumberSearch
 from compound.optimizers.weights.bases import base_model, check_sampling_engine
-from compound.optimizers.weights.methods import LONG, POLICY_METHODS, NothingToTune
+from compound.optimizers.weights.methods import LONG_JOB, POLICY_METHODS, NothingToTune
 from compound.optimizers.weights.training import WeightTraining
 from compound.registry.code import find_code
 from compound.registry.methods import installed
@@ -35,11 +35,11 @@ from compound.settings.base import NoSettings
 from compound.settings.optimize import OptimizeSettings
 from compound.settings.references import references
 
-PROMPTS_WEIGHT = 3.0  # finding demonstrations costs runs before the first candidate is scored
+PROMPTS_WEIGHT = 3.0  # prompt jobs spend system runs on bootstrapping before scoring any candidate
 
 
 def search(system: System, optimize: OptimizeSettings, settings: PromptSettings) -> Method:
-    """Prompt search for all texts and demonstrations, number search for all the rest."""
+    """Joint search: one job for all texts and demonstrations, and one for all choices and numbers."""
     optimizers: Mapping[str, Optimizer] = {"prompts": PromptSearch.of(settings), "numbers": NumberSearch()}
     prompts, numbers = keys_of(system, Text, Demos), keys_of(system, Choice, Int, Float)
     jobs = [Job("prompts", prompts, weight=PROMPTS_WEIGHT)] if prompts else []
@@ -48,43 +48,43 @@ def search(system: System, optimize: OptimizeSettings, settings: PromptSettings)
 
 
 def coordinate(system: System, optimize: OptimizeSettings, settings: PromptSettings) -> Method:
-    """Component by component like `optimas`, with the same candidates, but all by the global reward."""
+    """Coordinate search: one component at a time, with the candidates of `optimas`, by the global reward."""
     optimizers: Mapping[str, Optimizer] = {"prompts": PromptSearch.of(settings), "numbers": NumberSearch()}
     return Method("coordinate", optimizers, by_component(system, "prompts", "numbers"), Uniform())
 
 
 def random(system: System, optimize: OptimizeSettings, settings: NoSettings) -> Method:
-    """Random configurations, the baseline."""
+    """Random search over configurations, the simplest baseline."""
     keys = tuple(key for key, space in system.parameters.items() if not isinstance(space, Weights))
     jobs = [Job("random", keys)] if keys else []
     return Method("random", {"random": RandomSearch()}, jobs, Uniform())
 
 
 def opro(system: System, optimize: OptimizeSettings, settings: OPROSettings) -> Method:
-    """OPRO on the global reward: one job for each component that has a text."""
+    """OPRO by the global reward: one job per component that has texts."""
     optimizer = PromptSearch(("opro",), lm=settings.lm)
     return Method("opro", {"opro": optimizer}, text_jobs("opro", system), Uniform())
 
 
 def textgrad(system: System, optimize: OptimizeSettings, settings: TextGradSettings) -> Method:
-    """Prompts rewritten from criticism: one job for each component that has a text."""
+    """TextGrad, which rewrites prompts based on criticism: one job per component that has texts."""
     optimizer = TextGrad(lm=settings.lm)
     return Method("textgrad", {"textgrad": optimizer}, text_jobs("textgrad", system), Uniform())
 
 
 def gepa(system: System, optimize: OptimizeSettings, settings: GEPASettings) -> Method:
-    """The texts of all components together, by reflection and Pareto selection.
+    """GEPA, which evolves the texts of all components jointly, by reflection and Pareto selection.
 
     Raises:
         MissingExtra: the library ``gepa`` is not installed.
     """
     keys = keys_of(system, Text)
     jobs = [Job("gepa", keys)] if keys else []
-    return Method("gepa", {"gepa": GEPA(lm=settings.lm)}, jobs, Uniform(), least=LONG)
+    return Method("gepa", {"gepa": GEPA(lm=settings.lm)}, jobs, Uniform(), least=LONG_JOB)
 
 
 def mipro(system: System, optimize: OptimizeSettings, settings: MIPROSettings) -> Method:
-    """Instructions and demonstrations of all components together."""
+    """MIPROv2, which searches the instructions and demonstrations of all components jointly."""
     keys = keys_of(system, Text, Demos)
     jobs = [Job("mipro", keys)] if keys else []
     optimizer = Mipro(settings.proposers, settings.edits_per_candidate, settings.lm)
@@ -92,16 +92,16 @@ def mipro(system: System, optimize: OptimizeSettings, settings: MIPROSettings) -
 
 
 def llm_selector(system: System, optimize: OptimizeSettings, settings: NoSettings) -> Method:
-    """Choices by the vote of the examples."""
-    return _selecting("llm_selector", system, LLMSelector())
+    """LLMSelector, which searches choices by a vote of the examples."""
+    return _selector_method("llm_selector", system, LLMSelector())
 
 
 def llm_selector_diagnoser(system: System, optimize: OptimizeSettings, settings: DiagnoserSettings) -> Method:
-    """Choices by the vote of the examples, with a model that says which component is to blame."""
-    return _selecting("llm_selector_diagnoser", system, LLMSelector(alpha=1.0, lm=settings.lm))
+    """LLMSelector with a model that diagnoses which component is responsible for a failure."""
+    return _selector_method("llm_selector_diagnoser", system, LLMSelector(alpha=1.0, lm=settings.lm))
 
 
-def _selecting(name: str, system: System, optimizer: LLMSelector) -> Method:
+def _selector_method(name: str, system: System, optimizer: LLMSelector) -> Method:
     keys = keys_of(system, Choice)
     return Method(name, {"llm_selector": optimizer}, [Job("llm_selector", keys)] if keys else [], Uniform())
 
@@ -109,8 +109,8 @@ def _selecting(name: str, system: System, optimizer: LLMSelector) -> Method:
 def staged(
     system: System, optimize: OptimizeSettings, settings: BetterTogetherSettings, folder: Path = Path()
 ) -> Method:
-    """Methods one after the other, each from the best configuration so far."""
-    return better_together(system, optimize, settings, partial(_chosen, folder=folder))
+    """BetterTogether: several methods in sequence, each starting from the best configuration so far."""
+    return better_together(system, optimize, settings, partial(_make_method, folder=folder))
 
 
 METHODS: Mapping[str, MethodFactory] = {
@@ -131,11 +131,11 @@ METHODS: Mapping[str, MethodFactory] = {
 
 
 def factory(name: str, folder: Path = Path()) -> MethodFactory:
-    """Return what makes a method, and the model of its settings.
+    """Return the factory of a method.
 
     Args:
         name: one of `METHODS`, the name of an installed entry point, or ``module:name``.
-        folder: where a module is looked for first.
+        folder: the folder to search for the module first.
 
     Raises:
         DeclarationError: there is no such method.
@@ -151,28 +151,34 @@ def factory(name: str, folder: Path = Path()) -> MethodFactory:
         return as_factory(installed()[name].load(), name)
     if ":" not in name:
         possible = [*METHODS, *installed()]
-        raise DeclarationError(f"no method {name!r}", hint=f"{nearest(name, possible)}, or module:function")
+        raise DeclarationError(
+            f"no method {name!r}",
+            hint=f"{nearest(name, possible)}; write a method of your own as module:function",
+        )
     return as_factory(find_code(name, folder), name)
 
 
 def check_trainable(made: Method, system: System, engine_of: Callable[[str], Engine]) -> None:
-    """Raise where weights are to be trained of a model that cannot be; nothing is loaded or started.
+    """Raise if a method trains weights of a model that cannot be trained; loads and starts nothing.
+
+    Args:
+        made: the method.
+        system: the system.
+        engine_of: returns the engine of a model name.
 
     Raises:
         DeclarationError: a model is behind an API, a job trains components of different models, or an engine
-            samples in a way that cannot be trained, or takes no adapters of their rank.
+            samples in a way that cannot be trained or does not support adapters of their rank.
     """
     for job in made.jobs:
         weights = components_of(key for key in job.keys if isinstance(system.parameters[key], Weights))
+        # a tunable model is checked when it is trained, since another one may be chosen until then
         fixed = [component for component in weights if f"{component}.lm" not in system.parameters]
-        if fixed:  # a model that is chosen may be another one when it is trained
+        if fixed:
             base_model(system, fixed, engine_of)
-            if not _imitates(made.optimizers[job.optimizer]):
+            optimizer = made.optimizers[job.optimizer]
+            if not (isinstance(optimizer, WeightTraining) and optimizer.recipe.likelihood):
                 check_sampling_engine(system, fixed, engine_of)
-
-
-def _imitates(optimizer: Optimizer) -> bool:
-    return isinstance(optimizer, WeightTraining) and optimizer.recipe.likelihood
 
 
 def method(name: str, system: System, settings: OptimizeSettings, folder: Path = Path()) -> Method:
@@ -180,43 +186,44 @@ def method(name: str, system: System, settings: OptimizeSettings, folder: Path =
 
     Args:
         name: see `factory`.
-        system: what is to be optimized.
-        settings: how.
-        folder: where a method of your own is looked for first.
+        system: the system to optimize.
+        settings: the settings of the optimization.
+        folder: the folder to search for user-defined methods first.
 
     Raises:
         DeclarationError: there is no such method.
-        NothingToTune: the system has nothing it could change; the hint names the methods that fit.
-        ConfigurationError: a teacher's file is missing or broken.
+        NothingToTune: the system has no parameter that the method can change; the hint lists the methods that
+            can change some.
+        ConfigurationError: the configuration file of a teacher is missing or broken.
     """
     try:
-        chosen = _chosen(name, system, settings, folder)
+        made = _make_method(name, system, settings, folder)
     except NothingToTune as error:
         fit = fitting(system, settings, folder)
         hint = f"methods that fit this system: {', '.join(fit)}" if fit else error.hint
         raise NothingToTune(error.message, hint=hint) from None
-    for section in chosen.sections.values():
+    for section in made.sections.values():
         for found in references(section):
             if found.kind == "configuration" and found.name:
                 load(folder / found.name)
-    return chosen
+    return made
 
 
 def fitting(system: System, settings: OptimizeSettings, folder: Path = Path()) -> list[str]:
-    """Return the names of the methods that have something to change in a system."""
-    found = []
+    """Return the names of the built-in methods that can change some parameter of a system."""
+    names = []
     for name in METHODS:
         with contextlib.suppress(CompoundError):
-            _chosen(name, system, settings, folder)
-            found.append(name)
-    return found
+            _make_method(name, system, settings, folder)
+            names.append(name)
+    return names
 
 
-def _chosen(name: str, system: System, settings: OptimizeSettings, folder: Path) -> Method:
-    chosen = factory(name, folder)(system, settings, name)
-    if not chosen.jobs:
+def _make_method(name: str, system: System, settings: OptimizeSettings, folder: Path) -> Method:
+    made = factory(name, folder)(system, settings, name)
+    if not made.jobs:
         raise NothingToTune(
             f"system {system.name!r} has no parameter that method {name!r} can change",
             hint='declare one, for example prompt: {tune: "…"} or k: {choice: [1, 5]}',
         )
-    return chosen
+    return made

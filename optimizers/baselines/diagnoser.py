@@ -1,4 +1,4 @@
-"""A judge of one run: is this component to blame for the failure?
+"""LLM diagnoser: judge whether a component is responsible for the failure of a run.
 
 The diagnoser of Chen et al. 2025, "Optimizing Model Selection for Compound AI Systems".
 """
@@ -23,13 +23,13 @@ from compound.optimizers.search.transcripts import (
     steps,
 )
 
-UNDECIDED = 0.5
-WRITTEN = 300  # tokens of a verdict with its reasons, at most
+UNDECIDED = 0.5  # the blame if a model gives no verdict
+MAX_TOKENS = 300  # of a verdict with its reasons
 VERDICT = re.compile(r"\[\s*(?:final\s+answer\s*:\s*(yes|no)|correct\s+answer)\s*\]", re.IGNORECASE)
 
 
-def ask(system: System, trace: Trace, example: Example, component: str) -> Request:
-    """Return the request that asks whether ``component`` made a run fail."""
+def verdict_request(system: System, trace: Trace, example: Example, component: str) -> Request:
+    """Return the request that asks whether a component is responsible for a wrong result."""
     text = (
         f"A system works in steps:\n{diagram(system)}\n\n"
         f"One run of it read {fields(example.inputs)}\n{steps(trace)}\n"
@@ -39,34 +39,32 @@ def ask(system: System, trace: Trace, example: Example, component: str) -> Reque
         "[correct answer] if the result is right, [final answer: Yes] if the step is responsible for a wrong "
         "result, or [final answer: No] if it is not."
     )
-    return Request((Message("user", text),), max_tokens=WRITTEN)
+    return Request((Message("user", text),), max_tokens=MAX_TOKENS)
 
 
-def verdicts(outlook: Outlook, calls: float, lm: str | None) -> CallBound:
+def verdict_bound(outlook: Outlook, calls: float, lm: str | None) -> CallBound:
     """Return the bound of requests for verdicts."""
     empty = Trace("", "", 0, 0, {}, ())
-    template = ask(outlook.system, empty, Example("", {}), "").messages[0].content
+    template = verdict_request(outlook.system, empty, Example("", {}), "").messages[0].content
     names = max(len(name.encode()) for name in outlook.system.components)
     run = longest_of(example.inputs for example in outlook.train) + longest_steps(outlook)
     expected = longest_of(example.gold for example in outlook.train)
     prompt = Extent(len(template.encode()) + names) + run + longest_run(outlook) + expected
-    return CallBound("verdicts", calls, prompt, WRITTEN, (lm,) if lm else ())
+    return CallBound("verdicts", calls, prompt, MAX_TOKENS, (lm,) if lm else ())
 
 
-def judged(reply: str) -> bool:
-    """Return whether a reply holds a verdict."""
+def has_verdict(reply: str) -> bool:
+    """Return whether a reply contains a verdict."""
     return VERDICT.search(reply) is not None
 
 
 def blame(reply: str) -> float:
-    """Return 1 when a reply blames the component, 0 when it does not, one half when it does not say.
-
-    The last verdict counts.
+    """Return 1 if the last verdict of a reply blames the component, 0 if not, 0.5 without a verdict.
 
     >>> blame("It lost the name. [final answer: Yes]"), blame("[correct answer]"), blame("Perhaps.")
     (1.0, 0.0, 0.5)
     """
-    found = list(VERDICT.finditer(reply))
-    if not found:
+    verdicts = list(VERDICT.finditer(reply))
+    if not verdicts:
         return UNDECIDED
-    return float((found[-1][1] or "no").lower() == "yes")
+    return float((verdicts[-1][1] or "no").lower() == "yes")

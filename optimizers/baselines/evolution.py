@@ -1,7 +1,7 @@
-"""The search of the library ``gepa``, as questions for scores, for new texts, and whether to continue.
+"""The search of the library ``gepa`` as a sequence of questions: scores, new texts, and whether to continue.
 
-It runs in a thread of its own (`compound.concurrency.questions`), and is the same whenever its answers
-are. It logs nothing, and neither writes nor reads the library's own record of a search, which is pickled.
+The search runs in a separate thread (`compound.concurrency.questions`) and is deterministic given the
+answers. It logs nothing, and does not use the library's own checkpoints, which are pickled.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from gepa.core.adapter import EvaluationBatch
     from gepa.core.state import GEPAState
 
-PERFECT = 1.0  # the most a metric gives
+PERFECT = 1.0  # maximum score of a metric
 
-Record = Mapping[str, str]  # what a reflection reads of one run
-Scored = tuple[list[float], Sequence[Mapping[str, Record]]]  # by example: the score, and records by key
+Record = Mapping[str, str]  # the description of one run for a reflection
+Scored = tuple[list[float], Sequence[Mapping[str, Record]]]  # per example: the score, and records by key
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Asks for the scores of texts on examples, and for what a reflection on any key reads of each run."""
+    """Asks for the scores of texts on examples, and for the records of each run for reflections."""
 
     texts: Mapping[str, str]
     examples: Sequence[Example]
@@ -33,7 +33,7 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Asks for another text in place of one; the answer is ``None`` when there is none."""
+    """Asks for a rewritten text; the answer is ``None`` if there is none."""
 
     key: str
     text: str
@@ -42,7 +42,14 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class Proceed:
-    """Asks whether to continue, and describes the search so far: the best texts, and their mean."""
+    """Asks whether to continue, and describes the progress.
+
+    Attributes:
+        iterations: the number of completed iterations.
+        candidates: the number of candidates.
+        texts: the texts of the best candidate.
+        mean: its mean score on the Pareto set.
+    """
 
     iterations: int
     candidates: int
@@ -54,7 +61,7 @@ Question = Evaluate | Rewrite | Proceed
 
 
 class Ask(Protocol):
-    """Returns the answer to a question."""
+    """Answers a question."""
 
     @overload
     def __call__(self, question: Evaluate, /) -> Scored: ...
@@ -65,7 +72,7 @@ class Ask(Protocol):
 
 
 class _Adapter:
-    """What the library calls for, as questions; implements its ``GEPAAdapter``."""
+    """Turns the calls of the library into questions; implements its ``GEPAAdapter``."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
@@ -73,7 +80,7 @@ class _Adapter:
     def evaluate(
         self, batch: Sequence[Example], candidate: Mapping[str, str], capture_traces: bool = False
     ) -> EvaluationBatch:
-        """Return the scores of a candidate, with the records of its runs as trajectories."""
+        """Return the scores of a candidate, with the records of the runs as trajectories."""
         from gepa.core.adapter import EvaluationBatch
 
         scores, records = self._ask(Evaluate(candidate, batch))
@@ -92,12 +99,12 @@ class _Adapter:
         reflective_dataset: Mapping[str, Sequence[Record]],
         components_to_update: Sequence[str],
     ) -> dict[str, str]:
-        """Return new texts for those keys that get one."""
-        asked = {
+        """Return new texts for the keys that could be rewritten."""
+        answers = {
             key: self._ask(Rewrite(key, candidate[key], reflective_dataset[key]))
             for key in components_to_update
         }
-        return {key: text for key, text in asked.items() if text is not None}
+        return {key: text for key, text in answers.items() if text is not None}
 
 
 def search(
@@ -109,7 +116,16 @@ def search(
     batch: int,
     seed: int,
 ) -> None:
-    """Run the library's search, which is silent and asks for everything."""
+    """Run the library's search.
+
+    Args:
+        ask: answers the questions of the search.
+        start: the incumbent's texts.
+        feedback: the examples that reflections read runs of.
+        pareto: the examples that candidates are compared on.
+        batch: the number of examples of one reflection.
+        seed: the seed of the search.
+    """
     from gepa.api import optimize
 
     optimize(
@@ -119,14 +135,14 @@ def search(
         adapter=_Adapter(ask),
         reflection_minibatch_size=min(batch, len(feedback)),
         perfect_score=PERFECT,
-        stop_callbacks=lambda state: not ask(_so_far(state)),
+        stop_callbacks=lambda state: not ask(_progress(state)),
         logger=SimpleNamespace(log=lambda message: None),
         track_best_outputs=False,
         seed=seed,
     )
 
 
-def _so_far(state: GEPAState) -> Proceed:
+def _progress(state: GEPAState) -> Proceed:
     means = state.program_full_scores_val_set
     best = means.index(max(means))
     return Proceed(state.i + 1, len(means), dict(state.program_candidates[best]), means[best])

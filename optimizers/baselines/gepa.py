@@ -1,8 +1,8 @@
-"""All texts of a system, evolved together by reflection and Pareto selection: GEPA.
+"""GEPA: evolve all texts of a system jointly, by reflection and Pareto selection.
 
-Agrawal et al. 2025, "GEPA: Reflective Prompt Evolution Can Outperform Reinforcement Learning". The search
-is the library's own. A job that was interrupted begins it again, and gives it the answers that its progress
-holds: that costs nothing, and leads to the same candidates.
+Agrawal et al. 2025, "GEPA: Reflective Prompt Evolution Can Outperform Reinforcement Learning". The search is
+that of the authors' library. A resumed job restarts it and replays the stored answers, which costs nothing
+and leads to the same candidates.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from compound.narrowing import entry
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.baselines.evolution import PERFECT, Proceed, Question, search
-from compound.optimizers.baselines.reflection import WRITTEN, Answer, Answers, bound
+from compound.optimizers.baselines.reflection import MAX_TOKENS, Answer, Answers, bound
 from compound.optimizers.search.prompts import split, text_keys
 from compound.settings.base import Settings
 from compound.settings.references import ModelName
 from compound.storage.state import State
 
-TRIES = 2  # reflections for each minibatch that a job's share holds
-COMPARED = 8  # candidates on the Pareto set that a job's share should hold
+TRIES = 2  # reflections per minibatch of runs in a job's share
+COMPARED = 8  # number of candidates whose scoring on the Pareto set a job's share should cover
 
 
 class Evolution(State):
-    """The progress of `GEPA`.
+    """Progress of `GEPA`.
 
     Attributes:
         answers: the answers to the questions of the search, in order; the first one is the incumbent's scores
             on the Pareto set.
-        best: the texts of the best candidate that are not the incumbent's.
-        mean: its mean score on the Pareto set.
+        best: the texts of the best candidate that differ from the incumbent's.
+        mean: the best candidate's mean score on the Pareto set.
     """
 
     answers: list[Answer]
@@ -55,26 +55,26 @@ class Evolution(State):
 
 
 class GEPASettings(Settings):
-    """How prompts are rewritten by reflection."""
+    """Settings of `gepa`: prompts are rewritten by reflection."""
 
     lm: ModelName | None = None
-    """The model that reflects; the system's own by default."""
+    """The model that writes reflections; the system's own by default."""
 
 
 @dataclass(frozen=True)
 class GEPA:
-    """Rewrites one text of one candidate at a time; candidates that are best on some example stay.
+    """Optimizer that rewrites one text at a time, and keeps candidates that are best on some example.
 
-    Some of the train examples, the Pareto set, are what candidates are compared on; reflections read runs
-    of the others. An iteration runs a candidate and its rewriting on ``batch`` of these and, where the
-    rewriting scores more, on the Pareto set. It is begun only if what is left of the job's share holds
-    all that, in runs really executed: what comes from the cache leaves room for more iterations.
+    Candidates are compared on a part of the train examples, the Pareto set; reflections read runs of the
+    others. An iteration runs a candidate and its rewritten version on ``batch`` examples and, if the
+    rewritten version scores higher, on the Pareto set. It starts only if the job's remaining share covers
+    all of these runs; cached runs are not charged, which allows further iterations.
 
     Attributes:
-        iterations: the most iterations, for a job that no budget ends.
-        batch: the examples of one reflection.
-        held_out: the most examples of the Pareto set.
-        lm: the model that reflects; the system's own when ``None``.
+        iterations: the maximum number of iterations.
+        batch: the number of examples of one reflection.
+        held_out: the maximum size of the Pareto set.
+        lm: the model that writes reflections; ``None`` for the system's own.
 
     Raises:
         MissingExtra: the library is not installed.
@@ -86,18 +86,18 @@ class GEPA:
     lm: str | None = None
 
     def __post_init__(self) -> None:
-        _need_the_library()  # a missing library is reported before anything is spent
+        _check_library()  # report a missing library before any budget is spent
 
     def bound(self, outlook: Outlook) -> JobBound:
-        """Declare one reflection for each iteration."""
+        """Declare one reflection per iteration."""
         calls = self.most_iterations(outlook.runs)
-        return JobBound([bound(outlook, calls, self.batch, self.lm)], written=WRITTEN)
+        return JobBound([bound(outlook, calls, self.batch, self.lm)], written=MAX_TOKENS)
 
     def most_iterations(self, runs: float) -> int:
-        """Return how many iterations a job makes at most with this number of system runs.
+        """Return the maximum number of iterations of a job with ``runs`` system runs.
 
-        A reflection that gives a new text is followed by runs of it on a minibatch. A job makes `TRIES` times
-        as many reflections as its runs hold minibatches, since some give nothing new.
+        Each new text is run on a minibatch. Since some reflections give no new text, a job may make `TRIES`
+        reflections per minibatch of its runs.
 
         >>> GEPA().most_iterations(44), GEPA().most_iterations(math.inf)
         (30, 100)
@@ -106,19 +106,19 @@ class GEPA:
         return int(min(self.iterations, TRIES * held))
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
-        """Score the incumbent, answer what the search asks, propose the best by the Pareto set."""
+        """Score the incumbent, answer the questions of the search, and propose the best candidate."""
         _, examples = split(task)
         start = {key: entry(task.system.configuration, key, str) for key in text_keys(task)}
         if task.resume is not None:
             state = Evolution.from_json(task.resume)
         elif not task.scorer.may_ask(self.lm):
-            yield Proposal({}, note="the model that reflects is not asked")
+            yield Proposal({}, note="the model may not be called: too many failures, or no requests left")
             return
         else:
             most = min(self.held_out, len(examples) // 2)
             size = pareto_size(most, task.minibatch, self.batch, task.scorer.left)
             if not size or not start:
-                yield Proposal({}, note="too few examples or runs to compare anything")
+                yield Proposal({}, note="too few examples or system runs to compare candidates")
                 return
             scores = [trace.score or 0.0 for trace in await task.scorer.traces({}, examples[:size])]
             state = Evolution(answers=[scores], mean=fmean(scores))
@@ -134,14 +134,14 @@ class GEPA:
             with Questions[Question](evolve, "gepa") as questions:
                 async for question in questions:
                     if not isinstance(question, Proceed):
-                        questions.answer(await answers.to(question))
+                        questions.answer(await answers.answer(question))
                         continue
-                    if answers.new:
+                    if answers.has_new:
                         best = {key: text for key, text in question.texts.items() if text != start[key]}
                         state = Evolution(answers=answers.all, best=best, mean=question.mean)
                         yield Progress(state.to_json(), _note(question), step=question.iterations)
-                    going = self._affords(question, task.scorer.left, size)
-                    questions.answer(going and task.scorer.may_ask(self.lm))
+                    proceeds = self._affords(question, task.scorer.left, size)
+                    questions.answer(proceeds and task.scorer.may_ask(self.lm))
         except BudgetExhausted:
             if not state.best:
                 raise
@@ -149,16 +149,16 @@ class GEPA:
         note = "" if state.best else "no rewritten prompt beat the incumbent"
         yield Proposal(state.best, fmean(state.incumbent), state.mean, tried, note)
 
-    def _affords(self, so_far: Proceed, left: float, pareto: int) -> bool:
-        """Return whether there is something left to find, and enough to look for it."""
-        more = so_far.iterations < self.iterations and so_far.mean < PERFECT
-        return more and 2 * self.batch + pareto <= left
+    def _affords(self, progress: Proceed, left: float, pareto: int) -> bool:
+        """Return whether another iteration can improve the best candidate, and the budget covers it."""
+        can_improve = progress.iterations < self.iterations and progress.mean < PERFECT
+        return can_improve and 2 * self.batch + pareto <= left
 
 
 def pareto_size(most: int, least: int, batch: int, runs: float) -> int:
-    """Return how many examples to compare candidates on: such that ``runs`` hold `COMPARED` of them.
+    """Return the size of the Pareto set, such that ``runs`` covers `COMPARED` candidates on it.
 
-    ``least`` where that is fewer, unless the runs do not hold the incumbent and one iteration.
+    It is at least ``least``, unless the runs would then not cover the incumbent and one iteration.
 
     >>> pareto_size(50, 8, batch=3, runs=200), pareto_size(50, 8, 3, 40), pareto_size(50, 8, 3, 16)
     (25, 8, 5)
@@ -167,12 +167,12 @@ def pareto_size(most: int, least: int, batch: int, runs: float) -> int:
     return max(0, math.floor(min(most, first, max(least, runs / COMPARED))))
 
 
-def _need_the_library() -> None:
+def _check_library() -> None:
     try:
         import gepa.api  # noqa: F401
     except ImportError:
         raise MissingExtra("method 'gepa'", "gepa", "search") from None
 
 
-def _note(so_far: Proceed) -> str:
-    return f"best of {so_far.candidates} candidates {so_far.mean:.3f}"
+def _note(progress: Proceed) -> str:
+    return f"best of {progress.candidates} candidates {progress.mean:.3f}"

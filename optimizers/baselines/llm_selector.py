@@ -1,8 +1,9 @@
-"""Coordinate ascent over choices, by a vote of the examples: LLMSelector.
+"""LLMSelector: coordinate ascent over choices, by a vote of the examples.
 
-Chen et al. 2025, "Optimizing Model Selection for Compound AI Systems". One slot after the other, every
-option is run on the same examples; each example votes for all options tied for its best score, and the
-option with most votes stays. The start is the incumbent, where the paper draws one at random.
+Chen et al. 2025, "Optimizing Model Selection for Compound AI Systems". For one slot (choice) after another,
+every option is run on the same examples. Each example votes for all options with its best score, and the
+option with most votes is selected. The search starts from the incumbent, whereas the paper's starting point
+is random.
 """
 
 from __future__ import annotations
@@ -21,26 +22,31 @@ from compound.graph.configuration import canonical, component_of
 from compound.graph.space import Choice
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
-from compound.optimizers.baselines.diagnoser import UNDECIDED, ask, blame, judged, verdicts
+from compound.optimizers.baselines.diagnoser import (
+    UNDECIDED,
+    blame,
+    has_verdict,
+    verdict_bound,
+    verdict_request,
+)
 from compound.optimizers.search.prompts import split
-from compound.optimizers.search.proposing import ask as send
+from compound.optimizers.search.proposing import ask_for_proposal
 from compound.settings.base import Settings
 from compound.settings.references import ModelName
 from compound.storage.state import State
 
-AFFORDED = 2  # rounds over all slots that the number of examples is chosen for
+AFFORDED = 2  # the number of examples is chosen such that the budget covers this many rounds over all slots
 
-Allocation = dict[str, object]  # an option for each parameter
+Allocation = dict[str, object]  # an option for each slot
 
 
 class Selection(State):
-    """The progress of `LLMSelector`.
+    """Progress of `LLMSelector`.
 
     Attributes:
         rows: the number of examples that vote.
-        allocations: the allocation that the job starts from, and the one in place after each step.
-        means: the mean score of each allocation that was run, by its canonical JSON; ``None`` where it
-            failed.
+        allocations: the starting allocation, and the selected one after each step.
+        means: the mean score of each allocation that was run, by its canonical JSON; ``None`` if it failed.
     """
 
     rows: int
@@ -49,7 +55,7 @@ class Selection(State):
 
 
 class DiagnoserSettings(Settings):
-    """How failures are attributed to components."""
+    """Diagnosis of the components responsible for failures."""
 
     lm: ModelName | None = None
     """The model that diagnoses; the system's own by default."""
@@ -57,16 +63,16 @@ class DiagnoserSettings(Settings):
 
 @dataclass(frozen=True)
 class LLMSelector:
-    """Chooses one option for each `Choice` parameter.
+    """Optimizer that selects an option for each `Choice` parameter.
 
-    An example's score of an option is ``beta * score + alpha * (1 - blame)``.
+    The score of an option on an example is ``beta * score + alpha * (1 - blame)``.
 
     Attributes:
-        alpha: the weight of the diagnoser's verdict; with 0 no model is asked.
+        alpha: the weight of the diagnoser's verdict; with 0, the diagnoser is not used.
         beta: the weight of the global reward.
-        rows: the most examples that vote.
-        rounds: the most rounds over all slots, since votes, unlike means, may go in circles.
-        lm: the model that diagnoses; the system's own when ``None``.
+        rows: the maximum number of examples that vote.
+        rounds: the maximum number of rounds over all slots, since votes, unlike means, may cycle.
+        lm: the model that diagnoses; ``None`` for the system's own.
     """
 
     alpha: float = 0.0
@@ -76,20 +82,20 @@ class LLMSelector:
     lm: str | None = None
 
     def bound(self, outlook: Outlook) -> JobBound:
-        """Declare a verdict on each run of each option in each round, where a model diagnoses."""
+        """Declare a verdict on each run of each option in each round, if the diagnoser is used."""
         spaces = [outlook.system.parameters[key] for key in outlook.keys]
         options = [len(space.options) + 1 for space in spaces if isinstance(space, Choice)]
         if not self.alpha:
             return JobBound()
         rows = min(self.rows, len(outlook.train))
         if math.isfinite(outlook.runs) and options:
-            held = outlook.runs // max(1, AFFORDED * sum(n - 2 for n in options))
-            rows = int(min(rows, max(held, outlook.minibatch)))
+            affordable = outlook.runs // max(1, AFFORDED * sum(n - 2 for n in options))
+            rows = int(min(rows, max(affordable, outlook.minibatch)))
         calls = self.rounds * sum(options) * rows
-        return JobBound([verdicts(outlook, calls, self.lm)])
+        return JobBound([verdict_bound(outlook, calls, self.lm)])
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
-        """Go round the slots until a whole round changes nothing, or the share is spent."""
+        """Cycle through the slots until a whole round changes nothing, or the budget is used up."""
         slots = {key: _options(task, key) for key in task.keys}
         slots = {key: options for key, options in slots.items() if len(options) > 1}
         _, examples = split(task)
@@ -106,7 +112,7 @@ class LLMSelector:
             arms = [{**current, key: option} for option in slots[key]]
             known = [canonical(arm) in state.means and task.scorer.free_repeats for arm in arms]
             cost = (len(arms) - sum(known)) * len(rows)
-            if not rows or max(cost, 1) > task.scorer.left:  # even a run from the cache must fit
+            if not rows or max(cost, 1) > task.scorer.left:  # even cached runs reserve one run
                 break
             means, scores = await self._scores(task, arms, rows, key)
             chosen, votes = plurality(scores, [*map(canonical, arms)].index(canonical(current)))
@@ -117,15 +123,15 @@ class LLMSelector:
         yield _proposal(state)
 
     def _affordable(self, task: Task, slots: Mapping[str, Sequence[object]], examples: int) -> int:
-        """Return how many examples vote: as many as two rounds can pay for, but a minibatch at least."""
-        again = 1 if task.scorer.free_repeats else 0  # the option in place was run in the step before
-        runs = again + AFFORDED * sum(len(options) - again for options in slots.values())
-        first = max(map(len, slots.values()), default=1)  # options of one step
+        """Return the number of voting examples: what the budget covers, but at least a minibatch."""
+        cached = 1 if task.scorer.free_repeats else 0  # the selected option was run in the previous step
+        runs = cached + AFFORDED * sum(len(options) - cached for options in slots.values())
+        first = max(map(len, slots.values()), default=1)  # a minibatch must be affordable for one step
         least = min(task.minibatch, task.scorer.left // first)
         return int(min(self.rows, examples, max(task.scorer.left // max(runs, 1), least)))
 
     def _is_done(self, allocations: Sequence[Allocation], slots: int) -> bool:
-        """Return whether a whole round changed nothing, or there were enough rounds."""
+        """Return whether a whole round changed nothing, or all rounds are completed."""
         last = allocations[-slots - 1 :]
         settled = len(last) == slots + 1 and len(set(map(canonical, last))) == 1
         return settled or len(allocations) > self.rounds * slots
@@ -133,31 +139,31 @@ class LLMSelector:
     async def _scores(
         self, task: Task, arms: Sequence[Allocation], rows: Sequence[Example], key: str
     ) -> tuple[list[float | None], list[list[float]]]:
-        """Return each arm's mean reward (``None`` when it is broken), and its scores by example."""
+        """Return each option's mean reward (``None`` if too many runs failed) and its scores by example."""
         if not self.alpha:
             evaluations = await task.scorer.score(arms, rows)
             scores = [[self.beta * score for score in e.scores] for e in evaluations]
             return [e.mean for e in evaluations], scores
-        found: list[tuple[float | None, list[float]]] = []
+        results: list[tuple[float | None, list[float]]] = []
         broken: TooManyFailures | None = None
         for arm in arms:
             try:
-                found.append(await self._diagnosed(task, arm, rows, component_of(key)))
-            except TooManyFailures as error:  # one option is broken, unless all are
+                results.append(await self._diagnose(task, arm, rows, component_of(key)))
+            except TooManyFailures as error:  # a broken option loses; if all fail, the cause lies elsewhere
                 broken = error
-                found.append((None, [-math.inf] * len(rows)))
-        if broken is not None and all(mean is None for mean, _ in found):
+                results.append((None, [-math.inf] * len(rows)))
+        if broken is not None and all(mean is None for mean, _ in results):
             raise broken
-        return [mean for mean, _ in found], [scores for _, scores in found]
+        return [mean for mean, _ in results], [scores for _, scores in results]
 
-    async def _diagnosed(
+    async def _diagnose(
         self, task: Task, arm: Allocation, rows: Sequence[Example], component: str
     ) -> tuple[float, list[float]]:
-        """Run one arm, and ask for a verdict on each of its traces, all in flight together."""
+        """Run one option, and concurrently request a verdict on each of its traces."""
         traces = await task.scorer.traces(arm, rows)
         try:
             async with asyncio.TaskGroup() as group:
-                asked = [
+                verdicts = [
                     group.create_task(self._blame(task, trace, row, component))
                     for trace, row in zip(traces, rows, strict=True)
                 ]
@@ -166,24 +172,27 @@ class LLMSelector:
         rewards = [trace.score or 0.0 for trace in traces]
         scores = [
             self.beta * reward + self.alpha * (1 - verdict.result())
-            for reward, verdict in zip(rewards, asked, strict=True)
+            for reward, verdict in zip(rewards, verdicts, strict=True)
         ]
         return sum(rewards) / len(rewards), scores
 
     async def _blame(self, task: Task, trace: Trace, example: Example, component: str) -> float:
-        request = ask(task.system, trace, example, component)
-        verdict = await send(task, request, self.lm, lambda reply: blame(reply) if judged(reply) else None)
+        request = verdict_request(task.system, trace, example, component)
+        verdict = await ask_for_proposal(
+            task, request, self.lm, lambda reply: blame(reply) if has_verdict(reply) else None
+        )
         return UNDECIDED if verdict is None else verdict
 
 
 def plurality(scores: Sequence[Sequence[float]], current: int) -> tuple[int, list[int]]:
-    """Return the option with most votes, and the votes; each example votes for all its best options.
+    """Return the index of the option with most votes, and the votes.
 
-    Where several have most votes, the current one stays, or the first of them comes.
+    Each example votes for all options with its best score. Ties go to the current option if it is among the
+    best, otherwise to the first one.
 
     Args:
-        scores: for each option, its scores by example.
-        current: the option in place.
+        scores: the scores of each option, by example.
+        current: the index of the current option.
 
     >>> plurality([[1, 0, 0], [1, 1, 0], [0, 1, 0]], current=0)
     (1, [2, 3, 2])
@@ -195,18 +204,19 @@ def plurality(scores: Sequence[Sequence[float]], current: int) -> tuple[int, lis
 
 
 def _options(task: Task, key: str) -> tuple[object, ...]:
-    """Return what a parameter may be, the value in place among it; nothing where it is no choice."""
+    """Return the options of a parameter, including its current value; empty if it is no choice."""
     space, current = task.system.parameters[key], task.system.configuration[key]
     if not isinstance(space, Choice):
         return ()
-    return space.options if current in space.options else (current, *space.options)  # a stored reward
+    # the current value may be a stored reward that chooses per input, which is none of the options
+    return space.options if current in space.options else (current, *space.options)
 
 
 def _proposal(state: Selection) -> Proposal:
-    """Propose the allocation that the votes led to, whatever its mean: the loop decides about it."""
+    """Propose the last allocation, whatever its mean score: the acceptance test decides about it."""
     first, last, means = state.allocations[0], state.allocations[-1], state.means
     if not means:
-        return Proposal({}, note="nothing to choose from, or too few runs to compare anything")
+        return Proposal({}, note="no options to choose from, or too few system runs to compare them")
     changed = {key: value for key, value in last.items() if canonical(value) != canonical(first[key])}
-    note = "" if changed else "the votes kept every choice"
+    note = "" if changed else "the votes changed no choice"
     return Proposal(changed, means[canonical(first)], means[canonical(last)], len(means), note)

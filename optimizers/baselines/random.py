@@ -1,4 +1,4 @@
-"""Baselines: methods to beat, under the same loop, budget and acceptance as everything else."""
+"""Random search: the simplest baseline, with the same loop, budget and acceptance test as other methods."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ from compound.graph.space import Choice, Demos, Float, Int, Text
 from compound.narrowing import entry
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
-from compound.optimizers.search.demos import draw
+from compound.optimizers.search.demos import draw_demos
 from compound.optimizers.search.edits import GROWTH, bounded_edit
 from compound.optimizers.search.prompts import (
+    ATTEMPTS,
     CandidateRace,
     Pools,
-    bootstrapped,
+    bootstrap_pools,
+    first_rung_size,
     race_incumbent,
-    raced,
     split,
 )
 
-EDITS = 2  # the most edits of a text
+EDITS = 2  # maximum number of edits of a text
 
 
 @dataclass(frozen=True)
 class RandomSearch:
-    """Draws whole configurations: every parameter changes with probability one half."""
+    """Optimizer that draws random configurations; every parameter changes with probability 0.5."""
 
     def bound(self, outlook: Outlook) -> JobBound:
-        """Declare that no model is asked."""
-        return JobBound(growth=GROWTH, candidates=raced(outlook))
+        """Declare that the job sends no requests except the runs of the system."""
+        return JobBound(growth=GROWTH, candidates=first_rung_size(outlook))
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
-        """Draw, race, propose the winner."""
+        """Draw candidates, race them, and propose the winner."""
         pool_examples, examples = split(task)
         if task.resume is not None:
             state = CandidateRace.from_json(task.resume)
         else:
-            pools = await bootstrapped(task, pool_examples)
+            pools = await bootstrap_pools(task, pool_examples)
             state = CandidateRace(candidates=self._candidates(task, pools))
             yield Progress(state.to_json(), f"{len(state.candidates)} random configurations")
         async for event in race_incumbent(task, state.candidates, examples, state):
@@ -49,24 +50,24 @@ class RandomSearch:
 
     def _candidates(self, task: Task, pools: Pools) -> list[dict[str, object]]:
         seen: set[str] = set()
-        found: list[dict[str, object]] = []
-        for attempt in range(6 * task.candidates):
-            if len(found) == task.candidates:
+        candidates: list[dict[str, object]] = []
+        for attempt in range(ATTEMPTS * task.candidates):
+            if len(candidates) == task.candidates:
                 break
             rng = generator(task.seed, "random", attempt)
             changed = [key for key in task.keys if rng.random() < 0.5]
-            values = {key: v for key in changed if (v := _drawn(task, key, pools, rng)) is not None}
+            values = {key: v for key in changed if (v := _random_value(task, key, pools, rng)) is not None}
             if values and canonical(values) not in seen:
                 seen.add(canonical(values))
-                found.append(values)
-        return found
+                candidates.append(values)
+        return candidates
 
 
-def _drawn(task: Task, key: str, pools: Pools, rng: np.random.Generator) -> object:
+def _random_value(task: Task, key: str, pools: Pools, rng: np.random.Generator) -> object:
     space = task.system.parameters[key]
     if isinstance(space, Choice | Int | Float):
         return space.draw(rng)
     if isinstance(space, Demos):
-        return draw(pools[key], space.max, rng) if pools.get(key) else None
-    assert isinstance(space, Text)  # the method gives no other kind to this optimizer
+        return draw_demos(pools[key], space.max, rng) if pools.get(key) else None
+    assert isinstance(space, Text)  # the method passes no weights
     return bounded_edit(entry(task.system.configuration, key, str), rng, space, EDITS)

@@ -1,9 +1,8 @@
-"""Prompts rewritten from criticism: TextGrad.
+"""TextGrad: rewrite prompts based on criticism.
 
 Yuksekgonul et al. 2024, "TextGrad: Automatic 'Differentiation' via Text". A model reads a few runs and
-says what the prompt of one component did wrong; a second request rewrites the prompt accordingly. Every
-few steps the prompt is scored on examples held out from the criticism, and the search continues
-from the best.
+criticizes the prompt of one component; a second request rewrites the prompt accordingly. Every few steps the
+prompts are validated on examples that the criticism does not see, and the search continues from the best.
 """
 
 from __future__ import annotations
@@ -21,28 +20,33 @@ from compound.graph.configuration import component_of
 from compound.narrowing import entry
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
-from compound.optimizers.baselines.criticism import WRITTEN, bounds, criticise, rewrite
-from compound.optimizers.search.opro import proposal
+from compound.optimizers.baselines.criticism import (
+    MAX_TOKENS,
+    bounds,
+    criticism_request,
+    rewrite_request,
+)
+from compound.optimizers.search.opro import parse_prompt
 from compound.optimizers.search.prompts import split, text_keys
-from compound.optimizers.search.proposing import ask
+from compound.optimizers.search.proposing import ask_for_proposal
 from compound.settings.base import Settings
 from compound.settings.references import ModelName
 from compound.storage.state import State
 
-EVERY = 2  # steps between two validations
+EVERY = 2  # steps between validations
 
 
 class Descent(State):
-    """The progress of `TextGrad`.
+    """Progress of `TextGrad`.
 
     Attributes:
-        step: how many steps are completed.
-        held: the number of examples that prompts are validated on.
+        step: the number of completed steps.
+        held: the number of validation examples.
         before: the incumbent's mean score on them.
         mean: the mean score of the best prompts.
-        tried: how many rewritten prompts were validated.
-        best: the best prompts that were validated, besides the incumbent's.
-        values: the present prompts, besides the incumbent's: the best ones, or ones not validated yet.
+        tried: the number of validations.
+        best: the best validated prompts that differ from the incumbent's.
+        values: the current prompts that differ from the incumbent's: the best ones, or unvalidated ones.
     """
 
     step: int = 0
@@ -55,21 +59,21 @@ class Descent(State):
 
 
 class TextGradSettings(Settings):
-    """How prompts are rewritten from criticism."""
+    """Settings of `textgrad`: prompts are rewritten based on criticism."""
 
     lm: ModelName | None = None
-    """The model that criticises and rewrites; the system's own by default."""
+    """The model that criticizes and rewrites prompts; the system's own by default."""
 
 
 @dataclass(frozen=True)
 class TextGrad:
-    """Rewrites one prompt at a time.
+    """Optimizer that rewrites one prompt at a time, based on criticism.
 
     Attributes:
-        steps: how many rewritings.
-        batch: the traces one criticism is made from.
-        held_out: the most examples that a rewritten prompt is validated on.
-        lm: the model that criticises and rewrites; the system's own when ``None``.
+        steps: the number of rewriting steps.
+        batch: the number of traces per criticism.
+        held_out: the maximum number of validation examples.
+        lm: the model that criticizes and rewrites prompts; ``None`` for the system's own.
     """
 
     steps: int = 12
@@ -78,24 +82,24 @@ class TextGrad:
     lm: str | None = None
 
     def bound(self, outlook: Outlook) -> JobBound:
-        """Declare a criticism and a rewriting for each step."""
-        return JobBound(bounds(outlook, self.steps, self.batch, self.lm), written=WRITTEN)
+        """Declare one request for criticism and one for rewriting per step."""
+        return JobBound(bounds(outlook, self.steps, self.batch, self.lm), written=MAX_TOKENS)
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
-        """Criticise, rewrite, validate; propose the best of what was validated."""
+        """Criticize, rewrite and validate prompts, and propose the best validated ones."""
         _, examples = split(task)
         keys = text_keys(task)
         if task.resume is not None:
             state = Descent.from_json(task.resume)
         elif not task.scorer.may_ask(self.lm):
-            yield Proposal({}, note="the model that criticises and rewrites is not asked")
+            yield Proposal({}, note="the model may not be called: too many failures, or no requests left")
             return
         else:
             most = min(self.held_out, len(examples) // 2)
             left, free = task.scorer.left, task.scorer.free_repeats
             size = held_out_size(most, task.minibatch, self.steps, self.batch, left, free)
             if not size or not keys:
-                yield Proposal({}, note="too few examples or runs to compare anything")
+                yield Proposal({}, note="too few examples or system runs to compare prompts")
                 return
             mean = (await task.scorer.score([{}], examples[:size]))[0].mean
             state = Descent(held=size, before=mean, mean=mean)
@@ -103,12 +107,12 @@ class TextGrad:
             yield Progress(state.to_json(), note, step=0, of=self.steps)
         held, learn = examples[: state.held], examples[len(examples) // 2 :]
         while (step := state.step) < self.steps:
-            if step % EVERY == 0 and self._pair(task, len(held)) > task.scorer.left:
+            if step % EVERY == 0 and self._validation_cost(task, len(held)) > task.scorer.left:
                 break
             if not task.scorer.may_ask(self.lm) and state.values == state.best:
-                break  # nothing new would be validated
+                break  # there would be no new prompt to validate
             key = keys[step // EVERY % len(keys)]
-            state.values = await self._rewritten(task, key, state, learn)
+            state.values = await self._rewrite(task, key, state, learn)
             state.step = step + 1
             if state.step % EVERY == 0 or state.step == self.steps:
                 await self._validate(task, state, held)
@@ -117,42 +121,42 @@ class TextGrad:
         note = "" if state.best else "no rewritten prompt beat the incumbent"
         yield Proposal(state.best, state.before, state.mean, state.tried, note)
 
-    def _pair(self, task: Task, held: int) -> float:
-        """Return the most runs that the steps up to the next validation, and that one, can cost."""
+    def _validation_cost(self, task: Task, held: int) -> float:
+        """Return the maximum cost of the steps up to the next validation, including it, in system runs."""
         return EVERY * self.batch + held * (1 if task.scorer.free_repeats else 2)
 
-    async def _rewritten(
+    async def _rewrite(
         self, task: Task, key: str, state: Descent, learn: Sequence[Example]
     ) -> dict[str, str]:
-        """Return the values with one prompt rewritten; as they were when a model gave nothing usable."""
+        """Return the prompts with one of them rewritten; unchanged if the replies were unusable."""
         values, step = state.values, state.step
         component = task.system.components[component_of(key)]
         prompt = values[key] if key in values else entry(task.system.configuration, key, str)
         order = generator(task.seed, "textgrad", step).permutation(len(learn))[: self.batch]
         try:
             traces = await task.scorer.traces(values, [learn[i] for i in order])
-        except TooManyFailures:  # a prompt that breaks the runs is given up
+        except TooManyFailures:  # the current prompts break the runs: return to the best ones
             return state.best
         seeds = [derive_seed(task.seed, "textgrad", kind, step) for kind in ("criticise", "rewrite")]
-        request = criticise(component, prompt, traces, seeds[0])
-        criticism = await ask(task, request, self.lm, lambda reply: reply.strip() or None)
+        request = criticism_request(component, prompt, traces, seeds[0])
+        criticism = await ask_for_proposal(task, request, self.lm, lambda reply: reply.strip() or None)
         if criticism is None:
             return values
         space = task.system.parameters[key]
 
         def read(reply: str) -> str | None:
-            found = proposal(reply)
-            return None if found is None or space.problem(found) else found
+            text = parse_prompt(reply)
+            return None if text is None or space.problem(text) else text
 
-        request = rewrite(component, prompt, criticism, seeds[1])
-        text = await ask(task, request, self.lm, read, lambda found: found == prompt)
+        request = rewrite_request(component, prompt, criticism, seeds[1])
+        text = await ask_for_proposal(task, request, self.lm, read, lambda text: text == prompt)
         return values if text is None else {**values, key: text}
 
     async def _validate(self, task: Task, state: Descent, held: Sequence[Example]) -> None:
-        """Score what the last steps made; the next ones start from the best so far."""
+        """Score the current prompts; the next steps start from the best ones so far."""
         if state.values == state.best:
             return
-        # beside the incumbent, a prompt that breaks the runs only loses
+        # scored together with the incumbent, since the scorer raises if all candidates fail
         _, after = await task.scorer.score([{}, state.values], held)
         state.tried += 1
         if after.mean > state.mean:
@@ -164,16 +168,17 @@ class TextGrad:
 def held_out_size(
     examples: int, least: int, steps: int, batch: int, runs: float, free_repeats: bool = True
 ) -> int:
-    """Return how many examples to validate on: as many as leave runs for all steps, but ``least``.
+    """Return the number of validation examples, such that ``runs`` covers all steps; at least ``least``.
 
-    Below that, as many as leave runs for the first steps and their validation; 0 when nothing does.
+    If ``runs`` does not cover ``least``, return the number for which it covers the steps up to the first
+    validation, or 0.
 
     >>> held_out_size(50, 8, steps=12, batch=4, runs=188)
     20
     >>> held_out_size(50, 8, steps=12, batch=4, runs=16)
     4
     """
-    each = 1 if free_repeats else 2  # beside the candidate, the incumbent
-    whole = (runs - steps * batch) / (1 + math.ceil(steps / EVERY) * each)
-    first = (runs - EVERY * batch) / (1 + each)
-    return max(0, math.floor(min(examples, first, max(least, whole))))
+    scored = 1 if free_repeats else 2  # the candidate, and the incumbent if it is not cached
+    all_steps = (runs - steps * batch) / (1 + math.ceil(steps / EVERY) * scored)
+    first_steps = (runs - EVERY * batch) / (1 + scored)
+    return max(0, math.floor(min(examples, first_steps, max(least, all_steps))))

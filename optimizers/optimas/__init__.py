@@ -1,1 +1,1 @@
-"""OPTIMAS: optimize components by local rewards."""
+"""OPTIMAS: optimize components by learned local rewards."""

@@ -1,9 +1,10 @@
-"""Local optimization (OPTIMAS, section 4.3): one component's settings, chosen by its local reward.
+"""Local optimization (OPTIMAS, section 4.3): search the parameters of one component by its local reward.
 
-A candidate runs the component alone on recorded inputs; its mean local reward there is compared with the
-incumbent's on the same inputs. The best few then meet the global reward on train examples, unless the local
-reward is nearly always right. Where a parameter may be a reward that chooses for each input, the component's
-own joins them. Components whose rewards order too few held-out pairs right go by the global reward, together.
+A candidate runs the component alone on recorded inputs; its mean local reward is compared with the
+incumbent's on the same inputs. The best few are then tested by the global reward on train examples, unless
+the local reward is accurate enough. If a parameter can be chosen per input by a reward, the component's own
+local reward is an additional finalist. Components whose local rewards are not accurate enough are searched
+by the global reward, jointly.
 """
 
 from __future__ import annotations
@@ -29,47 +30,49 @@ from compound.optimizers.optimas.local_scoring import (
     Scoring,
     finalists,
 )
-from compound.optimizers.optimas.offline import Collecting, affordable, collect_pairs, settings_of
-from compound.optimizers.optimas.per_input import chosen_by_reward
+from compound.optimizers.optimas.offline import Collecting, affordable_inputs, collect_pairs, settings_of
+from compound.optimizers.optimas.per_input import per_input_candidates
 from compound.optimizers.optimas.rewarding import RunRewards, tunable
 from compound.optimizers.search.prompts import (
     CandidateRace,
-    Contest,
     PromptSearch,
-    bootstrapped,
+    RaceProgress,
+    bootstrap_pools,
     demo_keys,
     race_incumbent,
     split,
     text_keys,
 )
 from compound.optimizers.search.racing import Race
-from compound.optimizers.search.sampling import enumerated, suggest
+from compound.optimizers.search.sampling import enumerate_settings, suggest
 from compound.rewards.heads import LEAST_INPUTS
 from compound.rewards.settings import RewardLearning
 
-ONLINE, LOCAL = 0.2, 0.5  # of a job's share: for fresh pairs, and for local runs; the rest tests the best
+# Fractions of a job's share of the budget for collecting fresh pairs and for local scoring; the rest is for
+# testing the finalists.
+ONLINE, LOCAL = 0.2, 0.5
 
 Phase = Literal["collecting", "searching", "testing", "decided"]
 
 
-class LocalProgress(Contest):
-    """The progress of `LocalSearch`, whose race is that of the finalists.
+class LocalProgress(RaceProgress):
+    """Progress of `LocalSearch`; its race is that of the finalists.
 
     Attributes:
-        phase: what the job does next.
+        phase: the next phase of the job.
 
-            * ``collecting``: collect pairs of fresh inputs, and fit the local reward to them.
-            * ``searching``: score candidates by the local reward. Where that may not steer, either all
-              candidates are finalists, or texts and demonstrations are searched by the global reward together
-              with those of other components.
+            * ``collecting``: collect pairs from fresh inputs, and fit the local reward to them.
+            * ``searching``: score candidates by the local reward. If that is not trusted, either all
+              candidates become finalists, or texts and demonstrations are searched by the global reward,
+              jointly with those of other components.
             * ``testing``: race the finalists by the global reward.
-            * ``decided``: propose the first finalist untested, if there is one.
-        pairs: the collection of pairs.
-        scoring: the search by the local reward.
-        together: the search by the global reward, together with other components; ``None`` before it began.
-        finalists: the values to test, the best by the local reward first; empty while searching.
-        local_gain: by how much the first finalist's local reward exceeds the incumbent's; ``None`` where no
-            candidate beat the incumbent.
+            * ``decided``: propose the first finalist without a test, if there is one.
+        pairs: progress of the collection of pairs.
+        scoring: progress of the search by the local reward.
+        together: progress of the joint search by the global reward; ``None`` before its start.
+        finalists: the candidates to test, best local reward first; empty while searching.
+        local_gain: the local reward of the first finalist minus the incumbent's; ``None`` if no candidate
+            beat the incumbent.
     """
 
     phase: Phase = "collecting"
@@ -82,15 +85,15 @@ class LocalProgress(Contest):
 
 @dataclass(frozen=True)
 class LocalSearch:
-    """Improves one component by its local reward.
+    """Optimizer that searches the parameters of one component by its local reward.
 
     Attributes:
-        learning: how pairs are collected and rewards learned.
-        search: how many rounds, and how the best are chosen.
-        prompts: makes candidate prompts and demonstrations.
-        verify: whether the best always meet the global reward too, however good the local one is.
-        guide: what scores calls.
-        fresh: inputs that each job collects pairs from.
+        learning: settings of pair collection and reward learning.
+        search: settings of the local search.
+        prompts: proposes prompts and demonstrations.
+        verify: whether finalists are always tested by the global reward, even if the local one is accurate.
+        guide: scores the component's calls.
+        fresh: the number of inputs that each job collects pairs from.
     """
 
     learning: RewardLearning
@@ -101,13 +104,13 @@ class LocalSearch:
     fresh: int = 0
 
     def bound(self, outlook: Outlook) -> JobBound:
-        """Declare the candidates of each local round, or two rounds where the global reward steers."""
+        """Declare the requests of all local rounds, or of two rounds if the global reward is used."""
         texts = [key for key in outlook.texts if key in outlook.system.parameters]
         together = replace(outlook, keys=tuple(dict.fromkeys((*outlook.keys, *texts))))
         return self.prompts.rounds_bound(together, max(2, self.search.rounds))
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
-        """Adapt the reward on fresh inputs, search locally, and put the best to the test."""
+        """Update the local reward on fresh inputs, search by it, and test the finalists."""
         (component,) = tunable(task)
         rewards = RunRewards.open(task, self.learning)
         if task.resume is not None:
@@ -129,9 +132,9 @@ class LocalSearch:
             yield replace(event, facts={**facts, **event.facts}) if isinstance(event, Proposal) else event
 
     async def _start(self, task: Task, rewards: RunRewards, component: str) -> LocalProgress:
-        """Make the first round of candidates."""
+        """Return the progress of a new job, with the first round of candidates."""
         share = None if task.scorer.left == float("inf") else task.scorer.left
-        candidates = await self._first(task, rewards, split(task)[0])
+        candidates = await self._first_candidates(task, rewards, split(task)[0])
         proposals = {component: settings_of(candidates)}
         return LocalProgress(
             pairs=Collecting(iteration=rewards.iteration + 1, proposals=proposals),
@@ -141,16 +144,16 @@ class LocalSearch:
     async def _collect(
         self, task: Task, rewards: RunRewards, component: str, pairs: Collecting
     ) -> str | None:
-        """Collect pairs of fresh inputs: more where the offline phase could not afford enough.
+        """Collect pairs from fresh inputs; from more of them if the offline phase collected too few.
 
         Returns:
-            A note on what was found; ``None`` where no pairs were collected.
+            A progress note; ``None`` if no pairs were collected.
         """
-        if not self.guide.adapts or rewards.is_constant(component):
+        if not self.guide.collects_online or rewards.is_constant(component):
             return None
         enough = len({pair.example for pair, _ in rewards.buffer.pairs(component)}) >= LEAST_INPUTS
         wanted = self.fresh if enough else self.learning.pairs.inputs
-        count = affordable(task, rewards, [component], wanted, ONLINE)
+        count = affordable_inputs(task, rewards, [component], wanted, ONLINE)
         if not count or (not enough and count < LEAST_INPUTS):
             return None
         return await collect_pairs(rewards, [component], pairs, rewards.fresh(split(task)[1], count))
@@ -158,17 +161,17 @@ class LocalSearch:
     async def _search_together(
         self, task: Task, rewards: RunRewards, guidance: Guidance, state: LocalProgress
     ) -> AsyncIterator[Progress | Proposal]:
-        """Search texts and demonstrations of all components that no reward may steer by the global one.
+        """Search texts and demonstrations of all components without a trusted reward by the global reward.
 
-        Together, since demonstrations of several components come from the same traces (ADR 0007).
+        The search is joint, since demonstrations of several components come from the same traces (ADR 0007).
         """
         keys = tuple(
             key
             for key, space in task.system.parameters.items()
-            if isinstance(space, Text | Demos) and component_of(key) in guidance.distrusted
+            if isinstance(space, Text | Demos) and component_of(key) in guidance.untrusted
         )
         components = components_of(keys)
-        tried = [known for known in task.tried if set(keys) <= set(known.values)]  # what says all of them
+        tried = [known for known in task.tried if set(keys) <= set(known.values)]  # only complete candidates
         resume = None if state.together is None else state.together.to_json()
         async for event in self.prompts.propose(replace(task, keys=keys, tried=tried, resume=resume)):
             if isinstance(event, Progress):
@@ -176,13 +179,13 @@ class LocalSearch:
                 yield Progress(state.to_json(), f"by the global reward: {event.note}")
                 continue
             if len(components) == 1 and state.together:
-                await self._remember(task, rewards, state, state.together.candidates, state.together.race)
+                await self._add_race(task, rewards, state, state.together.candidates, state.together.race)
             yield replace(event, facts={"together": components})
 
     async def _search_alone(
         self, task: Task, rewards: RunRewards, guidance: Guidance, state: LocalProgress
     ) -> AsyncIterator[Progress | Proposal]:
-        """Search one component by its local reward, if that may steer, and put the best to the test."""
+        """Search one component by its local reward, if that is trusted, and test the finalists."""
         if state.phase == "searching":
             if guidance.distrust:
                 state.finalists, state.phase = state.scoring.candidates, "testing"
@@ -206,24 +209,24 @@ class LocalSearch:
             if isinstance(event, Progress):
                 yield event
                 continue
-            await self._remember(task, rewards, state, state.finalists, state.race)
+            await self._add_race(task, rewards, state, state.finalists, state.race)
             yield replace(event, facts=facts)
 
     async def _score(
         self, task: Task, rewards: RunRewards, guidance: Guidance, state: Scoring
     ) -> AsyncIterator[str]:
-        """Score rounds of candidates by the local reward; yield a note after each round."""
+        """Score rounds of candidates by the local reward; yield a progress note after each round."""
         (component,) = tunable(task)
         scorer = LocalScorer(task, component, guidance.scores, self.search.rounds, LOCAL + ONLINE)
-        recorded = await self.guide.recorded(rewards, component, state.recorded)
+        recorded = await self.guide.recorded_calls(rewards, component, state.recorded)
         state.recorded = sorted({trace.example for trace, _ in recorded.calls})
-        async for note in scorer.rounds(state, recorded, self._next):
+        async for note in scorer.rounds(state, recorded, self._next_candidates):
             yield note
 
     def _choose(self, task: Task, rewards: RunRewards, guidance: Guidance, state: LocalProgress) -> None:
-        """Choose the finalists among what was scored locally, and decide whether to test them.
+        """Choose the finalists among the locally scored candidates, and decide whether to test them.
 
-        A reward that chooses for each input is always tested.
+        A reward that chooses per input is always tested.
         """
         (component,) = tunable(task)
         chosen = finalists(task, state.scoring.scored, self.search.temperature)
@@ -231,16 +234,16 @@ class LocalSearch:
         state.local_gain = chosen[0].gain if chosen else None
         rewards.note_tried(task, [candidate.values for candidate in state.scoring.scored])
         is_tested = self._is_worth_testing(task, guidance)
-        if for_each := chosen_by_reward(task, rewards, component, guidance.scores):
-            state.finalists, is_tested = [*state.finalists[:1], *for_each], True
+        if per_input := per_input_candidates(task, rewards, component, guidance.scores):
+            state.finalists, is_tested = [*state.finalists[:1], *per_input], True
         state.phase = "testing" if state.finalists and is_tested else "decided"
 
     def _is_worth_testing(self, task: Task, guidance: Guidance) -> bool:
-        """Return whether finalists are raced: there are runs for it, and the local reward may be wrong."""
+        """Return whether to race finalists: the budget covers it, and the local reward may be wrong."""
         is_sure = guidance.accuracy is not None and guidance.accuracy >= self.learning.reward.check_below
         return task.scorer.left >= 2 * task.minibatch and (self.verify or not is_sure)
 
-    async def _remember(
+    async def _add_race(
         self,
         task: Task,
         rewards: RunRewards,
@@ -248,33 +251,35 @@ class LocalSearch:
         candidates: Sequence[Mapping[str, object]],
         race: Race | None,
     ) -> None:
-        """Keep the pairs that a race of one component's settings gives."""
-        if self.guide.adapts and race:
+        """Add the preference pairs that a race of one component's values provides."""
+        if self.guide.collects_online and race:
             (component,) = tunable(task)
             examples = split(task)[1]
             await rewards.remember_race(component, candidates, race, examples, state.pairs.iteration)
 
-    async def _first(
+    async def _first_candidates(
         self, task: Task, rewards: RunRewards, pool: Sequence[Example]
     ) -> list[dict[str, object]]:
-        """Return the first round of candidates, others than an earlier job had in this place."""
+        """Return the first round of candidates, without those scored by earlier jobs."""
         if demo_keys(task) or text_keys(task):
-            pools = await bootstrapped(task, pool) if "demos" in self.prompts.proposers else {}
+            pools = await bootstrap_pools(task, pool) if "demos" in self.prompts.proposers else {}
             return rewards.untried(task, await self.prompts.candidates(task, pools))
-        grid = enumerated(task)
+        grid = enumerate_settings(task)
         if len(grid) <= task.candidates:
             return rewards.untried(task, grid)
-        drawn = {canonical(values): values for i in range(8 * task.candidates) if (values := _drawn(task, i))}
-        return rewards.untried(task, list(drawn.values()))[: task.candidates]
+        # more draws than candidates, since some draws are equal or were tried before
+        draws = [_random_values(task, i) for i in range(8 * task.candidates)]
+        distinct = {canonical(values): values for values in draws if values}
+        return rewards.untried(task, list(distinct.values()))[: task.candidates]
 
-    async def _next(self, task: Task, scored: Sequence[Gain]) -> list[dict[str, object]]:
-        """Return another round: edits of the best prompt so far, or what TPE suggests."""
+    async def _next_candidates(self, task: Task, scored: Sequence[Gain]) -> list[dict[str, object]]:
+        """Return another round of candidates: edits of the best prompt so far, or suggestions of TPE."""
         best = max(scored, key=lambda candidate: candidate.gain).values
         if text_keys(task):
             nearby = replace(task, system=task.system.bind({**task.system.configuration, **best}))
-            made = await self.prompts.candidates(nearby, {})
-            return [{**best, **values} for values in made]
-        if demo_keys(task) or len(enumerated(task)) <= task.candidates:
+            edited = await self.prompts.candidates(nearby, {})
+            return [{**best, **values} for values in edited]
+        if demo_keys(task) or len(enumerate_settings(task)) <= task.candidates:
             return []
         trials = [({key: c.values[key] for key in task.keys}, c.gain) for c in scored if c.values]
         round_: list[dict[str, object]] = []
@@ -283,8 +288,8 @@ class LocalSearch:
         return round_
 
 
-def _drawn(task: Task, number: int) -> dict[str, object]:
-    """Return random values of choices and numbers."""
+def _random_values(task: Task, number: int) -> dict[str, object]:
+    """Return random values of the job's choices and numbers."""
     rng = generator(task.seed, "draw", number)
     spaces = {key: task.system.parameters[key] for key in task.keys}
     return {key: s.draw(rng) for key, s in spaces.items() if isinstance(s, Choice | Int | Float)}

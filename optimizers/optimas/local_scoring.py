@@ -1,4 +1,4 @@
-"""Scoring candidates by a local reward: the component alone, on recorded inputs, a few rounds."""
+"""Rounds of candidates scored by a local reward: the component runs alone, on recorded inputs."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from compound.settings.base import Settings
 from compound.storage.state import State
 
 FINALISTS = 2
-REPEATS = 2  # samples of a call that is left to chance
-AGAIN = 100_000_000  # between their indices
-Place = tuple[Trace, Call, int]  # a recorded call, and the sample to draw it with
+REPEATS = 2  # samples of each call of a stochastic component
+REPEAT_OFFSET = 100_000_000  # offset between the sample indices of repeats, disjoint from all other indices
+Place = tuple[Trace, Call, int]  # a recorded call, and the index of the sample to draw
 
 
 class Gain(State):
-    """A candidate's values, and by how much its mean local reward exceeds the incumbent's."""
+    """A candidate's values with its gain: its mean local reward minus the incumbent's."""
 
     values: dict[str, object]
     gain: float
 
 
-More = Callable[[Task, Sequence[Gain]], Awaitable[list[dict[str, object]]]]
+NextCandidates = Callable[[Task, Sequence[Gain]], Awaitable[list[dict[str, object]]]]
 
 
 class Scoring(State):
-    """The progress of a search of one component by its local reward.
+    """Progress of a search by the local reward.
 
     Attributes:
-        share: the system runs that the job might spend when it began; ``None`` without a limit.
-        candidates: the values to score in the first round.
-        rounds: how many rounds are completed.
-        scored: the candidates that were scored; the first one is the incumbent.
-        recorded: the names of the examples whose calls candidates are scored on; ``None`` before the first
-            round is completed.
+        share: the job's share of the budget at its start, in system runs; ``None`` without a limit.
+        candidates: the candidates of the first round.
+        rounds: the number of completed rounds.
+        scored: the scored candidates; the first one is the incumbent.
+        recorded: the names of the examples whose calls candidates are scored on; ``None`` until they are
+            chosen.
     """
 
     share: float | None
@@ -60,30 +60,36 @@ class Scoring(State):
 
     @property
     def tried(self) -> int:
-        """How many candidates were scored besides the incumbent."""
+        """Number of scored candidates, without the incumbent."""
         return len(self.scored) - 1
 
 
 class LocalSearchSettings(Settings):
-    """How the settings of a component are searched by its local reward."""
+    """Local search over the parameters of a component, by its local reward."""
 
     rounds: int = Field(default=3, ge=1)
-    """Rounds of local search in one iteration: a trust region."""
+    """Maximum number of rounds per job. Limits the distance from the incumbent (a trust region)."""
     temperature: float = Field(default=0.0, ge=0)
-    """Candidates are drawn with probability proportional to exp(reward / temperature); 0 takes the best."""
+    """Temperature of the selection of choices and numbers: finalists are drawn with probability proportional
+    to exp(reward / temperature); 0 selects the best. Of prompts, the best are always selected."""
 
 
 class Scores(Protocol):
-    """Scores (inputs, outputs) of a component: `compound.rewards.model.RewardModel`, or a baseline."""
+    """Scores calls of a component: `compound.rewards.model.RewardModel`, or a baseline."""
 
     def rewards(self, component: str, calls: Sequence[CallValues]) -> Vector:
-        """Return one number for each call, higher for better outputs."""
+        """Return one number per (inputs, outputs); higher is better."""
         ...
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """Calls to make again with other settings, and the system whose traces they are in."""
+class RecordedCalls:
+    """Recorded calls to repeat with other settings.
+
+    Attributes:
+        system: the system that the traces were recorded with.
+        calls: the calls with their traces.
+    """
 
     system: System
     calls: Sequence[tuple[Trace, Call]]
@@ -91,33 +97,35 @@ class Recorded:
 
 @dataclass(frozen=True)
 class LocalScorer:
-    """One component's local search.
+    """Local search of one component.
 
     Attributes:
         task: the job.
-        component: whose settings are searched.
-        model: scores its calls.
-        rounds_limit: the most rounds.
-        part: of the job's share that may be spent by the end of the last round.
+        component: the component whose parameters are searched.
+        model: scores the component's calls.
+        max_rounds: the maximum number of rounds.
+        part: the fraction of the job's share that may be spent by the end of the last round.
     """
 
     task: Task
     component: str
     model: Scores
-    rounds_limit: int
+    max_rounds: int
     part: float
 
-    async def rounds(self, state: Scoring, recorded: Recorded, more: More) -> AsyncIterator[str]:
-        """Score the first candidates, then further rounds of them; yield a note after each round.
+    async def rounds(
+        self, state: Scoring, recorded: RecordedCalls, next_candidates: NextCandidates
+    ) -> AsyncIterator[str]:
+        """Score the first candidates, then further rounds; yield a progress note after each round.
 
         Args:
-            state: what was scored so far, which each round adds to.
-            recorded: the calls to make again with the candidates' values.
-            more: makes the candidates of another round.
+            state: the progress, updated in place.
+            recorded: the calls to repeat with the candidates' values.
+            next_candidates: returns the candidates of another round.
         """
         places = self._places(recorded)
-        while places and state.rounds < self.rounds_limit and self._is_affordable(state, places):
-            fresh = await self._another(state, more) if state.tried else state.candidates
+        while places and state.rounds < self.max_rounds and self._is_affordable(state, places):
+            fresh = await self._next_round(state, next_candidates) if state.tried else state.candidates
             if not fresh:
                 break
             gains = await self.gains(fresh, recorded.system, places)
@@ -126,24 +134,25 @@ class LocalScorer:
             best = max(scored.gain for scored in state.scored)
             yield f"local round {state.rounds}: best gain {best:+.2f}"
 
-    def _places(self, recorded: Recorded) -> list[Place]:
-        """Return the component's calls; those of a component with chance several times, in other samples."""
+    def _places(self, recorded: RecordedCalls) -> list[Place]:
+        """Return the calls to make; several samples of each if the component is stochastic."""
         component = self.task.system.components[self.component]
-        chance = not component.deterministic(values_of(component, self.task.system))
+        is_stochastic = not component.deterministic(values_of(component, self.task.system))
         return [
-            (trace, call, call.sample + AGAIN * repeat)
-            for repeat in range(REPEATS if chance else 1)
+            (trace, call, call.sample + REPEAT_OFFSET * repeat)
+            for repeat in range(REPEATS if is_stochastic else 1)
             for trace, call in recorded.calls
         ]
 
-    async def _another(self, state: Scoring, more: More) -> list[dict[str, object]]:
+    async def _next_round(self, state: Scoring, next_candidates: NextCandidates) -> list[dict[str, object]]:
         """Return candidates that were not scored yet."""
         seen = {canonical(scored.values) for scored in state.scored}
         task = replace(self.task, seed=derive_seed(self.task.seed, "round", state.rounds))
-        return [values for values in await more(task, state.scored) if canonical(values) not in seen]
+        candidates = await next_candidates(task, state.scored)
+        return [values for values in candidates if canonical(values) not in seen]
 
     def _is_affordable(self, state: Scoring, places: Sequence[Place]) -> bool:
-        """Return whether another round fits; the first always does."""
+        """Return whether the budget covers another round; the first round is always run."""
         if not state.tried or state.share is None:
             return True
         spent = state.share - self.task.scorer.left
@@ -155,26 +164,26 @@ class LocalScorer:
     async def gains(
         self, candidates: Sequence[Mapping[str, object]], system: System, places: Sequence[Place]
     ) -> list[float]:
-        """Return by how much each candidate's mean local reward exceeds the incumbent's at the same places.
+        """Return each candidate's mean local reward minus the incumbent's at the same places.
 
-        All meet a few, the better half twice as many, and so on (successive halving). A failed call
-        counts as less than the worst.
+        All candidates are scored at a few places, the better half at twice as many, and so on (successive
+        halving). A failed call scores less than the worst of the others.
 
         Args:
             candidates: values by key.
-            system: the one that the places were recorded with.
-            places: where to make the calls.
+            system: the system that the calls were recorded with.
+            places: the calls to make.
         """
         alive = list(range(len(candidates)))
-        found = [0.0] * len(candidates)
+        gains = [0.0] * len(candidates)
         size = min(len(places), max(2, self.task.minibatch // 4))
         while True:
             rows = await self._rewards([{}, *(candidates[i] for i in alive)], system, places[:size])
             for i, row in zip(alive, rows[1:], strict=True):
-                found[i] = float((row - rows[0]).mean())
+                gains[i] = float((row - rows[0]).mean())
             if size == len(places) or not alive:
-                return found
-            alive = sorted(alive, key=lambda i: -found[i])[: max(1, len(alive) // 2)]
+                return gains
+            alive = sorted(alive, key=lambda i: -gains[i])[: max(1, len(alive) // 2)]
             size = min(len(places), 2 * size)
 
     async def _rewards(
@@ -183,27 +192,28 @@ class LocalScorer:
         """Return the local rewards of each candidate (rows) at each place (columns)."""
         prefix = f"{self.component}."
         changes = system.configuration.diff(self.task.system.configuration)
-        own = {c.key: c.after for c in changes if c.key.startswith(prefix)}  # the incumbent's, since then
+        # changes to this component that were accepted since the calls were recorded
+        own = {c.key: c.after for c in changes if c.key.startswith(prefix)}
         jobs = [
             (place, {key.removeprefix(prefix): value for key, value in {**own, **values}.items()})
             for values in candidates
             for place in places
         ]
-        made = await run_alone(self.task.context, system, jobs)
-        read = [(call.inputs, call.outputs) for call in made if call.failure is None]
-        rewards = iter(self.model.rewards(self.component, read).tolist())
-        found = np.array([np.nan if call.failure else next(rewards) for call in made])
-        worst = min(found[~np.isnan(found)], default=0.0)
-        return np.where(np.isnan(found), worst - 1.0, found).reshape(len(candidates), len(places))
+        calls = await run_alone(self.task.context, system, jobs)
+        succeeded = [(call.inputs, call.outputs) for call in calls if call.failure is None]
+        remaining = iter(self.model.rewards(self.component, succeeded).tolist())
+        rewards = np.array([np.nan if call.failure else next(remaining) for call in calls])
+        worst = min(rewards[~np.isnan(rewards)], default=0.0)
+        return np.where(np.isnan(rewards), worst - 1.0, rewards).reshape(len(candidates), len(places))
 
 
 async def run_alone(
     context: JobContext, system: System, jobs: Sequence[tuple[Place, Mapping[str, object]]]
 ) -> list[Call]:
-    """Make calls of traces again with other settings, all in flight together; returns them in order.
+    """Repeat recorded calls with other settings, concurrently; return the new calls in order.
 
     Raises:
-        BudgetExhausted: the budget ended before all were made.
+        BudgetExhausted: the budget was used up before all calls were made.
     """
     executor = context.executor
 
@@ -221,14 +231,14 @@ async def run_alone(
 
 
 def finalists(task: Task, scored: Sequence[Gain], temperature: float) -> list[Gain]:
-    """Return the candidates that are put to the test.
+    """Return the candidates to test by the global reward.
 
-    Of prompts, the best few that beat the incumbent; settings are drawn by their rewards.
+    For prompts, these are the best few that beat the incumbent; choices and numbers are drawn by reward.
 
     Args:
         task: the job.
-        scored: candidates; the first one is the incumbent.
-        temperature: of the draw.
+        scored: the scored candidates; the first one is the incumbent.
+        temperature: the temperature of the draw.
     """
     count = FINALISTS if task.scorer.left >= 5 * task.minibatch else 1
     if text_keys(task) or demo_keys(task):
@@ -236,17 +246,17 @@ def finalists(task: Task, scored: Sequence[Gain], temperature: float) -> list[Ga
         return sorted(better, key=lambda candidate: -candidate.gain)[:count]
     rng = generator(task.seed, "boltzmann")
     drawn = boltzmann([candidate.gain for candidate in scored], temperature, count, rng)
-    kept = drawn[: drawn.index(0)] if 0 in drawn else drawn  # what comes after the incumbent is worse
-    return [scored[i] for i in kept]
+    chosen = drawn[: drawn.index(0)] if 0 in drawn else drawn  # candidates after the incumbent rank below it
+    return [scored[i] for i in chosen]
 
 
 def boltzmann(
     rewards: Sequence[float], temperature: float, count: int, rng: np.random.Generator
 ) -> list[int]:
-    """Draw positions without replacement, with probability proportional to ``exp(reward / temperature)``.
+    """Draw indices without replacement, with probability proportional to ``exp(reward / temperature)``.
 
-    The largest of reward plus Gumbel noise is such a draw (Gumbel 1954), and the next largest the next. At
-    temperature 0 the best are taken.
+    Uses the Gumbel-max trick (Gumbel 1954): the indices of the largest rewards plus Gumbel noise are such a
+    draw. At temperature 0, the best are selected.
 
     >>> boltzmann([0.0, 9.0, 0.0], 0.1, 1, np.random.default_rng(0))
     [1]

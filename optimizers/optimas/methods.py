@@ -1,7 +1,7 @@
-"""Methods that search component by component, guided by a score of single outputs: OPTIMAS, and a baseline.
+"""Methods that optimize one component at a time by a local score: OPTIMAS and its cloning baseline.
 
-`optimas` learns local rewards; `hbc` clones preferred outputs. Both collect preference pairs in an offline
-phase first.
+`optimas` learns local rewards; `hbc` clones preferred outputs. Both first collect preference pairs in an
+offline phase.
 """
 
 from __future__ import annotations
@@ -40,47 +40,52 @@ SCHEDULERS: Mapping[str, Callable[[], Scheduler]] = {
     "ucb": UCB,
     "thompson": Thompson,
 }
-LEAST = 2.0  # minibatches' runs a job of numbers needs when its local reward does most of the work
-MEASURING = ("ucb", "thompson")  # they learn from gains on train examples, so every proposal is measured
+# Minimum share, in minibatches of system runs, of a job of choices and numbers: most of its candidates are
+# scored by the local reward, without system runs.
+MIN_MINIBATCHES = 2.0
+MEASURING = ("ucb", "thompson")  # these learn from gains on train examples, so every proposal is measured
 
 
 class GuidedSettings(Settings):
-    """What both methods read."""
+    """Settings that `optimas` and `hbc` share."""
 
     prompts: PromptSettings = PromptSettings()
-    """How candidate prompts and demonstrations are made."""
+    """Proposal of candidate prompts and demonstrations."""
     backbone: BackboneSettings = BackboneSettings()
-    """The model that turns texts into features."""
+    """The model that computes features of texts."""
     pairs: PairSettings = PairSettings()
-    """How preference pairs are collected."""
+    """Collection of preference pairs."""
     search: LocalSearchSettings = LocalSearchSettings()
-    """How the settings of one component are searched."""
+    """Local search over the parameters of one component."""
     training: LocalTrainingField = LocalTrainingChoice()
-    """How weights are trained."""
+    """Training of weights."""
     scheduler: Literal["gaps", "uniform", "ucb", "thompson"] = "gaps"
-    """Who chooses the next component: `gaps` (the paper's rule), `uniform`, or a bandit on gain per run."""
+    """The scheduler that chooses the next component: `gaps` (proportional to the reward gap, as in the
+    paper), `uniform`, or a bandit on the gain per system run (`ucb`, `thompson`)."""
 
 
 class OptimasSettings(GuidedSettings):
     """Settings of `optimas`."""
 
     pairs: FreshPairSettings = FreshPairSettings()
-    """How preference pairs are collected."""
+    """Collection of preference pairs."""
     reward: RewardSettings = RewardSettings()
-    """How local rewards are fitted, and when they are used."""
+    """Fitting of local rewards, and the accuracy required to use them."""
     offline: float = Field(default=0.4, ge=0, lt=1)
-    """The offline phase's part of the budget that is not needed to decide."""
+    """Share of the optimization budget (what remains after reserving the acceptance tests) for the offline
+    phase, which collects pairs before the first job."""
 
 
 class HBCSettings(GuidedSettings):
     """Settings of `hbc`."""
 
     offline: float = Field(default=0.4, gt=0, lt=1)
-    """The offline phase's part of the budget that is not needed to decide. It finds the outputs to clone."""
+    """Share of the optimization budget (what remains after reserving the acceptance tests) for the offline
+    phase, which finds the outputs to clone."""
 
 
 def optimas(system: System, optimize: OptimizeSettings, settings: OptimasSettings) -> Method:
-    """Local rewards: learned offline first, then one component after the other by what suits it (OPTIMAS)."""
+    """OPTIMAS: learns a local reward per component offline, then optimizes one component at a time by it."""
     learning = RewardLearning(settings.pairs, settings.backbone, settings.reward)
     return guided(
         "optimas", system, settings, learning, LearnedRewards(), settings.offline, settings.pairs.fresh
@@ -88,7 +93,7 @@ def optimas(system: System, optimize: OptimizeSettings, settings: OptimasSetting
 
 
 def hbc(system: System, optimize: OptimizeSettings, settings: HBCSettings) -> Method:
-    """What `optimas` does, with the similarity to the preferred output as the score (behaviour cloning)."""
+    """Hierarchical behaviour cloning: `optimas`, with similarity to preferred outputs as the local score."""
     learning = RewardLearning(settings.pairs, settings.backbone)
     return guided("hbc", system, settings, learning, Cloning(), settings.offline)
 
@@ -102,32 +107,31 @@ def guided(
     offline: float,
     fresh: int = 0,
 ) -> Method:
-    """Return the method `optimas` with another guide of its local searches.
+    """Return an OPTIMAS-style method whose local searches use the given guide.
 
     Args:
-        name: of the method.
-        system: what is to be optimized.
-        settings: how candidates are made, searched and trained.
-        learning: how pairs are collected and rewards learned.
+        name: the name of the method.
+        system: the system to optimize.
+        settings: settings of proposals, local search and training.
+        learning: settings of pair collection and reward learning.
         guide: scores the calls of a component.
-        offline: the offline phase's part of the budget; 0 for none.
-        fresh: inputs that each later job collects pairs from.
+        offline: the share of the budget for the offline phase; 0 for none.
+        fresh: the number of inputs that each later job collects pairs from.
     """
     prompts, verify = PromptSearch.of(settings.prompts), settings.scheduler in MEASURING
+    training = f"optimize.{name}.training.{settings.training.name}"
     optimizers: Mapping[str, Optimizer] = {
         "offline": OfflineRewards(learning, prompts, guide),
         "local": LocalSearch(learning, settings.search, prompts, verify=verify, guide=guide, fresh=fresh),
-        "weights": LocalTraining(learning, settings.training, guide),
+        "weights": LocalTraining(learning, settings.training, guide, training),
     }
     jobs = by_component(system, "local", "local")
     trained = keys_of(system, Weights)
     if trained:
-        check_component_names(
-            f"{name}.training.{settings.training.name}", trained, settings.training.settings
-        )
+        check_component_names(training, trained, settings.training.settings)
     jobs += [Job("weights", (key,)) for key in trained]
     everything = tuple(key for job in jobs for key in job.keys)
     opening = Job("offline", everything, weight=offline) if offline else None
     texts = [isinstance(system.parameters[job.keys[0]], Text | Demos | Weights) for job in jobs]
-    least = sum(Method.least if text else LEAST for text in texts) / max(1, len(texts))
+    least = sum(Method.least if text else MIN_MINIBATCHES for text in texts) / max(1, len(texts))
     return Method(name, optimizers, jobs, SCHEDULERS[settings.scheduler](), opening, least)

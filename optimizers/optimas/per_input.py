@@ -1,7 +1,7 @@
-"""A candidate that is no single option: the component's own local reward chooses for each input.
+"""Per-input candidates: the component's own local reward chooses an option for each input.
 
-Its mean local reward cannot be beaten on the calls it is measured on, since it takes the best there by
-definition. So it is never compared locally: it meets the global reward.
+By definition such a candidate chooses the option with the highest local reward, so comparing it by the local
+reward would be biased. It is always tested by the global reward instead.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ from compound.rewards.model import RewardModel
 from compound.rewards.policy import freeze
 from compound.storage.artifacts import addressed
 
-ARMS = 3  # of its contest: the incumbent, the best single option, and itself
+ARMS = 3  # candidates of the test: the incumbent, the best single option, and the per-input candidate
 
 
-def chosen_by_reward(
+def per_input_candidates(
     task: Task, rewards: RunRewards, component: str, scores: Scores
 ) -> list[dict[str, object]]:
-    """Return the candidate, or none: the component has no such parameter, or there are too few runs for it.
+    """Return the per-input candidate of a component, if any, and note that it was tried.
+
+    The list is empty if the component has no parameter that can be chosen per input, the scores are no reward
+    model, the budget does not cover a test, or the candidate was tried before.
 
     Args:
         task: the job.
-        rewards: the run's; remembers what was tried.
-        component: the one that the task's keys belong to.
-        scores: what guides the job: a reward model can be stored, a baseline's scores cannot.
+        rewards: the rewards of the run, which store the tried candidates.
+        component: the component that the job's keys belong to.
+        scores: the scores of the job; only a reward model can be stored as a value.
     """
     keys = [key for key in task.keys if isinstance(task.system.parameters[key], PerInput)]
     if not keys or not isinstance(scores, RewardModel) or task.scorer.left < ARMS * task.minibatch:
@@ -36,6 +39,6 @@ def chosen_by_reward(
     current = task.system.configuration[keys[0]]
     if canonical(addressed(current)) == canonical(addressed(reference)):
         return []
-    found = rewards.untried(task, [{keys[0]: reference}])
-    rewards.note_tried(task, found)
-    return found
+    candidates = rewards.untried(task, [{keys[0]: reference}])
+    rewards.note_tried(task, candidates)
+    return candidates

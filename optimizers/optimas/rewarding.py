@@ -1,7 +1,8 @@
-"""The local rewards of a run: pairs are collected, rewards learned, and all of it remembered from job to job.
+"""Local rewards of a run: collect preference pairs, fit reward models, and persist both across jobs.
 
-The buffer is the run's memory, so a resumed run has the same one. With fixed features a reward model is a
-function of the buffer and is fitted again when needed; a trained backbone's adapter is stored by its content.
+The buffer of pairs is part of the run's memory, so a resumed run has the same buffer. With a frozen backbone,
+a reward model is a function of the buffer and is refitted when needed; the adapter of a trained backbone is
+stored under the digest of its content.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from compound.execution.rng import generator
 from compound.execution.trace import Trace
 from compound.graph.configuration import canonical, components_of, digest
 from compound.optimization.method import Memory, Task
+from compound.optimizers.search.memory_part import MemoryPart
 from compound.optimizers.search.racing import INCUMBENT, Race
-from compound.optimizers.search.remembered import Remembered
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.features import Embeds
 from compound.rewards.fit import Learned, learn, texts_of
@@ -36,13 +37,14 @@ if TYPE_CHECKING:
 
 Traced = list[tuple[Example, Trace]]
 
-ENOUGH = 2 * LEAST_INPUTS  # inputs with pairs, to learn a reward from and to judge it
-KNOWN: dict[str, LocalReward] = {}  # fits of this process by what they were made from: most jobs change one
+ENOUGH = 2 * LEAST_INPUTS  # inputs with pairs: to fit a reward and to evaluate it on held-out pairs
+# Fitted rewards of this process, by the digest of their data: most jobs change only one component's data.
+KNOWN: dict[str, LocalReward] = {}
 
 
 @functools.lru_cache(maxsize=2)
 def shared_backbone(name: str, max_length: int) -> Embeds:
-    """Return a backbone, loaded once in a process: its cached features serve every job."""
+    """Return a backbone that all jobs of the process share, with its cached features."""
     return make_backbone(name, max_length)
 
 
@@ -50,23 +52,23 @@ class Adapter(State):
     """A trained adapter of the backbone.
 
     Attributes:
-        name: names it by its content.
+        name: the digest of its content.
         data: the digest of the pairs that it was trained on.
     """
 
-    name: str = Field(pattern="^[0-9a-f]+$")  # it names a folder
+    name: str = Field(pattern="^[0-9a-f]+$")  # part of a folder name, so no path separators
     data: str
 
 
-class RewardMemory(Remembered):
-    """What a run remembers of its local rewards, besides the pairs.
+class RewardMemory(MemoryPart):
+    """Memory of local rewards, besides the pairs.
 
     Attributes:
         iteration: the last iteration that pairs were collected in; 0 before the first.
-        inputs: how many inputs pairs were collected from; the next ones follow in a fixed order.
+        inputs: the number of inputs that pairs were collected from; the next ones follow in a fixed order.
         adapter: the adapter that was used last.
-        adapters: the last adapter of each configuration, by the configuration's digest.
-        tried: the candidates that were scored locally, by what the scores belong to (`_place`).
+        adapters: the last adapter of each configuration, by the digest of the configuration.
+        tried: the locally scored candidates, by the context of their scores (see `_context_key`).
     """
 
     NAME = "rewards"
@@ -79,7 +81,14 @@ class RewardMemory(Remembered):
 
 @dataclass
 class RunRewards:
-    """A run's buffer and reward model."""
+    """Buffer of pairs and reward models of a run.
+
+    Attributes:
+        learning: settings of pair collection and reward learning.
+        task: the job.
+        memory: the run's memory.
+        buffer: the pairs collected so far.
+    """
 
     learning: RewardLearning
     task: Task
@@ -88,10 +97,10 @@ class RunRewards:
 
     @staticmethod
     def open(task: Task, learning: RewardLearning) -> RunRewards:
-        """Return what the run remembers.
+        """Load the rewards of a run from its memory.
 
         Raises:
-            DataError: the buffer is damaged, or another system's.
+            DataError: the buffer is damaged, or belongs to another system.
         """
         memory = task.context.memory
         buffer = PairBuffer.read(memory.records(), task.system, learning.pairs.sampling)
@@ -112,7 +121,7 @@ class RunRewards:
         return self._in_order(examples, RewardMemory.of(self.memory).inputs, count)
 
     def latest(self, examples: Sequence[Example], count: int) -> list[Example]:
-        """Return the examples last collected from, and those before, up to ``count``."""
+        """Return the last ``count`` examples that pairs were collected from."""
         return self._in_order(examples, max(0, RewardMemory.of(self.memory).inputs - count), count)
 
     def _in_order(self, examples: Sequence[Example], start: int, count: int) -> list[Example]:
@@ -126,14 +135,14 @@ class RunRewards:
         proposals: Mapping[str, Sequence[Mapping[str, object]]],
         iteration: int,
     ) -> Collected:
-        """Collect pairs of some components, and remember them."""
+        """Collect pairs of some components, and add them to the buffer and the memory."""
         context = self.task.context
-        found = await collect(
+        collected = await collect(
             context.executor, self.task.system, traced, components, context.metric,
             sampling=self.buffer.sampling, rules=context.rules, round_=iteration, proposals=proposals,
         )  # fmt: skip
-        self._remember(found.draws, iteration, len({example.id for example, _ in traced}))
-        return found
+        self._add(collected.draws, iteration, len({example.id for example, _ in traced}))
+        return collected
 
     async def remember_race(
         self,
@@ -143,14 +152,14 @@ class RunRewards:
         examples: Sequence[Example],
         iteration: int,
     ) -> None:
-        """Make pairs of what a race ran anyway: traces of runs that did not fail are in the cache.
+        """Add preference pairs from the runs of a race, at no cost: runs that did not fail are cached.
 
         Args:
-            component: whose settings raced.
-            candidates: their values by key.
-            race: how far each candidate came, and which of its runs failed.
-            examples: in the order of the race.
-            iteration: of the pairs.
+            component: the component whose values raced.
+            candidates: the values of each candidate, by key.
+            race: the results of the race.
+            examples: the examples in the order of the race.
+            iteration: the iteration of the pairs.
         """
         if not race.standings or not self.task.scorer.free_repeats:
             return
@@ -160,42 +169,49 @@ class RunRewards:
         for name, values, n in [(INCUMBENT, {}, count), *raced]:
             settings = {key.split(".", maxsplit=1)[1]: value for key, value in values.items()}
             failed = race.failed.get(name, ())
-            places = [i for i in range(n) if examples[i].id not in failed]
-            if not places:
+            succeeded = [i for i in range(n) if examples[i].id not in failed]
+            if not succeeded:
                 continue
             try:
-                traces = await self.task.scorer.traces(values, [examples[i] for i in places])
-            except (TooManyFailures, BudgetExhausted):  # what is not in the cache is worth no further runs
+                traces = await self.task.scorer.traces(values, [examples[i] for i in succeeded])
+            except (TooManyFailures, BudgetExhausted):  # these runs are not cached after all; skip them
                 continue
-            for place, trace in zip(places, traces, strict=True):
-                runs[place].append((settings, trace))
+            for i, trace in zip(succeeded, traces, strict=True):
+                runs[i].append((settings, trace))
         draws = [draw for row in runs if row for draw in compared(component, row, self.buffer.sampling)]
-        self._remember(draws, iteration)
+        self._add(draws, iteration)
 
-    def _remember(self, draws: Sequence[Draw], iteration: int, inputs: int = 0) -> None:
-        """Keep draws of one iteration, which were made from some further inputs."""
-        kept = RewardMemory.of(self.memory)
-        kept.iteration = iteration
-        kept.inputs += inputs
-        kept.store(self.memory)
+    def _add(self, draws: Sequence[Draw], iteration: int, inputs: int = 0) -> None:
+        """Add the draws of an iteration to the buffer and the memory.
+
+        Args:
+            draws: the draws.
+            iteration: their iteration.
+            inputs: the number of new inputs that they are from.
+        """
+        stored = RewardMemory.of(self.memory)
+        stored.iteration = iteration
+        stored.inputs += inputs
+        stored.store(self.memory)
         for record in self.buffer.add(draws, iteration):
             self.memory.append(record)
 
     async def learn(self, components: Sequence[str] = ()) -> Learned:
-        """Return the reward model of the buffer, for all components it knows unless some are named.
+        """Fit the reward models to the buffer, in the computing thread, so that the run is not blocked.
 
-        Reading texts and training do not block the run.
+        Args:
+            components: the components to fit; by default, all components of the buffer and the job.
         """
         return await compute(self._learn, components or self._known())
 
     def _learn(self, components: Sequence[str]) -> Learned:
-        reads, reward = self.learning.backbone, self.learning.reward
-        backbone = shared_backbone(reads.model, reads.max_length)
-        backbone.keep_in(self.memory.folder / f"features-{reads.max_length}.bin")
+        settings, reward = self.learning.backbone, self.learning.reward
+        backbone = shared_backbone(settings.model, settings.max_length)
+        backbone.keep_in(self.memory.folder / f"features-{settings.max_length}.bin")
         if reward.lora is not None:
             self._train(cast("Backbone", backbone), components, reward.lora)
         learned = learn(
-            self.buffer, self.task.system, components, backbone, reads.model,
+            self.buffer, self.task.system, components, backbone, settings.model,
             weighting=reward.weighting, trained=reward.lora is not None,
             seed=self.task.pool_seed, known=KNOWN,
         )  # fmt: skip
@@ -203,16 +219,16 @@ class RunRewards:
         return learned
 
     def _train(self, backbone: Backbone, components: Sequence[str], lora: BackboneLoRASettings) -> None:
-        """Train on from the adapter of this configuration, or else from the last one.
+        """Train the backbone, starting from the adapter of this configuration, or else from the last one.
 
-        So an adapter trained under a configuration that was rejected is left with it. One that was trained on
-        this very buffer is taken as it is.
+        After a rejection, the adapter of the restored configuration is thus used again. An adapter that was
+        trained on exactly this buffer is loaded without training.
         """
         from compound.rewards.backbone_training import Training, train
 
-        kept = RewardMemory.of(self.memory)
-        here = self.task.system.configuration.digest
-        known = kept.adapters.get(here, kept.adapter)
+        stored = RewardMemory.of(self.memory)
+        configuration = self.task.system.configuration.digest
+        known = stored.adapters.get(configuration, stored.adapter)
         if known and backbone.adapter != known.name:
             backbone.load_adapter(self.memory.folder / _folder(known.name), known.name)
         elif not known:
@@ -222,18 +238,19 @@ class RunRewards:
             texts = [part for part in texts if part.enough()]
             if not texts:
                 return
-            sizes = Training(lora.rank, lora.alpha, lora.lr, lora.epochs, lora.batch, lora.patience)
-            train(backbone, texts, sizes, seed=self.task.pool_seed)
+            training = Training(lora.rank, lora.alpha, lora.lr, lora.epochs, lora.batch, lora.patience)
+            train(backbone, texts, training, seed=self.task.pool_seed)
             backbone.save_adapter(self.memory.folder / _folder(backbone.adapter))
             known = Adapter(name=backbone.adapter, data=self.buffer.digest)
-        kept.adapter = kept.adapters[here] = known
-        kept.store(self.memory)
+        stored.adapter = stored.adapters[configuration] = known
+        stored.store(self.memory)
 
     def cost_of_learning(self, component: str) -> float:
-        """Return about how many system runs a component's pairs of `ENOUGH` inputs take.
+        """Return the expected cost of pairs from `ENOUGH` inputs of a component, in system runs.
 
-        Goes by the share of its inputs that gave pairs so far: where outputs rarely lead to different scores,
-        it takes many. Before the first draws, returns what it takes to know more.
+        The estimate uses the share of inputs that gave pairs so far, with add-one smoothing: if outputs
+        rarely lead to different scores, many inputs are needed. Before the first draws, it is the cost of
+        the first wave.
         """
         drawn = {draw.example for draw in self.draws(component)}
         useful = {pair.example for pair, _ in self.buffer.pairs(component)}
@@ -242,52 +259,55 @@ class RunRewards:
         return inputs * expected_cost(self.task.system, component, self.buffer.sampling)
 
     def draws(self, component: str) -> list[Draw]:
-        """Return the remembered draws of a component."""
+        """Return the draws of a component in the buffer."""
         return [entry.draw for entry in self.buffer.of(component)]
 
     def is_trusted(self, learned: Learned, component: str) -> bool:
-        """Return whether a component's reward may steer."""
+        """Return whether a component's reward is accurate enough to be used."""
         reward = learned.model.rewards_of.get(component)
         return reward is not None and reward.accuracy.mean >= self.learning.reward.min_accuracy
 
     def is_constant(self, component: str) -> bool:
-        """Return whether a component always wrote the same: in all draws of a call, as it is configured now.
+        """Return whether all draws of a component under the current configuration gave one output per call.
 
-        More draws would give no pairs; another configuration may let it read other things.
+        More draws would give no pairs. Under another configuration, the component may get other inputs.
         """
-        here = self.task.system.configuration.digest
-        draws = [draw for draw in self.draws(component) if draw.configuration == here]
+        configuration = self.task.system.configuration.digest
+        draws = [draw for draw in self.draws(component) if draw.configuration == configuration]
         return bool(draws) and all(len(draw.candidates) == 1 for draw in draws)
 
     def is_settled(self, learned: Learned, component: str) -> bool:
-        """Return whether more pairs would not help: it is surely good, or always writes the same."""
+        """Return whether a reward needs no more pairs: it is accurate, or the component is constant.
+
+        The lower confidence limit of the accuracy must reach ``check_below``.
+        """
         if component in learned.missing:
             return self.is_constant(component)
-        found = learned.model.rewards_of[component].accuracy
-        return found.low is not None and found.low >= self.learning.reward.check_below
+        accuracy = learned.model.rewards_of[component].accuracy
+        return accuracy.low is not None and accuracy.low >= self.learning.reward.check_below
 
     def untried(self, task: Task, candidates: Iterable[dict[str, object]]) -> list[dict[str, object]]:
-        """Return the candidates that no earlier job scored locally under this very configuration."""
-        tried = RewardMemory.of(self.memory).tried.get(_place(task), ())
+        """Return the candidates that no earlier job scored locally under the same configuration."""
+        tried = RewardMemory.of(self.memory).tried.get(_context_key(task), ())
         known = {canonical(values) for values in tried}
         return [values for values in candidates if canonical(values) not in known]
 
     def note_tried(self, task: Task, candidates: Iterable[dict[str, object]]) -> None:
-        """Remember what was scored locally."""
-        kept = RewardMemory.of(self.memory)
-        tried = kept.tried.setdefault(_place(task), [])
+        """Store the candidates that were scored locally."""
+        stored = RewardMemory.of(self.memory)
+        tried = stored.tried.setdefault(_context_key(task), [])
         tried += [values for values in candidates if values]
-        kept.store(self.memory)
+        stored.store(self.memory)
 
-    def distrust(self, learned: Learned, component: str) -> str:
-        """Return why a component's reward may not steer."""
+    def untrusted_reason(self, learned: Learned, component: str) -> str:
+        """Return why a component's reward must not be used."""
         if component in learned.missing:
             return learned.missing[component]
         accuracy = learned.model.rewards_of[component].accuracy
-        return f"the local reward orders {accuracy.mean:.0%} of held-out pairs right"
+        return f"the local reward orders only {accuracy.mean:.0%} of held-out pairs correctly"
 
     def facts(self, learned: Learned | None) -> dict[str, object]:
-        """Return the numbers of a job's record: accuracies and gaps of every component."""
+        """Return the numbers for a job's record: accuracies, gaps and pair counts by component."""
         known = dict.fromkeys(entry.draw.component for entry in self.buffer.entries)
         rewards_of = learned.model.rewards_of if learned else {}
         return {
@@ -299,7 +319,7 @@ class RunRewards:
         }
 
     def _known(self) -> list[str]:
-        """Return every component the buffer knows, and those of the task."""
+        """Return the components of the job, then the other components in the buffer."""
         known = dict.fromkeys(entry.draw.component for entry in self.buffer.entries)
         return list(dict.fromkeys([*tunable(self.task), *known]))
 
@@ -308,11 +328,11 @@ def _folder(adapter: str) -> str:
     return f"adapter-{adapter[:16]}"
 
 
-def _place(task: Task) -> str:
-    """Return what a job's local scores belong to: its keys, and the whole configuration as it is now."""
+def _context_key(task: Task) -> str:
+    """Return the digest of the job's keys and the current configuration, on which local scores depend."""
     return digest([list(task.keys), task.system.configuration.to_json()])
 
 
 def tunable(task: Task) -> list[str]:
-    """Return the components that the task's keys belong to, in the order of the keys."""
+    """Return the components of the job's keys, in the order of the keys."""
     return components_of(task.keys)

@@ -1,8 +1,7 @@
-"""Weights by local rewards (OPTIMAS): a component's answers are drawn again and scored by its own reward.
+"""Weight training by local rewards (OPTIMAS): resample one component's answers and score them locally.
 
-Nothing that depends on the component runs: a step costs calls of this component alone. The inputs are those
-of the incumbent's runs, most of which are in the cache. GRPO compares the answers to one input; PPO has a
-critic.
+Downstream components do not run, so a step costs only calls of the trained component. The inputs come from
+runs of the incumbent, most of which are cached. GRPO compares the answers to one input; PPO uses a critic.
 """
 
 from __future__ import annotations
@@ -23,29 +22,30 @@ from compound.optimizers.optimas.rewarding import RunRewards, tunable
 from compound.optimizers.search.prompts import is_whole
 from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.credit.grouping import call_samples
+from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.learner.values import CriticSettings
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, GRPOSettings
-from compound.optimizers.weights.recipes.ppo import PPO, PPOSettings, estimated
+from compound.optimizers.weights.recipes.ppo import PPO, PPOSettings, estimate_advantages
 from compound.optimizers.weights.recipes.recipe import Credited, PolicyRecipe, RecipeContext
 from compound.optimizers.weights.recipes.rollouts import is_lost
 from compound.optimizers.weights.training import WeightTraining
 from compound.rewards.settings import RewardLearning
 from compound.settings.choices import OneOf, or_name
 
-WORSE = 1.0  # a failed answer scores as much less than the worst of the others
+FAILURE_MARGIN = 1.0  # a failed answer scores this much less than the worst of the other answers
 
 
 class LocalTrainingChoice(OneOf):
-    """How the weights of one component are trained by its local reward; `ppo` by default."""
+    """The algorithm that trains the weights of one component by its local reward; `ppo` by default."""
 
     ppo: PPOSettings | None = None
-    """A critic estimates the advantages of answers."""
+    """PPO: a critic estimates the advantages of answers."""
     grpo: GRPOSettings | None = None
-    """The answers to one input are compared with each other."""
+    """GRPO: the answers to one input are compared with each other."""
 
     @property
     def settings(self) -> PPOSettings | GRPOSettings:
-        """The settings of the algorithm that was chosen."""
+        """The settings of the selected algorithm."""
         if self.grpo is not None:
             return self.grpo
         return PPOSettings() if self.ppo is None else self.ppo
@@ -59,12 +59,12 @@ else:
 
 @dataclass(frozen=True)
 class LocalDraws(PolicyRecipe):
-    """Answers of one component, scored by its local reward.
+    """Recipe that samples answers of one component and scores them by its local reward.
 
     Attributes:
-        settings: GRPO compares the answers to one input, PPO has a critic.
-        scores: the local rewards.
-        share: what part of a system run one answer is, about.
+        settings: settings of GRPO, which compares the answers to one input, or of PPO, which uses a critic.
+        scores: computes the local rewards.
+        share: the approximate cost of one answer, in system runs.
     """
 
     settings: PPOSettings | GRPOSettings
@@ -73,43 +73,43 @@ class LocalDraws(PolicyRecipe):
 
     @property
     def critic(self) -> CriticSettings | None:
-        """The settings of the value head, where there is one."""
+        """The settings of the value head; ``None`` for GRPO."""
         return self.settings.critic if isinstance(self.settings, PPOSettings) else None
 
     @property
     def local(self) -> bool:
-        """They are this component's."""
+        """Whether rewards are local: always."""
         return True
 
     def cost(self, examples: int, components: int) -> float:
-        """Return the runs whose inputs are read, of which most are in the cache, and the answers."""
+        """Return the cost of the runs that supply inputs, most of which are cached, and of the answers."""
         return examples * (1.0 + self.settings.rollouts.runs * self.share)
 
     def evaluation_cost(self, examples: int) -> float:
-        """Return the runs whose inputs are read, of which most are in the cache, and an answer to each."""
+        """Return the cost of the runs that supply inputs, most of which are cached, and one answer each."""
         return examples * (1.0 + self.share)
 
     async def evaluate(
         self, context: RecipeContext, values: Mapping[str, Any], examples: Sequence[Example]
     ) -> list[float]:
-        """Return the local reward of an answer to each input that the component has on held-out examples."""
+        """Return the local reward of one answer to each input of the component on held-out examples."""
         (component,) = context.trained
         recorded = self._calls(await context.task.scorer.traces({}, examples), component)
         jobs = [((trace, call, TRAIN_SAMPLE), values_of(context, component)) for trace, call in recorded]
         answered = await run_alone(context.task.context, context.task.system, jobs)
-        found = [call for call in answered if not is_lost(call.failure)]
-        return await compute(self._rewards, component, found)
+        completed = [call for call in answered if not is_lost(call.failure)]
+        return await compute(self._rewards, component, completed)
 
     @staticmethod
     def _calls(traces: Sequence[Trace], component: str) -> list[tuple[Trace, Call]]:
-        """Return the component's calls in the incumbent's runs."""
+        """Return the component's calls in the runs without failed calls."""
         return [(trace, call) for trace in traces if is_whole(trace) for call in trace.calls_of(component)]
 
     async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
-        """Draw answers to the inputs that the component has in the incumbent's runs.
+        """Sample answers to the inputs of the component in the incumbent's runs, and assign credit.
 
         Raises:
-            TooManyFailures: too many of the runs and the answers were lost.
+            TooManyFailures: too many runs and answers were lost to transient errors.
         """
         (component,) = context.trained
         traces = await context.task.scorer.traces({}, examples)
@@ -123,55 +123,60 @@ class LocalDraws(PolicyRecipe):
         ]
         answered = await run_alone(context.task.context, context.task.system, jobs)
         context.sampler.count([call.failure for call in answered])
-        made = [(job, call) for job, call in zip(jobs, answered, strict=True) if not is_lost(call.failure)]
-        rewards = await compute(self._rewards, component, [call for _, call in made])
+        pairs = zip(jobs, answered, strict=True)
+        completed = [(job, call) for job, call in pairs if not is_lost(call.failure)]
+        rewards = await compute(self._rewards, component, [call for _, call in completed])
         samples = [
             sample
-            for (((trace, _, number), _), call), reward in zip(made, rewards, strict=True)
+            for (((trace, _, number), _), call), reward in zip(completed, rewards, strict=True)
             for sample in call_samples(
                 call, trace.example, reward, rollout=number, group=(trace.example, call.address)
             )
         ]
         if isinstance(self.settings, PPOSettings):
-            valued, expected = await estimated(context, self.settings.critic, samples)
-            return Credited(valued, rewards, expected)
+            valued, value_facts = await estimate_advantages(context, self.settings.critic, samples)
+            return Credited(valued, rewards, value_facts)
         trained, facts = advantages(samples, self.settings.scale)
         return Credited(trained, rewards, asdict(facts))
 
     def _rewards(self, component: str, calls: Sequence[Call]) -> list[float]:
-        """Return the local reward of each call."""
-        good = [call for call in calls if call.failure is None]
-        found = self.scores.rewards(component, [(c.inputs, c.outputs) for c in good]).tolist() if good else []
-        worst = min(found, default=0.0) - WORSE
-        given = iter(found)
-        return [next(given) if call.failure is None else worst for call in calls]
+        """Return the local reward of each call; failed calls get less than the worst of the others."""
+        good = [(call.inputs, call.outputs) for call in calls if call.failure is None]
+        rewards = self.scores.rewards(component, good).tolist() if good else []
+        worst = min(rewards, default=0.0) - FAILURE_MARGIN
+        remaining = iter(rewards)
+        return [next(remaining) if call.failure is None else worst for call in calls]
 
 
 def values_of(context: RecipeContext, component: str) -> dict[str, Any]:
-    """Return the present weights of a component, as a setting of its calls."""
+    """Return the current weights of a component, as a setting of its calls."""
     return {"weights": context.sampler.system.configuration[f"{component}.weights"]}
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Trains one component's weights by its local reward, or by the global one where that may not steer.
+    """Optimizer that trains the weights of one component by its local reward, if that can be trusted.
+
+    Otherwise the component is trained by the global reward.
 
     Attributes:
-        learning: how pairs are collected and rewards learned.
-        training: how weights are trained.
-        guide: what scores calls.
+        learning: settings of pair collection and reward learning.
+        training: the algorithm and its settings.
+        guide: scores the calls of the component.
+        section: the path of the training settings, for error messages.
     """
 
     learning: RewardLearning
     training: LocalTrainingChoice
     guide: Guide = field(default_factory=LearnedRewards)
+    section: str = SECTION
 
     def bound(self, outlook: Outlook) -> JobBound:
-        """Declare that no model is asked besides running the system."""
+        """Declare that the job sends no requests except the calls of the system."""
         return JobBound()
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
-        """Train as long as the job's share lasts."""
+        """Train until all steps are made or the job's share of the budget is used up."""
         (component,) = tunable(task)
         guidance = await self.guide.guidance(RunRewards.open(task, self.learning), component)
         settings = self.training.settings
@@ -181,5 +186,5 @@ class LocalTraining:
             recipe = PPO(settings) if isinstance(settings, PPOSettings) else MMGRPO(settings)
         facts = {**guidance.facts, "component": component, "steered": not guidance.distrust}
         facts["why"] = guidance.distrust
-        async for event in WeightTraining(recipe).propose(task):
+        async for event in WeightTraining(recipe, section=self.section).propose(task):
             yield replace(event, facts={**facts, **event.facts}) if isinstance(event, Proposal) else event

@@ -1,1 +1,1 @@
-"""Choose which parameters to optimize next."""
+"""Jobs and schedulers, which choose the parameters to optimize next."""

@@ -1,4 +1,4 @@
-"""The jobs that the parameters of a system are divided into."""
+"""Division of a system's parameters into jobs."""
 
 from __future__ import annotations
 
@@ -11,20 +11,26 @@ from compound.optimization.method import Job
 
 
 def keys_of(system: System, *kinds: type[Space]) -> tuple[str, ...]:
-    """Return the keys of all parameters of some kinds."""
+    """Return the keys of all parameters of the given kinds."""
     return tuple(key for key, space in system.parameters.items() if isinstance(space, kinds))
 
 
 def by_component(system: System, texts: str, numbers: str) -> list[Job]:
-    """Return a job for each component's texts and demonstrations, and one for its choices and numbers."""
-    found: dict[tuple[str, bool], list[str]] = {}
+    """Return two jobs per component: one for texts and demonstrations, one for choices and numbers.
+
+    Args:
+        system: the system.
+        texts: the optimizer of texts and demonstrations.
+        numbers: the optimizer of choices and numbers.
+    """
+    groups: dict[tuple[str, bool], list[str]] = {}
     for key, space in system.parameters.items():
         if not isinstance(space, Weights):
-            found.setdefault((component_of(key), isinstance(space, Text | Demos)), []).append(key)
-    return [Job(texts if text else numbers, tuple(keys)) for (_, text), keys in found.items()]
+            groups.setdefault((component_of(key), isinstance(space, Text | Demos)), []).append(key)
+    return [Job(texts if is_text else numbers, tuple(keys)) for (_, is_text), keys in groups.items()]
 
 
 def text_jobs(optimizer: str, system: System) -> list[Job]:
-    """Return a job for each component that has a text."""
+    """Return one job per component that has texts."""
     groups = itertools.groupby(keys_of(system, Text), component_of)
     return [Job(optimizer, tuple(keys)) for _, keys in groups]

@@ -1,4 +1,4 @@
-"""Demonstrations from the system's own successful traces, and of what their answers should have been."""
+"""Demonstrations from the system's successful traces, with answers corrected to the expected ones."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from compound.graph.configuration import canonical, plain_values
 from compound.graph.system import System
 from compound.graph.types import accepts
 
-SHARPNESS = 4  # how much likelier a demonstration from a better trace is drawn
-LONGEST = 1500  # characters of one demonstration
+SHARPNESS = 4  # exponent of relative scores in sampling weights; higher values prefer better traces
+MAX_CHARACTERS = 1500  # of one demonstration, as JSON
 
 Demo = Mapping[str, Mapping[str, object]]  # ``inputs`` and ``outputs`` of a call
-Correction = tuple[float, Call]  # what a call would have scored with the outputs it has here
+Correction = tuple[float, Call]  # a call with corrected outputs, and the score of the run with these outputs
 
 
 @dataclass(frozen=True)
-class Found:
-    """A demonstration and how likely it is to be drawn, against the others of its pool."""
+class WeightedDemo:
+    """A demonstration with its sampling weight relative to the others of its pool."""
 
     demo: Demo
     weight: float
@@ -32,17 +32,17 @@ class Found:
 
 def bootstrap(
     traces: Sequence[Trace], component: Component, corrections: Sequence[Correction] = ()
-) -> list[Found]:
-    """Return demonstrations of a component: what it read and wrote in traces that scored, best first.
+) -> list[WeightedDemo]:
+    """Return a component's inputs and outputs in traces with a positive score as demonstrations, best first.
 
-    A trace's demonstrations weigh ``(score / best) ** SHARPNESS``: where the best traces are exact, those
-    with partial credit are rarely drawn; where none is, they are what there is. Equal demonstrations
-    appear once; very long ones are left out.
+    The weight of a demonstration is ``(score / best) ** SHARPNESS``: demonstrations with partial credit are
+    rarely drawn if there are exact ones, but are used if there are none. Duplicates are removed, and very
+    long demonstrations are skipped.
 
     Args:
-        traces: of the system, scored.
-        component: whose demonstrations.
-        corrections: calls with other outputs, and what they would have scored; see `corrected`.
+        traces: scored traces of the system.
+        component: the component.
+        corrections: calls with corrected outputs; see `correct_calls`.
     """
     scored = [
         (trace.score or 0.0, call)
@@ -52,34 +52,34 @@ def bootstrap(
     ]
     scored += [(score, call) for score, call in corrections if call.component == component.name]
     best = max((score for score, _ in scored), default=1.0)
-    found: dict[str, Found] = {}
+    demos: dict[str, WeightedDemo] = {}
     for score, call in sorted(scored, key=lambda pair: -pair[0]):
         if call.failure is None:
             inputs = {n: v for n, v in call.inputs.items() if n not in component.settings}
             try:
                 demo = {"inputs": plain_values(inputs), "outputs": plain_values(call.outputs)}
-            except (TypeError, ValueError):  # what a configuration cannot hold
+            except (TypeError, ValueError):  # values that a configuration cannot store
                 continue
             text = canonical(demo)
-            if len(text) <= LONGEST:
-                found.setdefault(text, Found(demo, (score / best) ** SHARPNESS))
-    return list(found.values())
+            if len(text) <= MAX_CHARACTERS:
+                demos.setdefault(text, WeightedDemo(demo, (score / best) ** SHARPNESS))
+    return list(demos.values())
 
 
-def corrected(
+def correct_calls(
     traces: Sequence[Trace], system: System, metric: Metric, examples: Mapping[str, Example]
 ) -> list[Correction]:
-    """Return calls that made the system's answer, as they should have been, with what that would have scored.
+    """Return the calls that wrote the system's output, with the expected output and its score.
 
-    Where the metric compares an output that an LLM component wrote with a right answer, the component's best
-    demonstration is not what it wrote but what it should have written: a right answer in too many words has
-    partial credit. Only calls of traces that scored are corrected: what they read led to the answer.
+    If the metric compares an output of an LLM component with an expected answer, the best demonstration has
+    the expected answer rather than the written one: a correct but verbose answer gets partial credit only.
+    Only calls of traces with a positive score are corrected, since their inputs led to the answer.
 
     Args:
-        traces: of the system, scored.
-        system: says which component makes the output.
-        metric: says which output it compares with what; any other metric corrects nothing.
-        examples: by name; traces of others are left out.
+        traces: scored traces of the system.
+        system: the system, which determines the component that writes the output.
+        metric: the metric; metrics other than `Comparison` give no corrections.
+        examples: the examples by name; traces of other examples are skipped.
     """
     source = system.outputs.get(metric.output) if isinstance(metric, Comparison) else None
     if not isinstance(metric, Comparison) or not isinstance(source, Output):
@@ -87,7 +87,7 @@ def corrected(
     node, field = source.node, source.field
     if node.component.kind != "llm":
         return []
-    found: list[Correction] = []
+    corrections: list[Correction] = []
     for trace in traces:
         if trace.failure is not None or not trace.score or trace.example not in examples:
             continue
@@ -99,13 +99,14 @@ def corrected(
         score = metric.score({**trace.outputs, metric.output: answer}, example).value
         if score > trace.score:
             call = trace.call(node.name)
-            found.append((score, replace(call, outputs={**call.outputs, field: answer})))
-    return found
+            corrections.append((score, replace(call, outputs={**call.outputs, field: answer})))
+    return corrections
 
 
-def draw(pool: Sequence[Found], most: int, rng: np.random.Generator) -> list[Demo]:
-    """Draw 1 to ``most`` different demonstrations, by weight."""
+def draw_demos(pool: Sequence[WeightedDemo], most: int, rng: np.random.Generator) -> list[Demo]:
+    """Draw 1 to ``most`` distinct demonstrations, with probability proportional to their weights."""
     count = int(rng.integers(1, min(most, len(pool)) + 1))
-    weights = np.array([max(found.weight, 1e-9) for found in pool])
+    # a weight may underflow to 0, but drawing without replacement needs enough positive weights
+    weights = np.array([max(demo.weight, 1e-9) for demo in pool])
     chosen = rng.choice(len(pool), size=count, replace=False, p=weights / weights.sum())
     return [pool[i].demo for i in chosen]

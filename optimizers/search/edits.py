@@ -1,7 +1,7 @@
-"""A small grammar of prompt edits, for models that cannot write prompts themselves.
+"""A small grammar of prompt edits, which needs no language model to write prompts.
 
-A prompt is a list of sentences. An edit adds a clause of a kind that is missing (length, format,
-evidence, care, role), drops, shortens, rephrases or moves a sentence.
+A prompt is a list of sentences. An edit adds a clause of a missing kind (length, format, evidence, care,
+role), replaces a clause by another one of its kind, or drops, shortens, rephrases or moves a sentence.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ CLAUSES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
-GROWTH = 300  # bytes by which edits may make a prompt longer than it was declared; all clauses take 200
+# Maximum bytes that edits add to the declared prompt. A clause of each kind takes about 200.
+GROWTH = 300
 
 SHORTER: Mapping[str, str] = {
     r"\bplease\b\s*": "",
@@ -69,7 +70,7 @@ SYNONYMS: Mapping[str, str] = {
 
 
 def sentences(prompt: str) -> list[str]:
-    """Split a prompt into sentences; paragraphs and lists keep their lines.
+    """Split a prompt into sentences; line breaks also end a sentence.
 
     >>> sentences("Answer. Use the passages.")
     ['Answer.', 'Use the passages.']
@@ -78,12 +79,12 @@ def sentences(prompt: str) -> list[str]:
 
 
 def kind_of(sentence: str) -> str | None:
-    """Return which kind of clause a sentence is, when it is one of ours."""
+    """Return the kind of a clause; ``None`` for a sentence that is not in `CLAUSES`."""
     return next((kind for kind, clauses in CLAUSES.items() if sentence in clauses), None)
 
 
 def add(parts: list[str], rng: np.random.Generator) -> list[str]:
-    """Add a clause of a kind that is not there yet; a role goes first, the rest last."""
+    """Add a clause of a missing kind: a role at the beginning, any other kind at the end."""
     present = {kind_of(part) for part in parts}
     kinds = [kind for kind in CLAUSES if kind not in present]
     if not kinds:
@@ -94,26 +95,26 @@ def add(parts: list[str], rng: np.random.Generator) -> list[str]:
 
 
 def drop(parts: list[str], rng: np.random.Generator) -> list[str]:
-    """Drop one sentence; the last one stays."""
+    """Drop a random sentence, unless it is the only one."""
     if len(parts) < 2:
         return parts
-    gone = int(rng.integers(len(parts)))
-    return parts[:gone] + parts[gone + 1 :]
+    index = int(rng.integers(len(parts)))
+    return parts[:index] + parts[index + 1 :]
 
 
 def swap(parts: list[str], rng: np.random.Generator) -> list[str]:
-    """Exchange a clause for another one of its kind."""
-    ours = [i for i, part in enumerate(parts) if kind_of(part)]
-    if not ours:
+    """Replace a clause by one of the same kind."""
+    clauses = [i for i, part in enumerate(parts) if kind_of(part)]
+    if not clauses:
         return parts
-    i = ours[rng.integers(len(ours))]
+    i = clauses[rng.integers(len(clauses))]
     kind = kind_of(parts[i])
-    assert kind is not None  # `ours` holds clauses only
+    assert kind is not None  # `clauses` has indices of clauses only
     return [*parts[:i], CLAUSES[kind][rng.integers(len(CLAUSES[kind]))], *parts[i + 1 :]]
 
 
 def reorder(parts: list[str], rng: np.random.Generator) -> list[str]:
-    """Move one sentence to another place."""
+    """Move a random sentence to a random position."""
     if len(parts) < 2:
         return parts
     rest = list(parts)
@@ -123,7 +124,7 @@ def reorder(parts: list[str], rng: np.random.Generator) -> list[str]:
 
 
 def shorten(parts: list[str], rng: np.random.Generator) -> list[str]:
-    """Take filler words out of every sentence; a prompt of nothing else stays."""
+    """Remove filler words from all sentences; a prompt of filler words only is unchanged."""
     shorter = []
     for part in parts:
         text = part
@@ -135,7 +136,7 @@ def shorten(parts: list[str], rng: np.random.Generator) -> list[str]:
 
 
 def rephrase(parts: list[str], rng: np.random.Generator) -> list[str]:
-    """Replace one word by another with about the same meaning."""
+    """Replace one word by a near-synonym."""
     places = [
         (i, word)
         for i, part in enumerate(parts)
@@ -154,15 +155,15 @@ def rephrase(parts: list[str], rng: np.random.Generator) -> list[str]:
 
 
 def bounded_edit(prompt: str, rng: np.random.Generator, space: Text, most: int = 2) -> str | None:
-    """Return an edited prompt, or ``None`` where the parameter cannot hold it or it got too long.
+    """Return an edited prompt; ``None`` if it is invalid for the parameter or too long.
 
-    A prompt that was edited in many jobs could grow without end: edits make none longer than the declared one
-    by more than `GROWTH`.
+    The limit prevents prompts from growing without bound over many jobs: an edited prompt is at most `GROWTH`
+    bytes longer than the declared one.
 
     >>> bounded_edit("Be brief.", np.random.default_rng(1), Text("Be brief."), most=1) is not None
     True
     """
-    text = edited(prompt, rng, most)
+    text = edit_prompt(prompt, rng, most)
     longest = max(len(space.value.encode()) + GROWTH, len(prompt.encode()))
     return None if len(text.encode()) > longest or space.problem(text) else text
 
@@ -178,12 +179,12 @@ EDITS: tuple[tuple[Edit, float], ...] = (
 )
 
 
-def edited(prompt: str, rng: np.random.Generator, most: int = 2) -> str:
-    """Return a prompt that differs from ``prompt`` by 1 to ``most`` edits (or equals it when none applies).
+def edit_prompt(prompt: str, rng: np.random.Generator, most: int = 2) -> str:
+    """Return a prompt with 1 to ``most`` random edits; edits that do not apply change nothing.
 
-    Each edit changes one line; the others, and the layout, stay as they are.
+    Each edit changes one line and keeps the other lines and the layout.
 
-    >>> edited("Answer the question.", np.random.default_rng(0)) != "Answer the question."
+    >>> edit_prompt("Answer the question.", np.random.default_rng(0)) != "Answer the question."
     True
     """
     weights = np.array([weight for _, weight in EDITS])

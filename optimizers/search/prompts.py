@@ -1,6 +1,6 @@
-"""Prompt search: candidates from pluggable proposers, raced on train examples by the global reward.
+"""Prompt search: candidates from several proposers, raced on train examples by the global reward.
 
-Examples that demonstrations are taken from are never used to score them.
+Examples that provide demonstrations are never used to score candidates.
 """
 
 from __future__ import annotations
@@ -23,54 +23,55 @@ from compound.narrowing import entry
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.search import opro
-from compound.optimizers.search.demos import Found, bootstrap, corrected, draw
+from compound.optimizers.search.demos import WeightedDemo, bootstrap, correct_calls, draw_demos
 from compound.optimizers.search.edits import GROWTH, bounded_edit
-from compound.optimizers.search.opro import written
+from compound.optimizers.search.memory_part import MemoryPart
+from compound.optimizers.search.opro import propose_prompt
 from compound.optimizers.search.racing import Race, Standing, race, rungs
-from compound.optimizers.search.remembered import Remembered
 from compound.settings.base import Settings
 from compound.settings.references import ModelName
 from compound.storage.state import State
 
-LARGEST_POOL = 48  # examples
-ATTEMPTS = 6  # to make each candidate of a round; those equal to an earlier one are dropped
-POOL_SHARE = 0.4  # of a job's system runs, to find demonstrations
+MAX_POOL = 48  # examples that demonstrations are bootstrapped from
+ATTEMPTS = 6  # per candidate of a round, since duplicates are dropped
+POOL_SHARE = 0.4  # of a job's system runs, for bootstrapping demonstrations
 
-Pools = Mapping[str, Sequence[Found]]
+Pools = Mapping[str, Sequence[WeightedDemo]]
 Proposer = Literal["demos", "edits", "opro"]
 
 
 class OPROSettings(Settings):
-    """How prompts are rewritten by a model that sees earlier prompts with their scores."""
+    """Settings of OPRO: a model that sees earlier prompts with their scores writes new ones."""
 
     lm: ModelName | None = None
     """The model that writes prompts; the system's own by default."""
 
 
 class PromptSettings(OPROSettings):
-    """How prompts and demonstrations are proposed."""
+    """Proposal of prompts and demonstrations."""
 
     proposers: tuple[Proposer, ...] = ("demos", "edits")
-    """Where candidates come from: demonstrations from successful traces, a grammar of edits, an LLM."""
+    """Sources of candidates, used in turn: `demos` (demonstrations from successful traces), `edits` (a
+    grammar of edits), `opro` (prompts written by a model)."""
     edits_per_candidate: int = Field(default=2, ge=1)
-    """The most edits between an incumbent and a candidate: a trust region."""
+    """Maximum number of edits between the incumbent and a candidate (a trust region)."""
 
 
-class Contest(State):
-    """The progress of an optimizer that ends with a race.
+class RaceProgress(State):
+    """Progress of an optimizer that ends with a race.
 
     Attributes:
-        race: the race after its last rung; ``None`` before the first.
+        race: the race after its last completed rung; ``None`` before the first.
     """
 
     race: Race | None = None
 
 
-class CandidateRace(Contest):
-    """The progress of an optimizer that makes candidates once and races them.
+class CandidateRace(RaceProgress):
+    """Progress of an optimizer that proposes candidates once and races them.
 
     Attributes:
-        candidates: values to change, one mapping for each candidate.
+        candidates: the values that each candidate changes.
     """
 
     candidates: list[dict[str, object]]
@@ -80,7 +81,7 @@ class Source(State):
     """Runs that demonstrations were taken from.
 
     Attributes:
-        configuration: the values of the system that was run.
+        configuration: the configuration of the system.
         examples: the names of the examples.
     """
 
@@ -88,8 +89,12 @@ class Source(State):
     examples: list[str]
 
 
-class Sources(Remembered):
-    """What a run remembers of its demonstrations: where they were found, the latest configuration last."""
+class Sources(MemoryPart):
+    """Memory of demonstrations: the runs they were taken from.
+
+    Attributes:
+        sources: the runs by configuration, latest last.
+    """
 
     NAME = "demonstrations"
     sources: list[Source] = Field(default_factory=list)
@@ -97,15 +102,15 @@ class Sources(Remembered):
 
 @dataclass(frozen=True)
 class PromptSearch:
-    """Searches the texts and demonstrations of one or several components together.
+    """Optimizer that searches the texts and demonstrations of one or several components jointly.
 
-    Demonstrations of several components come from the same successful traces, so a candidate changes those
-    of all components at once; a text is changed one at a time.
+    A candidate changes the demonstrations of all components at once, since they come from the same successful
+    traces, but one text at a time.
 
     Attributes:
-        proposers: where candidates come from, in turn: ``demos``, ``edits``, ``opro``.
-        most_edits: the most edits between the incumbent and a candidate.
-        lm: the model that writes for ``opro``; the system's own when ``None``.
+        proposers: the sources of candidates, used in turn: ``demos``, ``edits``, ``opro``.
+        most_edits: the maximum number of edits between the incumbent and a candidate.
+        lm: the model that writes prompts for ``opro``; ``None`` for the system's own.
     """
 
     proposers: tuple[str, ...] = ("demos", "edits")
@@ -114,62 +119,64 @@ class PromptSearch:
 
     @classmethod
     def of(cls, settings: PromptSettings) -> PromptSearch:
-        """Return the search that settings describe."""
+        """Return the search with the given settings."""
         return cls(settings.proposers, settings.edits_per_candidate, settings.lm)
 
     def bound(self, outlook: Outlook) -> JobBound:
-        """Declare the requests of one round of candidates; only ``opro`` makes any."""
+        """Declare the requests of one round of candidates, all from ``opro``."""
         return self.rounds_bound(outlook, 1)
 
     def rounds_bound(self, outlook: Outlook, rounds: int) -> JobBound:
-        """Return the bound of several rounds, each of which starts from the best of the one before."""
+        """Return the bound of several rounds, each of which starts from the best of the previous one."""
         keys = [key for key in outlook.keys if key in outlook.texts]
         growth = GROWTH if keys and "edits" in self.proposers else 0
-        held = raced(outlook)
+        candidates = first_rung_size(outlook)
         if not keys or "opro" not in self.proposers:
-            return JobBound(growth=growth, candidates=held)
+            return JobBound(growth=growth, candidates=candidates)
         longest = max(keys, key=lambda key: outlook.texts[key].bytes)
         calls = rounds * ATTEMPTS * outlook.candidates
-        return JobBound([opro.bound(outlook, longest, calls, self.lm)], growth, opro.WRITTEN, held)
+        return JobBound([opro.bound(outlook, longest, calls, self.lm)], growth, opro.MAX_TOKENS, candidates)
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
-        """Bootstrap demonstrations, make candidates, race them, propose the winner."""
+        """Bootstrap demonstrations, propose candidates, race them, and propose the winner."""
         pool_examples, examples = split(task)
         if task.resume is not None:
             state = CandidateRace.from_json(task.resume)
         else:
-            pools = await bootstrapped(task, pool_examples) if "demos" in self.proposers else {}
+            pools = await bootstrap_pools(task, pool_examples) if "demos" in self.proposers else {}
             state = CandidateRace(candidates=await self.candidates(task, pools))
-            found = sum(map(len, pools.values()))
-            note = f"{plural(len(state.candidates), 'candidate')}, {plural(found, 'demonstration')} found"
+            count = sum(map(len, pools.values()))
+            note = f"{plural(len(state.candidates), 'candidate')}, {plural(count, 'demonstration')} found"
             yield Progress(state.to_json(), note)
         async for event in race_incumbent(task, state.candidates, examples, state):
             yield event
 
     async def candidates(self, task: Task, pools: Pools) -> list[dict[str, object]]:
-        """Make distinct candidates, the proposers taking turns; later ones may combine two changes."""
-        texts = bool(text_keys(task))
-        makers = {"demos": any(pools.values()), "edits": texts, "opro": texts}
-        active = [name for name in self.proposers if makers[name]]
+        """Return distinct new candidates; the proposers take turns, and later candidates may combine two."""
+        has_texts = bool(text_keys(task))
+        is_usable = {"demos": any(pools.values()), "edits": has_texts, "opro": has_texts}
+        active = [name for name in self.proposers if is_usable[name]]
         seen = {canonical({k: task.system.configuration[k] for k in task.keys})}
         seen |= {canonical(dict(t.values)) for t in task.tried}
-        found: list[dict[str, object]] = []
-        written: list[str] = []  # by a model, in this round
+        candidates: list[dict[str, object]] = []
+        written: list[str] = []  # prompts that a model wrote in this round
         for attempt in range(ATTEMPTS * task.candidates if active else 0):
-            if len(found) == task.candidates or (active == ["opro"] and not task.scorer.may_ask(self.lm)):
+            if len(candidates) == task.candidates or (
+                active == ["opro"] and not task.scorer.may_ask(self.lm)
+            ):
                 break
             rng = generator(task.seed, "candidate", attempt)
-            made = await self._make(active[attempt % len(active)], task, pools, rng, attempt, written)
-            if made and len(active) > 1 and attempt >= task.candidates // 2 and rng.random() < 0.5:
+            values = await self._propose(active[attempt % len(active)], task, pools, rng, attempt, written)
+            if values and len(active) > 1 and attempt >= task.candidates // 2 and rng.random() < 0.5:
                 other = active[(attempt + 1) % len(active)]
-                made = {**(await self._make(other, task, pools, rng, attempt, written)), **made}
-            full = {k: made.get(k, task.system.configuration[k]) for k in task.keys}
-            if made and canonical(full) not in seen:
+                values = {**(await self._propose(other, task, pools, rng, attempt, written)), **values}
+            full = {k: values.get(k, task.system.configuration[k]) for k in task.keys}
+            if values and canonical(full) not in seen:
                 seen.add(canonical(full))
-                found.append(made)
-        return found
+                candidates.append(values)
+        return candidates
 
-    async def _make(
+    async def _propose(
         self,
         proposer: str,
         task: Task,
@@ -180,7 +187,7 @@ class PromptSearch:
     ) -> dict[str, object]:
         if proposer == "demos":
             return {
-                key: draw(pool, space.max, rng)
+                key: draw_demos(pool, space.max, rng)
                 for key, pool in pools.items()
                 if pool and isinstance(space := task.system.parameters[key], Demos)
             }
@@ -189,47 +196,47 @@ class PromptSearch:
         current = entry(task.system.configuration, key, str)
         if proposer == "edits":
             space = task.system.parameters[key]
-            assert isinstance(space, Text)  # of `text_keys`
+            assert isinstance(space, Text)  # `text_keys` returns keys of texts only
             text = bounded_edit(current, rng, space, self.most_edits)
             return {} if text is None or text == current else {key: text}
-        new = await written(task, key, attempt, self.lm, known)
+        new = await propose_prompt(task, key, attempt, self.lm, known)
         known += [] if new is None else [new]
         return {} if new is None else {key: new}
 
 
-async def bootstrapped(task: Task, examples: Sequence[Example]) -> dict[str, list[Found]]:
-    """Run the incumbent on examples set apart, and return demonstrations for each key that holds some.
+async def bootstrap_pools(task: Task, examples: Sequence[Example]) -> dict[str, list[WeightedDemo]]:
+    """Run the incumbent on pool examples, and return a pool of demonstrations for each demonstrations key.
 
-    What earlier jobs of the run did well on examples set apart serves again: it is in the cache.
+    Successful runs of earlier jobs on pool examples are included at no cost, since they are cached.
     """
     keys = demo_keys(task)
     if not keys or not examples:
         return {}
     traces = await task.scorer.traces({}, examples)
     served = [trace.example for trace in traces if is_whole(trace) and (trace.score or 0.0) > 0]
-    traces += await _earlier(task, [example.id for example in examples], served)
-    corrections = corrected(traces, task.system, task.context.metric, {e.id: e for e in task.train})
+    traces += await _earlier_traces(task, [example.id for example in examples], served)
+    corrections = correct_calls(traces, task.system, task.context.metric, {e.id: e for e in task.train})
     components = {key: task.system.components[component_of(key)] for key in keys}
     return {key: bootstrap(traces, component, corrections) for key, component in components.items()}
 
 
-async def _earlier(task: Task, seen: Sequence[str], served: Sequence[str]) -> list[Trace]:
-    """Return what earlier jobs did on examples set apart, and remember which of the incumbent's runs serve.
+async def _earlier_traces(task: Task, seen: Sequence[str], served: Sequence[str]) -> list[Trace]:
+    """Return successful traces of earlier jobs on pool examples, and store those of the incumbent.
 
     Args:
         task: the job.
-        seen: names of the examples that it ran the incumbent on.
-        served: those of them whose runs demonstrations come from.
+        seen: the names of the examples that this job ran the incumbent on.
+        served: the names of those whose traces provide demonstrations.
     """
     current, known = task.system.configuration.to_json(), Sources.of(task.context.memory)
     traces, before = list[Trace](), list[str]()
     for source in known.sources:
         is_current = source.configuration == current
         before += source.examples if is_current else []
-        wanted = set(source.examples) - set(seen if is_current else ())
-        if wanted and task.scorer.free_repeats:
-            again = [example for example in set_apart(task) if example.id in wanted]
-            traces += await task.scorer.traces(source.configuration, again)
+        names = set(source.examples) - set(seen if is_current else ())
+        if names and task.scorer.free_repeats:
+            repeated = [example for example in pool_order(task) if example.id in names]
+            traces += await task.scorer.traces(source.configuration, repeated)
     known.sources = [source for source in known.sources if source.configuration != current]
     known.sources.append(Source(configuration=current, examples=sorted({*before, *served})))
     known.store(task.context.memory)
@@ -237,50 +244,51 @@ async def _earlier(task: Task, seen: Sequence[str], served: Sequence[str]) -> li
 
 
 def is_whole(trace: Trace) -> bool:
-    """Return whether no call of a trace failed: to run it again costs nothing, where calls are cached."""
+    """Return whether no call of a trace failed; repeating such a run is free if calls are cached."""
     return trace.failure is None and all(call.failure is None for call in trace.calls)
 
 
-def set_apart(task: Task) -> list[Example]:
+def pool_order(task: Task) -> list[Example]:
     """Return the train examples in an order that is the same in all jobs of a run."""
     return [task.train[i] for i in generator(task.pool_seed, "pool").permutation(len(task.train))]
 
 
 def split(task: Task) -> tuple[Sequence[Example], Sequence[Example]]:
-    """Return the examples to find demonstrations on and, apart from them, those to race on.
+    """Return the pool examples, to bootstrap demonstrations from, and the examples to race candidates on.
 
-    The second are never those that any demonstration of the system came from, in whichever job.
+    The two are disjoint in all jobs of a run: no candidate is scored on an example that a demonstration of
+    the system came from.
     """
-    apart = set_apart(task)
-    shown = any(isinstance(space, Demos) for space in task.system.parameters.values())
-    most = len(apart) // 2 if shown else 0
+    ordered = pool_order(task)
+    has_demos = any(isinstance(space, Demos) for space in task.system.parameters.values())
+    most = len(ordered) // 2 if has_demos else 0
     share = most if task.scorer.left == float("inf") else int(task.scorer.left * POOL_SHARE)
-    count = min(most, max(share, task.minibatch), LARGEST_POOL) if demo_keys(task) else 0
-    rest = apart[most:]
+    count = min(most, max(share, task.minibatch), MAX_POOL) if demo_keys(task) else 0
+    rest = ordered[most:]
     order = generator(task.seed, "examples").permutation(len(rest))
-    return apart[:count], [rest[i] for i in order]
+    return ordered[:count], [rest[i] for i in order]
 
 
 def demo_keys(task: Task) -> list[str]:
-    """Return the keys that hold demonstrations."""
+    """Return the job's keys of demonstrations."""
     spaces = task.system.parameters
     return [key for key in task.keys if isinstance(space := spaces[key], Demos) and space.max]
 
 
 def text_keys(task: Task) -> list[str]:
-    """Return the keys that hold texts."""
+    """Return the job's keys of texts."""
     return [key for key in task.keys if isinstance(task.system.parameters[key], Text)]
 
 
-def raced(outlook: Outlook) -> int:
-    """Return how many candidates a race compares at first, after demonstrations are found."""
+def first_rung_size(outlook: Outlook) -> int:
+    """Return the number of candidates in the first rung of a race, after bootstrapping demonstrations."""
     spaces = outlook.system.parameters
-    shown = any(isinstance(space, Demos) for space in spaces.values())
-    most = len(outlook.train) // 2 if shown else 0
-    own = any(isinstance(spaces[key], Demos) for key in outlook.keys)
+    has_demos = any(isinstance(space, Demos) for space in spaces.values())
+    most = len(outlook.train) // 2 if has_demos else 0
+    bootstraps = any(isinstance(spaces[key], Demos) for key in outlook.keys)
     runs, pool = outlook.runs, 0
-    if own and math.isfinite(runs):
-        pool = min(most, max(int(runs * POOL_SHARE), outlook.minibatch), LARGEST_POOL)
+    if bootstraps and math.isfinite(runs):
+        pool = min(most, max(int(runs * POOL_SHARE), outlook.minibatch), MAX_POOL)
     plan = rungs(outlook.candidates, outlook.minibatch, len(outlook.train) - most, runs - pool)
     return plan[0][0] if plan else 0
 
@@ -289,25 +297,25 @@ async def race_incumbent(
     task: Task,
     candidates: Sequence[Mapping[str, object]],
     examples: Sequence[Example],
-    state: Contest,
+    state: RaceProgress,
 ) -> AsyncIterator[Progress | Proposal]:
-    """Race candidates, and propose the winner.
+    """Race candidates against the incumbent, and propose the winner.
 
     Args:
         task: the job.
-        candidates: values to change, one mapping for each candidate.
-        examples: in the order in which they are used.
-        state: the job's progress, which keeps the race.
+        candidates: the values that each candidate changes.
+        examples: the examples, in the order of use.
+        state: the job's progress, whose race is updated.
     """
     if candidates:
         async for after in race(candidates, examples, task.scorer, task.minibatch, state.race):
             state.race = after
             yield Progress(state.to_json(), after.note())
-    yield winner(candidates, state.race.ranking() if state.race else [])
+    yield propose_winner(candidates, state.race.ranking() if state.race else [])
 
 
-def winner(candidates: Sequence[Mapping[str, object]], standings: Sequence[Standing]) -> Proposal:
-    """Return the best candidate of the last rung, if it beat the incumbent there."""
+def propose_winner(candidates: Sequence[Mapping[str, object]], standings: Sequence[Standing]) -> Proposal:
+    """Propose the best candidate of the last rung, if it beat the incumbent there."""
     if not standings:
         return Proposal({}, tried=len(candidates), note="no candidate could be scored")
     best = standings[0]

@@ -1,4 +1,4 @@
-"""Asking a model for a proposal, and counting what came of it."""
+"""Requests for proposals to a model, and the count of their outcomes."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from compound.optimization.method import Task
 T = TypeVar("T")
 
 
-async def ask(
+async def ask_for_proposal(
     task: Task,
     request: Request,
     lm: str | None,
     read: Callable[[str], T | None],
     is_known: Callable[[T], bool] = lambda proposal: False,
 ) -> T | None:
-    """Ask a model for a proposal; count it as proposed, unusable, duplicate or failed.
+    """Ask a model for a proposal, and count the outcome as proposed, duplicate, unusable or failed.
 
     Args:
         task: the job.
-        request: what to ask.
-        lm: the model; the system's own when ``None``.
-        read: returns the proposal in a reply, or ``None`` when the reply cannot be used.
-        is_known: whether a proposal is one that the job had before.
+        request: the request.
+        lm: the model; ``None`` for the system's own.
+        read: parses the proposal from a reply; returns ``None`` if the reply is unusable.
+        is_known: returns whether the job had a proposal before.
 
     Returns:
-        The proposal, even if it is known; ``None`` when there is none.
+        The proposal, even if it is known; ``None`` if there is none.
     """
     try:
         reply = await task.scorer.generate(request, lm)
-    except CallError:  # counted by the scorer, unless it was not sent; the job continues without it
+    except CallError:  # the scorer counts failed requests; the job continues without this proposal
         return None
-    found = read(reply.text)
-    if found is None:
+    proposal = read(reply.text)
+    if proposal is None:
         task.scorer.judge("unusable", lm)
     else:
-        task.scorer.judge("duplicate" if is_known(found) else "proposed", lm)
-    return found
+        task.scorer.judge("duplicate" if is_known(proposal) else "proposed", lm)
+    return proposal

@@ -1,7 +1,7 @@
-"""Successive halving: many candidates on few examples, the better half on twice as many.
+"""Successive halving: score many candidates on few examples, and the better half on twice as many.
 
-All candidates of a rung meet the same examples, and each rung's examples contain the last one's, whose
-calls come from the cache. The incumbent is a candidate of every rung. (Jamieson and Talwalkar 2016.)
+Jamieson and Talwalkar 2016. All candidates of a rung are scored on the same examples, which contain those of
+the previous rung, whose calls are cached. The incumbent is scored in every rung.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from compound.example import Example
 from compound.optimization.method import Scorer
 from compound.storage.state import State
 
-INCUMBENT = ""  # its name among the candidates' numbers
+INCUMBENT = ""  # the incumbent's key among the candidates' numbers
 
 
 class Standing(State):
-    """The result of a candidate on the last rung that it reached.
+    """Result of a candidate in the last rung that it reached.
 
     Attributes:
-        candidate: its number.
-        mean: its score.
-        incumbent: the incumbent's score on the same examples.
-        n: the number of these examples.
+        candidate: the number of the candidate.
+        mean: its mean score.
+        incumbent: the incumbent's mean score on the same examples.
+        n: the number of examples.
     """
 
     candidate: int
@@ -34,15 +34,15 @@ class Standing(State):
 
 
 class Race(State):
-    """A race after some of its rungs.
+    """Progress of a race.
 
     Attributes:
-        plan: the numbers of candidates and of examples of each rung.
-        alive: the numbers of the candidates that the next rung may take, best first.
-        done: how many rungs of the plan need not be run any more.
-        standings: the results of the candidates that were scored.
-        failed: names of the examples whose runs failed, for each candidate by its number as text; the
-            incumbent's number is `INCUMBENT`.
+        plan: the number of candidates and the number of examples of each rung.
+        alive: the numbers of the candidates still in the race, best first.
+        done: the number of rungs that are completed or skipped.
+        standings: the results of the scored candidates.
+        failed: the names of the examples whose runs failed, by the candidate's number as text; `INCUMBENT` is
+            the key of the incumbent.
     """
 
     plan: list[tuple[int, int]]
@@ -52,11 +52,11 @@ class Race(State):
     failed: dict[str, list[str]] = Field(default_factory=dict)
 
     def ranking(self) -> list[Standing]:
-        """Return the standings, best first: those of later rungs come before those of earlier ones."""
+        """Return the standings, best first; candidates that reached later rungs come first."""
         return sorted(self.standings, key=lambda s: (-s.n, -s.mean, s.candidate))
 
     def note(self) -> str:
-        """Describe the rung that was completed last."""
+        """Return the progress note of the last completed rung."""
         best, count = self.ranking()[0], len(self.alive)
         return (
             f"{count} candidate{'s' * (count != 1)} on {best.n} example{'s' * (best.n != 1)}: "
@@ -67,11 +67,11 @@ class Race(State):
 def rungs(
     candidates: int, minibatch: int, examples: int, runs: float, free_repeats: bool = True
 ) -> list[tuple[int, int]]:
-    """Return ``(candidates, examples)`` for each rung, within ``runs`` system runs.
+    """Return ``(candidates, examples)`` for each rung of a race within ``runs`` system runs.
 
-    A rung costs its candidates and the incumbent on the examples that are new to them, or on all of them
-    where repeats are not free. The number of candidates is lowered until the first rung leaves 40 % of
-    the runs for later ones, or fits at all.
+    The cost of a rung is the number of its candidates, plus one for the incumbent, times the number of new
+    examples (of all examples if repeats are not free). The number of candidates is reduced until the first
+    rung leaves 40 % of the runs for later rungs; with two candidates, the first rung may take all runs.
 
     >>> rungs(8, 8, 100, 400)
     [(8, 8), (4, 16), (2, 32), (1, 64)]
@@ -102,14 +102,14 @@ async def race(
     minibatch: int,
     resume: Race | None = None,
 ) -> AsyncIterator[Race]:
-    """Race candidates, and yield the race after each rung.
+    """Race candidates, and yield the progress after each rung.
 
     Args:
-        candidates: values to change, one mapping for each candidate.
-        examples: in the order in which they are used.
-        scorer: runs candidates.
-        minibatch: examples of the first rung.
-        resume: the race to continue; ``None`` starts one.
+        candidates: the values that each candidate changes.
+        examples: the examples, in the order of use.
+        scorer: runs and scores candidates.
+        minibatch: the number of examples of the first rung.
+        resume: the race to resume; ``None`` starts a new one.
     """
     if resume is None:
         plan = rungs(len(candidates), minibatch, len(examples), scorer.left, scorer.free_repeats)

@@ -1,4 +1,4 @@
-"""Choices and numbers: a small space is raced as a whole, a large one is sampled by TPE."""
+"""Search of choices and numbers: races all settings of a small space, samples a large one by TPE."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from compound.graph.configuration import canonical
 from compound.graph.space import Choice, Float, Int, Space
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
-from compound.optimizers.search.prompts import Contest, race_incumbent, raced, split
+from compound.optimizers.search.prompts import RaceProgress, first_rung_size, race_incumbent, split
 from compound.optimizers.search.racing import rungs
 from compound.optimizers.search.tpe import next_point
 from compound.storage.state import State
 
 FINALISTS = 3
-ROUND = 4  # trials scored at once
-DRAWS = 8  # for each random setting, since some are drawn twice
+ROUND = 4  # trials scored concurrently
+DRAWS = 8  # attempts per random setting, since some draws are duplicates
 
 
 class Sample(State):
-    """A setting that was scored on a minibatch, with its mean."""
+    """A setting with its mean score on a minibatch."""
 
     values: dict[str, object]
     mean: float
 
 
-class NumberProgress(Contest):
-    """The progress of `NumberSearch`.
+class NumberProgress(RaceProgress):
+    """Progress of `NumberSearch`.
 
     Attributes:
-        samples: the settings that TPE suggested, in order; none where the whole space is raced.
-        finalists: the settings to race; ``None`` as long as settings are sampled.
+        samples: the settings that TPE suggested, in order; empty if the whole space is raced.
+        finalists: the settings to race; ``None`` until sampling is completed.
     """
 
     samples: list[Sample] = Field(default_factory=list)
@@ -46,30 +46,30 @@ class NumberProgress(Contest):
 
 @dataclass(frozen=True)
 class NumberSearch:
-    """Searches `Choice`, `Int` and `Float` parameters together."""
+    """Optimizer that searches `Choice`, `Int` and `Float` parameters jointly."""
 
     def bound(self, outlook: Outlook) -> JobBound:
-        """Declare that no model is asked."""
+        """Declare that the job sends no requests except the runs of the system."""
         spaces = [outlook.system.parameters[key] for key in outlook.keys]
         settings = math.prod(len(_options(space, outlook.candidates)) for space in spaces) - 1
         if settings <= outlook.candidates:
-            return JobBound(candidates=min(settings, raced(outlook)))
+            return JobBound(candidates=min(settings, first_rung_size(outlook)))
         trials = outlook.runs / outlook.minibatch - FINALISTS - 1
-        sampled = int(min(2 * outlook.candidates, trials)) if trials >= 1 else raced(outlook)
+        sampled = int(min(2 * outlook.candidates, trials)) if trials >= 1 else first_rung_size(outlook)
         return JobBound(candidates=sampled)
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
-        """Race the whole space when it is small; else sample, then race the best."""
+        """Race the whole space if it is small; otherwise sample it, and race the best samples."""
         state = NumberProgress() if task.resume is None else NumberProgress.from_json(task.resume)
         _, examples = split(task)
         if state.finalists is None:
-            grid = enumerated(task)
+            grid = enumerate_settings(task)
             if len(grid) <= task.candidates:
-                state.finalists = in_order(task, grid, len(examples))
+                state.finalists = race_order(task, grid, len(examples))
             else:
                 async for event in self._sample(task, state, examples):
                     yield event
-                state.finalists = _best(state.samples) or _drawn(task, len(examples))
+                state.finalists = _best(state.samples) or _random_settings(task, len(examples))
             count = len(state.finalists)
             yield Progress(state.to_json(), f"{count} setting{'s' * (count != 1)} to race")
         async for result in race_incumbent(task, state.finalists, examples, state):
@@ -78,11 +78,12 @@ class NumberSearch:
     async def _sample(
         self, task: Task, state: NumberProgress, examples: Sequence[Example]
     ) -> AsyncIterator[Progress]:
-        """Score what TPE suggests in rounds: a few settings at once, so that models get full batches."""
+        """Score the suggestions of TPE in rounds of a few settings, so that models get full batches."""
         batch = examples[: task.minibatch]
-        wanted = 2 * task.candidates
-        while (done := len(state.samples)) < wanted:
-            affordable = int(min(task.scorer.left / len(batch) - FINALISTS - 1, ROUND, wanted - done))
+        total = 2 * task.candidates
+        while (done := len(state.samples)) < total:
+            # reserve a minibatch for each finalist and the incumbent
+            affordable = int(min(task.scorer.left / len(batch) - FINALISTS - 1, ROUND, total - done))
             if affordable < 1:
                 return
             trials = [(sample.values, sample.mean) for sample in state.samples]
@@ -92,45 +93,48 @@ class NumberSearch:
             for values, scored in zip(round_, await task.scorer.score(round_, batch), strict=True):
                 state.samples.append(Sample(values=values, mean=scored.mean))
             done, best = len(state.samples), max(sample.mean for sample in state.samples)
-            yield Progress(state.to_json(), f"best {best:.3f}", step=done, of=wanted)
+            yield Progress(state.to_json(), f"best {best:.3f}", step=done, of=total)
 
 
-def in_order(task: Task, grid: Sequence[dict[str, object]], examples: int) -> list[dict[str, object]]:
-    """Return settings in the order in which they are raced, for a job whose runs do not hold them all.
+def race_order(task: Task, grid: Sequence[dict[str, object]], examples: int) -> list[dict[str, object]]:
+    """Return settings in the order in which they are raced.
 
-    Those that no earlier job scored come first, the others after them; each part in an order of its own.
+    If the budget does not cover all of them, settings that no earlier job scored come first, in random order.
     """
-    if _raced(task, len(grid), examples) >= len(grid):
+    if _first_rung_size(task, len(grid), examples) >= len(grid):
         return list(grid)
     tried = {canonical(dict(known.values)) for known in task.tried}
     shuffled = [grid[i] for i in generator(task.seed, "grid").permutation(len(grid))]
     return sorted(shuffled, key=lambda setting: canonical(setting) in tried)
 
 
-def _drawn(task: Task, examples: int) -> list[dict[str, object]]:
-    """Return as many random settings as can be raced, for a job whose runs hold no sample beside a race."""
+def _random_settings(task: Task, examples: int) -> list[dict[str, object]]:
+    """Return as many random settings as can be raced; used if the budget does not also cover sampling."""
     current = {key: task.system.configuration[key] for key in task.keys}
-    raced = _raced(task, task.candidates, examples)
-    found: list[dict[str, object]] = []
+    count = _first_rung_size(task, task.candidates, examples)
+    settings: list[dict[str, object]] = []
     for attempt in range(DRAWS * task.candidates):
         rng = generator(task.seed, "draw", attempt)
         spaces = {key: task.system.parameters[key] for key in task.keys}
         setting: dict[str, object] = {
             key: s.draw(rng) for key, s in spaces.items() if isinstance(s, Choice | Int | Float)
         }
-        if len(found) < raced and setting != current and setting not in found:
-            found.append(setting)
-    return found
+        if len(settings) < count and setting != current and setting not in settings:
+            settings.append(setting)
+    return settings
 
 
-def _raced(task: Task, candidates: int, examples: int) -> int:
-    """Return how many candidates the first rung of a race holds."""
+def _first_rung_size(task: Task, candidates: int, examples: int) -> int:
+    """Return the number of candidates in the first rung of a race."""
     plan = rungs(candidates, task.minibatch, examples, task.scorer.left, task.scorer.free_repeats)
     return plan[0][0] if plan else 0
 
 
-def enumerated(task: Task) -> list[dict[str, object]]:
-    """Return every other combination of values, or more than ``task.candidates`` when there are too many."""
+def enumerate_settings(task: Task) -> list[dict[str, object]]:
+    """Return all combinations of values except the current one.
+
+    If there are more than ``task.candidates``, the list is incomplete, but longer than ``task.candidates``.
+    """
     options = [_options(task.system.parameters[key], task.candidates) for key in task.keys]
     current = {key: task.system.configuration[key] for key in task.keys}
     combinations = itertools.islice(itertools.product(*options), task.candidates + 2)
@@ -151,15 +155,15 @@ def suggest(
     trials: Sequence[tuple[Mapping[str, object], float]],
     pending: Sequence[Mapping[str, object]] = (),
 ) -> dict[str, object]:
-    """Return what TPE would try next, given the trials so far and those whose score is still to come."""
+    """Return the next suggestion of TPE, given the scored trials and the pending ones."""
     spaces = {key: task.system.parameters[key] for key in task.keys}
     return next_point(spaces, trials, pending, task.seed, "searching numbers")
 
 
 def _best(samples: Sequence[Sample]) -> list[dict[str, object]]:
-    """Return the best few distinct settings."""
-    found: list[dict[str, object]] = []
+    """Return the best `FINALISTS` distinct settings."""
+    distinct: list[dict[str, object]] = []
     for sample in sorted(samples, key=lambda sample: -sample.mean):
-        if sample.values not in found:
-            found.append(sample.values)
-    return found[:FINALISTS]
+        if sample.values not in distinct:
+            distinct.append(sample.values)
+    return distinct[:FINALISTS]

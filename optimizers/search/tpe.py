@@ -1,7 +1,7 @@
-"""The tree-structured Parzen estimator, as a function of what was tried so far (Bergstra et al. 2011).
+"""Tree-structured Parzen estimator as a function of the trials so far (Bergstra et al. 2011).
 
-Optuna is a sampler here, not a second record: the study is rebuilt from our own progress, and each
-trial's sampler is seeded by the trial's number, so that a resumed search continues the same.
+Optuna is used as a stateless sampler: each suggestion rebuilds the study from the optimizer's progress, with
+a sampler seeded by the number of the trial, so a resumed search makes the same suggestions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from compound.graph.space import Choice, Float, Int, Space
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-STARTUP = 4  # trials drawn at random before TPE has something to learn from
+STARTUP = 4  # random trials before the first suggestion of TPE
 
 
 def next_point(
@@ -26,14 +26,17 @@ def next_point(
     seed: int,
     feature: str,
 ) -> dict[str, object]:
-    """Return what TPE would try next.
+    """Return the next suggestion of TPE.
 
     Args:
         spaces: `Choice`, `Int` and `Float` spaces by name.
-        trials: the values of each point that has a score, and the score.
-        pending: points whose score is still to come; they count as bad, so that a round is spread out.
-        seed: the search's random stream; trials draw from it by their number.
-        feature: what needs Optuna, for the message when it is missing.
+        trials: scored points, as pairs of values and score.
+        pending: points without a score yet; they count as bad ("constant liar"), which spreads out a round.
+        seed: the seed of the search, from which that of each trial is derived.
+        feature: the feature that requires Optuna, for the message if it is not installed.
+
+    Raises:
+        MissingExtra: Optuna is not installed.
     """
     try:
         import optuna
@@ -47,12 +50,12 @@ def next_point(
         constant_liar=True,
     )
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    made = optuna.trial.create_trial
+    create = optuna.trial.create_trial
     for values, score in trials:
-        study.add_trial(made(params=dict(values), distributions=distributions, value=score))
+        study.add_trial(create(params=dict(values), distributions=distributions, value=score))
     running = optuna.trial.TrialState.RUNNING
     for values in pending:
-        study.add_trial(made(state=running, params=dict(values), distributions=distributions))
+        study.add_trial(create(state=running, params=dict(values), distributions=distributions))
     trial = study.ask(distributions)
     return {name: trial.params[name] for name in spaces}
 
@@ -64,5 +67,5 @@ def _distribution(space: Space) -> BaseDistribution:
         return CategoricalDistribution(space.options)
     if isinstance(space, Int):
         return IntDistribution(space.low, space.high, log=space.log)
-    assert isinstance(space, Float)  # the methods give no other kind to TPE
+    assert isinstance(space, Float)  # callers pass no other kinds
     return FloatDistribution(space.low, space.high, log=space.log)

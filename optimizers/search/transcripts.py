@@ -1,4 +1,4 @@
-"""Traces as text, for a model that reads what a run did: each step's inputs and outputs, shortened."""
+"""Traces as text for prompts: shortened inputs and outputs of each call, with bounds on their length."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from compound.graph.configuration import canonical, readable
 from compound.graph.system import System
 from compound.optimization.bounds import Outlook
 
-LONGEST = 600  # characters of one value
-FAILURE = 300  # bytes of the message of a failed call
-FEEDBACK = 2_000  # bytes of what a metric says
-DEPTH = 4  # nested loops and maps in an address, at most
-MARKS = 24  # bytes of the words around a value or a call, at most
+VALUE = 600  # maximum characters of one value
+FAILURE = 300  # maximum bytes of the message of a failed call
+FEEDBACK = 2_000  # maximum bytes of a metric's feedback
+DEPTH = 4  # assumed maximum nesting of loops and maps in an address
+MARKS = 24  # upper bound on the bytes of fixed text around a value or a call
 
 
 def fields(values: Mapping[str, object]) -> str:
@@ -28,7 +28,7 @@ def fields(values: Mapping[str, object]) -> str:
 
 
 def steps(trace: Trace) -> str:
-    """Return one line for each call of a trace: its address and what it wrote, or why it failed."""
+    """Return one line per call of a trace: its address and outputs, and the message if it failed."""
     return "\n".join(
         f"{call.address} wrote {fields(call.outputs)}"
         + (f" (failed: {_cut_bytes(call.failure.message, FAILURE)})" if call.failure else "")
@@ -37,32 +37,31 @@ def steps(trace: Trace) -> str:
 
 
 def calls(trace: Trace, component: Component) -> str:
-    """Return what a component read and wrote in a trace, two lines for each call."""
-    made = trace.calls_of(component.name)
+    """Return the inputs and outputs of a component's calls in a trace, two lines per call."""
     return "\n".join(
         f"It read {fields({n: v for n, v in call.inputs.items() if n not in component.settings})}\n"
         f"It wrote {fields(call.outputs)}"
         + (f" (failed: {_cut_bytes(call.failure.message, FAILURE)})" if call.failure else "")
-        for call in made
+        for call in trace.calls_of(component.name)
     )
 
 
 def result(trace: Trace) -> str:
-    """Return the outputs of a run, or why there are none."""
+    """Return the outputs of a run, or the message if it failed."""
     if trace.failure:
         return f"the run failed: {_cut_bytes(trace.failure.message, FAILURE)}"
     return fields(trace.outputs)
 
 
 def verdict(trace: Trace) -> str:
-    """Return what the metric said of a run: its score, and its words where it has some."""
+    """Return the score of a run, with the metric's feedback if there is any."""
     return f"{trace.score or 0.0:.3f}" + (
         f" ({_cut_bytes(trace.feedback, FEEDBACK)})" if trace.feedback else ""
     )
 
 
 def diagram(system: System) -> str:
-    """Return a system in words: which node reads what, and what it writes, those inside others included."""
+    """Return a description of the inputs and outputs of all nodes, including nested ones, one per line."""
     return "\n".join(
         f"{node.name}{'' if node.name == node.component.name else f' (a use of {node.component.name})'}"
         f" reads {', '.join(source.label for source in node.wires.values()) or 'nothing'}"
@@ -72,7 +71,7 @@ def diagram(system: System) -> str:
 
 
 def _shortened(value: object) -> str:
-    return _cut(value if isinstance(value, str) else canonical(readable(value)), LONGEST)
+    return _cut(value if isinstance(value, str) else canonical(readable(value)), VALUE)
 
 
 def _cut(text: str, longest: int) -> str:
@@ -85,24 +84,24 @@ def _cut_bytes(text: str, longest: int) -> str:
 
 
 def longest_fields(values: Mapping[str, Extent]) -> Extent:
-    """Return the longest that `fields` can be for values of these extents."""
+    """Return a bound on the length of `fields` for values of the given extents."""
     named = Extent(MARKS + sum(len(name.encode()) + MARKS for name in values))
-    return sum((extent.cut(LONGEST) for extent in values.values()), named)
+    return sum((extent.cut(VALUE) for extent in values.values()), named)
 
 
 def longest_of(examples: Iterable[Mapping[str, object]]) -> Extent:
-    """Return the longest that `fields` is for any of these values."""
+    """Return the maximum length of `fields` over the given values."""
     return Extent(max((len(fields(values).encode(errors="replace")) for values in examples), default=0))
 
 
 def longest_calls(use: Use) -> Extent:
-    """Return the longest that `calls` can be for one run."""
+    """Return a bound on the length of `calls` for one run."""
     one = longest_fields(use.inputs) + longest_fields(use.outputs) + Extent(2 * MARKS + FAILURE)
     return one.times(use.calls)
 
 
 def longest_steps(outlook: Outlook) -> Extent:
-    """Return the longest that `steps` can be for one run."""
+    """Return a bound on the length of `steps` for one run."""
     names = [len(node.name.encode()) + MARKS for node in outlook.system.all_nodes()]
     mark = Extent(DEPTH * max(names, default=0) + FAILURE)
     parts = [(longest_fields(use.outputs) + mark).times(use.calls) for use in outlook.uses.values()]
@@ -110,5 +109,5 @@ def longest_steps(outlook: Outlook) -> Extent:
 
 
 def longest_run(outlook: Outlook) -> Extent:
-    """Return the longest that `result` and `verdict` can be together."""
+    """Return a bound on the total length of `result` and `verdict` for one run."""
     return longest_fields(outlook.outputs) + Extent(FAILURE + FEEDBACK + 2 * MARKS)

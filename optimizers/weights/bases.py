@@ -1,4 +1,4 @@
-"""Determine the base model that trained components share, and the shapes of their adapters."""
+"""Determine the base model that the trained components share, and the shapes of their adapters."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from compound.graph.system import System
 
 
 def base_model(system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]) -> str:
-    """Return the model whose weights are trained: one base, frozen, for all of the components.
+    """Return the frozen base model that the adapters of all components are trained on.
 
     Raises:
-        DeclarationError: components have different models, one that is behind an API, or one whose engine
-            does not take adapters of their rank.
+        DeclarationError: the components use different models, a model is behind an API, or an engine does
+            not support adapters of their rank.
     """
     found: dict[str, str] = {}
     for component, engine in _engines(system, trained, engine_of).items():
@@ -25,52 +25,56 @@ def base_model(system: System, trained: Sequence[str], engine_of: Callable[[str]
         if model is None:
             raise DeclarationError(
                 f"the weights of {component!r} cannot be trained: {engine.name} does not serve adapters",
-                hint="use a model in this process, such as smollm2, or a vLLM engine",
+                hint="use a model that runs in this process, such as smollm2, or a vLLM engine",
             )
         found[component] = model
-    return _one(found, "base model", "give them one lm, or freeze some with weights: null")
+    return _shared_value(found, "base model", "set the same lm for all, or freeze some with weights: null")
 
 
 def _check_rank(system: System, component: str, engine: Engine) -> None:
-    """Raise where an engine says that an adapter is too large for it."""
-    space, most = system.parameters[f"{component}.weights"], getattr(engine, "max_lora_rank", None)
-    assert isinstance(space, Weights)  # it is trained
-    if most is not None and space.rank > most:
+    """Raise if the rank of an adapter exceeds the maximum of its engine."""
+    space, max_rank = system.parameters[f"{component}.weights"], getattr(engine, "max_lora_rank", None)
+    assert isinstance(space, Weights)  # only components with weights are trained
+    if max_rank is not None and space.rank > max_rank:
         raise DeclarationError(
-            f"the adapter of {component!r} has rank {space.rank}, but {engine.name} takes at most {most}",
-            hint=f"set max_lora_rank of the engine to {space.rank}, or lower weights.lora.rank",
+            f"the adapter of {component!r} has rank {space.rank}, but {engine.name} takes at most {max_rank}",
+            hint=f"set max_lora_rank of the engine to {space.rank}, or lower weights.lora.rank of "
+            f"{component!r} to {max_rank}",
         )
 
 
 def check_sampling_engine(system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]) -> None:
-    """Raise where tokens are sampled from another distribution than the one whose gradient is taken.
+    """Raise if an engine samples from a different distribution than the trainer differentiates.
 
-    The trainer computes the softmax at the temperature of rollouts. Under top-p, top-k, penalties or a
-    grammar a sampled token's probability is another one: the ratio of the two policies would compare
-    different distributions, and tokens outside the support would have none. Imitation takes no ratios.
+    The trainer computes the softmax at the rollout temperature. Top-p, top-k, penalties and grammars change
+    the probability of a sampled token, so the probability ratio would compare different distributions, and
+    would be undefined for tokens outside the support. Imitation losses use no ratio and need no check.
 
     Raises:
-        DeclarationError: an engine's extra fields of requests do so.
+        DeclarationError: extra request fields of an engine change the distribution.
     """
     for component, engine in _engines(system, trained, engine_of).items():
         if fields := getattr(engine, "reshapes", ()):
             raise DeclarationError(
                 f"the weights of {component!r} cannot be trained: {engine.name} samples with "
-                f"{', '.join(fields)}, so that its log-probabilities are not those that the trainer computes",
-                hint="leave these out of the engine's extra; rollouts.temperature shapes rollouts",
+                f"{', '.join(fields)}, so its log-probabilities differ from those that the trainer computes",
+                hint="remove them from the extra of the engine; to change the sampling of rollouts, set "
+                "optimize.<method>.rollouts.temperature",
             )
 
 
 def base_format(system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]) -> str:
-    """Return the number format that the components sample in, ``auto`` where their engines do not say.
+    """Return the number format that the components sample in; ``auto`` if no engine specifies one.
 
     Raises:
-        DeclarationError: they sample in different ones.
+        DeclarationError: they sample in different formats.
     """
     engines = _engines(system, trained, engine_of)
     found = {component: getattr(engine, "dtype", "auto") for component, engine in engines.items()}
     known = {component: dtype for component, dtype in found.items() if dtype != "auto"}
-    return _one(known, "number format", "give their engines one dtype") if known else "auto"
+    if not known:
+        return "auto"
+    return _shared_value(known, "number format", "set the same dtype for their engines")
 
 
 def _engines(system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]) -> dict[str, Engine]:
@@ -79,34 +83,37 @@ def _engines(system: System, trained: Sequence[str], engine_of: Callable[[str], 
         lm = values_of(system.components[component], system).get("lm")
         if not isinstance(lm, str):
             raise DeclarationError(
-                f"{component!r} has weights, but no model", hint="give it or the system lm"
+                f"{component!r} has weights, but no model", hint="set lm for the component or the system"
             )
         found[component] = engine_of(lm)
     return found
 
 
-def _one(found: Mapping[str, str], what: str, hint: str) -> str:
-    """Return what all components have."""
-    if len(set(found.values())) > 1:
-        listed = ", ".join(f"{component}: {value}" for component, value in found.items())
+def _shared_value(values: Mapping[str, str], what: str, hint: str) -> str:
+    """Return the value that all components share."""
+    if len(set(values.values())) > 1:
+        listed = ", ".join(f"{component}: {value}" for component, value in values.items())
         raise DeclarationError(
             f"components that are trained together need one {what}, but have {listed}", hint=hint
         )
-    return next(iter(found.values()))
+    return next(iter(values.values()))
 
 
 def spaces(system: System, groups: Mapping[str, Sequence[str]]) -> dict[str, Weights]:
-    """Return each adapter's shape.
+    """Return the shape of each adapter.
 
     Raises:
-        DeclarationError: components that share one declare different shapes.
+        DeclarationError: components that share an adapter declare different shapes.
     """
     found = {}
     for name, components in groups.items():
         declared = [system.parameters[f"{component}.weights"] for component in components]
         first = declared[0]
         if any(space.to_json() != first.to_json() for space in declared):
-            raise DeclarationError(f"components that share the adapter {name!r} declare different shapes")
-        assert isinstance(first, Weights)  # the keys of a job of weights
+            raise DeclarationError(
+                f"components that share the adapter {name!r} declare different shapes",
+                hint=f"declare the same weights for {', '.join(components)}",
+            )
+        assert isinstance(first, Weights)  # a training job has keys of weights only
         found[name] = first
     return found

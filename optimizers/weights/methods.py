@@ -1,4 +1,4 @@
-"""The ways of training weights by name: which recipe, on which components, in which order."""
+"""Built-in methods that train weights, by name: their recipes, jobs and schedules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from compound.optimizers.weights.recipes.recipe import Recipe, Sharing, Training
 from compound.optimizers.weights.training import WeightTraining
 from compound.settings.optimize import OptimizeSettings
 
-LONG = 30.0  # minibatches' runs that a job of training should at least be given: few long jobs
+# Minimum share of a job, in minibatches of system runs: long searches and trainings gain more from few long
+# jobs than from many short ones.
+LONG_JOB = 30.0
 
 
 class NothingToTune(DeclarationError):
@@ -31,66 +33,86 @@ class NothingToTune(DeclarationError):
 
 @dataclass(frozen=True)
 class InOrder:
-    """A scheduler that goes through the jobs in their order, again and again."""
+    """Scheduler that cycles through the jobs in the given order."""
 
     def choose(self, jobs: Sequence[Job], history: Sequence[JobRecord], seed: int) -> Job:
-        """Return the job whose turn it is."""
+        """Return the next job of the cycle."""
         return jobs[len(history) % len(jobs)]
 
 
-def together(name: str, system: System, recipe: Recipe, adapters: Sharing) -> Method:
-    """Return a method that trains the weights of all components in one job."""
-    return _method(name, recipe, [Job(name, required(name, system))], adapters)
+def train_jointly(
+    name: str, system: System, recipe: Recipe, adapters: Sharing, section: str | None = None
+) -> Method:
+    """Return a method that trains the weights of all components jointly, in one job.
+
+    Args:
+        name: the name of the method.
+        system: the system to optimize.
+        recipe: the training recipe.
+        adapters: which components share an adapter.
+        section: the path of the settings, for error messages; ``optimize.<name>`` by default.
+    """
+    return _method(name, recipe, [Job(name, weight_keys(name, system))], adapters, section)
 
 
-def apart(name: str, system: System, recipe: Recipe) -> Method:
-    """Return a method that trains the weights of one component after the other."""
-    return _method(name, recipe, [Job(name, (key,)) for key in required(name, system)], "each")
+def train_separately(name: str, system: System, recipe: Recipe) -> Method:
+    """Return a method that trains the weights of the components separately, one job after the other."""
+    return _method(name, recipe, [Job(name, (key,)) for key in weight_keys(name, system)], "each")
 
 
-def required(name: str, system: System) -> tuple[str, ...]:
-    """Return the keys of all weights.
+def weight_keys(name: str, system: System) -> tuple[str, ...]:
+    """Return the keys of all weights parameters.
 
     Raises:
-        NothingToTune: there are none.
+        NothingToTune: the system has none.
     """
     keys = keys_of(system, Weights)
     if not keys:
         raise NothingToTune(
             f"method {name!r} trains weights, but no component of system {system.name!r} has any",
-            hint="give an llm component weights: {lora: {rank: 16}}",
+            hint="add weights: {lora: {rank: 16}} to an llm component",
         )
     return keys
 
 
 def check_component_names(section: str, keys: Sequence[str], settings: TrainingSettings) -> None:
-    """Raise where a setting names a component that is not trained, or nothing may be forked."""
+    """Raise if a setting names a component that is not trained, or no component may be forked.
+
+    Args:
+        section: the path of the settings, for the message.
+        keys: the weights to train.
+        settings: the settings to check.
+    """
     trained = tuple(dict.fromkeys(map(component_of, keys)))
     for setting in ("penalties", "forks"):
         for component in getattr(settings, setting, ()):
             if component not in trained:
                 raise DeclarationError(
-                    f"optimize.{section}.{setting} names {component!r}, which is not trained",
+                    f"{section}.{setting} names {component!r}, which is not trained",
                     hint=nearest(component, trained),
                 )
     forks = settings.forks if isinstance(settings, MHGPORandomSettings) else {}
     if not sum(forks.get(component, 1.0) for component in trained):
         raise DeclarationError(
-            f"optimize.{section}.forks is 0 for every component", hint="give one a share above 0"
+            f"{section}.forks is 0 for every component",
+            hint=f"set {section}.forks of at least one component above 0",
         )
 
 
-def _method(name: str, recipe: Recipe, jobs: Sequence[Job], adapters: Sharing) -> Method:
+def _method(
+    name: str, recipe: Recipe, jobs: Sequence[Job], adapters: Sharing, section: str | None = None
+) -> Method:
     keys = [key for job in jobs for key in job.keys]
-    check_component_names(name, keys, recipe.settings)
-    partition(components_of(keys), adapters)
-    optimizers: Mapping[str, Optimizer] = {name: WeightTraining(recipe, adapters)}
-    timed = [_timed(job, recipe) for job in jobs]
-    return Method(name, optimizers, timed, InOrder(), least=LONG, decisions=1, jobs_each=len(jobs))
+    section = section or f"optimize.{name}"
+    check_component_names(section, keys, recipe.settings)
+    partition(components_of(keys), adapters, section)
+    optimizers: Mapping[str, Optimizer] = {name: WeightTraining(recipe, adapters, section)}
+    timed = [_with_step_costs(job, recipe) for job in jobs]
+    return Method(name, optimizers, timed, InOrder(), least=LONG_JOB, decisions=1, jobs_each=len(jobs))
 
 
-def _timed(job: Job, recipe: Recipe) -> Job:
-    """Return a job that knows what its steps take."""
+def _with_step_costs(job: Job, recipe: Recipe) -> Job:
+    """Return a job with the number of its steps and their costs."""
     steps, evaluation, examples = recipe.settings.steps, recipe.settings.evaluation, recipe.sampling.examples
     step = recipe.cost(examples, len(components_of(job.keys)))
     compared = evaluation.examples if 0 < evaluation.every < steps else 0
@@ -98,43 +120,43 @@ def _timed(job: Job, recipe: Recipe) -> Job:
 
 
 def ppo(system: System, optimize: OptimizeSettings, settings: PPOSettings) -> Method:
-    """PPO, one component after the other: the rest of the system stays as it is."""
-    return apart("ppo", system, PPO(settings))
+    """PPO, one component after another, while the rest of the system is frozen."""
+    return train_separately("ppo", system, PPO(settings))
 
 
 def mappo(system: System, optimize: OptimizeSettings, settings: MAPPOSettings) -> Method:
-    """PPO for all components together, with one critic."""
-    return together("mappo", system, PPO(settings), settings.adapters)
+    """PPO for all components jointly, with a shared critic (MAPPO)."""
+    return train_jointly("mappo", system, PPO(settings), settings.adapters)
 
 
 def mmgrpo(system: System, optimize: OptimizeSettings, settings: MMGRPOSettings) -> Method:
-    """Module-level GRPO: every call earns its run's reward."""
-    return together("mmgrpo", system, MMGRPO(settings), settings.adapters)
+    """Module-level GRPO: every call receives the reward of its run."""
+    return train_jointly("mmgrpo", system, MMGRPO(settings), settings.adapters)
 
 
 def mhgpo_is(system: System, optimize: OptimizeSettings, settings: MHGPOSettings) -> Method:
-    """Multi-agent GRPO with forks at every agent."""
-    return together("mhgpo_is", system, MHGPO(settings, "is"), settings.adapters)
+    """Multi-agent GRPO with rollouts forked at every agent."""
+    return train_jointly("mhgpo_is", system, MHGPO(settings, "is"), settings.adapters)
 
 
 def mhgpo_fof(system: System, optimize: OptimizeSettings, settings: MHGPOSettings) -> Method:
-    """Multi-agent GRPO with forks at the first agent."""
-    return together("mhgpo_fof", system, MHGPO(settings, "fof"), settings.adapters)
+    """Multi-agent GRPO with rollouts forked at the first agent."""
+    return train_jointly("mhgpo_fof", system, MHGPO(settings, "fof"), settings.adapters)
 
 
 def mhgpo_rr(system: System, optimize: OptimizeSettings, settings: MHGPORandomSettings) -> Method:
-    """Multi-agent GRPO with a fork at one agent drawn for each example."""
-    return together("mhgpo_rr", system, MHGPO(settings, "rr"), settings.adapters)
+    """Multi-agent GRPO with rollouts forked at one random agent per example."""
+    return train_jointly("mhgpo_rr", system, MHGPO(settings, "rr"), settings.adapters)
 
 
 def prompt_r1(system: System, optimize: OptimizeSettings, settings: PromptR1Settings) -> Method:
-    """An agent that talks to an environment, rewarded for whole conversations."""
-    return together("prompt_r1", system, PromptR1(settings), settings.adapters)
+    """GRPO for an agent in a multi-turn environment, with one reward per conversation."""
+    return train_jointly("prompt_r1", system, PromptR1(settings), settings.adapters)
 
 
 def mygo(system: System, optimize: OptimizeSettings, settings: MyGOSettings) -> Method:
-    """Imitation of the attempts that are good enough, with a rising threshold."""
-    return together("mygo", system, MyGO(settings), settings.adapters)
+    """Rejection fine-tuning: imitates the attempts whose reward reaches a rising threshold."""
+    return train_jointly("mygo", system, MyGO(settings), settings.adapters)
 
 
 POLICY_METHODS: Mapping[str, MethodFactory] = {

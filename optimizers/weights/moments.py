@@ -1,9 +1,9 @@
-"""Optimizer states that outlast a job: Adam moments, and the value head, by the adapter they belong to.
+"""Optimizer states that persist across jobs: Adam moments and the value head, keyed by adapter digest.
 
-A method may train one adapter in several jobs of a run. Each job's proposal leaves its optimizer states in
-the run's memory, under the digests of the proposed adapters. A later job of the same recipe takes those whose
-adapter it starts from. A rejected adapter is no longer in the configuration: its states are dropped, and the
-states of the adapter before it fit again.
+A method may train one adapter in several jobs of a run. Each job stores the optimizer states of its proposal
+in the run's memory, under the digests of the proposed adapters. A later job of the same recipe restores the
+states that match the adapters it starts from. When a proposal is rejected, its states are dropped, so the
+states of the previous adapter apply again.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 from compound.optimizers.weights.learner.saved import Saved, Stored
 from compound.storage.state import State
 
-KEY = "optimizer_states"  # in the run's memory
+KEY = "optimizer_states"  # key in the run's memory
 
 
-class Kept(State):
-    """The optimizer states of one earlier proposal.
+class StoredMoments(State):
+    """Reference to the optimizer states of an earlier proposal.
 
     Attributes:
-        recipe: what trained the adapters.
-        adapters: digests by adapter name.
+        recipe: the recipe that trained the adapters.
+        adapters: the digests of the adapters by name.
         reference: the folder of the states.
     """
 
@@ -31,53 +31,54 @@ class Kept(State):
     reference: Stored
 
 
-def all_kept(memory: Mapping[str, Any]) -> list[Kept]:
-    """Return what a run's memory holds."""
-    return [Kept.from_json(entry) for entry in memory.get(KEY, [])]
+def stored_moments(memory: Mapping[str, Any]) -> list[StoredMoments]:
+    """Return all entries in the memory of a run."""
+    return [StoredMoments.from_json(entry) for entry in memory.get(KEY, [])]
 
 
 def remember(memory: dict[str, Any], recipe: str, saved: Saved) -> None:
-    """Keep the optimizer states that belong to a proposal's adapters.
+    """Add the optimizer states of the proposed adapters to the memory of a run.
 
     Args:
         memory: the run's memory, changed in place.
-        recipe: what trained the adapters.
-        saved: what was stored of the proposed step.
+        recipe: the recipe that trained the adapters.
+        saved: the checkpoint of the proposed step.
     """
     digests = {name: reference["sha256"] for name, reference in saved.adapters.items() if reference}
     if digests:
-        entry = Kept(recipe=recipe, adapters=digests, reference=saved.optimizers)
-        memory[KEY] = [kept.to_json() for kept in (*(k for k in all_kept(memory) if k != entry), entry)]
+        entry = StoredMoments(recipe=recipe, adapters=digests, reference=saved.optimizers)
+        others = [stored for stored in stored_moments(memory) if stored != entry]
+        memory[KEY] = [stored.to_json() for stored in (*others, entry)]
 
 
 def drop_rejected(memory: dict[str, Any], live: Collection[str]) -> None:
-    """Forget the states of adapters that the present configuration does not hold."""
+    """Remove the states of adapters that are not in the current configuration.
+
+    Args:
+        memory: the run's memory, changed in place.
+        live: the digests of the adapters in the current configuration.
+    """
     if KEY in memory:
-        kept = [kept for kept in all_kept(memory) if not live_in(kept).isdisjoint(live)]
-        memory[KEY] = [entry.to_json() for entry in kept]
+        entries = stored_moments(memory)
+        memory[KEY] = [e.to_json() for e in entries if not set(e.adapters.values()).isdisjoint(live)]
 
 
-def live_in(entry: Kept) -> set[str]:
-    """Return the digests of the adapters that an entry is of."""
-    return set(entry.adapters.values())
-
-
-def find(memory: Mapping[str, Any], recipe: str, starts: Mapping[str, str]) -> dict[str, Kept]:
-    """Return, by adapter name, the kept states that belong to the adapters a job starts from.
+def find(memory: Mapping[str, Any], recipe: str, starts: Mapping[str, str]) -> dict[str, StoredMoments]:
+    """Return, by adapter name, the stored states that match the adapters a job starts from.
 
     Args:
         memory: the run's memory.
-        recipe: what will train the adapters: the moments of another loss say nothing of this one.
-        starts: digests of the starting adapters by name; ``""`` is the base.
+        recipe: the recipe that will train the adapters; the moments of another recipe's loss do not apply.
+        starts: the digests of the starting adapters by name; ``""`` stands for the base model.
     """
-    found: dict[str, Kept] = {}
-    for kept in all_kept(memory):
+    found: dict[str, StoredMoments] = {}
+    for stored in stored_moments(memory):
         for name, digest in starts.items():
-            if digest and kept.recipe == recipe and kept.adapters.get(name) == digest:
-                found[name] = kept
+            if digest and stored.recipe == recipe and stored.adapters.get(name) == digest:
+                found[name] = stored
     return found
 
 
 def folders(memory: Mapping[str, Any]) -> set[str]:
-    """Return the names of the folders that hold kept states."""
-    return {kept.reference["path"] for kept in all_kept(memory)}
+    """Return the names of the folders that hold stored states."""
+    return {stored.reference["path"] for stored in stored_moments(memory)}

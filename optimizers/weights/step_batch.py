@@ -1,4 +1,4 @@
-"""A step's samples on their way to the trainer: in memory, or in a file while another step is trained."""
+"""Samples of one training step: passed in memory, or stored in a file if drawn ahead of their step."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ FILE = "drawn.json"
 
 @dataclass(frozen=True)
 class StepBatch:
-    """What one step is to be trained on.
+    """Training data of one step.
 
     Attributes:
-        credited: samples with advantages, and how they came about.
-        facts: what drawing them took, as JSON.
+        credited: samples with advantages, and the statistics of their credit assignment.
+        facts: statistics of sampling (tokens, runs, seconds, failures), as JSON.
     """
 
     credited: Credited
     facts: Mapping[str, Any]
 
     def write(self, folder: Path) -> None:
-        """Write everything to a file in a folder; `read` gives it back to the last digit."""
+        """Write the batch to a file in ``folder``; `read` restores every number exactly."""
         credited = self.credited
         found = {
             "samples": [asdict(sample) for sample in credited.samples],
@@ -40,7 +40,7 @@ class StepBatch:
 
     @classmethod
     def read(cls, folder: Path) -> StepBatch:
-        """Read what `write` wrote."""
+        """Read a batch from a folder that `write` wrote to."""
         found = json.loads((folder / FILE).read_text(encoding="utf-8"))
         samples = [_sample(row) for row in found["samples"]]
         return cls(Credited(samples, found["scores"], found["credit"]), found["facts"])

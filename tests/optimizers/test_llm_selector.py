@@ -23,7 +23,7 @@ from compound.graph.component import Input
 from compound.graph.space import Choice, Int
 from compound.graph.system import System
 from compound.narrowing import entry
-from compound.optimizers.baselines.diagnoser import ask, blame
+from compound.optimizers.baselines.diagnoser import blame, verdict_request
 from compound.optimizers.baselines.llm_selector import LLMSelector, plurality
 from compound.settings.common import BudgetSettings
 from compound.settings.optimize import OptimizeSettings
@@ -290,7 +290,7 @@ class TestDiagnoser:
             ),
         )
         trace = Trace("e3", "", 0, 0, {"n": 3}, calls, failure=Failure("error", "asleep"), score=0.0)
-        text = ask(two_steps(), trace, rows(4)[3], "solver").messages[0].content
+        text = verdict_request(two_steps(), trace, rows(4)[3], "solver").messages[0].content
         assert "locator reads $n and writes output\nsolver reads $locator and writes output" in text
         assert (
             "One run of it read n: 3\nlocator wrote output: row 3\nsolver wrote nothing (failed: asleep)"

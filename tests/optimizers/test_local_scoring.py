@@ -18,7 +18,14 @@ from compound.graph.component import Input
 from compound.graph.space import Choice, Text
 from compound.graph.system import System
 from compound.narrowing import entry
-from compound.optimizers.optimas.local_scoring import REPEATS, Gain, LocalScorer, Recorded, Scoring, finalists
+from compound.optimizers.optimas.local_scoring import (
+    REPEATS,
+    Gain,
+    LocalScorer,
+    RecordedCalls,
+    Scoring,
+    finalists,
+)
 from compound.rewards.model import Vector
 from compound.testing import ScriptedLM
 
@@ -61,7 +68,7 @@ def gains(job: Any, values: Sequence[Any], task_system: System = SYSTEM) -> tupl
     async def run() -> list[float]:
         start = SYSTEM.configuration.to_json()
         traces = await made.scorer.traces(start, ROWS)
-        recorded = Recorded(SYSTEM, [(trace, trace.calls[0]) for trace in traces])
+        recorded = RecordedCalls(SYSTEM, [(trace, trace.calls[0]) for trace in traces])
         return await scorer.gains(values, SYSTEM, scorer._places(recorded))
 
     return asyncio.run(run()), seen.asked
@@ -94,7 +101,7 @@ class TestPlaces:
         made = job(system, METRIC, ROWS[:3], lambda: ScriptedLM(lambda message: "word"), keys=("f.prompt",))
         scorer = LocalScorer(made.task, "f", Seen(), 3, 1.0)
         traces = asyncio.run(made.scorer.traces({}, ROWS[:3]))
-        return scorer._places(Recorded(system, [(trace, trace.calls[0]) for trace in traces]))
+        return scorer._places(RecordedCalls(system, [(trace, trace.calls[0]) for trace in traces]))
 
     def test_calls_left_to_chance_are_drawn_several_times(self, job: Any) -> None:
         certain, left_to_chance = self.places(job, 0.0), self.places(job, 0.9)
@@ -120,7 +127,7 @@ class TestRounds:
 
         async def run() -> None:
             traces = await made.scorer.traces({}, examples)
-            recorded = Recorded(made.task.system, [(trace, trace.call("c")) for trace in traces])
+            recorded = RecordedCalls(made.task.system, [(trace, trace.call("c")) for trace in traces])
             state = Scoring(share=share, candidates=[{"c.option": i} for i in range(1, 5)])
             async for _ in scorer.rounds(state, recorded, more):
                 pass

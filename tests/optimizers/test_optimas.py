@@ -40,7 +40,7 @@ from compound.optimizers.optimas.methods import OptimasSettings
 from compound.optimizers.optimas.offline import Collecting, collect_pairs, settings_of
 from compound.optimizers.optimas.rewarding import RewardMemory, RunRewards
 from compound.optimizers.scheduling.scheduler import UCB, RewardGapScheduler, Thompson, Uniform
-from compound.optimizers.search.prompts import PromptSearch, Source, Sources, bootstrapped, set_apart
+from compound.optimizers.search.prompts import PromptSearch, Source, Sources, bootstrap_pools, pool_order
 from compound.rewards.alignment import Accuracy
 from compound.rewards.features import FeatureMap, NoBackbone
 from compound.rewards.fit import Learned
@@ -385,7 +385,7 @@ class TestRaces:
     def test_a_race_makes_pairs_for_nothing(self, job: Any) -> None:
         made, plain = self.made(job), self.made(job)
         _, proposal = made.run(local_search(self.SETTINGS, PROMPTS))
-        plain.run(local_search(self.SETTINGS, PROMPTS, guide=LearnedRewards(adapts=False)))
+        plain.run(local_search(self.SETTINGS, PROMPTS, guide=LearnedRewards(collects_online=False)))
         assert not proposal.facts["steered"]
         assert made.spent == plain.spent
         assert not list(plain.task.context.memory.records())
@@ -432,7 +432,7 @@ class TestRaces:
         spent = []
         for adapts in (True, False):
             made = job(system, custom(lambda o, e: int(o["y"][0]) / 5), rows, share=60)
-            guide = LearnedRewards(adapts=adapts)
+            guide = LearnedRewards(collects_online=adapts)
             made.run(local_search(replace_settings(fresh=0, inputs=1), PROMPTS, guide=guide))
             spent.append(made.spent)
         assert spent[0] == spent[1] > 0
@@ -499,7 +499,7 @@ class TestTogether:
             async def guidance(self, rewards: RunRewards, component: str) -> Guidance:
                 return Guidance(facts, {"accuracy": {}}, "it is not known", ["first"])
 
-        _, proposal = made.run(local_search(REWARDS, PROMPTS, guide=Half(adapts=False)))
+        _, proposal = made.run(local_search(REWARDS, PROMPTS, guide=Half(collects_online=False)))
         assert proposal.facts["together"] == ["first"]
         assert set(proposal.values) <= {"first.prompt", "first.demos"}
 
@@ -538,7 +538,7 @@ class TestPools:
         return job(system, custom(lambda o, e: 1.0), rows, lambda: ScriptedLM(says), keys=("echo.demos",))
 
     def found(self, made: Any, count: int) -> list[Any]:
-        pools = asyncio.run(bootstrapped(made.task, set_apart(made.task)[:count]))
+        pools = asyncio.run(bootstrap_pools(made.task, pool_order(made.task)[:count]))
         return [found.demo["outputs"]["output"] for found in pools["echo.demos"]]
 
     def test_a_smaller_pool_finds_what_a_larger_one_found(self, job: Any) -> None:
@@ -551,8 +551,8 @@ class TestPools:
     def test_what_another_configuration_said_serves_too(self, job: Any) -> None:
         made = self.made(job)
         before = {**made.task.system.configuration.to_json(), "echo.prompt": "Shout."}
-        asyncio.run(made.scorer.traces(before, set_apart(made.task)[:6]))
-        first = [example.id for example in set_apart(made.task)[:6]]
+        asyncio.run(made.scorer.traces(before, pool_order(made.task)[:6]))
+        first = [example.id for example in pool_order(made.task)[:6]]
         memory, earlier = made.task.context.memory, Source(configuration=before, examples=first)
         Sources(sources=[earlier]).store(memory)
         assert sorted(self.found(made, 4)) == ["loud"] * 6 + ["soft"] * 4
@@ -562,7 +562,7 @@ class TestPools:
 
     def test_runs_that_failed_are_not_made_again(self, job: Any) -> None:
         """They are not in the cache; and where a part of the pool always fails, nothing is broken."""
-        failing = [entry(example.inputs, "q", str) for example in set_apart(self.made(job).task)[6:10]]
+        failing = [entry(example.inputs, "q", str) for example in pool_order(self.made(job).task)[6:10]]
 
         def says(message: str) -> str:
             if any(q in message for q in failing):
@@ -667,7 +667,7 @@ def test_the_next_round_edits_the_best_prompt_so_far(job: Any) -> None:
         ({}, 0.0), ({"llm.prompt": best}, 0.4), ({"llm.prompt": "Other words."}, 0.1)
     ]  # fmt: skip
     scored = [Gain(values=values, gain=gain) for values, gain in gains]
-    made = asyncio.run(local_search(REWARDS, PROMPTS)._next(task, scored))
+    made = asyncio.run(local_search(REWARDS, PROMPTS)._next_candidates(task, scored))
     assert sum("zebra" in str(values["llm.prompt"]) for values in made) >= len(made) - 1 > 0
 
 

@@ -34,9 +34,9 @@ from compound.optimizers.optimas.local import LocalProgress, Phase
 from compound.optimizers.optimas.local_scoring import Gain, Scoring
 from compound.optimizers.optimas.offline import Collecting
 from compound.optimizers.optimas.rewarding import Adapter, RewardMemory
-from compound.optimizers.search.prompts import CandidateRace, Contest, PromptSearch, Source, Sources
+from compound.optimizers.search.memory_part import MemoryPart
+from compound.optimizers.search.prompts import CandidateRace, PromptSearch, RaceProgress, Source, Sources
 from compound.optimizers.search.racing import Race, Standing
-from compound.optimizers.search.remembered import Remembered
 from compound.optimizers.search.sampling import NumberProgress, NumberSearch, Sample
 from compound.optimizers.search.trials import JointSearch, Trial
 from compound.storage.state import State, StateError
@@ -61,7 +61,7 @@ ADAPTER = Adapter(name="9f", data="77")
 SOURCE = Source(configuration=VALUES, examples=["e1"])
 STATES: list[State] = [
     STANDING, RACE, TRIAL, GAIN, PAIRS, SCORING, ADAPTER, SOURCE,
-    Contest(race=RACE),
+    RaceProgress(race=RACE),
     CandidateRace(candidates=[VALUES, {}], race=RACE),
     Sample(values=VALUES, mean=0.5),
     NumberProgress(samples=[Sample(values=VALUES, mean=1.0)], finalists=[VALUES], race=RACE),
@@ -100,7 +100,7 @@ def declared() -> set[type[State]]:
         for each in found
         if issubclass(each, State) and each.__module__.startswith("compound.optimizers")
     }
-    return own - {Remembered}
+    return own - {MemoryPart}
 
 
 def test_every_state_is_tested_here() -> None:
@@ -179,7 +179,7 @@ class TestNested:
             LocalProgress.from_json({**stored, part: value})
 
 
-class TestRemembered:
+class TestMemoryPart:
     """Parts of a method's memory."""
 
     def test_nothing_stored_is_the_defaults(self, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ class TestRemembered:
 
     def test_parts_do_not_disturb_each_other(self, tmp_path: Path) -> None:
         memory = PlainMemory(tmp_path)
-        parts = [state for state in STATES if isinstance(state, Remembered)]
+        parts = [state for state in STATES if isinstance(state, MemoryPart)]
         for part in parts:
             part.store(memory)
         memory.state = json.loads(json.dumps(memory.state))

@@ -45,12 +45,12 @@ from compound.optimization.method import (
 from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.scheduling.scheduler import Uniform
 from compound.optimizers.search import edits
-from compound.optimizers.search.demos import Correction, Found, bootstrap, corrected, draw
-from compound.optimizers.search.edits import edited, sentences
-from compound.optimizers.search.opro import ask, proposal
-from compound.optimizers.search.prompts import PromptSearch, bootstrapped, demo_keys, split, winner
+from compound.optimizers.search.demos import Correction, WeightedDemo, bootstrap, correct_calls, draw_demos
+from compound.optimizers.search.edits import edit_prompt, sentences
+from compound.optimizers.search.opro import parse_prompt, prompt_request
+from compound.optimizers.search.prompts import PromptSearch, bootstrap_pools, demo_keys, propose_winner, split
 from compound.optimizers.search.racing import Race, Standing, race, rungs
-from compound.optimizers.search.sampling import NumberSearch, enumerated, suggest
+from compound.optimizers.search.sampling import NumberSearch, enumerate_settings, suggest
 from compound.testing import PlainMemory, ScriptedLM
 
 # --- doubles -------------------------------------------------------------------------------------------
@@ -306,9 +306,9 @@ class TestRace:
             Standing(candidate=0, mean=0.5, incumbent=0.5, n=16),
             Standing(candidate=1, mean=1.0, incumbent=0.5, n=8),
         ]
-        assert winner(arms, tie).values == {}
-        assert winner(arms, [Standing(candidate=1, mean=0.6, incumbent=0.5, n=16)]).values == {"a": 2}
-        assert winner(arms, []).values == {}
+        assert propose_winner(arms, tie).values == {}
+        assert propose_winner(arms, [Standing(candidate=1, mean=0.6, incumbent=0.5, n=16)]).values == {"a": 2}
+        assert propose_winner(arms, []).values == {}
 
     def test_a_hopeless_last_arm_is_not_measured_any_further(self) -> None:
         scorer = Simulated(lambda arm: 0.9 if not arm else 0.1)
@@ -386,9 +386,9 @@ class TestEdits:
     def test_an_edited_prompt_is_never_empty_and_the_same_for_the_same_seed(
         self, prompt: str, seed: int
     ) -> None:
-        after = edited(prompt, rng(seed), 3)
+        after = edit_prompt(prompt, rng(seed), 3)
         assert after.strip()
-        assert after == edited(prompt, rng(seed), 3)
+        assert after == edit_prompt(prompt, rng(seed), 3)
 
     @given(PARTS, SEEDS, st.integers(1, 4))
     def test_the_distance_is_bounded_by_the_number_of_edits(
@@ -396,18 +396,18 @@ class TestEdits:
     ) -> None:
         """Shortening touches many sentences, and so counts by its own law; each other edit one at most."""
         prompt = " ".join(parts)
-        before, after = Counter(sentences(prompt)), Counter(sentences(edited(prompt, rng(seed), most)))
+        before, after = Counter(sentences(prompt)), Counter(sentences(edit_prompt(prompt, rng(seed), most)))
         added, removed = (after - before).total(), (before - after).total()
         shortened = sum(edits.shorten([part], rng(0)) != [part] for part in sentences(prompt))
         assert max(added, removed) <= most + shortened
 
     def test_other_seeds_give_other_prompts(self) -> None:
-        made = {edited("Answer the question. Use the passages.", rng(seed)) for seed in range(50)}
+        made = {edit_prompt("Answer the question. Use the passages.", rng(seed)) for seed in range(50)}
         assert len(made) > 20
 
     def test_lines_stay_lines(self) -> None:
         for seed in range(20):
-            after = edited("Rules:\n- use the passages\n- be short", rng(seed), 1)
+            after = edit_prompt("Rules:\n- use the passages\n- be short", rng(seed), 1)
             assert "- use" in after.splitlines()[1] or "\n" in after
 
 
@@ -423,19 +423,19 @@ class TestOpro:
     def test_the_history_is_shown_in_ascending_order_and_the_best_are_kept(
         self, history: dict[str, float]
     ) -> None:
-        shown = shown_prompts(ask("step", list(history.items()), seed=0, shown=5))
+        shown = shown_prompts(prompt_request("step", list(history.items()), seed=0, shown=5))
         scores = [float(score.removeprefix("score ")) for _, score in shown]
         assert scores == sorted(scores)
         best = sorted(history.values())[-5:]
         assert scores == [float(f"{score:.3f}") for score in best]
 
     def test_a_prompt_without_a_score_is_said_to_have_none(self) -> None:
-        request = ask("step", [("Known.", 0.4), ("New.", None)], seed=0)
+        request = prompt_request("step", [("Known.", 0.4), ("New.", None)], seed=0)
         assert shown_prompts(request) == [("New.", "not scored yet"), ("Known.", "score 0.400")]
 
     def test_the_request_names_its_random_stream(self) -> None:
-        assert ask("step", [], seed=7).seed == 7
-        assert ask("step", [], seed=7) == ask("step", [], seed=7)
+        assert prompt_request("step", [], seed=7).seed == 7
+        assert prompt_request("step", [], seed=7) == prompt_request("step", [], seed=7)
 
     @pytest.mark.parametrize(
         ("reply", "expected"),
@@ -450,7 +450,7 @@ class TestOpro:
         ],
     )
     def test_d13_a_proposal_keeps_all_its_lines(self, reply: str, expected: str | None) -> None:
-        assert proposal(reply) == expected
+        assert parse_prompt(reply) == expected
 
 
 # --- demonstrations ------------------------------------------------------------------------------------
@@ -469,12 +469,12 @@ class TestCorrected:
             replace(trace(e, score), outputs={"answer": f"right {e.id}"})
             for e, score in zip(rows, scores, strict=True)
         ]
-        return corrected(traces, system, metric, {e.id: e for e in rows})
+        return correct_calls(traces, system, metric, {e.id: e for e in rows})
 
     def of(self, gold: Any, system: System | None = None) -> list[Correction]:
         row = Example("e0", {"question": "q0"}, {"answer": gold})
         made = replace(trace(row, 0.5), outputs={"answer": "right e0"})
-        return corrected([made], system or answering(), self.METRIC, {"e0": row})
+        return correct_calls([made], system or answering(), self.METRIC, {"e0": row})
 
     def test_what_scored_in_part_gets_the_right_answer_and_its_score(self) -> None:
         found = self.corrected(answering(), self.METRIC, 0.5, 0.0, 1.0)
@@ -516,7 +516,7 @@ class TestCorrected:
         twice = System("twice", outputs={"answer": ANSWERER(question=first)}, lm="lm")
         made = replace(trace(row, 0.5), outputs={"answer": "right e0"})
         made = replace(made, calls=(replace(made.calls[0], address="first", node="first"), *made.calls))
-        found = corrected([made], twice, self.METRIC, {"e0": row})
+        found = correct_calls([made], twice, self.METRIC, {"e0": row})
         assert [call.address for _, call in found] == ["answerer"]
         weights = [f.weight for f in bootstrap([made], ANSWERER, found)]
         assert weights == pytest.approx([1.0, 0.5**4])
@@ -526,7 +526,7 @@ class TestCorrected:
         lm = lambda: ScriptedLM(lambda message, rng: f"it is {asked(message)}")  # noqa: E731
         rows = [Example(f"e{i}", {"question": f"say a{i}"}, {"answer": f"a{i}"}) for i in range(20)]
         made = job(answering(), self.METRIC, rows, lm)
-        pools = asyncio.run(bootstrapped(made.task, rows))
+        pools = asyncio.run(bootstrap_pools(made.task, rows))
         shown = {found.demo["outputs"]["output"]: found.weight for found in pools["answerer.demos"]}
         assert shown["a3"] == 1.0
         assert shown["it is a3"] == pytest.approx(0.5**4)
@@ -564,8 +564,8 @@ class TestDemos:
         assert [f.weight for f in large] == pytest.approx([1.0, 1 / 16])
 
     def test_demonstrations_of_better_traces_are_drawn_more_often(self) -> None:
-        pool = [Found({"inputs": {"n": 0}}, 1.0), Found({"inputs": {"n": 1}}, 1 / 16)]
-        drawn = [draw(pool, 1, rng(seed)) for seed in range(400)]
+        pool = [WeightedDemo({"inputs": {"n": 0}}, 1.0), WeightedDemo({"inputs": {"n": 1}}, 1 / 16)]
+        drawn = [draw_demos(pool, 1, rng(seed)) for seed in range(400)]
         firsts = sum(d == [{"inputs": {"n": 0}}] for d in drawn)
         assert 355 <= firsts <= 395  # 16 of 17: 376, standard deviation 4.7
 
@@ -586,7 +586,7 @@ class TestDemos:
         found = bootstrap(
             [trace(one, 1.0), same, trace(three, 1.0, outputs={"output": "x" * 2000})], ANSWERER
         )
-        assert found == [Found({"inputs": {"question": "q0"}, "outputs": {"output": "right e0"}}, 1.0)]
+        assert found == [WeightedDemo({"inputs": {"question": "q0"}, "outputs": {"output": "right e0"}}, 1.0)]
 
     def test_demonstrations_show_inputs_and_no_settings(self) -> None:
         (example,) = examples(1)
@@ -595,11 +595,13 @@ class TestDemos:
 
     @given(st.integers(1, 10), st.integers(1, 6), SEEDS)
     def test_drawn_demonstrations_are_distinct_and_not_too_many(self, n: int, most: int, seed: int) -> None:
-        pool = [Found({"inputs": {"q": i}, "outputs": {"a": i}}, 0.0 if i % 3 else 1.0) for i in range(n)]
-        drawn = draw(pool, most, rng(seed))
+        pool = [
+            WeightedDemo({"inputs": {"q": i}, "outputs": {"a": i}}, 0.0 if i % 3 else 1.0) for i in range(n)
+        ]
+        drawn = draw_demos(pool, most, rng(seed))
         assert 1 <= len(drawn) <= min(n, most)
         assert len({canonical(d) for d in drawn}) == len(drawn)
-        assert drawn == draw(pool, most, rng(seed))
+        assert drawn == draw_demos(pool, most, rng(seed))
 
     @pytest.mark.parametrize("optimizer", [PromptSearch(), RandomSearch()], ids=["prompts", "random"])
     @pytest.mark.parametrize("left", [math.inf, 300, 60, 20])
@@ -657,7 +659,7 @@ class TestNumbers:
         return numeric(a=0.5, k=Int(1, 3), mode=Choice("x", "y", "z"))
 
     def test_a_small_space_is_enumerated_without_what_is_there_already(self) -> None:
-        found = enumerated(task(self.small(), None))
+        found = enumerate_settings(task(self.small(), None))
         assert len(found) == 8
         assert {"weigh.k": 1, "weigh.mode": "x"} not in found
         assert len({canonical(f) for f in found}) == 8
@@ -669,12 +671,13 @@ class TestNumbers:
         assert last.values == best
         assert last.tried == 8
         assert all(
-            canonical(c) in map(canonical, scorer.scored) for c in enumerated(task(self.small(), None))
+            canonical(c) in map(canonical, scorer.scored)
+            for c in enumerate_settings(task(self.small(), None))
         )
 
     @pytest.mark.parametrize("candidates", range(1, 12))
     def test_a_space_is_enumerated_exactly_when_it_fits(self, candidates: int) -> None:
-        found = enumerated(task(self.small(), None, candidates=candidates))
+        found = enumerate_settings(task(self.small(), None, candidates=candidates))
         assert (len(found) <= candidates) == (candidates >= 8)
 
     def test_a_space_of_one_value_proposes_nothing(self) -> None:
@@ -733,7 +736,7 @@ def check_resume(optimizer: Optimizer, assignment: Task, worth: Any, left: float
     def scorer(left: float, known: set[tuple[str, str]] = frozenset(), asked: int = 0) -> Simulated:  # type: ignore[assignment]
         made = Simulated(worth, left, written=[f"<prompt>Written {i}.</prompt>" for i in range(50)])
         made.known = set(known)
-        made.asked = [ask("", [], 0)] * asked
+        made.asked = [prompt_request("", [], 0)] * asked
         return made
 
     whole = asyncio.run(watch(None, scorer(left)))
@@ -986,7 +989,7 @@ def test_random_search_draws_ratios_where_a_space_says_so() -> None:
 def test_an_edit_leaves_the_other_lines_as_they_are() -> None:
     prompt = "Answer the question.\n\n  - Be brief.\n  - Use the passages.\n"
     for seed in range(60):
-        after = edited(prompt, rng(seed), 1)
+        after = edit_prompt(prompt, rng(seed), 1)
         lines, now = prompt.split("\n"), after.split("\n")
         assert len(now) == len(lines)
         changed = [i for i, (a, b) in enumerate(zip(lines, now, strict=True)) if a != b]

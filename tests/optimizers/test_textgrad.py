@@ -24,7 +24,7 @@ from compound.graph.component import Input
 from compound.graph.space import Demos, Text
 from compound.graph.system import System
 from compound.narrowing import entry
-from compound.optimizers.baselines.criticism import criticise, rewrite
+from compound.optimizers.baselines.criticism import criticism_request, rewrite_request
 from compound.optimizers.baselines.textgrad import TextGrad, held_out_size
 from compound.optimizers.methods import method
 from compound.optimizers.search.prompts import PromptSearch
@@ -211,7 +211,7 @@ class TestRequests:
             ),
             Trace("e1", "", 0, 0, {"question": "q1"}, (failed,), {}, Failure("parse", "no field"), 0.0),
         ]
-        request = criticise(component, "Answer.", traces, seed=7)
+        request = criticism_request(component, "Answer.", traces, seed=7)
         text = request.messages[0].content
         assert "<prompt>Answer.</prompt>" in text
         assert (
@@ -226,7 +226,7 @@ class TestRequests:
         assert request.seed == 7
 
     def test_the_rewriting_sees_the_prompt_and_the_criticism(self) -> None:
-        request = rewrite(LLM("answerer", prompt=Text("x")), "Answer.", "Too\nshort.", seed=8)
+        request = rewrite_request(LLM("answerer", prompt=Text("x")), "Answer.", "Too\nshort.", seed=8)
         text = request.messages[0].content
         assert "answerer writes output" in text
         assert "<prompt>Answer.</prompt>\n\nCriticism of the instruction:\nToo\nshort.\n" in text
@@ -234,7 +234,11 @@ class TestRequests:
 
     def test_a_long_value_is_shortened(self) -> None:
         trace = Trace("e", "", 0, 0, {"question": "x" * 5000}, (), {"answer": "yes"}, None, 0.5)
-        text = criticise(LLM("answerer", prompt=Text("x")), "Answer.", [trace], seed=0).messages[0].content
+        text = (
+            criticism_request(LLM("answerer", prompt=Text("x")), "Answer.", [trace], seed=0)
+            .messages[0]
+            .content
+        )
         assert "x" * 600 + " …" in text
         assert len(text) < 2000
 

@@ -1,7 +1,7 @@
-"""Advantages: what a sample earned beyond what its group earned, by the name of the standardization.
+"""Group-relative advantages: standardize the reward of a sample within its group.
 
-A group whose rewards are all equal, or that has one element, says nothing about which answer is better:
-its samples are dropped and counted, never divided by zero (mmGRPO, equation 2; MHGPO, equation 5).
+A group with equal rewards or a single element carries no preference between answers: its samples are dropped
+and counted, which also avoids division by zero (mmGRPO, equation 2; MHGPO, equation 5).
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from dataclasses import dataclass
 from compound.errors import DeclarationError, nearest
 from compound.optimizers.weights.learner.samples import Group, Sample
 
-SMALL = 1e-4  # what TRL adds to the standard deviation
-EPSILON = 1e-6  # what the population form adds to the variance, under the root
+DEVIATION_EPSILON = 1e-4  # added to the standard deviation, as in TRL
+VARIANCE_EPSILON = 1e-6  # added to the variance under the root in the population form
 
 Standardize = Callable[[float, Sequence[float]], float]
 
 
 @dataclass(frozen=True)
 class GroupFacts:
-    """What became of the groups of a batch.
+    """Statistics of the groups of a batch.
 
     Attributes:
-        groups: how many there were; a sample without a group counts as a group of its own.
-        skipped: how many gave no gradient: equal rewards, or a single element.
-        samples: how many samples there were, copies included.
-        dropped: how many of them are in skipped groups.
-        variance: the mean over all groups of the population variance of the rewards, skipped groups included.
+        groups: the number of groups; a sample without a group counts as a group of its own.
+        skipped: the number of groups without a gradient: equal rewards, or a single element.
+        samples: the number of samples, copies included.
+        dropped: the number of samples in skipped groups.
+        variance: the population variance of the rewards, averaged over all groups, skipped ones included.
     """
 
     groups: int
@@ -39,7 +39,7 @@ class GroupFacts:
 
     @property
     def share_skipped(self) -> float:
-        """Share of the groups that gave no gradient; 0 without groups."""
+        """Share of the groups without a gradient; 0 without groups."""
         return self.skipped / self.groups if self.groups else 0.0
 
 
@@ -50,20 +50,20 @@ def advantages(
     references: Mapping[Group, Sequence[float]] | None = None,
     drop: bool = True,
 ) -> tuple[list[Sample], GroupFacts]:
-    """Give every sample the advantage of its reward within its group, the same for all of its tokens.
+    """Return the samples with group-relative advantages, the same for all tokens of a sample.
 
     Args:
-        samples: with their groups; `()` belongs to none and is compared with nobody.
-        standardize: a name from `STANDARDIZATIONS`. With ``none`` the advantage is the reward itself; groups
-            do not matter and nothing is skipped.
-        references: by group, the rewards that mean and standard deviation are taken from, where they are not
-            those of the samples: the rewards before duplication (see
+        samples: with their groups; a sample with group `()` is compared with no other.
+        standardize: a name from `STANDARDIZATIONS`. With ``none`` the advantage is the reward itself, and no
+            group is skipped.
+        references: by group, the rewards that mean and standard deviation are computed from, if they differ
+            from those of the samples: the rewards before duplication (see
             `compound.optimizers.weights.credit.grouping`).
-        drop: leave out the samples of groups that give no gradient. Otherwise they stay with advantage 0,
-            as in TRL, where they count in the denominators of the loss and in the KL term.
+        drop: whether to drop the samples of groups without a gradient. Otherwise they stay with advantage 0,
+            as in TRL, and count in the denominators of the loss and in the KL term.
 
     Returns:
-        The samples that carry a gradient, in their order, and what became of the groups.
+        The samples that carry a gradient, in input order, and the statistics of the groups.
 
     Raises:
         DeclarationError: the name is unknown, or a reward is not a finite number.
@@ -78,7 +78,7 @@ def advantages(
     """
     if standardize not in STANDARDIZATIONS:
         raise DeclarationError(
-            f"no standardization is called {standardize!r}", hint=nearest(standardize, STANDARDIZATIONS)
+            f"unknown standardization {standardize!r}", hint=nearest(standardize, STANDARDIZATIONS)
         )
     check_rewards(samples)
     compared = {key: [sample.reward for sample in members] for key, members in by_group(samples).items()}
@@ -101,9 +101,9 @@ def advantages(
 
 
 def by_group(samples: Iterable[Sample]) -> dict[Group, list[Sample]]:
-    """Return the samples by group, in the order in which groups first occur.
+    """Return the samples by group, in order of first occurrence.
 
-    A sample that belongs to none is a group of its own; its key is ``("", its place among the samples)``.
+    A sample without a group is a group of its own, with the key ``("", index of the sample)``.
     """
     groups: dict[Group, list[Sample]] = {}
     for number, sample in enumerate(samples):
@@ -112,7 +112,7 @@ def by_group(samples: Iterable[Sample]) -> dict[Group, list[Sample]]:
 
 
 def check_rewards(samples: Iterable[Sample]) -> None:
-    """Refuse rewards that cannot be compared.
+    """Check that all rewards are finite.
 
     Raises:
         DeclarationError: a reward is not a finite number; the message names the component and the example.
@@ -122,7 +122,7 @@ def check_rewards(samples: Iterable[Sample]) -> None:
             raise DeclarationError(
                 f"the reward of {sample.component!r} on example {sample.example!r} (call {sample.address!r}, "
                 f"rollout {sample.rollout}) must be a finite number, but is {sample.reward}",
-                hint="look at what the metric and the penalties return there",
+                hint="check the values that the metric and the penalties return for this call",
             )
 
 
@@ -137,7 +137,7 @@ def variance(rewards: Sequence[float]) -> float:
 
 
 def is_flat(rewards: Sequence[float]) -> bool:
-    """Return whether rewards are equal up to rounding, or there is only one.
+    """Return whether all rewards are equal up to rounding.
 
     >>> is_flat([0.1 + 0.2, 0.3]), is_flat([1.0]), is_flat([0.0, 1e-3])
     (True, True, False)
@@ -154,12 +154,12 @@ def _mean(rewards: Sequence[float]) -> float:
 
 
 def _deviation(rewards: Sequence[float]) -> float:
-    """Return the sample standard deviation (the sum is divided by n - 1)."""
+    """Return the sample standard deviation (denominator n - 1)."""
     return math.sqrt(variance(rewards) * len(rewards) / (len(rewards) - 1))
 
 
 def _trl(reward: float, rewards: Sequence[float]) -> float:
-    return (reward - _mean(rewards)) / (_deviation(rewards) + SMALL)
+    return (reward - _mean(rewards)) / (_deviation(rewards) + DEVIATION_EPSILON)
 
 
 def _plain(reward: float, rewards: Sequence[float]) -> float:
@@ -167,7 +167,7 @@ def _plain(reward: float, rewards: Sequence[float]) -> float:
 
 
 def _population(reward: float, rewards: Sequence[float]) -> float:
-    return (reward - _mean(rewards)) / math.sqrt(variance(rewards) + EPSILON)
+    return (reward - _mean(rewards)) / math.sqrt(variance(rewards) + VARIANCE_EPSILON)
 
 
 def _center(reward: float, rewards: Sequence[float]) -> float:

@@ -1,6 +1,6 @@
 """Generalized advantage estimation over the tokens of one sample (Schulman et al. 2016; PPO and MAPPO).
 
-The reward comes at the last token. Before it a token only pays its KL penalty, where there is one.
+The reward is given at the last token; earlier tokens receive only their KL penalty, if there is one.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ def gae(
         target  = A_t + V_t
 
     Args:
-        values: V_t, what is expected before each sampled token.
-        reward: of the sample.
-        gamma: how much less a later reward counts.
-        lam: lambda; 1 is the return less the value, 0 the one-step difference.
-        kl: an estimate of each token's KL to the reference; none by default.
-        beta: what it costs.
+        values: V_t, the value estimate before each sampled token.
+        reward: the reward of the sample.
+        gamma: the discount factor.
+        lam: λ; 1 gives the return minus the value, 0 the one-step temporal difference.
+        kl: the estimated KL divergence from the reference at each token; none by default.
+        beta: the coefficient of the KL penalty.
 
     Raises:
-        DeclarationError: ``gamma`` or ``lam`` is outside 0 … 1, ``kl`` has another length, or a number is
-            not finite.
+        DeclarationError: ``gamma`` or ``lam`` is outside [0, 1], ``kl`` and ``values`` differ in length, or a
+            number is not finite.
 
     Example:
         >>> gae([0.5, 0.25, 0.75], 1.0, lam=0.5)
@@ -53,40 +53,42 @@ def gae(
         raise DeclarationError(f"there are {len(values)} values, but {len(kl)} KL estimates")
     if not all(map(math.isfinite, (*values, *kl, reward, beta))):
         raise DeclarationError(f"values, KL estimates and the reward ({reward}) must be finite numbers")
-    found = [0.0] * len(values)
-    following = after = 0.0  # V_{t+1} and A_{t+1}
-    earned = reward
+    advantages = [0.0] * len(values)
+    next_value = next_advantage = 0.0
+    r_t = reward
     for t in reversed(range(len(values))):
         if kl:
-            earned -= beta * kl[t]
-        delta = earned + gamma * following - values[t]
-        after = found[t] = delta + gamma * lam * after
-        following, earned = values[t], 0.0
-    return found, [advantage + value for advantage, value in zip(found, values, strict=True)]
+            r_t -= beta * kl[t]
+        delta = r_t + gamma * next_value - values[t]
+        next_advantage = advantages[t] = delta + gamma * lam * next_advantage
+        next_value, r_t = values[t], 0.0
+    return advantages, [advantage + value for advantage, value in zip(advantages, values, strict=True)]
 
 
 def explained_variance(values: Sequence[Sequence[float]], returns: Sequence[Sequence[float]]) -> float | None:
-    """Return how much of what tokens returned was expected: 1 all of it, 0 or less nothing.
+    """Return the explained variance of the returns by the values, over the tokens of all samples.
 
-    1 - Var(returns - values) / Var(returns), over the tokens of all samples; ``None`` where that is 0 / 0.
+    1 - Var(returns - values) / Var(returns); ``None`` if the returns have no variance.
 
     Example:
         >>> returns = [[0.0, 1.0], [0.5]]
         >>> explained_variance(returns, returns), explained_variance([[0.0, 0.0], [0.0]], returns)
         (1.0, 0.0)
     """
-    said = [value for sample in values for value in sample]
-    came = [value for sample in returns for value in sample]
-    spread = pvariance(came) if came else 0.0
-    return 1.0 - pvariance([c - s for s, c in zip(said, came, strict=True)]) / spread if spread else None
+    estimates = [value for sample in values for value in sample]
+    targets = [value for sample in returns for value in sample]
+    spread = pvariance(targets) if targets else 0.0
+    if not spread:
+        return None
+    return 1.0 - pvariance([t - e for e, t in zip(estimates, targets, strict=True)]) / spread
 
 
 def whiten(batch: Sequence[Sequence[float]], *, center: bool = True) -> list[list[float]]:
-    """Return the advantages of a batch of samples with mean 0 and variance 1 over all of its tokens.
+    """Return the advantages of a batch, normalized to mean 0 and variance 1 over all tokens.
 
     Args:
         batch: the advantages of each sample's tokens.
-        center: subtract the mean; otherwise only the scale changes.
+        center: whether to subtract the mean; otherwise only the scale changes.
 
     Example:
         >>> [[round(a, 3) for a in sample] for sample in whiten([[1.0, 3.0], [5.0, 7.0]])]

@@ -1,8 +1,8 @@
-"""Module-level groups: calls of one component at the same place of their trajectories are compared.
+"""Module-level groups: compare calls of a component at the same position of their trajectories.
 
 mmGRPO, algorithm 1: the key of a group is (example, component, k-th invocation of the component in its
-trajectory), whatever the prompts were. PADGROUPS treats trajectories with fewer invocations than others, and
-SELECTKDIVERSE makes every group exactly G elements with rewards as different as possible.
+trajectory), independent of the prompts. PADGROUPS handles trajectories with fewer invocations than others,
+and SELECTKDIVERSE gives every group exactly G elements whose rewards have maximal variance.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Grouped:
     """The groups of a batch.
 
     Attributes:
-        samples: with their groups, group after group; copies of a sample are next to it. In a group that was
-            filled up, weights make the elements count equally, however often each was copied, and all of
-            them together as much as those of a full group.
-        references: by group, the rewards of its elements before any was duplicated: what mean and standard
-            deviation are taken from.
-        truncated: samples that were left out because not every rollout has their invocation.
-        deselected: samples that were left out because their group has more than G.
-        duplicated: how many samples are copies.
+        samples: with their groups, group after group; copies of a sample are adjacent to it. In a filled
+            group, weights make the distinct elements count equally, however often each was copied, and
+            together as much as the elements of a full group.
+        references: by group, the rewards of its elements before duplication, from which mean and standard
+            deviation are computed.
+        truncated: the number of samples dropped because some rollouts lack their invocation.
+        deselected: the number of samples dropped because their group has more than G elements.
+        duplicated: the number of copies.
     """
 
     samples: tuple[Sample, ...]
@@ -55,18 +55,17 @@ def trajectory_samples(
     fallback: float = 0.0,
     on_policy: bool = True,
 ) -> list[Sample]:
-    """Return one sample for everything the trained components sampled in a run, with the run's reward.
+    """Return a sample for every answer that trained components sampled in a run, with the run's reward.
 
-    A run that failed keeps the calls it made, up to and including the one that failed; all of them get the
-    fallback reward, and so does a call that failed where its run did not. A reward of 0.0 that was earned
-    stays 0.0.
+    The calls of a failed run, including the failed one, get the fallback reward, and so does a failed call in
+    a run that succeeded. A score of 0.0 is a reward of 0.0, not a missing one.
 
     Args:
-        trace: a scored run. A failed one may have any score, or none.
-        components: the trained ones.
-        rollout: which of the example's runs this is.
-        fallback: the reward of a run that failed.
-        on_policy: whether the run was sampled by the weights that will be trained.
+        trace: a scored run. A failed run may have any score, or none.
+        components: the trained components.
+        rollout: the index of the run among those of the example.
+        fallback: the reward of a failed run.
+        on_policy: whether the run was sampled with the weights to train.
 
     Raises:
         DeclarationError: the run succeeded, but has no score.
@@ -91,7 +90,7 @@ def call_samples(
     group: Group = (),
     on_policy: bool = True,
 ) -> list[Sample]:
-    """Return a sample for every request a call made of its model and that was answered with tokens."""
+    """Return a sample for every request of a call that was answered with tokens."""
     return [
         Sample(
             call.component, example, call.address, call.invocation, tokens, reward, group, rollout, on_policy
@@ -112,24 +111,24 @@ def module_groups(
     """Form the groups of a batch (mmGRPO, algorithm 1).
 
     Args:
-        samples: of one or more examples; the rollouts of an example are told apart by ``rollout``. Their
-            groups are replaced.
-        size: G, the elements of every group. ``None`` takes as many as the example has rollouts, so that no
-            group is made smaller.
-        padding: what happens to invocations that some rollouts do not have. ``fill`` keeps them and fills up
-            a short group by copies of its own elements; ``truncate`` drops them; ``none`` leaves short groups
-            short; ``dspy_fill`` lets a rollout's own last call stand in for those it did not make, as DSPy
-            does, and ``dspy_fill_random`` one drawn at random. What stands in counts in mean and standard
-            deviation, each rollout once; a rollout without any call of the component has none to give.
-        rollouts: how many rollouts each example had, where some of them left no sample at all.
-        seed: names the random streams that break ties.
+        samples: of one or more examples; ``rollout`` identifies the rollouts of an example. Existing groups
+            are replaced.
+        size: G, the number of elements per group; ``None`` uses the number of rollouts of the example, so
+            that no group is reduced.
+        padding: the treatment of invocations that some rollouts lack. ``fill`` fills up short groups with
+            copies of their own elements; ``truncate`` drops such invocations; ``none`` leaves groups short;
+            ``dspy_fill`` substitutes the rollout's last call of the component, as DSPy does, and
+            ``dspy_fill_random`` a random one of its calls. Substitutes count in mean and standard deviation,
+            once per rollout; a rollout without any call of the component has no substitute.
+        rollouts: the number of rollouts of each example, if some of them left no sample.
+        seed: the seed that breaks ties.
 
     Raises:
-        DeclarationError: the padding is unknown, the size below 2, an example has more rollouts than stated,
-            or a reward is not a finite number.
+        DeclarationError: the padding is unknown, the size is below 2, an example has more rollouts than
+            ``rollouts`` states, or a reward is not a finite number.
     """
     if padding not in PADDINGS:
-        raise DeclarationError(f"no padding is called {padding!r}", hint=nearest(padding, PADDINGS))
+        raise DeclarationError(f"unknown padding {padding!r}", hint=nearest(padding, PADDINGS))
     if size is not None and size < 2:
         raise DeclarationError(f"a group must have at least 2 elements, but size is {size}")
     check_rewards(samples)
@@ -141,7 +140,7 @@ def module_groups(
         truncated = len(samples) - sum(map(len, complete.values()))
         groups = complete
     elif padding.startswith("dspy"):
-        groups = _lend_own_calls(groups, padding == "dspy_fill_random", seed)
+        groups = _substitute_own_calls(groups, padding == "dspy_fill_random", seed)
     chosen: list[Sample] = []
     references: dict[Group, tuple[float, ...]] = {}
     deselected = duplicated = 0
@@ -162,14 +161,14 @@ def module_groups(
     return Grouped(tuple(chosen), references, truncated, deselected, duplicated)
 
 
-def merged(samples: Sequence[Sample]) -> list[Sample]:
-    """Return samples with the copies that stand next to each other as one sample of their total weight.
+def merge_copies(samples: Sequence[Sample]) -> list[Sample]:
+    """Return the samples with adjacent copies merged into one sample of their total weight.
 
-    The gradient is the same, and each is read once.
+    The gradient is the same, and the model processes each distinct sample once.
 
     >>> from compound.engine import TokenRecord
     >>> row = Sample("a", "e", "a", 0, TokenRecord((1,), (2,), (-0.5,), "stop"), 1.0, weight=0.5)
-    >>> [sample.weight for sample in merged([row, row, replace(row, rollout=1)])]
+    >>> [sample.weight for sample in merge_copies([row, row, replace(row, rollout=1)])]
     [1.0, 0.5]
     """
     copies = [list(same) for _, same in itertools.groupby(samples)]
@@ -179,17 +178,17 @@ def merged(samples: Sequence[Sample]) -> list[Sample]:
 def select_diverse(rewards: Sequence[float], size: int, rng: np.random.Generator) -> list[int]:
     """Return the indices of exactly ``size`` elements whose rewards have the largest variance.
 
-    Of more elements, each is chosen at most once: for sorted rewards the choice is a prefix and a suffix,
-    since the variance is convex in each of them. Of fewer, each is chosen at least once, and the copies are
-    of elements with the lowest or the highest reward, for the same reason. Ties are broken by ``rng``.
+    If there are at least ``size`` elements, each is chosen at most once: the optimum is a prefix and a suffix
+    of the sorted rewards, since the variance is convex in each reward. If there are fewer, each is chosen at
+    least once, and the copies are of elements with the lowest or the highest reward, for the same reason.
 
     Args:
         rewards: finite, at least one.
-        size: how many to choose.
+        size: the number of elements to choose.
         rng: breaks ties.
 
     Returns:
-        Indices in ascending order; those of copies occur more than once.
+        Indices in ascending order; copied elements occur more than once.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -204,7 +203,7 @@ def select_diverse(rewards: Sequence[float], size: int, rng: np.random.Generator
         choices = [[*order[:k], *order[len(order) - size + k :]] for k in range(size + 1)]
     else:
         lowest = [i for i in order if rewards[i] == rewards[order[0]]]
-        # from the other end, so that equal rewards are all copied equally often
+        # start from the other end, so that with all rewards equal every element is copied equally often
         highest = [i for i in reversed(order) if rewards[i] == rewards[order[-1]]]
         missing = size - len(order)
         choices = [[*order, *_cycled(lowest, k), *_cycled(highest, missing - k)] for k in range(missing + 1)]
@@ -218,7 +217,7 @@ def _cycled(indices: Sequence[int], count: int) -> list[int]:
 
 
 def _spread(values: Sequence[float]) -> float:
-    """Return the sum of squared deviations; for a fixed number of values it orders like the variance."""
+    """Return the sum of squared deviations, which orders like the variance for a fixed number of values."""
     mean = math.fsum(values) / len(values)
     return math.fsum((value - mean) ** 2 for value in values)
 
@@ -234,15 +233,16 @@ def _count_rollouts(samples: Sequence[Sample], stated: Mapping[str, int]) -> dic
     for example, found in seen.items():
         if example in stated and stated[example] < len(found):
             raise DeclarationError(
-                f"example {example!r} is said to have {stated[example]} rollouts, but samples of {len(found)}"
+                f"rollouts of example {example!r} is {stated[example]}, but samples come from {len(found)} "
+                "rollouts"
             )
     return {example: stated.get(example, len(found)) for example, found in seen.items()}
 
 
-def _lend_own_calls(
+def _substitute_own_calls(
     groups: Mapping[Group, Sequence[Sample]], random: bool, seed: int
 ) -> dict[Group, list[Sample]]:
-    """Let a rollout's own last or a random call of the component stand in for each that it did not make."""
+    """Substitute a rollout's last or a random call of the component for each invocation it lacks."""
     own: dict[tuple[str, str], dict[int, list[Sample]]] = {}
     for rows in groups.values():
         for sample in rows:
@@ -251,9 +251,9 @@ def _lend_own_calls(
     filled = {key: list(rows) for key, rows in groups.items()}
     for key, rows in filled.items():
         present = {sample.rollout for sample in rows}
-        for rollout, calls_made in own[rows[0].example, rows[0].component].items():
+        for rollout, own_calls in own[rows[0].example, rows[0].component].items():
             if rollout not in present:
-                lent = sorted(calls_made, key=lambda call: call.invocation)
-                drawn = int(generator(seed, "lend", *key, rollout).integers(len(lent))) if random else -1
-                rows.append(replace(lent[drawn], group=key))
+                ordered = sorted(own_calls, key=lambda call: call.invocation)
+                index = int(generator(seed, "lend", *key, rollout).integers(len(ordered))) if random else -1
+                rows.append(replace(ordered[index], group=key))
     return filled

@@ -1,8 +1,8 @@
-"""Regrouping of singletons: samples that nothing of their own example compares with (MHGPO, round-robin).
+"""Regrouping of singletons: samples without a comparable sample of the same example (MHGPO, round-robin).
 
 An agent before the fork point is called once per example. Such samples are pooled over the batch, by agent
-and fork agent, and cut into groups. These groups mix examples, so that their rewards also vary with
-difficulty: their variance is reported apart.
+and fork agent, and divided into groups. These groups mix examples, so their rewards also vary with the
+difficulty of the examples, and their variance is reported separately.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from compound.execution.rng import generator
 from compound.optimizers.weights.credit.advantages import check_rewards, variance
 from compound.optimizers.weights.learner.samples import Group, Sample
 
-MIXED = "mixed"  # how the keys of such groups begin
+MIXED = "mixed"  # first element of the keys of such groups
 
 
 @dataclass(frozen=True)
 class Regrouped:
-    """A batch without the singletons that could be compared with others.
+    """A batch whose singletons were regrouped where possible.
 
     Attributes:
-        samples: in the order they had; those that were singletons have new groups.
-        groups: how many groups were made of singletons.
-        mixed: how many samples are in them.
-        alone: singletons whose pool has no other; they stay as they are.
-        variance: the mean over the new groups of the population variance of the rewards.
+        samples: in input order; regrouped singletons have new groups.
+        groups: the number of new groups.
+        mixed: the number of samples in new groups.
+        alone: the number of singletons without another one in their pool, which are unchanged.
+        variance: the population variance of the rewards, averaged over the new groups.
     """
 
     samples: tuple[Sample, ...]
@@ -41,17 +41,17 @@ class Regrouped:
 def regroup(
     samples: Sequence[Sample], size: int, pool: Callable[[Sample], Group], *, seed: int = 0
 ) -> Regrouped:
-    """Put singletons into groups with others of their pool.
+    """Group singletons with others of their pool.
 
-    A pool is shuffled and cut into groups of ``size``. What remains is a smaller group, but a single one
-    joins the group before it. The key of a new group is ``("mixed", *pool, number)``.
+    Each pool is shuffled and divided into groups of ``size``. The remainder forms a smaller group; a single
+    remaining sample joins the previous group. The key of a new group is ``("mixed", *pool, number)``.
 
     Args:
-        samples: of the whole batch.
+        samples: the whole batch.
         size: G, at least 2.
-        pool: the key of what may be mixed; for MHGPO, the sample's component and the component that its
-            example was forked at.
-        seed: names the random streams of the shuffles.
+        pool: returns the key of a sample's pool; for MHGPO, the sample's component and the component at which
+            its example was forked.
+        seed: the seed of the shuffles.
 
     Raises:
         DeclarationError: the size is below 2, or a reward is not a finite number.
@@ -77,23 +77,23 @@ def regroup(
         order = generator(seed, "regroup", *key).permutation(len(places))
         for number, part in enumerate(_cut([places[i] for i in order], size)):
             groups[MIXED, *key, number] = part
-    made = {key: part for key, part in groups.items() if len(part) > 1}
+    new = {key: part for key, part in groups.items() if len(part) > 1}
     rows = list(samples)
-    for key, part in made.items():
+    for key, part in new.items():
         for place in part:
             rows[place] = replace(rows[place], group=key)
-    spreads = [variance([samples[place].reward for place in part]) for part in made.values()]
+    spreads = [variance([samples[place].reward for place in part]) for part in new.values()]
     return Regrouped(
         samples=tuple(rows),
-        groups=len(made),
-        mixed=sum(map(len, made.values())),
-        alone=len(groups) - len(made),
+        groups=len(new),
+        mixed=sum(map(len, new.values())),
+        alone=len(groups) - len(new),
         variance=sum(spreads) / len(spreads) if spreads else 0.0,
     )
 
 
 def _cut(places: Sequence[int], size: int) -> list[list[int]]:
-    """Return parts of ``size``, and what remains; a single one joins the part before it.
+    """Return parts of ``size`` and the remainder; a single remaining element joins the previous part.
 
     >>> _cut([1, 2, 3, 4, 5, 6, 7], 3), _cut([1, 2, 3, 4, 5], 3), _cut([1], 3)
     ([[1, 2, 3], [4, 5, 6, 7]], [[1, 2, 3], [4, 5]], [[1]])

@@ -1,7 +1,7 @@
-"""MyGO's progressive threshold: which sampled trajectories are good enough to be imitated.
+"""MyGO's progressive threshold: select the sampled trajectories to imitate.
 
-Each iteration raises the threshold with what the policy earns at its first attempts. A question is tried
-until it has m accepted trajectories, or has used up its attempts (MyGO, section 3.3 and appendix D.1).
+Each iteration raises the threshold based on the rewards of first attempts. A question is attempted until it
+has m accepted trajectories or has used up its attempts (MyGO, section 3.3 and appendix D.1).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from compound.errors import DeclarationError, nearest
 
 @dataclass(frozen=True)
 class Rule:
-    """How the threshold is raised, and what passes it.
+    """A rule for raising the threshold and for accepting trajectories.
 
     Attributes:
-        raised: (previous threshold, mean first-pass reward, largest possible reward) -> threshold.
-        accepts: (reward, threshold) -> whether the trajectory is good enough.
+        raised: (previous threshold, mean reward of first attempts, maximum reward) -> threshold.
+        accepts: (reward, threshold) -> whether the trajectory is accepted.
     """
 
     raised: Callable[[float, float, float], float]
@@ -28,15 +28,15 @@ class Rule:
 
 @dataclass(frozen=True)
 class Selection:
-    """What some attempts have brought.
+    """The attempts selected for imitation.
 
     Attributes:
-        kept: by question, the numbers of the attempts whose trajectories are kept, in order.
-        wanting: the questions that have too few and attempts left, in order.
+        kept: by question, the indices of the accepted attempts, in order.
+        unfinished: the questions with too few accepted attempts and attempts left, in order.
     """
 
     kept: Mapping[str, tuple[int, ...]]
-    wanting: tuple[str, ...]
+    unfinished: tuple[str, ...]
 
 
 def raise_threshold(
@@ -45,18 +45,18 @@ def raise_threshold(
     """Return the threshold of an iteration.
 
     Args:
-        previous: the one of the iteration before, K'.
-        first_pass: the reward of the first attempt at each question of the batch; those of failed runs count.
-        supremum: the largest reward there is, above 0.
-        rule: a name from `RULES`. ``halved`` is max(K', (mean + supremum) / 2): half way from what the policy
-            earns to the best, never decreasing, never above the supremum. ``fixed`` stays where it is, for
-            offline sampling. ``paper`` is max(K', (mean / supremum + 1) supremum), as printed: without
-            negative rewards that is the supremum at least, and since the paper asks for rewards above the
-            threshold, it selects nothing. It is here for the record.
+        previous: the threshold of the previous iteration, K'.
+        first_pass: the reward of the first attempt at each question of the batch, including failed runs.
+        supremum: the maximum possible reward, above 0.
+        rule: a name from `RULES`. ``halved`` is max(K', (mean + supremum) / 2): half way from the mean reward
+            to the maximum, never decreasing and never above the maximum. ``fixed`` keeps the threshold, for
+            offline sampling. ``paper`` is max(K', (mean / supremum + 1) supremum), as printed: if no reward
+            is negative, this is at least the supremum, and since the paper requires rewards above the
+            threshold, it accepts nothing. It is included for reference only.
 
     Raises:
-        DeclarationError: the rule is unknown, there is no reward, or one is above the supremum or not finite,
-            or ``previous`` is above it.
+        DeclarationError: the rule is unknown, there are no rewards, or a reward or ``previous`` is above the
+            supremum or not finite.
 
     Example:
         >>> raise_threshold(0.5, [0.0, 1.0, 0.2]), raise_threshold(0.5, [0.0, 1.0, 0.2], rule="paper")
@@ -66,14 +66,14 @@ def raise_threshold(
     """
     chosen = _rule(rule)
     if not (math.isfinite(supremum) and supremum > 0):
-        raise DeclarationError(f"the largest reward must be above 0, but is {supremum}")
+        raise DeclarationError(f"the maximum reward must be above 0, but is {supremum}")
     if not first_pass:
-        raise DeclarationError("the threshold is raised by the rewards of a batch, but there are none")
+        raise DeclarationError("raising the threshold requires rewards of first attempts, but there are none")
     for reward in (*first_pass, *([previous] if rule != "paper" else [])):
         if not reward <= supremum or not math.isfinite(reward):
             raise DeclarationError(
                 f"rewards and thresholds are at most {supremum}, but one is {reward}",
-                hint="set max_reward of method mygo to the highest score that the metric gives",
+                hint="set optimize.mygo.max_reward to the highest score that the metric can return",
             )
     return chosen.raised(previous, math.fsum(first_pass) / len(first_pass), supremum)
 
@@ -86,22 +86,22 @@ def select(
     most: int = 16,
     rule: str = "halved",
 ) -> Selection:
-    """Return which attempts are kept, and which questions need more of them.
+    """Return the accepted attempts, and the questions that need more attempts.
 
     Args:
-        attempts: by question, the rewards of the attempts so far, in the order they were made.
-        threshold: what they must reach.
-        keep: m, how many are kept of a question: the first that are good enough.
-        most: how often a question is tried.
-        rule: a name from `RULES`; says what passes the threshold.
+        attempts: by question, the rewards of the attempts so far, in order.
+        threshold: the threshold of the rewards.
+        keep: m, the number of accepted attempts to keep per question; the first ones are kept.
+        most: the maximum number of attempts per question.
+        rule: a name from `RULES`, which defines what is accepted.
 
     Raises:
-        DeclarationError: the rule is unknown, ``keep`` or ``most`` is below 1, or a question was tried more
-            than ``most`` times.
+        DeclarationError: the rule is unknown, ``keep`` or ``most`` is below 1, or a question was attempted
+            more than ``most`` times.
 
     Example:
         >>> select({"q1": [0.2, 1.0], "q2": [0.8, 0.7, 0.9, 1.0]}, 0.7)
-        Selection(kept={'q1': (1,), 'q2': (0, 1, 2)}, wanting=('q1',))
+        Selection(kept={'q1': (1,), 'q2': (0, 1, 2)}, unfinished=('q1',))
     """
     chosen = _rule(rule)
     if keep < 1 or most < 1:
@@ -110,12 +110,12 @@ def select(
     for question, rewards in attempts.items():
         if len(rewards) > most:
             raise DeclarationError(
-                f"question {question!r} was tried {len(rewards)} times, but most is {most}"
+                f"question {question!r} was attempted {len(rewards)} times, but most is {most}"
             )
         good = [number for number, reward in enumerate(rewards) if chosen.accepts(reward, threshold)]
         kept[question] = tuple(good[:keep])
-    wanting = [q for q, rewards in attempts.items() if len(kept[q]) < keep and len(rewards) < most]
-    return Selection(kept, tuple(wanting))
+    unfinished = [q for q, rewards in attempts.items() if len(kept[q]) < keep and len(rewards) < most]
+    return Selection(kept, tuple(unfinished))
 
 
 def _halved(previous: float, mean: float, supremum: float) -> float:
@@ -147,5 +147,5 @@ RULES = {
 
 def _rule(name: str) -> Rule:
     if name not in RULES:
-        raise DeclarationError(f"no threshold is called {name!r}", hint=nearest(name, RULES))
+        raise DeclarationError(f"unknown threshold rule {name!r}", hint=nearest(name, RULES))
     return RULES[name]

@@ -1,7 +1,8 @@
-"""One frozen base and the adapters trained on it: each with a name, a version, and its own optimizer state.
+"""A frozen base model with named LoRA adapters.
 
-An adapter's version is the digest of the folder it is saved to, in peft's format: what the sampler says it
-sampled with. The folder also holds `probe.json`, by which a server can be asked whether it really serves it.
+The version of an adapter is the digest of the folder it is saved to, in peft's format; samplers report this
+digest with every answer. The folder also contains `probe.json`: log-probabilities of a fixed text, by which
+an engine can check whether a server really applies the adapter.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from typing import TYPE_CHECKING
 
 from compound.components.engines import model_folder, models
 from compound.components.engines.local import loading
-from compound.errors import CompoundError, ConfigurationError, DeclarationError, MissingExtra
+from compound.errors import CompoundError, ConfigurationError, DeclarationError, MissingExtra, nearest
 from compound.execution.rng import fork_torch_rng
 from compound.graph.component import check_name
 from compound.graph.space import Weights
+from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.learner.targets import resolve
 from compound.storage.artifacts import Reference, kept, put, verified
 
@@ -32,24 +34,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PROBE = "probe.json"
-TEXT = "The quick answer to the question is that nobody knows, since it was never asked before."
-SAME = 1e-2  # nats by which it may in float32
-NEAR = 0.5  # nats by which a token's log-probability may differ for rounding in half precision
+# Do not change: adapter digests and stored probes depend on it.
+PROBE_TEXT = "The quick answer to the question is that nobody knows, since it was never asked before."
+FLOAT32_TOLERANCE = 1e-2  # nats by which a token's log-probability may differ through rounding, in float32
+HALF_TOLERANCE = 0.5  # the same in half precision
 Name = str
 
 
 class Adapters:
-    """A base model with named LoRA adapters, each trained apart.
+    """A base model with named LoRA adapters, each trained independently.
 
     Args:
         model: ``smollm2``, a folder, or a hub id.
-        spaces: each adapter's name and shape; its targets may be named as a set, see `LoRA`.
-        seed: names the random stream of first weights.
-        start: adapters to start from, where there are any; others start as the base is.
-        dtype: of the base; adapters are in float32.
+        spaces: the shape of each adapter by name; targets may be a named set, see `LoRA`.
+        seed: the seed of the initial weights.
+        start: folders of adapters to start from; the other adapters start equal to the base model.
+        dtype: the number format of the base model; adapters are in float32.
 
     Attributes:
-        unshared: why equal prompts are not read once on this base; "" where they are.
+        unshared: why equal prompts cannot be processed once on this base model; ``""`` if they can.
     """
 
     def __init__(
@@ -66,11 +69,10 @@ class Adapters:
             name: replace(space, targets=tuple(resolve(self.base, space.targets)))
             for name, space in sorted(spaces.items())
         }
-        self._alias = {
-            name: f"a{number}" for number, name in enumerate(self.spaces)
-        }  # any name is one of ours
+        # peft builds module names from adapter names, so it gets aliases that are always valid
+        self._alias = {name: f"a{number}" for number, name in enumerate(self.spaces)}
         _check_logits(model, self.base, self.tokenizer)
-        self.unshared = why_unshared(self.base, self.tokenizer)
+        self.unshared = reason_unshared(self.base, self.tokenizer)
         self.model = _wrapped(self.base, {self._alias[n]: space for n, space in self.spaces.items()}, seed)
         self._before: dict[Name, list[float]] = {}
         self._stored: dict[Name, tuple[str, dict[str, str] | None]] = {}
@@ -81,24 +83,24 @@ class Adapters:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return self.base.device
 
     @contextmanager
     def using(self, name: Name | None) -> Iterator[PreTrainedModel]:
-        """Lend the model with one adapter, or as the base is."""
+        """Yield the model with one adapter enabled, or with all disabled for ``None``."""
         if name is None:
             with self.model.disable_adapter():
                 yield self.base
             return
         self.model.set_adapter(self._alias[name])
-        for other in self.spaces:  # `set_adapter` freezes all others, and their optimizers would lose them
+        for other in self.spaces:  # `set_adapter` freezes the others, which still need gradients later
             for _, parameter in self.parameters(other):
                 parameter.requires_grad_(True)
         yield self.base
 
     def parameters(self, name: Name) -> list[tuple[str, Tensor]]:
-        """Return the trained tensors of an adapter with their names in peft's files."""
+        """Return the trainable tensors of an adapter with their names in peft's file format."""
         ends = (f".lora_A.{self._alias[name]}.weight", f".lora_B.{self._alias[name]}.weight")
         found = (
             (key.replace(f".{self._alias[name]}.weight", ".weight"), parameter)
@@ -108,32 +110,32 @@ class Adapters:
         return sorted(found, key=lambda item: item[0])
 
     def version(self, name: Name) -> str:
-        """Return the digest of an adapter as it was stored last; ``""`` where it is as the base is."""
+        """Return the digest of the last stored version of an adapter; ``""`` if it equals the base model."""
         reference = self._stored[name][1]
         return reference["sha256"] if reference else ""
 
     def save(self, name: Name, folder: Path) -> dict[str, str] | None:
-        """Store an adapter as an artifact, by its content, unless it is as it was stored last.
+        """Store an adapter as a content-addressed artifact, unless it is unchanged since it was last stored.
 
         Returns:
-            Its reference, relative to ``folder``, or ``None`` where it never changed.
+            The reference, relative to ``folder``; ``None`` if the adapter never changed.
         """
         content, reference = self._content(name), self._stored[name][1]
         if content != self._stored[name][0]:
-            reference = put(lambda made: self.write(name, made), folder, name)
+            reference = put(lambda path: self.write(name, path), folder, name)
             self._before[name] = _logprobs(folder / reference["path"]) or []
             self._stored[name] = content, reference
         return reference
 
     def _content(self, name: Name) -> str:
-        """Return the digest of an adapter's weights as they are."""
+        """Return the digest of an adapter's current weights."""
         hashed = hashlib.sha256()
         for key, tensor in self.parameters(name):
             hashed.update(key.encode() + tensor.detach().float().cpu().numpy().tobytes())
         return hashed.hexdigest()
 
     def write(self, name: Name, folder: Path) -> None:
-        """Write an adapter into a folder, in peft's format, with its probe."""
+        """Write an adapter and its probe to a folder, in peft's format."""
         from safetensors.torch import save_file
 
         space = self.spaces[name]
@@ -154,10 +156,10 @@ class Adapters:
         (folder / PROBE).write_text(json.dumps(self._probe(name)) + "\n", encoding="utf-8")
 
     def load(self, name: Name, folder: Path) -> None:
-        """Read an adapter's weights; nothing in the folder is executed.
+        """Load an adapter's weights from a folder, without executing any code in it.
 
         Raises:
-            ConfigurationError: the folder holds no adapter, or one of another base or shape.
+            ConfigurationError: the folder has no adapter, or one for another base model or shape.
         """
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -169,9 +171,9 @@ class Adapters:
         if alpha * space.rank != space.alpha * rank:
             raise ConfigurationError(
                 f"the adapter in {folder} was trained with alpha {alpha} and rank "
-                f"{rank}, but {name!r} declares alpha {space.alpha} and rank {space.rank}: "
-                "it would say something else",
-                hint="declare those it was trained with",
+                f"{rank}, but {name!r} declares alpha {space.alpha} and rank {space.rank}, "
+                "which would scale its output differently",
+                hint=f"set weights.lora.alpha to {alpha} and weights.lora.rank to {rank}",
             )
         try:
             tensors = load_file(folder / "adapter_model.safetensors")
@@ -181,18 +183,20 @@ class Adapters:
         if {k: tuple(v.shape) for k, v in tensors.items()} != {k: tuple(p.shape) for k, p in own.items()}:
             raise ConfigurationError(
                 f"the adapter in {folder} has another base or another shape than {name!r} declares",
-                hint="declare the rank and targets it was trained with, on the model it was trained on",
+                hint="use the model it was trained on, and set weights.lora.rank and weights.lora.targets to "
+                "the values it was trained with",
             )
         for key, parameter in own.items():
             parameter.data.copy_(tensors[key])
 
-    def begin(self, name: Name, reference: Reference | None, folder: Path) -> None:
-        """Take a stored adapter as an adapter's present version; ``None`` is the base.
+    def start_from(self, name: Name, reference: Reference | None, folder: Path) -> None:
+        """Load a stored adapter as the current version of an adapter.
 
         Args:
-            name: of the adapter.
-            reference: where it is stored, relative to ``folder`` or absolute; it is copied there if need be.
-            folder: where adapters are saved to.
+            name: the adapter.
+            reference: the stored adapter, relative to ``folder`` or absolute, copied to ``folder`` if it is
+                elsewhere; ``None`` keeps the initial weights, which equal the base model.
+            folder: the folder that adapters are saved to.
         """
         if reference is None:
             return
@@ -204,14 +208,14 @@ class Adapters:
             self._before[name] = found
 
     def _probe(self, name: Name) -> dict[str, list[int] | list[float]]:
-        """Return log-probabilities of a fixed text with this adapter, and with the version before it."""
+        """Return the log-probabilities of `PROBE_TEXT` with this adapter and with its previous version."""
         import torch
 
         from compound.optimizers.weights.learner.forward import forward
-        from compound.optimizers.weights.learner.samples import probe
+        from compound.optimizers.weights.learner.samples import probe_sample
 
-        tokens = self.tokenizer(TEXT, add_special_tokens=False).input_ids
-        sample = probe(tokens)
+        tokens = self.tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids
+        sample = probe_sample(tokens)
         with torch.no_grad():
             if len(self._before.get(name, ())) != len(tokens) - 1:
                 with self.using(None) as base:
@@ -222,7 +226,7 @@ class Adapters:
 
 
 def _logprobs(folder: Path) -> list[float] | None:
-    """Return the log-probabilities in an adapter's probe, if it has one that can be read."""
+    """Return the log-probabilities in an adapter's probe; ``None`` if it is missing or unreadable."""
     try:
         return [
             float(value) for value in json.loads((folder / PROBE).read_text(encoding="utf-8"))["logprobs"]
@@ -232,39 +236,47 @@ def _logprobs(folder: Path) -> list[float] | None:
 
 
 def _check_logits(name: str, base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise where what is trained is not what the model says, since it changes its logits in its own way."""
+    """Raise if the model's logits differ from those computed by `forward`.
+
+    Some families transform logits in ways that `head.OutputLayer` does not implement; training them would
+    optimize a different distribution.
+    """
     import torch
 
     from compound.optimizers.weights.learner.forward import forward
-    from compound.optimizers.weights.learner.samples import probe
+    from compound.optimizers.weights.learner.samples import probe_sample
 
-    tokens = tokenizer(TEXT, add_special_tokens=False).input_ids
+    tokens = tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids
     with torch.no_grad():
-        ours = forward(base, [probe(tokens)], shared=False).logps[0]
+        ours = forward(base, [probe_sample(tokens)], shared=False).logps[0]
         logits = base(input_ids=torch.tensor([tokens], device=base.device)).logits[0, :-1].float()
-        wanted = torch.tensor(tokens[1:], device=base.device)
-        theirs = logits.log_softmax(-1).gather(-1, wanted[:, None])[:, 0]
-    if float((ours - theirs).abs().max()) > NEAR:
+        targets = torch.tensor(tokens[1:], device=base.device)
+        theirs = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    if float((ours - theirs).abs().max()) > HALF_TOLERANCE:
         raise CompoundError(
-            f"{name!r} cannot be trained: it makes its logits in a way that is not known here",
-            hint="take a model of another family",
+            f"{name!r} cannot be trained: the way this model family computes logits is not supported",
+            hint="use a model of another family",
         )
 
 
-def why_unshared(base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return why equal prompts cannot be read once, by the kinds of layers and by trying; "" if they can."""
+def reason_unshared(base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return why equal prompts cannot be processed once on a model; ``""`` if they can.
+
+    Checks the kinds of layers, then compares both ways of processing prompts on sample texts.
+    """
     import torch
 
     from compound.components.engines.local.layers import unshared_kinds
     from compound.optimizers.weights.learner.forward import forward
-    from compound.optimizers.weights.learner.samples import probe
+    from compound.optimizers.weights.learner.samples import probe_sample
 
     if kinds := unshared_kinds(base.config):
         return f"the model has layers of {', '.join(kinds)}"
-    tokens = tuple(tokenizer(TEXT, add_special_tokens=False).input_ids)
+    tokens = tuple(tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids)
+    # prompts and answers of different lengths, so that both kinds of padding are tested
     samples = [
-        probe(tokens, prompt=length, answer=answer) for length in (4, 7) for answer in (1, 2, 4)
-    ]  # two lengths of prompts, answers that end early
+        probe_sample(tokens, prompt=length, answer=answer) for length in (4, 7) for answer in (1, 2, 4)
+    ]
     with torch.no_grad():
         plain = forward(base, samples, shared=False)
         try:
@@ -277,15 +289,16 @@ def why_unshared(base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> s
             NotImplementedError,
             RuntimeError,
         ) as error:
-            return f"the model refuses a cache of another kind than its own ({type(error).__name__})"
+            return f"the model does not support a cache of full attention ({type(error).__name__})"
     difference = float(((plain.logps - shared.logps) * plain.mask).abs().max())
-    if not difference <= (NEAR if base.dtype != torch.float32 else SAME):
-        return f"the model computes other numbers behind a cached prompt (by {difference:.2g} nats)"
+    # `not <=` also catches NaN
+    if not difference <= (HALF_TOLERANCE if base.dtype != torch.float32 else FLOAT32_TOLERANCE):
+        return f"log-probabilities after a cached prompt differ by {difference:.2g} nats"
     return ""
 
 
 def _wrapped(base: PreTrainedModel, spaces: Mapping[Name, Weights], seed: int) -> PeftModel:
-    """Put the adapters on the base; all of it stays frozen but them."""
+    """Add the adapters to the base model, whose own weights stay frozen."""
     try:
         import peft
     except ImportError:
@@ -304,13 +317,13 @@ def _wrapped(base: PreTrainedModel, spaces: Mapping[Name, Weights], seed: int) -
                     model.add_adapter(name, config)
             except ValueError as error:
                 raise DeclarationError(
-                    f"an adapter does not fit its base: {error}",
-                    hint="weights.lora.targets must name linear layers of the model",
+                    f"an adapter does not fit its base model: {error}",
+                    hint="set weights.lora.targets to names of linear layers of the model",
                 ) from None
     if model is None:
-        raise DeclarationError("there is no component with weights to train")
+        raise DeclarationError("no component has weights to train")
     if base.dtype != _dtype_of_adapters(model):
-        _compute_as_the_base(model)
+        _compute_in_base_dtype(model)
     return model.eval()
 
 
@@ -318,10 +331,11 @@ def _dtype_of_adapters(model: PeftModel) -> torch.dtype:
     return next(parameter.dtype for parameter in model.parameters() if parameter.requires_grad)
 
 
-def _compute_as_the_base(model: PeftModel) -> None:
-    """Let adapters compute in the base's number format; their weights and gradients stay float32.
+def _compute_in_base_dtype(model: PeftModel) -> None:
+    """Make adapters compute in the base model's number format; weights and gradients stay float32.
 
-    peft converts what an adapter reads instead, and all that is kept for the backward pass with it.
+    By default, peft converts the inputs of adapters to float32 and keeps those for the backward pass, which
+    doubles their memory.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -339,9 +353,9 @@ def _product(part: torch.nn.Linear, x: Tensor) -> Tensor:
 
 
 def _load(name: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return a causal language model to train on, frozen, and its tokenizer."""
+    """Return a frozen causal language model and its tokenizer."""
     try:
-        import transformers  # noqa: F401 - only to say here that it is missing
+        import transformers  # noqa: F401 - imported only to report that it is missing
     except ImportError:
         raise MissingExtra("training", "transformers", "local") from None
     folder = models.resolve(name)
@@ -359,17 +373,19 @@ def _load(name: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBa
 
 
 def partition(
-    components: Sequence[str], adapters: str | Mapping[str, Sequence[str]]
+    components: Sequence[str], adapters: str | Mapping[str, Sequence[str]], section: str = SECTION
 ) -> dict[Name, tuple[str, ...]]:
-    """Return which components train which adapter.
+    """Return the components of each adapter.
 
     Args:
-        components: those with weights.
-        adapters: ``each``, ``shared``, or names with their components; those not named have one each.
+        components: the components with weights.
+        adapters: ``each``, ``shared``, or adapter names with their components; every component that is not
+            named gets an adapter of its own.
+        section: the path of the training settings, for messages.
 
     Raises:
-        DeclarationError: a component is unknown, or named twice; an adapter has none, or the name of a
-            component that has another one.
+        DeclarationError: a component has no weights or is named twice, an adapter has no component, or an
+            adapter has the name of a component that uses another adapter.
 
     >>> partition(["a", "b", "c"], {"ab": ["a", "b"]})
     {'ab': ('a', 'b'), 'c': ('c',)}
@@ -383,15 +399,24 @@ def partition(
     for name, some in groups.items():
         check_name("Adapter", name)
         if not some:
-            raise DeclarationError(f"the setting adapters gives the adapter {name!r} to no component")
+            raise DeclarationError(
+                f"{section}.adapters assigns the adapter {name!r} to no component",
+                hint="list the components that share it, or remove it",
+            )
         if name in components and name not in some:
             raise DeclarationError(
-                f"the setting adapters calls an adapter {name!r}, like a component that has another one",
-                hint="choose another name",
+                f"{section}.adapters names an adapter {name!r}, but the component of that name uses another "
+                "adapter",
+                hint="choose another name for the adapter",
             )
     for component in named:
         if component not in components:
-            raise DeclarationError(f"the setting adapters names {component!r}, which has no weights")
+            raise DeclarationError(
+                f"{section}.adapters names {component!r}, which has no weights",
+                hint=nearest(component, components),
+            )
         if named.count(component) > 1:
-            raise DeclarationError(f"the setting adapters names {component!r} twice")
+            raise DeclarationError(
+                f"{section}.adapters names {component!r} twice", hint="list it under one adapter only"
+            )
     return groups | {c: (c,) for c in components if c not in named}

@@ -1,4 +1,4 @@
-"""Divide samples into micro-batches for the model and minibatches for updates."""
+"""Divide samples into minibatches for updates and micro-batches for forward passes."""
 
 from __future__ import annotations
 
@@ -11,56 +11,58 @@ from compound.optimizers.weights.learner.samples import Group, Sample
 
 
 def size(sample: Sample) -> int:
-    """Return the tokens of prompt and answer."""
+    """Return the number of tokens of prompt and answer."""
     return len(sample.tokens.prompt) + sample.length
 
 
-def micro_batches(samples: Sequence[Sample], most: int, *, once: bool = True) -> list[list[Sample]]:
-    """Cut samples into batches of at most ``most`` tokens, padding included; a longer one goes alone.
+def micro_batches(
+    samples: Sequence[Sample], max_tokens: int, *, share_prompts: bool = True
+) -> list[list[Sample]]:
+    """Divide samples into micro-batches of at most ``max_tokens`` tokens, padding included.
 
-    Samples of one prompt stay together as far as they fit. Where reading their prompt once is worth it, its
-    tokens count once.
+    A longer sample gets a micro-batch of its own. Samples with the same prompt stay together as far as they
+    fit; if `forward` processes their prompt once, its tokens count once.
 
     Args:
         samples: in any order.
-        most: how many tokens may go through the model at once.
-        once: whether the model can read a prompt once for all of its samples.
+        max_tokens: the maximum number of tokens in one forward pass.
+        share_prompts: whether the model can process equal prompts once.
     """
     order = sorted(samples, key=lambda s: (len(s.tokens.prompt), s.tokens.prompt, s.length))
-    if not once:
-        return _cut([[sample] for sample in order], most, padded_size)
-    found: list[list[Sample]] = []
+    if not share_prompts:
+        return _cut([[sample] for sample in order], max_tokens, padded_size)
+    batches: list[list[Sample]] = []
     rest: list[Sample] = []
     groups = [list(own) for _, own in itertools.groupby(order, key=lambda s: s.tokens.prompt)]
-    for batch in _cut(groups, most, shared_size):
-        if forward.saving(batch) <= forward.WORTH:
-            found.append(batch)
-        else:  # `forward` will read every prompt
+    for batch in _cut(groups, max_tokens, shared_size):
+        if forward.shared_fraction(batch) <= forward.WORTH:
+            batches.append(batch)
+        else:  # `forward` will process every prompt, so prompts count once per sample
             rest += batch
-    return found + _cut([[sample] for sample in rest], most, padded_size)
+    return batches + _cut([[sample] for sample in rest], max_tokens, padded_size)
 
 
 def padded_size(batch: Sequence[Sample]) -> int:
-    """Return the tokens that go through the model where every prompt is read, padding included."""
+    """Return the tokens of a forward pass that processes every prompt, padding included."""
     return len(batch) * max(map(size, batch))
 
 
 def shared_size(batch: Sequence[Sample]) -> int:
-    """Return the tokens that go through the model where each prompt is read once, padding included."""
+    """Return the tokens of a forward pass that processes each distinct prompt once, padding included."""
     prompts = {sample.tokens.prompt for sample in batch}
     return len(prompts) * max(map(len, prompts)) + len(batch) * max(sample.length for sample in batch)
 
 
 def _cut(
-    groups: Sequence[list[Sample]], most: int, tokens: Callable[[Sequence[Sample]], int]
+    groups: Sequence[list[Sample]], max_tokens: int, tokens: Callable[[Sequence[Sample]], int]
 ) -> list[list[Sample]]:
-    """Fill batches with whole groups; a group that does not fit into one alone is cut."""
+    """Fill batches with whole groups; divide groups that exceed a batch."""
     batches: list[list[Sample]] = []
     for group in groups:
-        units = [group] if tokens(group) <= most else [[sample] for sample in group]
+        units = [group] if tokens(group) <= max_tokens else [[sample] for sample in group]
         for number, unit in enumerate(units):
-            begins = number == 0 and len(units) > 1  # a group that is cut shares its batches with no other
-            if batches and not begins and tokens([*batches[-1], *unit]) <= most:
+            starts = number == 0 and len(units) > 1  # a divided group starts with a new batch
+            if batches and not starts and tokens([*batches[-1], *unit]) <= max_tokens:
                 batches[-1] += unit
             else:
                 batches.append(list(unit))
@@ -68,7 +70,7 @@ def _cut(
 
 
 def minibatches(samples: Sequence[Sample], count: int, *seed: int | str) -> list[list[Sample]]:
-    """Shuffle groups and deal them into parts of about equal size; a group is never torn apart.
+    """Shuffle groups and distribute them over parts of about equal size, without dividing any group.
 
     >>> from compound.engine import TokenRecord
     >>> record = TokenRecord((1,), (2,), (-0.5,), "stop")
@@ -87,8 +89,8 @@ def minibatches(samples: Sequence[Sample], count: int, *seed: int | str) -> list
 
 
 def by_adapter(samples: Sequence[Sample], adapter_of: Mapping[str, str]) -> dict[str, list[Sample]]:
-    """Return the samples of each adapter, adapters in order of their names."""
-    found: dict[str, list[Sample]] = {}
+    """Return the samples of each adapter, sorted by adapter name."""
+    groups: dict[str, list[Sample]] = {}
     for sample in samples:
-        found.setdefault(adapter_of[sample.component], []).append(sample)
-    return dict(sorted(found.items()))
+        groups.setdefault(adapter_of[sample.component], []).append(sample)
+    return dict(sorted(groups.items()))

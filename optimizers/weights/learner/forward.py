@@ -1,9 +1,9 @@
-"""One pass of the model over samples: log-probabilities, entropies and states of every sampled token.
+"""Forward pass over samples: log-probabilities, entropies and hidden states of every sampled token.
 
-Samples of one group often have one prompt. Where that saves enough, each prompt is read once and its keys and
-values are repeated, with their gradient, for the answers; gradients are those of reading everything (tested).
-That needs layers whose cache holds keys and values of every token: full and sliding-window attention. Models
-with other layers read every prompt.
+Samples of a group often have the same prompt. If that saves enough, each distinct prompt is processed once
+and its keys and values are repeated for the answers, with gradients; the gradients are the same (tested).
+This requires layers whose cache holds keys and values of every token: full and sliding-window attention.
+Models with other layers process every prompt.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from compound.components.engines.local.layers import unshared_kinds
-from compound.optimizers.weights.learner.head import Output, token_logps
+from compound.optimizers.weights.learner.head import OutputLayer, token_logps
 from compound.optimizers.weights.learner.samples import Sample
 
 if TYPE_CHECKING:
@@ -21,14 +21,18 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import DynamicCache, PreTrainedModel
 
-WORTH = 0.5  # a shared prompt is read once where that leaves at most this share of the tokens
+WORTH = 0.5  # prompts are shared if at most this fraction of the tokens remains to be processed
 
 
 @dataclass(frozen=True)
-class Pass:
-    """What the model says of a micro-batch; every tensor is (samples, longest answer).
+class ForwardPass:
+    """Outputs of the model for a micro-batch; tensors have shape (samples, longest answer).
 
-    ``states`` is (samples, longest answer, width): the final states before each token.
+    Attributes:
+        logps: log-probabilities (nats) of the sampled tokens; 0 in the padding.
+        entropies: entropies of the distributions the tokens were sampled from; 0 in the padding.
+        states: final hidden states before each token, (samples, longest answer, width).
+        mask: 1 for sampled tokens, 0 for padding.
     """
 
     logps: Tensor
@@ -42,48 +46,52 @@ def forward(
     samples: Sequence[Sample],
     *,
     shared: bool | None = None,
-    bonus: bool = False,
+    entropy_grad: bool = False,
     temperature: float = 1.0,
-) -> Pass:
+) -> ForwardPass:
     """Run a causal language model over samples.
 
     Args:
-        model: in the mode and with the adapter it should have.
+        model: the model, in the right mode and with the right adapter enabled.
         samples: at least one, each with at least one prompt token and one sampled token.
-        shared: whether prompts that are equal are read once; by default, where the model's layers allow it
-            and it saves enough.
-        bonus: whether entropies have a gradient.
-        temperature: that the samples were drawn at: log-probabilities are of the distribution sampled from.
+        shared: whether equal prompts are processed once; by default, if the model's layers allow it and it
+            saves enough.
+        entropy_grad: whether entropies have a gradient.
+        temperature: the sampling temperature; log-probabilities are those of the sampled distribution.
     """
     import torch
 
     prompts = list(dict.fromkeys(sample.tokens.prompt for sample in samples))
     if shared is None:
-        shared = not unshared_kinds(model.config) and saving(samples) <= WORTH
+        shared = not unshared_kinds(model.config) and shared_fraction(samples) <= WORTH
     states = _shared_states(model, samples, prompts) if shared else _plain_states(model, samples)
     mask = _mask(samples, states.device)
     targets = _padded([s.tokens.sampled for s in samples], states.device)
     logps = torch.zeros(mask.shape, dtype=torch.float32, device=states.device)
     entropies = torch.zeros_like(logps)
-    picked = mask.bool()
-    found = token_logps(states[picked], Output.of(model, temperature), targets[picked], bonus)
-    return Pass(
-        logps.masked_scatter(picked, found[0]), entropies.masked_scatter(picked, found[1]), states, mask
+    sampled = mask.bool()
+    layer = OutputLayer.of(model, temperature)
+    token_values = token_logps(states[sampled], layer, targets[sampled], entropy_grad)
+    return ForwardPass(
+        logps.masked_scatter(sampled, token_values[0]),
+        entropies.masked_scatter(sampled, token_values[1]),
+        states,
+        mask,
     )
 
 
-def saving(samples: Sequence[Sample]) -> float:
-    """Return the share of tokens that are left to read when each different prompt is read once."""
+def shared_fraction(samples: Sequence[Sample]) -> float:
+    """Return the fraction of tokens to process if each distinct prompt is processed once."""
     answers = sum(sample.length for sample in samples)
-    every = sum(len(sample.tokens.prompt) for sample in samples)
-    once = sum(map(len, {sample.tokens.prompt for sample in samples}))
-    return (once + answers) / (every + answers)
+    prompts = sum(len(sample.tokens.prompt) for sample in samples)
+    distinct = sum(map(len, {sample.tokens.prompt for sample in samples}))
+    return (distinct + answers) / (prompts + answers)
 
 
 def _plain_states(model: PreTrainedModel, samples: Sequence[Sample]) -> Tensor:
-    """Read prompts with answers, padded on the right; return the states before each sampled token.
+    """Process prompts with answers, padded on the right; return the states before each sampled token.
 
-    What is behind a token does not reach it, so there is no mask: without one, attention is faster.
+    Causal attention ignores the padding on the right, so no mask is passed: attention is faster without one.
     """
     import torch
 
@@ -99,9 +107,10 @@ def _plain_states(model: PreTrainedModel, samples: Sequence[Sample]) -> Tensor:
 def _shared_states(
     model: PreTrainedModel, samples: Sequence[Sample], prompts: Sequence[tuple[int, ...]]
 ) -> Tensor:
-    """Read each prompt once, padded on the left, and the answers behind it.
+    """Process each distinct prompt once, padded on the left, then the answers with the prompts' cache.
 
-    The cache is not the model's own, which forgets what is behind a sliding window: the mask alone hides it.
+    A full `DynamicCache` replaces the model's own cache, which drops tokens outside a sliding window; the
+    attention mask hides these tokens instead.
     """
     import torch
     from transformers import DynamicCache
@@ -129,10 +138,10 @@ def _shared_states(
     answers = [s.tokens.sampled[:-1] for s in samples]
     tokens = _padded(answers, model.device, width=longest - 1)
     steps = torch.arange(longest - 1, device=model.device)
-    behind = (steps < torch.tensor([len(a) for a in answers], device=model.device)[:, None]).long()
+    answered = (steps < torch.tensor([len(a) for a in answers], device=model.device)[:, None]).long()
     after = _decoder(model)(
         input_ids=tokens,
-        attention_mask=torch.cat([real[owner], behind], 1),
+        attention_mask=torch.cat([real[owner], answered], 1),
         position_ids=real[owner].sum(1, keepdim=True) + steps,
         past_key_values=_repeated(read.past_key_values, owner),
         use_cache=True,
@@ -141,12 +150,12 @@ def _shared_states(
 
 
 def _decoder(model: PreTrainedModel) -> torch.nn.Module:
-    """Return what makes the final states; in families that misname it, ``base_model`` is the model itself."""
+    """Return the decoder without the output layer; some families set ``base_model`` to the model itself."""
     return model.base_model if model.base_model is not model else model.model
 
 
 def _repeated(cache: DynamicCache, owner: Tensor) -> DynamicCache:
-    """Return keys and values of the prompts, one row for each sample."""
+    """Return the prompts' keys and values, repeated: one row per sample."""
     from transformers import DynamicCache
 
     repeated = DynamicCache()

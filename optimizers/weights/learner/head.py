@@ -1,9 +1,7 @@
-"""Log-probabilities of given tokens, without keeping a row of the vocabulary for each of them.
+"""Log-probabilities of given tokens, without storing the logits of all tokens.
 
-Some families rescale what their output layer returns; `Output` does so, too.
-
-What the output layer returns for a token is as long as the vocabulary. Chunks of tokens are taken through it
-one after the other, and again in the backward pass, so that memory holds one chunk.
+The logits of a token are as long as the vocabulary. Chunks of tokens therefore pass through the output layer
+one after the other, and again in the backward pass, so memory holds the logits of one chunk.
 """
 
 from __future__ import annotations
@@ -16,19 +14,20 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-CHUNK = 32_000_000  # numbers that a chunk of logits may hold
+CHUNK = 32_000_000  # maximum number of logits in a chunk
 
 
 @dataclass(frozen=True)
-class Output:
-    """How a model makes logits of its final states.
+class OutputLayer:
+    """Output layer of a model with the rescaling of logits that some families apply.
 
     Attributes:
-        layer: its output layer.
-        divided: what logits are divided by (Granite's ``logits_scaling``).
-        times: what they are multiplied by (Cohere's ``logit_scale``).
-        softcap: the bound they are pressed into by a tanh (Gemma's ``final_logit_softcapping``).
-        temperature: what was sampled at: logits are divided by it.
+        layer: the linear layer.
+        size: the number of logits per token: the size of the vocabulary.
+        divided: the divisor of the logits (Granite's ``logits_scaling``).
+        times: the factor of the logits (Cohere's ``logit_scale``).
+        softcap: the bound of a tanh soft cap (Gemma's ``final_logit_softcapping``); ``None`` for none.
+        temperature: the sampling temperature, which logits are divided by.
     """
 
     layer: Callable[[Tensor], Tensor]
@@ -39,8 +38,8 @@ class Output:
     temperature: float = 1.0
 
     @classmethod
-    def of(cls, model: PreTrainedModel, temperature: float = 1.0) -> Output:
-        """Return that of a causal language model."""
+    def of(cls, model: PreTrainedModel, temperature: float = 1.0) -> OutputLayer:
+        """Return the output layer of a causal language model."""
         config, layer = model.config, model.get_output_embeddings()
         return cls(
             layer,
@@ -62,35 +61,37 @@ class Output:
 
 
 def token_logps(
-    hidden: Tensor, output: Output, targets: Tensor, bonus: bool = False
+    hidden: Tensor, output: OutputLayer, targets: Tensor, entropy_grad: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities (nats) of ``targets`` (n,) and the entropies there, from states (n, width).
+    """Return the log-probabilities (nats) and the entropies at each target token, both of shape (n,).
 
     Args:
-        hidden: the final states before each target.
-        output: how logits are made of them.
-        targets: token ids.
-        bonus: whether the entropies have a gradient.
+        hidden: final hidden states before each target, (n, width).
+        output: the output layer.
+        targets: token ids, (n,).
+        entropy_grad: whether the entropies have a gradient.
     """
     import torch
     from torch.utils.checkpoint import checkpoint
 
     rows = max(1, CHUNK // output.size)
     if len(targets) <= rows:
-        return _chunk(hidden, output, targets, bonus)
+        return _chunk(hidden, output, targets, entropy_grad)
     parts = [
-        checkpoint(_chunk, hidden[i : i + rows], output, targets[i : i + rows], bonus, use_reentrant=False)
+        checkpoint(
+            _chunk, hidden[i : i + rows], output, targets[i : i + rows], entropy_grad, use_reentrant=False
+        )
         for i in range(0, len(targets), rows)
     ]
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
 
-def _chunk(hidden: Tensor, output: Output, targets: Tensor, bonus: bool) -> tuple[Tensor, Tensor]:
+def _chunk(hidden: Tensor, output: OutputLayer, targets: Tensor, entropy_grad: bool) -> tuple[Tensor, Tensor]:
     import torch
 
     logits = output(hidden)
     norm = logits.logsumexp(-1)
     logps = logits.gather(-1, targets[:, None])[:, 0] - norm
-    with torch.set_grad_enabled(bonus and torch.is_grad_enabled()):
+    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
         entropies = norm - ((logits - norm[:, None]).exp() * logits).sum(-1)  # H = log Z - Σ p z
     return logps, entropies

@@ -1,4 +1,4 @@
-"""Metrics of a training step for each component, as in the training curves of the papers."""
+"""Per-component metrics of a training step, as in the training curves of the papers."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
 from compound.optimizers.weights.learner.samples import Sample
-from compound.optimizers.weights.learner.updates import added
+from compound.optimizers.weights.learner.updates import all_reduce_rows
 from compound.optimizers.weights.loss.diagnostics import Diagnostics
 
 if TYPE_CHECKING:
     import torch
 
-WORDS = 40  # of tokens, that similarity of answers is measured on
+SIMILARITY_TOKENS = 40  # the first tokens of answers, on which their similarity is measured
 
 
 class Monitor:
-    """Adds up what is seen of samples during a step.
+    """Accumulates the metrics of a training step.
 
     Args:
-        samples: those of the step.
-        kept: those that are trained on; the others are too long, or empty.
-        divergence: whether the divergence from the base is known.
-        masked: how many of those that are kept carry no loss, since they were truncated.
-        device: that of the gradients, where several processes add up what they have seen.
+        samples: all samples of the step.
+        kept: the samples trained on; the others are too long or empty.
+        divergence: whether the KL divergence from the base model is computed.
+        masked: the number of kept samples excluded from the loss because they were truncated.
+        device: the device of the gradients, for the reduction in distributed training.
     """
 
     def __init__(
@@ -41,36 +41,42 @@ class Monitor:
         device: torch.device | None = None,
     ) -> None:
         self._samples, self._left_out = list(kept), len(samples) - len(kept)
-        self._seen: dict[str, Diagnostics] = defaultdict(Diagnostics)
-        self._far: dict[str, float] = defaultdict(float)
+        self._sums: dict[str, Diagnostics] = defaultdict(Diagnostics)
+        self._base_kl: dict[str, float] = defaultdict(float)
         self._divergence, self._device = divergence, device
         self._norms: dict[str, list[float]] = defaultdict(list)
         self._masked, self._skipped = masked, 0
 
-    def seen(self, component: str, sums: Diagnostics, far: float | None) -> None:
-        """Add what was seen of a component in a micro-batch; ``far`` is its distance from the base."""
-        self._seen[component] += sums
-        if far is not None:
-            self._far[component] += far
+    def add(self, component: str, sums: Diagnostics, base_kl: float | None) -> None:
+        """Add the diagnostics of a component's samples in a micro-batch.
 
-    def norm(self, adapter: str, value: float) -> None:
-        """Add the norm of an update's gradient; one that is not finite counts as a skipped update."""
+        Args:
+            component: the component.
+            sums: sums over its tokens.
+            base_kl: the sum of the KL divergence from the base model; ``None`` if not computed.
+        """
+        self._sums[component] += sums
+        if base_kl is not None:
+            self._base_kl[component] += base_kl
+
+    def add_norm(self, adapter: str, value: float) -> None:
+        """Add the gradient norm of an update; a non-finite norm counts as a skipped update."""
         if math.isfinite(value):
             self._norms[adapter].append(value)
         else:
             self._skipped += 1
 
     def facts(self) -> dict[str, Any]:
-        """Return everything as JSON: means over tokens, and what the samples themselves say.
+        """Return all metrics as JSON: means over tokens, and statistics of the samples.
 
-        Where several processes train together, all must call it: each has seen a part.
+        In distributed training, all processes must call it, since each has accumulated a part.
         """
         names = sorted({s.component for s in self._samples})
-        sums = [[*astuple(self._seen[name]), self._far.get(name, 0.0)] for name in names]
-        for name, row in zip(names, added(sums, self._device), strict=True):
-            self._seen[name] = Diagnostics(*row[:-1])
+        sums = [[*astuple(self._sums[name]), self._base_kl.get(name, 0.0)] for name in names]
+        for name, row in zip(names, all_reduce_rows(sums, self._device), strict=True):
+            self._sums[name] = Diagnostics(*row[:-1])
             if self._divergence:
-                self._far[name] = row[-1]
+                self._base_kl[name] = row[-1]
         return {
             "left_out": self._left_out,
             "masked": self._masked,
@@ -83,12 +89,12 @@ class Monitor:
 
     def _component(self, name: str) -> dict[str, float]:
         own = [s for s in self._samples if s.component == name]
-        seen = self._seen[name]
-        means = seen.means()
-        if name in self._far:
-            means["base_kl"] = self._far[name] / max(seen.tokens, 1.0)
+        sums = self._sums[name]
+        means = sums.means()
+        if name in self._base_kl:
+            means["base_kl"] = self._base_kl[name] / max(sums.tokens, 1.0)
         rewards = [s.reward for s in own]
-        found = {
+        metrics = {
             "samples": len(own),
             "tokens": sum(s.length for s in own),
             "length": fmean(s.length for s in own),
@@ -98,11 +104,11 @@ class Monitor:
             "truncated": fmean(s.is_truncated for s in own),
             **means,
         }
-        return {fact: value for fact, value in found.items() if math.isfinite(value)}
+        return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def similarity(answers: Sequence[Sequence[int]]) -> float:
-    """Return how alike answers are: the mean overlap (Jaccard) of each one's tokens with the next one's.
+    """Return the similarity of answers: the mean Jaccard index of the token sets of successive answers.
 
     >>> similarity([(1, 2), (1, 2), (1, 3)])
     0.6666666666666666
@@ -110,5 +116,5 @@ def similarity(answers: Sequence[Sequence[int]]) -> float:
     pairs = list(itertools.pairwise(answers))
     if not pairs:
         return 1.0
-    sets = [(set(a[:WORDS]), set(b[:WORDS])) for a, b in pairs]
+    sets = [(set(a[:SIMILARITY_TOKENS]), set(b[:SIMILARITY_TOKENS])) for a, b in pairs]
     return fmean(len(a & b) / len(a | b) if a | b else 1.0 for a, b in sets)

@@ -1,4 +1,4 @@
-"""Samples for the trainer: sampled calls, token by token, with their rewards and advantages."""
+"""Samples for the trainer: the tokens of sampled calls with their rewards and advantages."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from compound.engine import TokenRecord
 from compound.settings.base import Settings
 
 Group = tuple[str | int, ...]
+SECTION = "optimize.<method>"  # stands for the path of the settings in messages if it is not known
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One call of a trained component.
+    """One sampled answer of a trained component.
 
     Attributes:
-        component: who said it.
-        example: the example that was run.
-        address: the call's address in its run.
-        invocation: how many calls of the component came before it in its run.
-        tokens: prompt and answer as sampled, never tokenized again.
-        reward: what the call earned.
-        group: samples with equal groups are compared with each other; `()` belongs to none.
-        rollout: which of the example's runs it is from.
-        on_policy: whether the log-probabilities are those of a sampler of the same weights.
-        advantages: one number for each sampled token, once there is credit.
-        values: what the value head said before each token when there was credit (PPO).
-        returns: what it should have said.
-        weight: how much it counts in the loss, against other samples of 1.
-        unit: samples of equal units count as one in losses that average over samples, such as the turns of a
-            conversation; `()` is a unit of its own.
+        component: the component that was called.
+        example: the name of the example.
+        address: the address of the call in its run.
+        invocation: the number of earlier calls of the component in the run.
+        tokens: prompt and answer tokens as sampled; they are never tokenized again.
+        reward: the reward of the call.
+        group: samples with the same group are compared with each other; `()` belongs to no group.
+        rollout: the index of the run among those of the example.
+        on_policy: whether the answer was sampled with the weights that are trained.
+        advantages: one number per sampled token, once credit is assigned.
+        values: the value head's estimate before each token when credit was assigned (PPO).
+        returns: the targets of the value head.
+        weight: the sample's weight in the loss, relative to a weight of 1.
+        unit: samples with the same unit, such as the turns of a conversation, count as one sample in losses
+            that average over samples; with `()` the sample is a unit by itself.
     """
 
     component: str
@@ -56,36 +57,36 @@ class Sample:
 
     @property
     def length(self) -> int:
-        """Sampled tokens."""
+        """Number of sampled tokens."""
         return len(self.tokens.sampled)
 
     @property
     def is_truncated(self) -> bool:
-        """Whether it was cut at the largest length an answer may have."""
+        """Whether the answer was cut off at the maximum length."""
         return self.tokens.finish_reason == "length"
 
 
-def probe(tokens: Sequence[int], *, prompt: int = 1, answer: int | None = None) -> Sample:
-    """Return a text as a sample: its first tokens are the prompt, and those that follow are sampled."""
+def probe_sample(tokens: Sequence[int], *, prompt: int = 1, answer: int | None = None) -> Sample:
+    """Return a sample whose prompt is the first ``prompt`` tokens and whose answer is the next ``answer``."""
     end = None if answer is None else prompt + answer
     record = TokenRecord(tuple(tokens[:prompt]), tuple(tokens[prompt:end]), (), "stop")
     return Sample("", "", "", 0, record, 0.0)
 
 
 class SamplingSettings(Settings):
-    """Which examples a training step runs, and how their samples are drawn."""
+    """Examples of a training step, and the sampling of their rollouts."""
 
     examples: int = Field(default=4, ge=1)
-    """Train examples of a step."""
+    """Train examples per step."""
     temperature: float = Field(default=1.0, gt=0)
-    """Sampling temperature of the trained components; log-probabilities are those at this temperature."""
+    """Sampling temperature of the trained components; log-probabilities are computed at this temperature."""
     max_staleness: int = Field(default=0, ge=0)
-    """How many updates older than the trainer a sample's adapter may be. From 1 on, the next step's samples
-    are drawn while a step is trained."""
+    """Maximum number of updates by which the adapter that drew a sample may lag behind the trainer. With 1 or
+    more, the samples of the next step are drawn while the current step is trained."""
     max_length: int = Field(default=8192, ge=8)
-    """Tokens of prompt and answer; longer samples are left out, and counted."""
+    """Maximum number of tokens of prompt and answer; longer samples are excluded and counted."""
     mask_truncated: bool = False
-    """Exclude answers that were cut at `max_tokens` from the loss (DAPO's overlong filtering, TRL's
-    `mask_truncated_completions`). Their rewards still count in their group's statistics."""
+    """Exclude answers that were cut off at `max_tokens` from the loss (DAPO's overlong filtering, TRL's
+    `mask_truncated_completions`). Their rewards still count in the statistics of their group."""
     failure_score: float | None = None
-    """The reward of a failed run; `optimize.failure_score` by default."""
+    """Reward of a failed run; `optimize.failure_score` by default."""

@@ -1,4 +1,4 @@
-"""The state that a training stores between steps."""
+"""Checkpointed state of a training job."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ Stored = dict[str, str]  # a reference to a folder, see `compound.storage.artifa
 
 
 class Saved(State):
-    """References to what `Trainer.save` stored, relative to the folder of the run's memory.
+    """References to the folders that `Trainer.save` wrote, relative to the folder of the run's memory.
 
     Attributes:
-        adapters: the folder of each adapter; ``None`` where it never changed.
+        adapters: the folder of each adapter; ``None`` if it equals the base model.
         optimizers: the folder of the optimizer states.
-        versions: digests of the latest versions of each adapter.
-        skipped: consecutive skipped updates of each adapter.
+        versions: the digests of the latest versions of each adapter.
+        skipped: the number of consecutive skipped updates of each adapter.
     """
 
     adapters: dict[str, Stored | None]
@@ -26,14 +26,14 @@ class Saved(State):
 
 
 class Step(State):
-    """One training step, for the learning curve.
+    """One point of the learning curve.
 
     Attributes:
-        reward: the mean reward of its rollouts; ``None`` without any.
-        samples: the samples that were trained on.
-        made: all samples, those of skipped groups included.
-        skipped: updates that were skipped for a non-finite gradient.
-        why: why there was nothing to train on.
+        reward: the mean reward of the step's rollouts; ``None`` without rollouts.
+        samples: the number of samples trained on.
+        made: the number of all samples, including those of skipped groups.
+        skipped: the number of updates skipped because of a non-finite gradient.
+        why: the reason if there was nothing to train on.
     """
 
     reward: float | None
@@ -47,9 +47,9 @@ class Best(State):
     """The best evaluated step.
 
     Attributes:
-        step: its number; 0 for the starting weights.
-        score: its mean score on the held-out examples.
-        saved: its weights; ``None`` for those of the start.
+        step: the number of the step; 0 for the starting weights.
+        score: the mean score on the held-out examples.
+        saved: the checkpoint of the weights; ``None`` for the starting weights.
     """
 
     step: int
@@ -58,19 +58,19 @@ class Best(State):
 
 
 class TrainingState(State):
-    """The progress of a training job.
+    """Progress of a training job.
 
     Attributes:
-        step: steps made.
-        saved: the present weights.
-        ahead: the folder of samples that were drawn ahead.
-        kept: what the recipe keeps from step to step, as JSON.
-        curve: all steps.
-        max_runs: the most system runs that a step has taken.
+        step: the number of completed steps.
+        saved: the checkpoint of the current weights.
+        ahead: the folder of the samples drawn ahead for the next step.
+        kept: the recipe's state between steps, as JSON.
+        curve: the learning curve: one entry per completed step.
+        max_runs: the most system runs of any step.
         evaluated: each evaluated step with its score.
-        best: the best of them.
+        best: the best evaluated step.
         folders: the folders that this state needs.
-        folders_before: the folders that the state before needed.
+        folders_before: the folders that the previous state needed.
     """
 
     step: int = 0

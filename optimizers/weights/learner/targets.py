@@ -1,7 +1,7 @@
-"""Find the linear layers of a model that a LoRA adapter is put on.
+"""Resolve the target modules of a LoRA adapter to linear layers of a model.
 
-An adapter's file names its layers by the ends of their names, which peft and vLLM read. A set of layers is
-turned into the shortest ends that fit these layers and no other module.
+Adapter files identify target modules by suffixes of their names, which peft and vLLM read. A named set of
+layers is converted to the shortest suffixes that match these layers and no other module.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # how configurations call their number
+EXPERTS = (
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+)  # configuration keys for the number of experts
 
 
 def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
-    """Return the ends of names of the layers that an adapter is put on.
+    """Return the name suffixes of the layers that an adapter applies to.
 
     Args:
         model: a causal language model.
-        targets: ``all-linear``, ``attention``, or ends of names, which are returned as they are.
+        targets: ``all-linear``, ``attention``, or name suffixes, which are returned sorted.
 
     Raises:
         DeclarationError: the model has no such layer.
@@ -44,14 +48,14 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
     }
     if not chosen:
         raise DeclarationError(
-            f"the model has no linear layers that are called {targets!r}",
-            hint="name them, the way weights: {lora: {targets: [q_proj, v_proj]}} does",
+            f"the model has no linear layers in the set {targets!r}",
+            hint="list the layers by name, for example weights: {lora: {targets: [q_proj, v_proj]}}",
         )
-    return shortest_ends(chosen, modules.keys() - chosen)
+    return shortest_suffixes(chosen, modules.keys() - chosen)
 
 
 def _is_attention(name: str) -> bool:
-    """Return whether a layer belongs to attention, by the names of what it is a part of.
+    """Return whether a layer belongs to an attention block, judging by the names of its parent modules.
 
     >>> _is_attention("model.layers.0.self_attn.q_proj"), _is_attention("model.layers.0.mlp.up_proj")
     (True, False)
@@ -60,24 +64,24 @@ def _is_attention(name: str) -> bool:
 
 
 def _is_router(layer: torch.nn.Linear, config: PreTrainedConfig) -> bool:
-    """Return whether a layer chooses experts: servers do not adapt these."""
+    """Return whether a layer routes tokens to experts; inference servers do not apply adapters to routers."""
     return layer.out_features in {getattr(config, name, None) for name in EXPERTS}
 
 
-def shortest_ends(chosen: Collection[str], others: Collection[str]) -> list[str]:
-    """Return the shortest ends of names that fit the chosen ones and none of the others.
+def shortest_suffixes(chosen: Collection[str], others: Collection[str]) -> list[str]:
+    """Return the shortest name suffixes that match all chosen modules and no other module.
 
-    >>> shortest_ends(["0.attn.q", "0.attn.out", "1.attn.q"], ["0.mlp.out", "lm_head"])
+    >>> shortest_suffixes(["0.attn.q", "0.attn.out", "1.attn.q"], ["0.mlp.out", "lm_head"])
     ['attn.out', 'q']
     """
-    taken = {end for name in others for end in _ends(name)}
-    return sorted({next((end for end in _ends(name) if end not in taken), name) for name in chosen})
+    taken = {suffix for name in others for suffix in _suffixes(name)}
+    return sorted({next((s for s in _suffixes(name) if s not in taken), name) for name in chosen})
 
 
-def _ends(name: str) -> list[str]:
-    """Return a name's ends, the shortest first.
+def _suffixes(name: str) -> list[str]:
+    """Return the dotted suffixes of a name, the shortest first.
 
-    >>> _ends("0.attn.q")
+    >>> _suffixes("0.attn.q")
     ['q', 'attn.q', '0.attn.q']
     """
     parts = name.split(".")

@@ -1,6 +1,6 @@
-"""AdamW for one set of tensors, with a learning rate that follows the steps, stored without pickle.
+"""AdamW with a learning rate schedule, stored without pickle.
 
-Where several processes train together, each adds up its part of the gradient; all take the same step.
+In distributed training, gradients are summed over the processes, so all take the same update.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from compound.errors import CompoundError
+from compound.optimizers.weights.learner.samples import SECTION
 from compound.settings.base import Settings
 
 if TYPE_CHECKING:
@@ -23,30 +24,30 @@ Schedule = Literal["constant", "cosine"]
 
 
 class OptimizerSettings(Settings):
-    """How AdamW updates the weights."""
+    """Settings of AdamW, which updates the weights."""
 
     lr: float = Field(default=1e-4, gt=0)
     """Learning rate."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises linearly to `lr`."""
     schedule: Schedule = "constant"
-    """Whether the learning rate falls towards 0 at the last step (`cosine`)."""
+    """Learning rate after the warmup: `constant`, or `cosine`, which decays to 0 at the last step."""
     epochs: int = Field(default=1, ge=1)
     """Passes over the samples of a step."""
     minibatches: int = Field(default=1, ge=1)
-    """Updates of an epoch: the samples are divided into this number of parts."""
+    """Updates per epoch: the samples are divided into this number of minibatches."""
     max_norm: float = Field(default=1.0, gt=0)
-    """Gradients of an adapter are clipped to this norm."""
+    """Maximum gradient norm of an adapter; larger gradients are clipped."""
     max_skipped: int = Field(default=5, ge=1)
-    """Consecutive updates of an adapter with a non-finite gradient after which training stops. Each of them
-    is skipped and counted; weights and optimizer state stay as they are."""
+    """Number of consecutive updates of an adapter with a non-finite gradient after which training stops. Such
+    updates are skipped and counted; they change neither the weights nor the optimizer state."""
     micro_tokens: int = Field(default=4096, ge=64)
-    """Tokens that go through the model at once, padding included: lower it when memory does not suffice."""
+    """Maximum number of tokens in one forward pass, padding included. Lower it if memory runs out."""
 
 
 @dataclass(frozen=True)
 class Rate:
-    """A learning rate over the steps of a training.
+    """Learning rate schedule over the steps of a training.
 
     >>> rate = Rate(1.0, warmup=2, steps=10, schedule="cosine")
     >>> [round(rate.at(step), 2) for step in (0, 1, 2, 6, 10)]
@@ -60,11 +61,11 @@ class Rate:
 
     @classmethod
     def of(cls, settings: OptimizerSettings, steps: int) -> Rate:
-        """Return the learning rate that settings give to a training of some steps."""
+        """Return the schedule that the settings define for a training of ``steps`` steps."""
         return cls(settings.lr, settings.warmup_steps, steps, settings.schedule)
 
     def at(self, step: int) -> float:
-        """Return the rate of a step, the first being 0."""
+        """Return the learning rate of a step; the first step is 0."""
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
         if self.schedule == "constant":
@@ -74,17 +75,18 @@ class Rate:
 
 
 class Updater:
-    """Takes AdamW steps on named tensors.
+    """Applies AdamW updates to named tensors.
 
     Args:
         parameters: names and tensors.
-        rate: the learning rate.
-        max_norm: gradients are clipped to it.
-        whose: for messages.
-        max_skipped: updates in a row whose gradient is not finite, after which to give up.
+        rate: the learning rate schedule.
+        max_norm: the maximum gradient norm; larger gradients are clipped.
+        whose: the owner of the tensors, for messages.
+        max_skipped: the number of consecutive updates with a non-finite gradient after which to stop.
+        section: the path of the training settings, for messages.
 
     Attributes:
-        skipped: how many of the last updates in a row were skipped.
+        skipped: the number of updates skipped since the last applied one.
     """
 
     def __init__(
@@ -94,21 +96,25 @@ class Updater:
         max_norm: float,
         whose: str,
         max_skipped: int = 5,
+        section: str = SECTION,
     ) -> None:
         import torch
 
-        self.rate, self.max_norm, self.whose = rate, max_norm, whose
+        self.rate, self.max_norm, self.whose, self.section = rate, max_norm, whose, section
         self.parameters = list(parameters)
         self.max_skipped, self.skipped = max_skipped, 0
         self._adam = torch.optim.AdamW([p for _, p in self.parameters], lr=rate.lr, weight_decay=0.0)
 
     def update(self, step: int) -> float:
-        """Take one step along the gradients that were added up; return their norm before clipping.
+        """Apply one update with the accumulated gradients, and return their norm before clipping.
 
-        Where the norm is not finite, the step is skipped: tensors and optimizer state stay as they are.
+        If the norm is not finite, the update is skipped: tensors and optimizer state do not change.
+
+        Args:
+            step: the step, for the learning rate.
 
         Raises:
-            CompoundError: that many updates in a row were skipped.
+            CompoundError: ``max_skipped`` consecutive updates were skipped.
         """
         import torch
 
@@ -117,7 +123,7 @@ class Updater:
             if tensor.grad is None:
                 tensor.grad = torch.zeros_like(tensor)
             tensor.grad = tensor.grad.contiguous()
-        add_up([tensor.grad for tensor in tensors])
+        all_reduce([tensor.grad for tensor in tensors])
         norm = float(torch.nn.utils.clip_grad_norm_(tensors, self.max_norm))
         if not math.isfinite(norm):
             self._adam.zero_grad()
@@ -125,8 +131,8 @@ class Updater:
             if self.skipped >= self.max_skipped:
                 raise CompoundError(
                     f"the gradient of {self.whose} was not finite in {self.skipped} updates in a row",
-                    hint="none of them changed the weights; begin a new run (--new) with a lower "
-                    "learning rate (optimizer.lr), or raise optimizer.max_skipped",
+                    hint="the skipped updates did not change the weights; start a new run (--new) with a "
+                    f"lower {self.section}.optimizer.lr, or raise {self.section}.optimizer.max_skipped",
                 )
             return norm
         self.skipped = 0
@@ -145,7 +151,7 @@ class Updater:
         return found
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned."""
+        """Restore the optimizer state that `state` returned."""
         for name, tensor in self.parameters:
             parts = {key.rpartition("|")[2]: key for key in state if key.rpartition("|")[0] == name}
             if parts:
@@ -155,13 +161,13 @@ class Updater:
                 }
 
 
-def add_up(tensors: Sequence[Tensor]) -> None:
-    """Add tensors in place over the processes that train together, if there are several.
+def all_reduce(tensors: Sequence[Tensor]) -> None:
+    """Sum tensors in place over the processes of a distributed training; does nothing with one process.
 
-    The only collective of a training. Some backends reduce tensors of one device only (NCCL those of a GPU),
-    so a tensor must be on the device of the gradients, and contiguous.
+    This is the only collective of a training. Some backends reduce tensors of one device only (NCCL: GPU
+    tensors), so a tensor must be contiguous and on the device of the gradients.
     """
-    if share()[1] == 1:
+    if rank_and_world_size()[1] == 1:
         return
     from torch import distributed
 
@@ -169,25 +175,25 @@ def add_up(tensors: Sequence[Tensor]) -> None:
         distributed.all_reduce(tensor)
 
 
-def added(rows: Sequence[Sequence[float]], device: torch.device | None) -> list[list[float]]:
-    """Return numbers added over the processes that train together.
+def all_reduce_rows(rows: Sequence[Sequence[float]], device: torch.device | None) -> list[list[float]]:
+    """Return rows of numbers summed over the processes of a distributed training.
 
     Args:
-        rows: as many in every process.
-        device: that of the gradients.
+        rows: of the same shape in every process.
+        device: the device of the gradients.
     """
     import torch
 
-    if not rows or share()[1] == 1:
+    if not rows or rank_and_world_size()[1] == 1:
         return [list(row) for row in rows]
     table = torch.tensor(rows, dtype=torch.float64, device=device)
-    add_up([table])
-    found: list[list[float]] = table.tolist()
-    return found
+    all_reduce([table])
+    summed: list[list[float]] = table.tolist()
+    return summed
 
 
-def share() -> tuple[int, int]:
-    """Return this process's number among those that train together, and how many there are."""
+def rank_and_world_size() -> tuple[int, int]:
+    """Return the rank of this process and the number of processes of a distributed training."""
     from torch import distributed
 
     if distributed.is_available() and distributed.is_initialized():

@@ -1,6 +1,6 @@
-"""A value head for PPO: one critic for all components, which reads the policy's own states.
+"""Value head for PPO: one critic for all components, on top of the policy's hidden states.
 
-It reads them without gradient, so that learning values does not move the policy, and begins by saying 0.
+The states are detached, so that learning values does not change the policy. The head initially returns 0.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 
 class CriticSettings(Settings):
-    """The value head, and how advantages are estimated from its values."""
+    """The value head, and the estimation of advantages from its values."""
 
     gamma: float = Field(default=1.0, ge=0, le=1)
-    """Discount of later tokens' rewards."""
+    """Discount factor per token."""
     lam: float = Field(default=0.95, ge=0, le=1)
     """The λ of generalized advantage estimation."""
     lr: float = Field(default=1e-3, gt=0)
     """Learning rate of the value head."""
     clip: float | None = Field(default=0.2, gt=0)
-    """How far a value may move in a step; `null` leaves it unbounded."""
+    """Clipping range of value updates: how far a value may move in a step; `null` disables clipping."""
     kl_reward: float = Field(default=0.0, ge=0)
     """Coefficient of the KL penalty in the per-token reward: the log-ratio of the policy to the base model,
     adapter off (TRL's PPO used 0.05). The `beta` of a loss adds a KL term to the loss instead."""
 
 
 def value_head(width: int) -> torch.nn.Sequential:
-    """Return a head from states (…, width) to values (…, 1)."""
+    """Return a head that maps states (…, width) to values (…, 1), initially 0."""
     import torch
 
     head = torch.nn.Sequential(torch.nn.LayerNorm(width), torch.nn.Linear(width, 1))
@@ -43,5 +43,5 @@ def value_head(width: int) -> torch.nn.Sequential:
 
 
 def values(head: torch.nn.Module, states: Tensor) -> Tensor:
-    """Return the value before each token: (samples, tokens)."""
+    """Return the value before each token, (samples, tokens), from states (samples, tokens, width)."""
     return head(states.detach().float())[..., 0]

@@ -1,7 +1,7 @@
-"""Corrections for a sampler that computes other probabilities than the trainer with the same weights.
+"""Corrections for the sampler-trainer mismatch: different probabilities from the same weights.
 
-An inference engine rounds and orders its sums differently, so that samples are slightly off-policy from the
-start. Truncated importance weights make up for it, and are folded into the advantages.
+An inference engine rounds and orders sums differently, so samples are slightly off-policy from the start.
+Truncated importance weights, multiplied into the advantages, correct for this.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 def importance_weights(
     trainer: Tensor, sampler: Tensor, mask: Tensor, *, level: Level = "token", cap: float = 2.0
 ) -> Tensor:
-    """Return truncated weights for what sampler and trainer make of the same weights differently.
+    """Return truncated importance weights that correct the sampler-trainer mismatch.
 
     Args:
-        trainer: the trainer's log-probabilities with the weights that sampled, (B, T).
-        sampler: the sampler's own.
+        trainer: the trainer's log-probabilities under the sampling weights, (B, T).
+        sampler: the sampler's log-probabilities, (B, T).
         mask: 1 for sampled tokens, 0 for padding.
-        level: a weight for each token, (B, T), or one for the sample, the product of its tokens', (B, 1).
-        cap: the largest weight.
+        level: ``token`` for a weight per token, (B, T); ``sequence`` for the product over the tokens of a
+            sample, (B, 1).
+        cap: the maximum weight.
 
     Returns:
         min(exp(trainer - sampler), cap), without gradient; 1 in the padding.
@@ -35,7 +36,7 @@ def importance_weights(
     return difference.exp().clamp(max=cap)
 
 
-def corrected(
+def correct_advantages(
     advantages: Tensor,
     trainer: Tensor,
     sampler: Tensor,
@@ -44,14 +45,14 @@ def corrected(
     level: Level = "token",
     cap: float = 2.0,
 ) -> Tensor:
-    """Return advantages, (B, T), with `importance_weights` folded in.
+    """Return advantages, (B, T), multiplied by `importance_weights`.
 
-    Every loss here but VESPO's is linear in the size of the advantage, so that this equals weighing its
-    per-token loss. For VESPO give the sampler's log-probabilities as ``old``: they enter its ratio.
+    All losses except VESPO are linear in the magnitude of the advantage, so this equals weighting the
+    per-token loss. For VESPO, pass the sampler's log-probabilities as ``old``, which enter its ratio.
 
     >>> import torch
     >>> trainer, sampler = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.0, -3.0]])
-    >>> corrected(torch.tensor([0.5]), trainer, sampler, torch.ones(1, 2))
+    >>> correct_advantages(torch.tensor([0.5]), trainer, sampler, torch.ones(1, 2))
     tensor([[0.5000, 1.0000]])
     """
     if advantages.dim() == 1:

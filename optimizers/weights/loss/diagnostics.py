@@ -1,4 +1,4 @@
-"""Diagnostics of a policy update: clipped fractions, and divergence from the sampling policy."""
+"""Diagnostics of a policy update: clip fractions, and divergence from the sampling policy."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """Sums over the tokens of a micro-batch; those of a batch are their sum (``+``).
+    """Sums over the tokens of a micro-batch; ``+`` adds micro-batches.
 
     Attributes:
-        tokens: how many.
-        low: tokens of bad answers whose ratio is below what the loss bounds it by.
-        high: tokens of good answers whose ratio is above it.
-        kl: of the estimate of KL(old policy, policy), ratio - 1 - log ratio.
-        ratio: of the ratio of each token.
-        entropy: of the entropies, if they were given.
+        tokens: the number of tokens.
+        low: the number of tokens with a negative advantage and a ratio below the lower clipping bound.
+        high: the number of tokens with a positive advantage and a ratio above the upper clipping bound.
+        kl: the sum of the estimates of KL(old policy, policy), ratio - 1 - log ratio.
+        ratio: the sum of the probability ratios.
+        entropy: the sum of the entropies; 0 if none were given.
     """
 
     tokens: float = 0.0
@@ -35,7 +35,7 @@ class Diagnostics:
         return Diagnostics(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def means(self) -> dict[str, float]:
-        """Return the means over tokens by name; 0 without tokens."""
+        """Return the means over tokens, by name; 0 without tokens."""
         return {f.name: getattr(self, f.name) / max(self.tokens, 1.0) for f in fields(self)[1:]}
 
 
@@ -50,7 +50,7 @@ def diagnose(
     level: Level | None = None,
     entropy: Tensor | None = None,
 ) -> Diagnostics:
-    """Return what became of the tokens; the arguments are those of `losses.per_token_loss`.
+    """Return the diagnostics of a micro-batch; the arguments are those of `losses.per_token_loss`.
 
     Example:
         >>> import torch
@@ -63,11 +63,11 @@ def diagnose(
 
     chosen, keep = variant_of(variant), mask.bool()
     low, high = (settings if settings is not None else chosen.settings()).bounds
-    present = logps.detach()
-    log_ratio = (present - (present if old is None else old)).masked_fill(~keep, 0.0)
+    current = logps.detach()
+    log_ratio = (current - (current if old is None else old)).masked_fill(~keep, 0.0)
     bounded = at_level(log_ratio, keep, level or chosen.level).exp()
     if advantages is None:
-        advantages = torch.zeros_like(present)
+        advantages = torch.zeros_like(current)
     elif advantages.dim() == 1:
         advantages = advantages.unsqueeze(1)
     ratio = log_ratio.exp()

@@ -1,13 +1,13 @@
-"""Losses of weight training: a table of variants by name, split so that micro-batches add up exactly.
+"""Losses of weight training: variants by name, each a per-token loss and a weighting of samples.
 
-A variant is a per-token loss and a rule that weighs samples. The weights are computed once, over the whole
-batch, so that the loss is a plain sum, however the batch is split into micro-batches::
+The weights are computed once, over the whole batch, so the loss is a plain sum that does not depend on how
+the batch is divided into micro-batches::
 
     weights = sample_weights(variant, lengths, longest)                # the whole batch
     loss = (per_token_loss(variant, logps, old, advantages, mask, settings) * mask * weights[:, None]).sum()
 
-Tensors have shape (B, T): samples by sampled tokens, padded where ``mask`` is 0. What stands in the padding
-never matters. A KL term is added per token, ``+ beta * kl(logps, reference)``, and weighed like the rest.
+Tensors have shape (B, T): samples by sampled tokens, padded where ``mask`` is 0. Values in the padding are
+ignored. A KL term is added per token, ``+ beta * kl(logps, reference)``, with the same weights.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Bounds = tuple[float, float]
 
 @dataclass(frozen=True)
 class Terms:
-    """What a per-token loss is made of; the ratio has shape (B, 1) at sequence level."""
+    """Inputs of a per-token loss, (B, T); the ratio has shape (B, 1) at sequence level."""
 
     logps: Tensor
     log_ratio: Tensor
@@ -42,7 +42,7 @@ class Terms:
 
 
 class LossSettings(Settings, ABC):
-    """The settings of a loss, with its per-token term."""
+    """Settings of a loss, with its per-token term."""
 
     @abstractmethod
     def term(self, terms: Terms) -> Tensor:
@@ -50,12 +50,12 @@ class LossSettings(Settings, ABC):
 
     @property
     def bounds(self) -> Bounds:
-        """The ratios below and above which bad and good answers count as clipped."""
+        """Lower and upper ratio at which answers with negative and positive advantages count as clipped."""
         return 0.0, math.inf
 
 
 class ImitationLoss(LossSettings):
-    """Maximum likelihood: it imitates samples, and reads no advantages."""
+    """Maximum likelihood: imitates samples and ignores advantages."""
 
     def term(self, terms: Terms) -> Tensor:
         """Return the negative log-likelihood."""
@@ -63,86 +63,86 @@ class ImitationLoss(LossSettings):
 
 
 class PolicyLoss(LossSettings):
-    """What every loss that weighs samples by advantages reads."""
+    """Settings of all losses that weight samples by advantages."""
 
     beta: float = Field(default=0.0, ge=0)
-    """The weight of the KL divergence from the base model."""
+    """Coefficient of the KL divergence from the base model."""
     entropy: float = Field(default=0.0, ge=0)
-    """The weight of the entropy bonus."""
+    """Coefficient of the entropy bonus."""
 
     @property
     def corrected(self) -> bool:
-        """Whether it corrects what sampler and trainer compute differently."""
+        """Whether the loss corrects for the mismatch between sampler and trainer."""
         return True
 
     @property
     def weight_cap(self) -> float | None:
-        """The cap of importance weights that are folded into the advantages; ``None`` for none."""
+        """The cap of the importance weights on advantages; ``None`` for no such weights."""
         return None
 
 
 class CorrectedLoss(PolicyLoss):
-    """A loss whose advantages are corrected by importance weights."""
+    """Settings of losses whose advantages are corrected by importance weights."""
 
     correction: float | None = Field(default=2.0, gt=0)
-    """The cap of the importance weight that corrects what sampler and trainer compute differently; `null` for
-    no correction."""
+    """Cap of the importance weight that corrects for differences between the probabilities of sampler and
+    trainer; `null` disables the correction."""
 
     @property
     def corrected(self) -> bool:
-        """Whether there is a cap."""
+        """Whether the correction is enabled."""
         return self.correction is not None
 
     @property
     def weight_cap(self) -> float | None:
-        """The cap."""
+        """The cap of the importance weights; ``None`` for no correction."""
         return self.correction
 
 
 class ClippedLoss(CorrectedLoss):
-    """PPO's pessimistic bound (mmGRPO, equation 1)."""
+    """PPO's clipped surrogate loss (mmGRPO, equation 1)."""
 
     clip: float = Field(default=0.2, gt=0, lt=1)
-    """How far the probability ratio may fall below 1, or rise above it, before it is clipped."""
+    """Clipping range: how far the probability ratio may deviate from 1 before it is clipped."""
     clip_high: float | None = Field(default=None, gt=0)
-    """How far it may rise, where that differs; DAPO uses 0.28."""
+    """Upper clipping range, if it differs from `clip`; DAPO uses 0.28."""
     clip_delta: float | None = Field(default=None, gt=1)
-    """Upper bound of the ratio for negative advantages (two-sided clipping, TRL's `delta`); above
-    1 + `clip_high`. `null` leaves it unbounded."""
+    """Upper bound of the ratio for negative advantages (two-sided clipping, TRL's `delta`); must be above
+    1 + `clip_high`. `null` leaves the ratio unbounded."""
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
-        """Refuse a two-sided bound inside the trust region."""
+        """Check that the two-sided bound is outside the trust region."""
         if self.clip_delta is not None and self.clip_delta <= 1 + self.highest:
             raise ValueError(f"clip_delta must be above 1 + clip_high = {1 + self.highest:g}")
         return self
 
     @property
     def highest(self) -> float:
-        """How far the ratio may rise."""
+        """The upper clipping range."""
         return self.clip if self.clip_high is None else self.clip_high
 
     @property
     def bounds(self) -> Bounds:
-        """The trust region."""
+        """The limits of the trust region."""
         return 1 - self.clip, 1 + self.highest
 
     def term(self, terms: Terms) -> Tensor:
-        """Return the clipped term; ``clip_delta`` bounds bad answers from above (INTELLECT-2)."""
+        """Return the clipped term; ``clip_delta`` bounds the ratio of negative advantages (INTELLECT-2)."""
         bounded = terms.ratio.clamp(1 - self.clip, 1 + self.highest) * terms.advantages
         free = terms.ratio if self.clip_delta is None else terms.ratio.clamp(max=self.clip_delta)
         return -(free * terms.advantages).minimum(bounded)
 
 
 class CISPOLoss(CorrectedLoss):
-    """The capped ratio weighs the gradient and has none itself, so that no token loses its gradient."""
+    """CISPO: the capped, detached ratio weights the gradient, so that no token loses its gradient."""
 
     cap: float = Field(default=5.0, gt=0)
     """Upper bound of the ratio (TRL's `epsilon_high`)."""
 
     @property
     def bounds(self) -> Bounds:
-        """Only good answers are capped."""
+        """The cap; there is no lower bound."""
         return 0.0, self.cap
 
     def term(self, terms: Terms) -> Tensor:
@@ -151,12 +151,12 @@ class CISPOLoss(CorrectedLoss):
 
 
 class SAPOLoss(CorrectedLoss):
-    """A sigmoid gate instead of a hard clip; at ratio 1 its slope is 1 for every temperature."""
+    """SAPO: a sigmoid gate instead of a hard clip; at ratio 1 its slope is 1 for every temperature."""
 
     positive: float = Field(default=1.0, gt=0)
     """Gate temperature for positive advantages (TRL's `sapo_temperature_pos`)."""
     negative: float = Field(default=1.05, gt=0)
-    """Gate temperature for other advantages (TRL's `sapo_temperature_neg`)."""
+    """Gate temperature for zero and negative advantages (TRL's `sapo_temperature_neg`)."""
 
     def term(self, terms: Terms) -> Tensor:
         """Return the gated term."""
@@ -167,19 +167,19 @@ class SAPOLoss(CorrectedLoss):
 
 
 class VESPOLoss(PolicyLoss):
-    """The gradient weighed by w^k exp(lambda (1 - w)), w the product of the sample's token ratios."""
+    """VESPO: weights the gradient by w^k exp(λ (1 - w)), w being the product of a sample's token ratios."""
 
     positive: tuple[NonNegativeFloat, PositiveFloat] = (2.0, 3.0)
-    """Exponent k and decay lambda for positive advantages (TRL's `vespo_k_pos` and `vespo_lambda_pos`)."""
+    """Exponent k and decay λ for positive advantages (TRL's `vespo_k_pos` and `vespo_lambda_pos`)."""
     negative: tuple[NonNegativeFloat, PositiveFloat] = (3.0, 2.0)
-    """Exponent k and decay lambda for negative advantages (TRL's `vespo_k_neg` and `vespo_lambda_neg`)."""
+    """Exponent k and decay λ for negative advantages (TRL's `vespo_k_neg` and `vespo_lambda_neg`)."""
     correction: bool = True
-    """Whether the ratio refers to the sampler's log-probabilities, and so corrects what sampler and trainer
-    compute differently."""
+    """Whether the ratio is relative to the sampler's log-probabilities, which corrects for differences from
+    the trainer's."""
 
     @property
     def corrected(self) -> bool:
-        """Whether the ratio refers to the sampler."""
+        """Whether the ratio is relative to the sampler."""
         return self.correction
 
     def term(self, terms: Terms) -> Tensor:
@@ -194,24 +194,26 @@ class VESPOLoss(PolicyLoss):
 
 
 class REINFORCELoss(CorrectedLoss):
-    """The plain policy gradient; it has no ratio."""
+    """REINFORCE: the plain policy gradient, without a ratio."""
 
     def term(self, terms: Terms) -> Tensor:
-        """Return the log-likelihood weighed by advantages."""
+        """Return the log-likelihood weighted by advantages."""
         return -terms.advantages * terms.logps
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A loss: settings with a per-token term, the level of its ratio, and what its samples are weighed by.
+    """A loss: its per-token term, the weighting of samples, and the level of the probability ratio.
 
     Attributes:
-        settings: the class of its settings.
+        settings: the class of the settings, which computes the per-token term.
         weigh: ``sequence``: the mean over samples of the mean over tokens; ``tokens``: the mean over all
-            tokens; ``longest``: the sum over tokens by a fixed length, averaged over samples; ``sum``: the
-            mean over samples of the sum over tokens.
-        level: whether each token has its own ratio or the sample has one, the geometric mean of its tokens'.
-        sampler: whether its ratio refers to the sampler's log-probabilities, so that no weights correct it.
+            tokens; ``longest``: the sum over tokens divided by a fixed length, averaged over samples;
+            ``sum``: the mean over samples of the sum over tokens.
+        level: ``token`` for a ratio per token; ``sequence`` for one ratio per sample, the geometric mean over
+            its tokens.
+        sampler: whether the ratio is relative to the sampler's log-probabilities, so that no importance
+            weights are needed.
     """
 
     settings: type[LossSettings]
@@ -221,7 +223,7 @@ class Variant:
 
     @property
     def likelihood(self) -> bool:
-        """Whether it imitates, and reads no advantages."""
+        """Whether the loss imitates samples and ignores advantages."""
         return self.settings is ImitationLoss
 
 
@@ -239,16 +241,17 @@ def per_token_loss(
 
     Args:
         variant: a name from `VARIANTS`.
-        logps: log-probabilities (nats) under the policy that is trained, (B, T).
-        old: those under the policy that the ratio refers to. ``None`` takes the present ones, as the first
-            step on fresh samples does: the ratio is 1, and the gradient is the plain policy gradient.
-        advantages: (B, T) or (B,). Maximum likelihood (``sft``) takes none.
+        logps: log-probabilities (nats) under the trained policy, (B, T).
+        old: log-probabilities under the policy that the ratio is relative to. ``None`` uses the current ones,
+            as for the first update on fresh samples: the ratio is 1, and the gradient is the plain policy
+            gradient.
+        advantages: (B, T) or (B,); ``None`` for maximum likelihood (``sft``).
         mask: 1 for sampled tokens, 0 for padding.
-        settings: those of the variant; its defaults if left out.
-        level: of the ratio, if not the variant's own.
+        settings: the settings of the variant; its defaults if omitted.
+        level: the level of the ratio; that of the variant if omitted.
 
     Raises:
-        DeclarationError: the variant is unknown, or needs advantages and got none.
+        DeclarationError: the variant is unknown, or requires advantages and none are given.
 
     Example:
         >>> import torch
@@ -279,20 +282,21 @@ def sample_weights(
     counts: Sequence[float] | None = None,
     units: Sequence[Hashable] | None = None,
 ) -> list[float]:
-    """Return the weight of each sample of a batch, so that losses of micro-batches just add up.
+    """Return the weight of each sample of a batch, such that the losses of micro-batches add up.
 
     Args:
         variant: a name from `VARIANTS`.
-        lengths: sampled tokens of every sample of the whole batch; 0 for a sample that is masked, which then
-            counts in means over samples and not in means over tokens, as in TRL.
-        longest: for ``dr_grpo``, the length to divide by: the largest a completion may have, the same in
-            every step, so that no length is favoured.
-        counts: how often each sample counts, equal within a unit; once by default.
-        units: samples of equal units, such as the turns of a conversation, are one sample in means over
-            samples, and their tokens one answer in means over a sample's tokens. Each is its own by default.
+        lengths: the number of sampled tokens of every sample of the whole batch; 0 for a masked sample, which
+            counts in means over samples but not in means over tokens, as in TRL.
+        longest: for ``dr_grpo``, the length to divide by: the maximum length of a completion, the same in
+            every step, so that no length is favored.
+        counts: the weight of each sample, equal within a unit; 1 by default.
+        units: samples with the same unit, such as the turns of a conversation, count as one sample in means
+            over samples, and their tokens as one answer in means over tokens. By default each sample is a
+            unit.
 
     Raises:
-        DeclarationError: the variant is unknown, or ``longest`` is missing or not the largest.
+        DeclarationError: the variant is unknown, or ``longest`` is missing or below the largest length.
 
     Example:
         >>> sample_weights("grpo", [1, 3]), sample_weights("dapo", [1, 3]), sample_weights("luspo", [1, 3])
@@ -319,15 +323,15 @@ def sample_weights(
     if longest is None or longest < max(lengths, default=1):
         raise DeclarationError(
             f"{variant!r} divides by the largest length a completion may have, but longest is {longest}",
-            hint="give the max_tokens that the samples were made with",
+            hint="pass the max_tokens that the samples were drawn with",
         )
     return [time / (samples * longest) for time in times]
 
 
 def kl(logps: Tensor, reference: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return the estimate of KL(policy, reference) of every token: exp(d) - d - 1 with d = reference - logps.
+    """Return an estimate of KL(policy, reference) per token: exp(d) - d - 1 with d = reference - logps.
 
-    It is never negative, and unbiased for tokens sampled from the policy.
+    The estimate is non-negative, and unbiased for tokens sampled from the policy.
 
     >>> import torch
     >>> kl(torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -2.0]))
@@ -340,28 +344,28 @@ def kl(logps: Tensor, reference: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def value_loss(values: Tensor, old: Tensor, targets: Tensor, clip: float | None = 0.2) -> Tensor:
-    """Return PPO's loss of every token's value: half the squared error, the larger of free and clipped.
+    """Return PPO's value loss per token: half the maximum of the unclipped and the clipped squared error.
 
     Args:
-        values: what the value head says now, (B, T).
-        old: what it said when the advantages were computed.
-        targets: what it should say.
-        clip: how far it may move from ``old`` before it gains nothing from moving on; ``None`` does not clip.
+        values: the current estimates of the value head, (B, T).
+        old: the estimates when the advantages were computed.
+        targets: the returns.
+        clip: the range around ``old`` that estimates are clipped to; ``None`` disables clipping.
 
     Example:
         >>> import torch
         >>> value_loss(torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([1.0]))  # moved 1, may move 0.2
         tensor([0.3200])
     """
-    free = (values - targets) ** 2
+    unclipped = (values - targets) ** 2
     if clip is None:
-        return 0.5 * free
-    bound = old + (values - old).clamp(-clip, clip)
-    return 0.5 * free.maximum((bound - targets) ** 2)
+        return 0.5 * unclipped
+    bounded = old + (values - old).clamp(-clip, clip)
+    return 0.5 * unclipped.maximum((bounded - targets) ** 2)
 
 
 def at_level(log_ratio: Tensor, keep: Tensor, level: Level) -> Tensor:
-    """Return log ratios (B, T) as they are, or each sample's mean over its tokens, (B, 1)."""
+    """Return log ratios at token level, (B, T), or their mean over the tokens of each sample, (B, 1)."""
     if level == "token":
         return log_ratio
     return (log_ratio * keep).sum(-1, keepdim=True) / keep.sum(-1, keepdim=True).clamp(min=1)
@@ -371,16 +375,16 @@ def variant_of(name: str) -> Variant:
     """Return a variant by its name.
 
     Raises:
-        DeclarationError: there is none of that name.
+        DeclarationError: there is no such loss.
     """
     if name not in VARIANTS:
-        raise DeclarationError(f"no loss is called {name!r}", hint=nearest(name, VARIANTS))
+        raise DeclarationError(f"unknown loss {name!r}", hint=nearest(name, VARIANTS))
     return VARIANTS[name]
 
 
 VARIANTS: Mapping[str, Variant] = {
     "grpo": Variant(ClippedLoss, "sequence"),  # mmGRPO, equation 5; MHGPO, equation 6
-    "bnpo": Variant(ClippedLoss, "tokens"),  # the batch is the whole one, so: dapo
+    "bnpo": Variant(ClippedLoss, "tokens"),  # normalized over the whole batch, which makes it equal to dapo
     "dr_grpo": Variant(ClippedLoss, "longest"),
     "dapo": Variant(ClippedLoss, "tokens"),  # also PPO's policy loss
     "cispo": Variant(CISPOLoss, "tokens"),

@@ -1,4 +1,4 @@
-"""The loss of a training: one of several by its name, with its settings."""
+"""Choice of the loss: one of several by name, with its settings."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from compound.settings.choices import OneOf, or_name
 
 
 class PolicyObjective(OneOf):
-    """A loss that weighs samples by advantages, by TRL's names; `grpo` by default."""
+    """A loss that weights samples by advantages, under the names that TRL uses; `grpo` by default."""
 
     grpo: ClippedLoss | None = None
-    """The mean over samples of the mean over their tokens."""
+    """Clipped loss: the mean over samples of the mean over their tokens."""
     bnpo: ClippedLoss | None = None
-    """The mean over the tokens of the batch."""
+    """Clipped loss: the mean over the tokens of the batch."""
     dr_grpo: ClippedLoss | None = None
-    """The sum over tokens divided by the largest length, averaged over samples."""
+    """Clipped loss: the sum over tokens divided by the maximum length, averaged over samples."""
     dapo: ClippedLoss | None = None
-    """The mean over all tokens."""
+    """Clipped loss: the mean over all tokens."""
     gspo: ClippedLoss | None = None
-    """As `grpo`, with one probability ratio for each sample."""
+    """Like `grpo`, with one probability ratio per sample."""
     luspo: ClippedLoss | None = None
-    """The mean over samples of the sum over tokens, with one probability ratio for each sample."""
+    """Clipped loss: the mean over samples of the sum over tokens, with one probability ratio per sample."""
     cispo: CISPOLoss | None = None
-    """A capped ratio weighs the gradient."""
+    """A capped ratio weights the gradient."""
     sapo: SAPOLoss | None = None
-    """A soft gate instead of clipping."""
+    """A soft gate on the ratio instead of clipping."""
     vespo: VESPOLoss | None = None
-    """A smooth weight of the ratio of the whole sample."""
+    """A smooth weight computed from the ratio of the whole sample."""
     reinforce: REINFORCELoss | None = None
     """The plain policy gradient, without a ratio."""
 
     @property
     def settings(self) -> PolicyLoss:
-        """The settings of the loss that was chosen."""
+        """The settings of the selected loss."""
         found: PolicyLoss | None = getattr(self, self.name)
         return ClippedLoss() if found is None else found
 
@@ -51,13 +51,13 @@ class ImitationObjective(OneOf):
     """A loss that imitates samples; `sft` by default."""
 
     sft: ImitationLoss | None = None
-    """The mean over all tokens."""
+    """Negative log-likelihood: the mean over all tokens."""
     sft_sum: ImitationLoss | None = None
-    """The mean over samples of the sum over tokens, as printed in the paper of MyGO."""
+    """Negative log-likelihood: the mean over samples of the sum over tokens, as printed in the MyGO paper."""
 
     @property
     def settings(self) -> ImitationLoss:
-        """The settings of the loss that was chosen."""
+        """The settings of the selected loss."""
         found: ImitationLoss | None = getattr(self, self.name)
         return ImitationLoss() if found is None else found
 

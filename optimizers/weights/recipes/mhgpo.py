@@ -1,10 +1,11 @@
-"""MHGPO: rollouts that share what comes before a fork, and rewards that flow back through the calls.
+"""MHGPO: forked rollouts that share a common prefix, with rewards propagated back through the calls.
 
-What tells the three ways of sampling apart is where runs fork: at every agent (IS), at the first (FoF), or
-at one drawn for each example (RR). A call earns the mean of what its successors earn, and its own penalty.
+The three sampling schemes differ in where runs fork: at every agent (IS), at the first agent (FoF), or at one
+random agent per example (RR). The reward of a call is the mean reward of its successors plus the component's
+penalty.
 
-Calls are counted: with n agents in a row and groups of G, forks at every agent cost the sum over k of
-G·(n-k+1), forks at the first n·G, and a fork at agent k costs (k-1) + G·(n-k+1).
+Cost in calls, with n agents in a row and groups of G: forks at every agent cost the sum over k of G·(n-k+1),
+forks at the first agent n·G, and a fork at agent k costs (k-1) + G·(n-k+1).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from compound.execution.rng import generator
 from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.credit.regrouping import regroup
 from compound.optimizers.weights.learner.samples import Group, Sample
-from compound.optimizers.weights.recipes.propagated import earned
+from compound.optimizers.weights.recipes.propagated import propagated_samples
 from compound.optimizers.weights.recipes.recipe import (
     Credited,
     GroupSettings,
@@ -41,49 +42,51 @@ class MHGPOSettings(GroupSettings):
     """Settings of `mhgpo_is` and `mhgpo_fof`."""
 
     adapters: Sharing = "each"
-    """Which components share an adapter: `each` has its own, all have one, or names with their components."""
+    """Adapters: `each` (one per component), `shared` (one for all), or a mapping from adapter names to the
+    components that share them."""
     penalties: Penalties = Field(default={})
-    """By component, a function `module:name` of its inputs and outputs. Its value is added to the component's
-    reward where rewards flow back through the calls."""
+    """Penalty function `module:name` of each component. It receives the inputs and outputs of a call; its
+    value is added to the call's reward when rewards are propagated back through the calls."""
 
 
 class MHGPORandomSettings(MHGPOSettings):
     """Settings of `mhgpo_rr`."""
 
     group: int | None = Field(default=None, ge=2)
-    """How many calls before the forks are compared with each other; all runs of an example by default."""
+    """Size of the groups that calls before the fork are compared in, across examples; `rollouts.runs` by
+    default."""
     forks: dict[str, NonNegativeFloat] = Field(default={})
-    """By component, how likely a fork is there; equal by default."""
+    """Relative probability of a fork at each component; 1 for components that are not named."""
 
 
 @dataclass(frozen=True)
 class MHGPO(PolicyRecipe):
-    """Groups of forks.
+    """Recipe that compares forks of the same run.
 
     Attributes:
-        settings: those of the method; `rr` takes `MHGPORandomSettings`.
-        kind: `is` forks at every agent and keeps what was forked; `fof` forks at the first; `rr` at one
-            drawn for each example, and forms groups anew of what came before the forks.
+        settings: the settings of the method; `MHGPORandomSettings` for `rr`.
+        kind: `is` forks at every agent and trains on the forked calls; `fof` forks at the first agent; `rr`
+            forks at one random agent per example, and regroups the calls before the forks across examples.
     """
 
     settings: MHGPOSettings
     kind: Kind
 
     def cost(self, examples: int, components: int) -> float:
-        """Return the most: forks share what comes before them."""
+        """Return the maximum cost of a step, in system runs; forks reuse the calls before the fork."""
         later = sum((components - k) / components for k in range(components))
         return examples * self.settings.rollouts.runs * (later if self.kind == "is" else 1.0)
 
     async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
-        """Run, fork, propagate, compare."""
+        """Run and fork the examples, propagate rewards, and compute advantages within groups."""
         settings, runs = self.settings, self.settings.rollouts.runs
         own = settings if isinstance(settings, MHGPORandomSettings) else MHGPORandomSettings()
         if self.kind == "rr":
             rollouts = await _drawn(context, examples, runs, own.forks)
         else:
             rollouts = await (_everywhere if self.kind == "is" else _first)(context, examples, runs)
-        found = earned(context, rollouts, _group, settings.penalties)
-        samples, facts = list(found.samples), dict(found.facts)
+        propagated = propagated_samples(context, rollouts, _group, settings.penalties)
+        samples, facts = list(propagated.samples), dict(propagated.facts)
         if self.kind == "is":
             samples = [sample for sample in samples if sample.address == sample.group[-1]]
         elif self.kind == "rr":
@@ -95,14 +98,14 @@ class MHGPO(PolicyRecipe):
 
 
 async def _first(context: RecipeContext, examples: Sequence[Example], count: int) -> list[Rollout]:
-    """Fork at the first agent: what comes before it is the same in every run."""
+    """Fork at the first agent: the calls before it are the same in every run of an example."""
     shared = upstream_components(context.sampler.system, context.trained)
     runs = await context.sampler.runs(examples, range(count), shared=shared)
     return [_at_entry(context, rollout) for rollout in runs]
 
 
 async def _everywhere(context: RecipeContext, examples: Sequence[Example], count: int) -> list[Rollout]:
-    """Fork at every agent: at the first one by whole runs, at later ones from the first of these."""
+    """Fork at every agent: whole runs at the first agent, and forks of the first run at later agents."""
     runs = await _first(context, examples, count)
     wanted = [
         Fork(rollout, call.address, place * count + number)
@@ -118,7 +121,7 @@ async def _everywhere(context: RecipeContext, examples: Sequence[Example], count
 async def _drawn(
     context: RecipeContext, examples: Sequence[Example], count: int, forks: Mapping[str, float]
 ) -> list[Rollout]:
-    """Fork at one agent of each example, drawn by the settings' probabilities."""
+    """Fork at one agent per example, drawn with the configured probabilities."""
     runs = [
         replace(run, fork=_agent(context, run, forks)) for run in await context.sampler.runs(examples, [0])
     ]
@@ -127,13 +130,13 @@ async def _drawn(
 
 
 def _at_entry(context: RecipeContext, rollout: Rollout) -> Rollout:
-    """Return a whole run as what it is among forks: one at its first agent."""
+    """Return a whole run as a fork at its first agent."""
     calls = calls_of(rollout.trace, context.trained)
     return replace(rollout, fork=calls[0].address if calls else "")
 
 
 def _agent(context: RecipeContext, rollout: Rollout, forks: Mapping[str, float]) -> str:
-    """Return the address of the agent to fork at, ``""`` where a run called none."""
+    """Return the address of the call to fork at; ``""`` if no call of the run can be forked."""
     calls = calls_of(rollout.trace, context.trained)
     times = Counter(call.component for call in calls)
     weights = [forks.get(call.component, 1.0) / times[call.component] for call in calls]
@@ -144,20 +147,24 @@ def _agent(context: RecipeContext, rollout: Rollout, forks: Mapping[str, float])
 
 
 def _group(rollout: Rollout, credit: Credit) -> Group:
-    """Return a call's group: example, address, and where its rollout was forked."""
+    """Return the group of a call: example, address, and fork address of its rollout."""
     return (rollout.example.id, credit.call.address, rollout.fork)
 
 
 def _regrouped(
     samples: Sequence[Sample], rollouts: Sequence[Rollout], size: int, seed: int
 ) -> tuple[list[Sample], dict[str, Any]]:
-    """Compare what came before the forks with its like in other examples: same agent, same fork."""
+    """Group calls before the forks across examples: those of the same agent and the same fork agent."""
     forked = {(r.example.id, r.fork): r.trace.call(r.fork).component for r in rollouts if r.fork}
-    found = regroup(
+    regrouped = regroup(
         samples,
         size,
         lambda sample: (sample.component, forked.get((sample.example, str(sample.group[-1])), "")),
         seed=seed,
     )
-    facts = {"mixed_groups": found.groups, "mixed_variance": found.variance, "alone": found.alone}
-    return list(found.samples), facts
+    facts = {
+        "mixed_groups": regrouped.groups,
+        "mixed_variance": regrouped.variance,
+        "alone": regrouped.alone,
+    }
+    return list(regrouped.samples), facts

@@ -1,8 +1,7 @@
-"""mmGRPO: whole runs, every call earns the run's reward, and calls at the same place are compared.
+"""mmGRPO: every call of a whole run gets the run's reward, and calls at the same position are compared.
 
-Groups are keyed by example, component and k-th invocation (algorithm 1 of the paper), so that prompts
-within a group may differ. Runs of teachers, which are the same system with another configuration, join the
-groups.
+Groups are keyed by example, component and k-th invocation (algorithm 1 of the paper), so prompts within a
+group may differ. Runs of teachers (the same system with another configuration) join the groups.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from compound.execution.schedule import values_of
 from compound.graph.configuration import load
 from compound.graph.system import System
 from compound.optimizers.weights.credit.advantages import advantages
-from compound.optimizers.weights.credit.grouping import merged, module_groups, trajectory_samples
+from compound.optimizers.weights.credit.grouping import merge_copies, module_groups, trajectory_samples
 from compound.optimizers.weights.recipes.recipe import (
     Credited,
     GroupSettings,
@@ -35,19 +34,20 @@ from compound.settings.references import ConfigurationFile
 
 
 class GRPOSettings(GroupSettings):
-    """How modules are trained by groups of their calls."""
+    """Settings of GRPO on groups of module calls."""
 
     group: int | None = Field(default=None, ge=2)
-    """Samples of a group, chosen for the variance of their rewards; all by default."""
+    """Samples per group, selected to maximize the variance of their rewards; all samples by default."""
     padding: Literal["fill", "truncate", "none", "dspy_fill", "dspy_fill_random"] = "fill"
-    """What is done where not every run made the same number of calls: `fill` up short groups with copies of
-    their own samples, `truncate` to the calls that every run made, `none`, or DSPy's ways of filling up."""
+    """Treatment of runs with different numbers of calls: `fill` short groups with copies of their own
+    samples, `truncate` to the calls that every run made, `none`, or DSPy's substitution of a run's last call
+    (`dspy_fill`) or a random one of its calls (`dspy_fill_random`)."""
     teachers: dict[ConfigurationFile, PositiveInt] = Field(default={})
-    """By configuration file, how many of the runs are made with it instead."""
+    """Number of the runs of each example that use another configuration, by configuration file."""
 
     @model_validator(mode="after")
     def _learnable(self) -> Self:
-        """Refuse teachers that make all runs, or whose samples are not corrected."""
+        """Check that teachers leave some runs to the system, and that their samples are corrected."""
         taught, runs = sum(self.teachers.values()), self.rollouts.runs
         if taught >= runs:
             raise ValueError(
@@ -55,12 +55,15 @@ class GRPOSettings(GroupSettings):
                 "rollouts.runs"
             )
         if taught and not self.loss.settings.corrected:
-            raise ValueError("samples of teachers need a correction; it is null")
+            raise ValueError(
+                f"samples of teachers need a correction, but it is disabled; set loss.{self.loss.name}."
+                "correction, or remove teachers"
+            )
         return self
 
     @property
     def own_runs(self) -> int:
-        """How many runs of an example the system itself makes."""
+        """Number of runs of an example without a teacher."""
         return self.rollouts.runs - sum(self.teachers.values())
 
 
@@ -68,17 +71,18 @@ class MMGRPOSettings(GRPOSettings):
     """Settings of `mmgrpo`."""
 
     adapters: Sharing = "each"
-    """Which components share an adapter: `each` has its own, all have one, or names with their components."""
+    """Adapters: `each` (one per component), `shared` (one for all), or a mapping from adapter names to the
+    components that share them."""
 
 
 @dataclass(frozen=True)
 class MMGRPO(PolicyRecipe):
-    """Module-level groups of whole runs."""
+    """Recipe that compares module calls at the same position of whole runs."""
 
     settings: GRPOSettings
 
     async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
-        """Run every example several times, by the system and by its teachers."""
+        """Run every example several times, with the system and its teachers, and compare module calls."""
         rollouts = [
             *await context.sampler.runs(examples, range(self.settings.own_runs)),
             *await _taught(context, self.settings, examples),
@@ -99,7 +103,7 @@ class MMGRPO(PolicyRecipe):
             seed=context.seed,
         )
         trained, facts = advantages(
-            merged(grouped.samples), self.settings.scale, references=grouped.references
+            merge_copies(grouped.samples), self.settings.scale, references=grouped.references
         )
         counts = {
             "truncated": grouped.truncated,
@@ -112,19 +116,20 @@ class MMGRPO(PolicyRecipe):
 async def _taught(
     context: RecipeContext, settings: GRPOSettings, examples: Sequence[Example]
 ) -> list[Rollout]:
-    """Return the runs of teachers: the system with another configuration, on the same model."""
-    found: list[Rollout] = []
+    """Return the runs of teachers: the system with other configurations of the same model."""
+    rollouts: list[Rollout] = []
     number = settings.own_runs
     for path, count in settings.teachers.items():
         teacher = context.sampler.system.bind(load(context.folder / path))
         _check_same_model(context, teacher, path)
-        found += await context.sampler.runs(examples, range(number, number + count), teacher, teacher=path)
+        numbers = range(number, number + count)
+        rollouts += await context.sampler.runs(examples, numbers, teacher, teacher=path)
         number += count
-    return found
+    return rollouts
 
 
 def _check_same_model(context: RecipeContext, teacher: System, path: str) -> None:
-    """Raise where a teacher's tokens would be of another vocabulary: they are trained on as they are."""
+    """Raise if a teacher uses another model: its tokens are trained on directly, in the same vocabulary."""
     for component in context.trained:
         own, other = (
             values_of(s.components[component], s).get("lm") for s in (context.sampler.system, teacher)
@@ -132,5 +137,6 @@ def _check_same_model(context: RecipeContext, teacher: System, path: str) -> Non
         if own != other:
             raise DeclarationError(
                 f"the teacher {path} answers {component!r} with {other!r}, but {own!r} is trained",
-                hint="a teacher is a configuration of the same model: prompts, demonstrations, adapters",
+                hint=f"set lm of {component!r} to {own!r} in the teacher's configuration; a teacher may use "
+                "other prompts, demonstrations and adapters",
             )

@@ -1,7 +1,7 @@
-"""MyGO: attempts that are good enough are imitated, by plain maximum likelihood, and the bar rises.
+"""MyGO: imitate attempts whose reward reaches a rising threshold, by maximum likelihood.
 
-An attempt is a whole run; where it is kept, everything that trained components said in it is imitated,
-planner and workers alike. Attempts go on until enough of an example's are kept, or the most are made.
+An attempt is a whole run. All answers of trained components in an accepted attempt are imitated, of planner
+and workers alike. An example is attempted until enough attempts are accepted or the maximum is reached.
 """
 
 from __future__ import annotations
@@ -36,34 +36,36 @@ class MyGOSettings(TrainingSettings):
     """Settings of `mygo`."""
 
     rollouts: SamplingSettings = SamplingSettings()
-    """How attempts are made."""
+    """Sampling of attempts."""
     loss: ImitationObjectiveField = ImitationObjective()
     """The loss: `sft` or `sft_sum`."""
     adapters: Sharing = "each"
-    """Which components share an adapter: `each` has its own, all have one, or names with their components."""
+    """Adapters: `each` (one per component), `shared` (one for all), or a mapping from adapter names to the
+    components that share them."""
     attempts: int = Field(default=16, ge=1)
-    """The most attempts at an example."""
+    """Maximum number of attempts at an example."""
     keep: int = Field(default=3, ge=1)
-    """Attempts of an example that are trained on."""
+    """Number of accepted attempts per example to train on."""
     threshold: float = Field(default=0.5)
-    """The reward from which an attempt is kept, at first."""
+    """Initial threshold: the minimum reward of an accepted attempt."""
     max_reward: float = Field(default=1.0, gt=0)
-    """The highest possible reward: the threshold rises towards it."""
+    """Maximum reward of the metric; the threshold rises towards it."""
     rule: Literal["halved", "fixed", "paper"] = "halved"
-    """How the threshold rises: `halved`, half way from the mean reward of first attempts to the highest
-    reward; `fixed`, not at all; or `paper`, by the formula as printed."""
+    """Rule for raising the threshold: `halved`, to half way between the mean reward of first attempts and
+    `max_reward`; `fixed`, never; or `paper`, by the formula as printed in the paper."""
     pace: float = Field(default=1.0, gt=0, le=1)
-    """The share of that way that the threshold rises in a step: small batches need more steps than the
-    paper's."""
+    """Fraction of the increase that is applied in each step. Lower it for batches smaller than the paper's,
+    which need more steps."""
     online: bool = True
-    """Whether attempts are made by the present weights; otherwise by those at the start of the job, or after
+    """Whether the current weights make the attempts; otherwise the weights at the start of the job, or after
     its cold start."""
     cold_start: int = Field(default=0, ge=0)
-    """Attempts with the highest reward that are imitated before anything else (300 in the paper)."""
+    """Number of attempts with the maximum reward to imitate before the threshold is used (300 in the
+    paper)."""
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:
-        """Refuse a threshold that no attempt can reach."""
+        """Check that the threshold is not above the maximum reward."""
         if self.threshold > self.max_reward:
             raise ValueError(
                 f"threshold {self.threshold:g} is above max_reward {self.max_reward:g}, the highest reward"
@@ -72,12 +74,12 @@ class MyGOSettings(TrainingSettings):
 
 
 class MyGOState(State):
-    """What is kept from step to step.
+    """State of `MyGO` between steps.
 
     Attributes:
-        imitated: attempts that were imitated in the cold start.
-        threshold: that of the last step; ``None`` before the first one.
-        policy: the weights that attempts are made with offline; ``None`` where they are not fixed yet.
+        imitated: the number of attempts imitated in the cold start.
+        threshold: the threshold of the last step; ``None`` before the first step.
+        policy: the fixed weights of offline attempts; ``None`` until they are fixed.
     """
 
     imitated: int = 0
@@ -87,13 +89,13 @@ class MyGOState(State):
 
 @dataclass(frozen=True)
 class MyGO(Recipe):
-    """Progressive rejection fine-tuning."""
+    """Recipe of progressive rejection fine-tuning."""
 
     settings: MyGOSettings
 
     @property
     def sampling(self) -> SamplingSettings:
-        """How attempts are made."""
+        """The settings of attempts."""
         return self.settings.rollouts
 
     @property
@@ -102,49 +104,50 @@ class MyGO(Recipe):
         return self.settings.loss
 
     def cost(self, examples: int, components: int) -> float:
-        """Return the most: every attempt at every example."""
+        """Return the maximum cost: every attempt at every example."""
         return examples * self.settings.attempts
 
     async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
-        """Attempt the examples; keep the attempts that reach the threshold."""
+        """Attempt the examples, and return samples of the attempts that reach the threshold."""
         settings, state = self.settings, context.recall(MyGOState)
         warming = state.imitated < settings.cold_start
-        system = None if settings.online else self._first(context, state)
-        attempts = await self._first_pass(context, examples, system)
+        system = None if settings.online else self._offline_system(context, state)
+        attempts = await self._first_attempts(context, examples, system)
         first = scores_of([rollouts[0] for rollouts in attempts.values()])
-        bar = settings.max_reward if warming else self._raised(state, first)
-        await self._more(context, attempts, system, bar)
-        numbers = self._selected(attempts, bar).kept
+        threshold = settings.max_reward if warming else self._next_threshold(state, first)
+        await self._attempt_again(context, attempts, system, threshold)
+        numbers = self._select(attempts, threshold).kept
         chosen = [attempts[example][number] for example in attempts for number in numbers[example]]
         samples = [
             sample.with_advantage(1.0)
             for rollout in chosen
             for sample in trajectory_samples(rollout.trace, context.trained, rollout=rollout.number)
-            if rollout.trace.call(sample.address).failure is None  # what nobody read is not to be imitated
+            # answers of failed calls were not used by the rest of the run
+            if rollout.trace.call(sample.address).failure is None
         ]
         if warming:
             state.imitated += len(chosen)
             state.policy = None
         else:
-            state.threshold = bar
+            state.threshold = threshold
         context.keep(state)
-        made = sum(map(len, attempts.values()))
-        facts = {"threshold": bar, "attempts": made, "kept": len(chosen), "warming": warming}
+        count = sum(map(len, attempts.values()))
+        facts = {"threshold": threshold, "attempts": count, "kept": len(chosen), "warming": warming}
         return Credited(samples, first, facts)
 
     @staticmethod
-    async def _first_pass(
+    async def _first_attempts(
         context: RecipeContext, examples: Sequence[Example], system: System | None
     ) -> dict[str, list[Rollout]]:
-        """Return the first attempt at each example: what the step's threshold is raised by."""
-        made = await context.sampler.attempts([(example, 0) for example in examples], system)
-        return {rollout.example.id: [rollout] for rollout in made}
+        """Return the first attempt at each example, by which the threshold is raised."""
+        rollouts = await context.sampler.attempts([(example, 0) for example in examples], system)
+        return {rollout.example.id: [rollout] for rollout in rollouts}
 
-    def _raised(self, state: MyGOState, first: Sequence[float]) -> float:
-        """Return the threshold that the step's own attempts must reach.
+    def _next_threshold(self, state: MyGOState, first: Sequence[float]) -> float:
+        """Return the threshold of this step's attempts.
 
-        That of the step before, raised by what this step's first attempts earned. It stays where all of them
-        were lost.
+        It is the previous threshold, raised by the rewards of this step's first attempts; unchanged if all of
+        them were lost to transient errors.
         """
         settings = self.settings
         before = settings.threshold if state.threshold is None else state.threshold
@@ -153,15 +156,19 @@ class MyGO(Recipe):
         goal = raise_threshold(before, first, supremum=settings.max_reward, rule=self._rule)
         return before + settings.pace * (goal - before)
 
-    async def _more(
-        self, context: RecipeContext, attempts: dict[str, list[Rollout]], system: System | None, bar: float
+    async def _attempt_again(
+        self,
+        context: RecipeContext,
+        attempts: dict[str, list[Rollout]],
+        system: System | None,
+        threshold: float,
     ) -> None:
-        """Attempt the examples again until enough attempts of each are kept, or the most are made.
+        """Attempt the examples again until enough attempts of each are accepted or the maximum is reached.
 
-        An example that lacks some kept ones makes as many attempts at once: never one more than if it had
-        made one after the other.
+        An example that needs n more accepted attempts gets n at once, so concurrency never causes more
+        attempts than running them one by one.
         """
-        while lacking := self._lacking(attempts, bar):
+        while lacking := self._lacking(attempts, threshold):
             wanted = [
                 (rollouts[0].example, len(rollouts) + number)
                 for example, rollouts in attempts.items()
@@ -170,37 +177,37 @@ class MyGO(Recipe):
             for rollout in await context.sampler.attempts(wanted, system):
                 attempts[rollout.example.id].append(rollout)
 
-    def _lacking(self, attempts: Mapping[str, Sequence[Rollout]], bar: float) -> dict[str, int]:
-        """Return how many attempts each example may need, and make, to have enough of them kept."""
-        selection, settings = self._selected(attempts, bar), self.settings
+    def _lacking(self, attempts: Mapping[str, Sequence[Rollout]], threshold: float) -> dict[str, int]:
+        """Return the number of attempts to make next, by example; only examples that need more."""
+        selection, settings = self._select(attempts, threshold), self.settings
         return {
             example: min(
                 settings.keep - len(selection.kept[example]), settings.attempts - len(attempts[example])
             )
-            for example in selection.wanting
+            for example in selection.unfinished
         }
 
-    def _selected(self, attempts: Mapping[str, Sequence[Rollout]], bar: float) -> Selection:
-        """Return which attempts are kept, and which examples need more; a failed run is never kept."""
+    def _select(self, attempts: Mapping[str, Sequence[Rollout]], threshold: float) -> Selection:
+        """Return the accepted attempts and the examples that need more; failed runs are never accepted."""
         rewards = {
             example: [r.score if r.trace.failure is None else -math.inf for r in rollouts]
             for example, rollouts in attempts.items()
         }
         most, keep = self.settings.attempts, self.settings.keep
-        return select(rewards, bar, keep=keep, most=most, rule=self._rule)
+        return select(rewards, threshold, keep=keep, most=most, rule=self._rule)
 
     @staticmethod
-    def _first(context: RecipeContext, state: MyGOState) -> System:
-        """Return what attempts are made with offline: the policy after the cold start, or the job's first."""
-        present = context.sampler.system.configuration
+    def _offline_system(context: RecipeContext, state: MyGOState) -> System:
+        """Return the system with the fixed weights of offline attempts; fix the current ones if unset."""
+        current = context.sampler.system.configuration
         if state.policy is None:
-            weights = {f"{name}.weights": present[f"{name}.weights"] for name in context.trained}
+            weights = {f"{name}.weights": current[f"{name}.weights"] for name in context.trained}
             state.policy = {
                 key: dict(value) if is_reference(value) else None for key, value in weights.items()
             }
-        return context.sampler.system.bind({**present, **state.policy})
+        return context.sampler.system.bind({**current, **state.policy})
 
     @property
     def _rule(self) -> str:
-        """How the threshold rises: not at all where attempts are those of one policy."""
+        """The rule for raising the threshold; offline it is fixed, since the policy does not improve."""
         return self.settings.rule if self.settings.online else "fixed"

@@ -1,7 +1,7 @@
-"""PPO and MAPPO: a critic says what to expect, and every token's advantage is what came beyond that.
+"""PPO and MAPPO: token-level advantages from a critic, by generalized advantage estimation.
 
-Runs are whole ones. Their rewards flow back to every call, with the component's own penalty, and stand at
-its last token. One value head serves all components; it reads each one's own prompt and tokens.
+The reward of a whole run is propagated back to every call, plus the component's penalty, and given at the
+call's last token. One value head serves all components, and sees each component's own prompt and tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from compound.optimizers.weights.credit.advantages import check_rewards
 from compound.optimizers.weights.credit.gae import explained_variance, gae, whiten
 from compound.optimizers.weights.learner.samples import Sample
 from compound.optimizers.weights.learner.values import CriticSettings
-from compound.optimizers.weights.recipes.propagated import earned
+from compound.optimizers.weights.recipes.propagated import propagated_samples
 from compound.optimizers.weights.recipes.recipe import (
     Credited,
     Penalties,
@@ -35,22 +35,23 @@ class PPOSettings(PolicySettings):
     """Settings of `ppo`."""
 
     critic: CriticSettings = CriticSettings()
-    """The value head, and how advantages are estimated from its values."""
+    """The value head, and the estimation of advantages from its values."""
     penalties: Penalties = Field(default={})
-    """By component, a function `module:name` of its inputs and outputs. Its value is added to the component's
-    reward where rewards flow back through the calls."""
+    """Penalty function `module:name` of each component. It receives the inputs and outputs of a call; its
+    value is added to the call's reward when rewards are propagated back through the calls."""
 
 
 class MAPPOSettings(PPOSettings):
     """Settings of `mappo`."""
 
     adapters: Sharing = "each"
-    """Which components share an adapter: `each` has its own, all have one, or names with their components."""
+    """Adapters: `each` (one per component), `shared` (one for all), or a mapping from adapter names to the
+    components that share them."""
 
 
 @dataclass(frozen=True)
 class PPO(PolicyRecipe):
-    """A critic on whole runs."""
+    """Recipe that estimates advantages of whole runs with a critic."""
 
     settings: PPOSettings
 
@@ -60,42 +61,45 @@ class PPO(PolicyRecipe):
         return self.settings.critic
 
     async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
-        """Run every example several times; estimate advantages token by token."""
+        """Run every example several times, and estimate the advantage of every token."""
         rollouts = await context.sampler.runs(examples, range(self.settings.rollouts.runs))
-        found = earned(context, rollouts, lambda rollout, credit: (), self.settings.penalties)
-        samples, facts = await estimated(context, self.settings.critic, found.samples)
-        return Credited(samples, scores_of(rollouts), {**found.facts, **facts})
+        propagated = propagated_samples(
+            context, rollouts, lambda rollout, credit: (), self.settings.penalties
+        )
+        samples, facts = await estimate_advantages(context, self.settings.critic, propagated.samples)
+        return Credited(samples, scores_of(rollouts), {**propagated.facts, **facts})
 
 
-async def estimated(
+async def estimate_advantages(
     context: RecipeContext, settings: CriticSettings, samples: Sequence[Sample]
 ) -> tuple[list[Sample], dict[str, Any]]:
-    """Return samples with advantages by generalized advantage estimation, whitened over the step.
+    """Return the samples with advantages by generalized advantage estimation, whitened over the step.
 
-    With `kl_reward`, every token pays for its log-ratio to the base model, besides the sample's reward.
+    With `kl_reward`, the reward of every token includes a penalty on its log-ratio to the base model.
 
-    Besides, as JSON: how much of the returns the value head expected, where that can be said, and the mean of
-    the log-ratios.
+    Returns:
+        The samples, and statistics as JSON: the explained variance of the returns, if defined, and the mean
+        log-ratio to the base model, if computed.
     """
     check_rewards(samples)
     valued = await compute(context.trainer.values, samples)
-    far: list[tuple[float, ...]] = [()] * len(valued)
+    log_ratios: list[tuple[float, ...]] = [()] * len(valued)
     if settings.kl_reward:
-        far = await compute(context.trainer.divergences, valued)
-    found = []
-    for sample, kl in zip(valued, far, strict=True):
-        if len(sample.values) != sample.length:  # it is too long: the trainer leaves it out, and counts it
-            found.append(sample)
+        log_ratios = await compute(context.trainer.divergences, valued)
+    estimated = []
+    for sample, kl in zip(valued, log_ratios, strict=True):
+        if len(sample.values) != sample.length:  # too long: the trainer excludes and counts the sample
+            estimated.append(sample)
             continue
         gains, returns = gae(
             sample.values, sample.reward,
             gamma=settings.gamma, lam=settings.lam, kl=kl, beta=settings.kl_reward,
         )  # fmt: skip
-        found.append(replace(sample, advantages=tuple(gains), returns=tuple(returns)))
-    white = whiten([sample.advantages for sample in found])
-    known = [s for s in found if s.returns]
+        estimated.append(replace(sample, advantages=tuple(gains), returns=tuple(returns)))
+    white = whiten([sample.advantages for sample in estimated])
+    known = [s for s in estimated if s.returns]
     explained = explained_variance([s.values for s in known], [s.returns for s in known])
     facts = {} if explained is None else {"explained": explained}
-    if tokens := [value for kl in far for value in kl]:
+    if tokens := [value for kl in log_ratios for value in kl]:
         facts["kl_to_base"] = fmean(tokens)
-    return [replace(s, advantages=tuple(row)) for s, row in zip(found, white, strict=True)], facts
+    return [replace(s, advantages=tuple(row)) for s, row in zip(estimated, white, strict=True)], facts

@@ -1,9 +1,9 @@
-"""Prompt-R1: an agent that talks to an environment, rewarded for the conversation as a whole.
+"""Prompt-R1: multi-turn interaction of an agent with an environment, with one reward per conversation.
 
-Every turn of a conversation is a sample with the conversation's reward. The statistics of a group count each
-conversation once, however many turns it had. So does the loss `grpo`: it is the mean over conversations of
-the mean over their tokens (equations 14 and 15). The published code takes the mean over all tokens, which is
-the loss `dapo`. What the environment says is in the prompts and carries no loss.
+Every turn of a conversation is a sample with the conversation's reward. Group statistics count each
+conversation once, regardless of its number of turns. So does the loss `grpo`: it is the mean over
+conversations of the mean over their tokens (equations 14 and 15). The published code uses the mean over all
+tokens, which is the loss `dapo`. Replies of the environment are part of the prompts and have no loss.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ class PromptR1Settings(GroupSettings):
     """Settings of `prompt_r1`."""
 
     adapters: Sharing = "each"
-    """Which components share an adapter: `each` has its own, all have one, or names with their components."""
+    """Adapters: `each` (one per component), `shared` (one for all), or a mapping from adapter names to the
+    components that share them."""
 
 
 @dataclass(frozen=True)
 class PromptR1(PolicyRecipe):
-    """Groups of whole conversations: (example, agent)."""
+    """Recipe that compares whole conversations; groups are keyed by (example, agent)."""
 
     settings: PromptR1Settings
 
     async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
-        """Run every example several times and compare the conversations."""
+        """Run every example several times, and compare the conversations."""
         rollouts = await context.sampler.runs(examples, range(self.settings.rollouts.runs))
         samples = [
             replace(
@@ -53,12 +54,12 @@ class PromptR1(PolicyRecipe):
                 rollout.trace, context.trained, rollout=rollout.number, fallback=context.fallback
             )
         ]
-        trained, facts = advantages(samples, self.settings.scale, references=once_each(samples))
+        trained, facts = advantages(samples, self.settings.scale, references=rollout_rewards(samples))
         return Credited(trained, scores_of(rollouts), asdict(facts))
 
 
-def once_each(samples: Sequence[Sample]) -> Mapping[Group, tuple[float, ...]]:
-    """Return the rewards of each group's rollouts, each rollout once."""
+def rollout_rewards(samples: Sequence[Sample]) -> Mapping[Group, tuple[float, ...]]:
+    """Return the rewards of the rollouts of each group, one per rollout."""
     found: dict[Group, dict[int, float]] = {}
     for sample in samples:
         found.setdefault(sample.group, {})[sample.rollout] = sample.reward

@@ -1,4 +1,4 @@
-"""Samples whose rewards flowed back through the calls of their runs, with each component's own penalty."""
+"""Samples with rewards propagated back through the calls of their runs, plus the components' penalties."""
 
 from __future__ import annotations
 
@@ -16,23 +16,28 @@ GroupOf = Callable[[Rollout, Credit], Group]
 
 
 @dataclass(frozen=True)
-class Earned:
-    """Samples with rewards, and how large the penalties are and how many calls earned nothing."""
+class PropagatedSamples:
+    """Samples with propagated rewards.
+
+    Attributes:
+        samples: the samples.
+        facts: the mean penalty of each component, and the number of calls that no reward reached, as JSON.
+    """
 
     samples: Sequence[Sample]
     facts: dict[str, Any]
 
 
-def earned(
+def propagated_samples(
     context: RecipeContext, rollouts: Sequence[Rollout], group: GroupOf, penalties: Penalties
-) -> Earned:
-    """Return a sample for each call of trained components, once however many forks share it.
+) -> PropagatedSamples:
+    """Return the samples of each call of trained components; a call shared by several forks counts once.
 
     Args:
-        context: the step.
-        rollouts: of one or more examples; forks of one run are among them.
-        group: the group of a call, from the first rollout it is in and its credit.
-        penalties: functions by component, which are added to the rewards of its calls.
+        context: the inputs of the step.
+        rollouts: of one or more examples, possibly with forks of the same run.
+        group: returns the group of a call, from the first rollout that contains it and its credit.
+        penalties: penalty functions by component, whose values are added to the rewards of calls.
     """
     by_example: dict[str, list[Rollout]] = {}
     for rollout in learnable(rollouts):
@@ -41,12 +46,12 @@ def earned(
     rules, paid = context.penalties(penalties), dict[str, list[float]]()
     unreached = 0
     for example, own in by_example.items():
-        found = propagate(
+        propagated = propagate(
             [rollout.trace for rollout in own], context.trained,
             penalties=rules, fallback=context.fallback,
         )  # fmt: skip
-        unreached += len(found.unreached)
-        for credit in found.credits:
+        unreached += len(propagated.unreached)
+        for credit in propagated.credits:
             first = own[credit.traces[0]]
             paid.setdefault(credit.call.component, []).append(credit.penalty)
             samples += call_samples(
@@ -54,4 +59,4 @@ def earned(
                 rollout=first.number, group=group(first, credit),
             )  # fmt: skip
     means = {name: sum(some) / len(some) for name, some in paid.items() if name in rules}
-    return Earned(samples, {"unreached": unreached, **({"penalties": means} if means else {})})
+    return PropagatedSamples(samples, {"unreached": unreached, **({"penalties": means} if means else {})})

@@ -1,6 +1,6 @@
-"""Training recipes: rollouts and credit.
+"""Base classes and settings of training recipes, which define rollouts and credit assignment.
 
-Everything else is shared: sampling, the trainer, checkpoints, budgets
+Sampling, the trainer, checkpoints and budgets are shared by all recipes
 (`compound.optimizers.weights.training`).
 """
 
@@ -48,63 +48,66 @@ S = TypeVar("S", bound=State)
 
 
 class TrainingSettings(Settings):
-    """What every way of training weights reads."""
+    """Settings of all methods that train weights."""
 
     steps: int = Field(default=25, ge=1)
     """Training steps of a job: sample, assign credit, update."""
     optimizer: OptimizerSettings = OptimizerSettings()
-    """How the weights are updated."""
+    """Weight updates."""
     evaluation: EvaluationSettings = EvaluationSettings()
-    """How the step to propose is chosen."""
+    """Evaluations that choose the step to propose."""
 
 
 class PolicySettings(TrainingSettings):
-    """What every way of training weights by policy gradients reads."""
+    """Settings of all methods that train weights by policy gradients."""
 
     rollouts: RolloutSettings = RolloutSettings()
-    """How rollouts are made."""
+    """Sampling of rollouts."""
     loss: PolicyObjectiveField = PolicyObjective()
     """The loss: a name, or a name with its settings."""
 
     @model_validator(mode="after")
     def _corrected(self) -> Self:
-        """Refuse samples of earlier weights without a correction."""
+        """Check that samples of earlier weights are corrected."""
         if self.rollouts.max_staleness and not self.loss.settings.corrected:
             raise ValueError(
-                "samples of earlier weights (rollouts.max_staleness) need a correction; the loss has none"
+                "samples of earlier weights (rollouts.max_staleness) need a correction, but it is disabled; "
+                f"set loss.{self.loss.name}.correction, or rollouts.max_staleness to 0"
             )
         return self
 
 
 class GroupSettings(PolicySettings):
-    """What every way of training weights that compares the runs of an example reads."""
+    """Settings of all methods that compare the runs of an example."""
 
     scale: Scale = "trl"
-    """How the rewards of a group become advantages."""
+    """Conversion of rewards r to advantages within a group, with mean m and standard deviation s: `trl`,
+    (r - m) / (s + 1e-4); `plain`, (r - m) / s; `population`, with the population variance; `center`, r - m;
+    `leave_one_out`, r minus the mean of the others; `none`, r."""
 
     @model_validator(mode="after")
     def _compared(self) -> Self:
-        """Refuse groups of one run, which leave nothing to compare."""
+        """Check that each example has at least two runs to compare."""
         if self.rollouts.runs < 2 and self.scale != "none":
             raise ValueError(
-                f"the runs of an example are compared, but rollouts.runs is {self.rollouts.runs}; 8 is a "
-                "good default; or use method ppo, or scale: none, which compares nothing"
+                f"the runs of an example are compared, but rollouts.runs is {self.rollouts.runs}; set "
+                "rollouts.runs to 2 or more (for example 8), scale to none, or use method ppo"
             )
         return self
 
 
 @dataclass(frozen=True)
 class RecipeContext:
-    """What a recipe works with in one step.
+    """Inputs of a recipe for one step.
 
     Attributes:
-        sampler: makes rollouts with the present weights.
+        sampler: makes rollouts with the current weights.
         trained: the components whose weights are trained, in the order of the system.
-        seed: names the step's random streams.
-        trainer: knows the value head.
-        task: the job, for recipes that need more of it.
-        kept: JSON of what the recipe keeps from step to step; see `recall`.
-        folder: where code and files that the settings name are looked for.
+        seed: the seed of the step's random numbers.
+        trainer: computes values and log-ratios to the base model.
+        task: the job.
+        kept: the recipe's state between steps, as JSON; see `recall` and `keep`.
+        folder: the folder that code and files named in the settings are relative to.
     """
 
     sampler: Sampler
@@ -121,26 +124,28 @@ class RecipeContext:
         return self.sampler.rules.failure_score
 
     def recall(self, kind: type[S]) -> S:
-        """Return what the recipe keeps from step to step; the defaults at first."""
+        """Return the state stored by the previous step, or the defaults in the first step."""
         return kind.from_json(self.kept) if self.kept else kind()
 
     def keep(self, state: State) -> None:
-        """Keep a state for the next step."""
+        """Store a state for the next step."""
         self.kept.clear()
         self.kept.update(state.to_json())
 
-    def penalties(self, wanted: Penalties) -> dict[str, Penalty]:
-        """Return what is added to the rewards of trained components, by what a call read and returned."""
-        trained = {name: path for name, path in wanted.items() if name in self.trained}
-        return {name: of_call(find_code(path, self.folder)) for name, path in trained.items()}
+    def penalties(self, declared: Penalties) -> dict[str, Penalty]:
+        """Load the penalty functions of the trained components."""
+        trained = {name: path for name, path in declared.items() if name in self.trained}
+        return {name: call_penalty(find_code(path, self.folder)) for name, path in trained.items()}
 
 
 @dataclass(frozen=True)
 class Credited:
-    """Samples with advantages, and what is to be known of how they came about.
+    """Samples with advantages, and statistics of their credit assignment.
 
-    ``scores`` are the global rewards of the step's rollouts, or the local ones of a component's answers;
-    ``facts`` is JSON.
+    Attributes:
+        samples: the samples to train on.
+        scores: the global rewards of the step's rollouts, or the local rewards of a component's answers.
+        facts: statistics for the record, as JSON.
     """
 
     samples: Sequence[Sample]
@@ -149,16 +154,16 @@ class Credited:
 
     @property
     def reward(self) -> float | None:
-        """The mean of the scores."""
+        """The mean of the scores; ``None`` without scores."""
         return fmean(self.scores) if self.scores else None
 
 
 @dataclass(frozen=True)
 class Recipe(ABC):
-    """One way of training weights.
+    """Base class of training recipes.
 
     Attributes:
-        settings: how many steps are made, and how.
+        settings: the settings of the method.
     """
 
     settings: TrainingSettings
@@ -166,7 +171,7 @@ class Recipe(ABC):
     @property
     @abstractmethod
     def sampling(self) -> SamplingSettings:
-        """How rollouts are made."""
+        """The settings of rollouts."""
 
     @property
     @abstractmethod
@@ -175,46 +180,46 @@ class Recipe(ABC):
 
     @property
     def critic(self) -> CriticSettings | None:
-        """The settings of the value head, where there is one."""
+        """The settings of the value head; ``None`` for no value head."""
         return None
 
     @property
     def likelihood(self) -> bool:
-        """Whether samples are imitated, and not weighed by advantages."""
+        """Whether samples are imitated, without advantages."""
         return isinstance(self.loss, ImitationObjective)
 
     @property
     def local(self) -> bool:
-        """Whether rewards are a component's own, and not those of runs."""
+        """Whether rewards are local rewards of a component rather than global rewards of runs."""
         return False
 
     @abstractmethod
     def cost(self, examples: int, components: int) -> float:
-        """Return about how many system runs a step takes.
+        """Return the approximate or maximum cost of a step, in system runs.
 
         Args:
-            examples: train examples of the step.
-            components: how many are trained.
+            examples: the number of train examples of the step.
+            components: the number of trained components.
         """
 
     def evaluation_cost(self, examples: int) -> float:
-        """Return the most system runs that an evaluation on some held-out examples takes."""
+        """Return the maximum cost of an evaluation on held-out examples, in system runs."""
         return float(examples)
 
     async def evaluate(
         self, context: RecipeContext, values: Mapping[str, Any], examples: Sequence[Example]
     ) -> list[float]:
-        """Return the score of each held-out example with the weights that ``values`` name.
+        """Return the score of each held-out example with the weights in ``values``.
 
-        The system runs as it is declared, not as in rollouts: at its own temperature, one run per example,
-        with the same sample index at every step. Runs that were lost have no score.
+        The system runs as declared rather than with the settings of rollouts: at its own temperature, once
+        per example, with the same sample index at every step. Runs lost to transient errors have no score.
         """
         traces = await context.task.scorer.traces(values, examples)
         return [trace.score for trace in traces if trace.score is not None and not is_lost(trace.failure)]
 
     @abstractmethod
     async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
-        """Make rollouts of some examples and turn them into samples with advantages."""
+        """Make rollouts of some examples, and return samples with advantages."""
 
 
 async def credited_by(recipe: Recipe, context: RecipeContext, examples: Sequence[Example]) -> Credited:
@@ -237,17 +242,17 @@ async def credited_by(recipe: Recipe, context: RecipeContext, examples: Sequence
 
 @dataclass(frozen=True)
 class PolicyRecipe(Recipe):
-    """A recipe by advantages from rewards of whole runs, where it says nothing else.
+    """Base class of policy-gradient recipes, with defaults for training on whole runs.
 
     Attributes:
-        settings: how many steps are made, how rollouts are made, and the loss.
+        settings: the settings of the method.
     """
 
     settings: PolicySettings
 
     @property
     def sampling(self) -> RolloutSettings:
-        """How rollouts are made."""
+        """The settings of rollouts."""
         return self.settings.rollouts
 
     @property
@@ -256,43 +261,47 @@ class PolicyRecipe(Recipe):
         return self.settings.loss
 
     def cost(self, examples: int, components: int) -> float:
-        """Return the runs of all examples."""
+        """Return the number of runs of all examples."""
         return examples * self.settings.rollouts.runs
 
 
-def of_call(function: Callable[[Mapping[str, Any], Mapping[str, Any]], float]) -> Penalty:
-    """Return a penalty of calls from one of what they read and returned.
+def call_penalty(function: Callable[[Mapping[str, Any], Mapping[str, Any]], float]) -> Penalty:
+    """Return a penalty of calls that applies a function to their inputs and outputs.
 
-    A call whose reply could not be read pays the function's own ``malformed``, where it has such a number;
-    one that failed otherwise pays nothing.
+    A call whose reply could not be parsed gets the function's attribute ``malformed`` if it has one; other
+    failed calls get 0.
 
     Raises:
-        DeclarationError: when called: the function raised something, or returned no finite number.
+        DeclarationError: raised by the penalty if the function raises or returns no finite number.
     """
 
     def penalty(call: Call) -> float:
         if call.failure is not None:
-            unread = call.tokens and call.failure.kind in (ParseError.kind, OutputTypeError.kind)
-            return float(getattr(function, "malformed", 0.0)) if unread else 0.0
+            is_malformed = call.tokens and call.failure.kind in (ParseError.kind, OutputTypeError.kind)
+            return float(getattr(function, "malformed", 0.0)) if is_malformed else 0.0
         try:
-            found = float(function(call.inputs, call.outputs))
+            value = float(function(call.inputs, call.outputs))
         except Exception as error:
             raise DeclarationError(
                 f"the penalty of {call.component!r} failed: {located(error, function)}",
-                hint="it takes a call's inputs and outputs by name, and returns a number",
+                hint="a penalty takes the inputs and the outputs of a call as two mappings, and returns a "
+                "number",
             ) from error
-        if not math.isfinite(found):
-            raise DeclarationError(f"the penalty of {call.component!r} must be finite, but is {found}")
-        return found
+        if not math.isfinite(value):
+            raise DeclarationError(
+                f"the penalty of {call.component!r} must be finite, but is {value}",
+                hint="return a finite number for all inputs and outputs",
+            )
+        return value
 
     return penalty
 
 
 def learnable(rollouts: Sequence[Rollout]) -> list[Rollout]:
-    """Return the rollouts that something can be learned from: those that were not lost."""
+    """Return the rollouts to learn from: all that were not lost to transient errors."""
     return [rollout for rollout in rollouts if not rollout.lost]
 
 
 def scores_of(rollouts: Sequence[Rollout]) -> list[float]:
-    """Return the global rewards of rollouts."""
+    """Return the global rewards of the rollouts that were not lost to transient errors."""
     return [rollout.score for rollout in rollouts if not rollout.lost]

@@ -1,8 +1,9 @@
-"""Runs and forks of a system made for learning: warm, scored, and counted in order.
+"""Rollouts: runs and forks of a system for training, sampled at the rollout temperature and scored.
 
-A run that fails by what was said in it is a rollout like any other: its trace holds what was done before, its
-score is the failure score. One that was lost to a server or a time limit says nothing of the weights: nobody
-learns from it. Where too many are lost, or the metric fails on too many, there is an error.
+A run that fails because of a model's answer is a rollout like any other, with the failure score and the calls
+made before the failure. A run lost to a transient error (a server or a time limit) carries no information
+about the weights and is excluded. If too many runs are lost, or the metric fails on too many, an error is
+raised.
 """
 
 from __future__ import annotations
@@ -26,28 +27,29 @@ from compound.graph.composite import Composite
 from compound.graph.system import System
 from compound.optimizers.weights.learner.samples import SamplingSettings
 
-FIRST, STEP = 3_000_000, 10_000  # sample indices of rollouts begin there; each step has so many
-SEVERAL = 4  # rollouts from which on a step may end before all of them are made
-BROKEN = (TransientError.kind, "metric")  # failures that are not of what was said
+FIRST_INDEX = 3_000_000  # first sample index of rollouts; disjoint from those of other runs
+INDICES_PER_STEP = 10_000
+MIN_ROLLOUTS = 4  # rollouts after which a step may be aborted because of too many failures
+UNINFORMATIVE = (TransientError.kind, "metric")  # kinds of failures that are not due to a model's answer
 
 
 class RolloutSettings(SamplingSettings):
-    """Which examples a training step runs, how often, and how their samples are drawn."""
+    """Examples of a training step, and the number and sampling of their rollouts."""
 
     runs: int = Field(default=8, ge=1)
-    """Runs, or forks, of each example."""
+    """Runs or forks of each example."""
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """One run made for learning.
+    """A run or fork for training.
 
     Attributes:
-        example: what was run.
-        trace: what it did, scored.
-        number: which of the example's rollouts it is.
-        fork: the address of the call at which it left another rollout; ``""`` for a run from the beginning.
-        teacher: who made it, where it was not the system that is trained.
+        example: the example that was run.
+        trace: the scored trace.
+        number: the index among the rollouts of the example.
+        fork: the address of the call at which it was forked; ``""`` for a whole run.
+        teacher: the configuration file of the teacher that made it; ``""`` for the trained system.
     """
 
     example: Example
@@ -64,13 +66,19 @@ class Rollout:
 
     @property
     def lost(self) -> bool:
-        """Whether an error that may pass ended it, such as a server that was gone; not what was said."""
+        """Whether a transient error, such as an unreachable server, ended it."""
         return is_lost(self.trace.failure)
 
 
 @dataclass(frozen=True)
 class Fork:
-    """A fork to be made: of a rollout, at an address, as the example's rollout ``number``."""
+    """Request for a fork.
+
+    Attributes:
+        of: the rollout to fork.
+        address: the address of the call to resample.
+        number: the index of the fork among the rollouts of the example.
+    """
 
     of: Rollout
     address: str
@@ -79,16 +87,16 @@ class Fork:
 
 @dataclass
 class Sampler:
-    """Makes rollouts of one version of a system.
+    """Makes the rollouts of one step.
 
     Attributes:
-        executor: runs them, with its cache and its budget.
-        system: bound to the weights that sample.
+        executor: runs them, with its cache and budget.
+        system: the system, bound to the weights that sample.
         metric: the global reward.
-        rules: how many run at once, what a failed one scores, and what trained components run with.
-        step: names the sample indices: no other step draws the same.
-        made: how many rollouts, or answers, were made so far.
-        failures: of these, by kind and message.
+        rules: concurrency, failure score, and the settings of trained components in rollouts.
+        step: an index of the step, unique in the run, from which sample indices are derived.
+        made: the number of rollouts or answers so far.
+        failures: counts of their failures, by kind and message.
     """
 
     executor: Executor
@@ -101,15 +109,15 @@ class Sampler:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """How many were lost, and how many failed otherwise, with the most frequent reason; as JSON."""
-        failed = Counter({which: n for which, n in self.failures.items() if which[0] != TransientError.kind})
+        """Counts of lost and of otherwise failed rollouts, with the most frequent failure, as JSON."""
+        failed = Counter({key: n for key, n in self.failures.items() if key[0] != TransientError.kind})
         lost = self.failures.total() - failed.total()
         reason = ": ".join(failed.most_common(1)[0][0]) if failed else ""
         return {"lost": lost, "failed": failed.total(), "failure": reason}
 
     def index(self, number: int) -> int:
         """Return the sample index of an example's rollout."""
-        return FIRST + STEP * self.step + number
+        return FIRST_INDEX + INDICES_PER_STEP * self.step + number
 
     async def runs(
         self,
@@ -120,9 +128,14 @@ class Sampler:
         *,
         shared: Collection[str] = (),
     ) -> list[Rollout]:
-        """Run every example once for each number, all in flight together; results by example, then number.
+        """Run every example once per number, concurrently; return the rollouts by example, then number.
 
-        What components draw that are ``shared`` is the same in all runs of an example.
+        Args:
+            examples: the examples to run.
+            numbers: the indices of the rollouts of each example.
+            system: the system to run; the trained one by default.
+            teacher: the configuration file of the teacher; ``""`` for the trained system.
+            shared: components whose samples are the same in all runs of an example.
 
         Raises:
             TooManyFailures: see `raise_too_many_failures`.
@@ -138,7 +151,13 @@ class Sampler:
         *,
         shared: Collection[str] = (),
     ) -> list[Rollout]:
-        """Run examples as the rollouts of theirs that are named, all in flight together; results in order.
+        """Run pairs of an example and a rollout index, concurrently; return the rollouts in order.
+
+        Args:
+            wanted: examples with the indices of their rollouts.
+            system: the system to run; the trained one by default.
+            teacher: the configuration file of the teacher; ``""`` for the trained system.
+            shared: components whose samples are the same in all runs of an example.
 
         Raises:
             TooManyFailures: see `raise_too_many_failures`.
@@ -155,7 +174,7 @@ class Sampler:
         return await self._all([partial(one, *each) for each in wanted])
 
     async def forks(self, wanted: Sequence[Fork]) -> list[Rollout]:
-        """Make forks, all in flight together; what follows the forked call is drawn anew, too.
+        """Make forks concurrently, resampling the forked call and all calls after it; return them in order.
 
         Raises:
             TooManyFailures: see `raise_too_many_failures`.
@@ -175,17 +194,18 @@ class Sampler:
         return await self._all([partial(one, fork) for fork in wanted], sizes)
 
     async def _all(
-        self, making: Sequence[Callable[[], Awaitable[Rollout]]], sizes: Sequence[float] | None = None
+        self, factories: Sequence[Callable[[], Awaitable[Rollout]]], costs: Sequence[float] | None = None
     ) -> list[Rollout]:
         """Make rollouts with bounded concurrency, and score them.
 
-        Runs are reserved and settled in order, so that no later one takes what an earlier one needs.
+        The budget is reserved and charged in order, so that a later rollout never takes the share of an
+        earlier one.
 
         Args:
-            making: starts each of them.
-            sizes: the system runs that each takes at most; one whole run by default.
+            factories: start the rollouts.
+            costs: the maximum cost of each rollout, in system runs; 1 by default.
         """
-        held = [1.0] * len(making) if sizes is None else sizes
+        reserved = [1.0] * len(factories) if costs is None else costs
 
         async def one(make: Callable[[], Awaitable[Rollout]]) -> Rollout:
             rollout = await make()
@@ -194,60 +214,65 @@ class Sampler:
 
         rollouts = await gather_ordered(
             self.executor,
-            [partial(one, make) for make in making],
-            lambda number, rollout: self.executor.settle(rollout.trace, held[number]),
+            [partial(one, make) for make in factories],
+            lambda number, rollout: self.executor.settle(rollout.trace, reserved[number]),
             self.rules.concurrency,
-            held,
+            reserved,
         )
         self.count([rollout.trace.failure for rollout in rollouts])
         return rollouts
 
     def count(self, failures: Sequence[Failure | None]) -> None:
-        """Count what was made, and what became of it.
+        """Count rollouts or answers and their failures.
+
+        Args:
+            failures: the failure of each; ``None`` if it succeeded.
 
         Raises:
-            TooManyFailures: see `raise_too_many_failures`; not before several were made.
+            TooManyFailures: see `raise_too_many_failures`; only after `MIN_ROLLOUTS`.
         """
         self.made += len(failures)
         self.failures.update((failure.kind, failure.message) for failure in failures if failure)
-        if self.made >= SEVERAL:
+        if self.made >= MIN_ROLLOUTS:
             self.check_failures()
 
     def check_failures(self) -> None:
-        """Raise where the step says too little of the weights; call it when all of its rollouts are made.
+        """Raise if too many rollouts are uninformative; call it after all rollouts of the step.
 
         Raises:
             TooManyFailures: a larger share than ``rules.max_failed`` was lost, or failed in the metric.
         """
-        broken = Counter({message: n for (kind, message), n in self.failures.items() if kind in BROKEN})
-        if broken.total() > self.rules.max_failed * self.made:
-            raise_too_many_failures(broken.most_common(), self.made, self.rules)
+        counts = Counter(
+            {message: n for (kind, message), n in self.failures.items() if kind in UNINFORMATIVE}
+        )
+        if counts.total() > self.rules.max_failed * self.made:
+            raise_too_many_failures(counts.most_common(), self.made, self.rules)
 
 
 def _share(fork: Fork, system: System) -> float:
-    """Return the part of a run that a fork takes at most.
+    """Return the maximum cost of a fork, in system runs.
 
-    It runs the calls that descend from the forked one. Where conditions or loops decide which calls there
-    are, or the forked run failed before it made them, that may be a whole run.
+    A fork runs the descendants of the forked call. If conditions or loops decide which calls are made, or the
+    forked run failed before making them, that may be a whole run.
     """
     trace = fork.of.trace
     fixed = not any(isinstance(node.component, Composite) or node.when for node in system.nodes.values())
     if not fixed or trace.failure is not None:
         return 1.0
     after = {fork.address}
-    for call in trace.calls:  # in an order in which parents come first
+    for call in trace.calls:  # parents come first
         if not after.isdisjoint(call.parents):
             after.add(call.address)
     return min(1.0, sum(trace.share(call) for call in trace.calls if call.address in after))
 
 
 def is_lost(failure: Failure | None) -> bool:
-    """Return whether an error that may pass ended a run or a call: that says nothing of the weights."""
+    """Return whether a transient error ended a run or a call, so that it carries no training signal."""
     return failure is not None and failure.kind == TransientError.kind
 
 
 def upstream_components(system: System, trained: Collection[str]) -> set[str]:
-    """Return the components that run before the trained ones, or beside them: they read nothing of theirs."""
+    """Return the components that do not depend on any trained component."""
     held = {name: _components(node.component) for name, node in system.nodes.items()}
     first = [name for name, components in held.items() if not components.isdisjoint(trained)]
     after = {*first}.union(*(system.descendants(name) for name in first))
@@ -255,29 +280,29 @@ def upstream_components(system: System, trained: Collection[str]) -> set[str]:
 
 
 def _components(component: Component) -> set[str]:
-    """Return a component's name, and those in its body."""
+    """Return the names of a component and of the components in its body."""
     return {component.name, *(component.body.components if isinstance(component, Composite) else ())}
 
 
 def calls_of(trace: Trace, components: Sequence[str]) -> list[Call]:
-    """Return the calls of some components that sampled something, in order."""
+    """Return the calls of some components that sampled tokens, in order."""
     return [call for call in trace.calls if call.component in components and call.tokens]
 
 
 def rollout_settings(
     system: System, components: Sequence[str], temperature: float
 ) -> Mapping[str, Mapping[str, object]]:
-    """Return the settings of rollouts: trained components sample at one temperature."""
+    """Return the settings of components in rollouts: trained components sample at the same temperature."""
     return {
         c: {"temperature": temperature} for c in components if "temperature" in system.components[c].settings
     }
 
 
 def rolling(rules: Rules, system: System, components: Sequence[str], settings: SamplingSettings) -> Rules:
-    """Return the rules of rollouts."""
-    score_of_failed = rules.failure_score if settings.failure_score is None else settings.failure_score
+    """Return the evaluation rules of rollouts: their failure score, and the settings of components."""
+    failure_score = rules.failure_score if settings.failure_score is None else settings.failure_score
     return replace(
         rules,
-        failure_score=score_of_failed,
+        failure_score=failure_score,
         settings=rollout_settings(system, components, settings.temperature),
     )

@@ -1,8 +1,8 @@
-"""Choose the training step to propose: evaluations on train examples that no step trains on.
+"""Choose the training step to propose, by evaluations on held-out train examples.
 
-The acceptance test reads the validation split. If checkpoints were chosen on that split as well, the chosen
-one would carry the luck of the maximum into the test, and more proposals than `alpha` would pass by chance.
-So checkpoints are compared on a held-out part of the train split, and the test keeps its level.
+The acceptance test uses the validation split. Selecting checkpoints on the same split would bias the test
+upward (the maximum of noisy scores is optimistic), so more proposals than `alpha` would pass by chance.
+Checkpoints are therefore compared on a held-out part of the train split.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from compound.execution.rng import generator
 from compound.optimizers.weights.learner.saved import Best
 from compound.settings.base import Settings
 
-PART = 4  # at most one in so many train examples is held out
+MAX_HELD_OUT = 4  # at most one in this many train examples is held out
 
 
 class EvaluationSettings(Settings):
-    """How the training step to propose is chosen, on held-out train examples."""
+    """Evaluations on held-out train examples, which choose the training step to propose."""
 
     every: int = Field(default=5, ge=0)
-    """Training steps between evaluations. The best evaluated step is proposed, the earliest of equals. A job
-    too short for two evaluated steps, or 0, proposes its last step."""
+    """Training steps between evaluations. The best evaluated step is proposed; of equal steps, the earliest.
+    With 0, or in a job too short for two evaluated steps, the last step is proposed."""
     examples: int = Field(default=16, ge=1)
-    """Train examples held out for these evaluations, at most a quarter of the train examples. Each evaluation
-    takes one system run per example from the job's budget."""
+    """Train examples held out for evaluations, at most a quarter of all train examples. Each evaluation costs
+    one system run per example from the job's budget."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """A job's train examples: those that steps sample from, and those that checkpoints are compared on."""
+    """The train examples of a job, divided into examples to train on and held-out ones for evaluations."""
 
     trained: Sequence[Example]
     held_out: Sequence[Example]
 
 
 def held_out_size(examples: int, wanted: int, every: int) -> int:
-    """Return how many of some train examples are held out.
+    """Return the number of train examples to hold out.
 
     >>> [held_out_size(examples, 16, every) for examples, every in ((100, 5), (20, 5), (3, 5), (100, 0))]
     [16, 5, 0, 0]
     """
-    return min(wanted, examples // PART) if every else 0
+    return min(wanted, examples // MAX_HELD_OUT) if every else 0
 
 
 def split(train: Sequence[Example], size: int, seed: int) -> Split:
-    """Set ``size`` train examples aside; equal seeds set the same ones aside, whichever job asks."""
+    """Hold out ``size`` train examples; equal seeds hold out the same examples in all jobs."""
     aside = set(generator(seed, "held out").permutation(len(train))[:size].tolist())
     return Split(
         [example for place, example in enumerate(train) if place not in aside],
@@ -58,10 +58,10 @@ def split(train: Sequence[Example], size: int, seed: int) -> Split:
 
 
 def is_better(score: float, step: int, best: Best | None) -> bool:
-    """Return whether an evaluated step replaces the best one so far.
+    """Return whether an evaluated step replaces the best step so far.
 
-    The earliest of equal steps stays. The starting weights, step 0, stay only if they score higher: an equal
-    score on a few examples is no evidence against a training whose rewards rose.
+    Of equal steps, the earliest stays. The starting weights (step 0) stay only if they score strictly higher:
+    an equal score on a few examples is no evidence against a training whose rewards rose.
 
     >>> start, later = (Best(step=step, score=0.5, saved=None) for step in (0, 5))
     >>> is_better(0.5, 5, start), is_better(0.5, 10, later)

@@ -29,9 +29,9 @@ from compound.errors import CompoundError  # noqa: E402
 from compound.graph.space import LoRA  # noqa: E402
 from compound.optimizers.weights.learner import adapters as adapters_module  # noqa: E402
 from compound.optimizers.weights.learner import trainer as trainer_module  # noqa: E402
-from compound.optimizers.weights.learner.adapters import Adapters, why_unshared  # noqa: E402
+from compound.optimizers.weights.learner.adapters import Adapters, reason_unshared  # noqa: E402
 from compound.optimizers.weights.learner.batching import micro_batches  # noqa: E402
-from compound.optimizers.weights.learner.forward import forward, saving  # noqa: E402
+from compound.optimizers.weights.learner.forward import forward, shared_fraction  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from placing import plain  # noqa: E402
 
@@ -152,7 +152,7 @@ def test_prompts_longer_than_a_sliding_window_are_read_once_with_the_same_gradie
 ) -> None:
     model, some = make(*WINDOWED[family]), samples(prompts)
     assert layer_kinds(model.config) >= {"sliding_attention"}
-    assert saving(some) <= 0.5
+    assert shared_fraction(some) <= 0.5
     plain, expected = gradients(model, some, False)
     logps, found = gradients(model, some, None)  # as the trainer asks
     forced = gradients(model, some, True)[0]
@@ -174,7 +174,7 @@ def test_models_with_other_layers_read_every_prompt(family: str) -> None:
     assert torch.equal(found, gradients(model, some, False)[0])
     assert float((found - one_by_one(model, some)).abs().max()) <= LOGPROBS
     tokenizer: Any = None  # kinds decide before any text is read
-    assert why_unshared(model, tokenizer) == f"the model has layers of {', '.join(kinds)}"
+    assert reason_unshared(model, tokenizer) == f"the model has layers of {', '.join(kinds)}"
 
 
 def test_a_model_with_other_results_from_a_cache_reads_every_prompt(
@@ -194,7 +194,7 @@ def test_a_model_with_other_results_from_a_cache_reads_every_prompt(
 
     monkeypatch.setattr(transformers, "DynamicCache", Forgetful)
     adapters = Adapters(str(folder), {"x": LoRA(rank=2)}, dtype="float32")
-    assert "other numbers behind a cached prompt" in adapters.unshared
+    assert "log-probabilities after a cached prompt differ" in adapters.unshared
     asked = []
 
     def noted(model: Any, batch: Any, **how: Any) -> Any:
@@ -224,8 +224,8 @@ def test_a_model_that_refuses_a_cache_reads_every_prompt(monkeypatch: pytest.Mon
     monkeypatch.setattr(forward_module, "forward", refuses)
     model = make(*WINDOWED["mistral"])
     tokenizer: Any = lambda *_, **__: SimpleNamespace(input_ids=list(range(20)))  # noqa: E731
-    assert why_unshared(model, tokenizer).startswith("the model refuses a cache")
-    assert adapters_module.TEXT
+    assert reason_unshared(model, tokenizer).startswith("the model does not support a cache")
+    assert adapters_module.PROBE_TEXT
 
 
 # -- sampling in this process --------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def read(batches: Sequence[Sequence[Sample]]) -> float:
     """Return how often each prompt's tokens are computed."""
     tokens = sum(
         sum(map(len, {s.tokens.prompt for s in batch}))
-        if saving(batch) <= 0.5
+        if shared_fraction(batch) <= 0.5
         else sum(len(s.tokens.prompt) for s in batch)
         for batch in batches
     )
@@ -321,5 +321,5 @@ def test_a_shared_prompt_counts_once_when_micro_batches_are_cut(
 
 def test_a_model_that_reads_every_prompt_gets_batches_of_that_size() -> None:
     some = group(1000, 64, 8)
-    for batch in micro_batches(some, 4096, once=False):
+    for batch in micro_batches(some, 4096, share_prompts=False):
         assert len(batch) * 1064 <= 4096

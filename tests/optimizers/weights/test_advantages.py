@@ -130,9 +130,7 @@ def test_a_reward_that_is_no_number_is_refused_with_its_place(reward: float) -> 
 
 
 def test_an_unknown_standardization_is_refused() -> None:
-    with pytest.raises(
-        DeclarationError, match="no standardization is called 'centre'; did you mean 'center'"
-    ):
+    with pytest.raises(DeclarationError, match="unknown standardization 'centre'; did you mean 'center'"):
         advantages([], "centre")
 
 

@@ -234,14 +234,14 @@ class TestBestStep:
     ) -> None:
         run = Run(model, tmp_path, {"steps": 6})
         present: list[set[str]] = []
-        forget = session.TrainingSession.forget
+        forget = session.TrainingSession.delete_unused
 
         def watched(job: session.TrainingSession, state: TrainingState) -> None:
             forget(job, state)
             present.append(run.stored("first"))
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(session.TrainingSession, "forget", watched)
+            patch.setattr(session.TrainingSession, "delete_unused", watched)
             found = run.job(run.scripted(0.1, 0.5, 0.2, 0.2, 0.2, 0.7, 0.1))
         of_step = {n: run.state_after(n)["saved"]["adapters"]["first"]["path"] for n in range(1, 7)}
         assert found.values["first.weights"]["path"] == of_step[5]

@@ -44,7 +44,7 @@ from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings  # noqa:
 from compound.optimizers.weights.recipes.ppo import PPO, PPOSettings  # noqa: E402
 from compound.optimizers.weights.recipes.recipe import Credited, Recipe  # noqa: E402
 from compound.optimizers.weights.step_batch import StepBatch  # noqa: E402
-from compound.optimizers.weights.telling import why_nothing  # noqa: E402
+from compound.optimizers.weights.step_notes import reason_without_samples  # noqa: E402
 from compound.spec import load  # noqa: E402
 from compound.testing import PlainMemory, ScriptedLM  # noqa: E402
 from placing import placed, read_by, trainings  # noqa: E402
@@ -193,6 +193,21 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_run(
 
     with pytest.raises((ConfigurationError, DeclarationError, SpecError), match=told):
         declared()
+
+
+@pytest.mark.parametrize(
+    ("name", "section"),
+    [
+        ("mmgrpo", "optimize.mmgrpo"),
+        ("ppo", "optimize.ppo"),
+        ("optimas", "optimize.optimas.training.ppo"),
+        ("better_together", "optimize.mmgrpo"),
+    ],
+)
+def test_hints_of_a_training_name_the_section_of_its_settings(name: str, section: str) -> None:
+    program = load(ATLAS)
+    optimizers = method(name, program.system, program.optimize).optimizers.values()
+    assert section in [getattr(optimizer, "section", None) for optimizer in optimizers]
 
 
 @pytest.mark.parametrize("name", ["mmgrpo", "ppo", "optimas", "better_together"])
@@ -346,16 +361,16 @@ def test_what_a_file_names_is_looked_for_beside_it_and_belongs_to_the_run(
         (
             MMGRPO(MMGRPOSettings()),
             {"failed": 2, "failure": "type: x"},
-            "every run failed, most often by type: x",
+            "every run failed, most often with type: x",
         ),
-        (MMGRPO(MMGRPOSettings()), {"groups": 4}, "the rewards of every group were all equal"),
-        (MMGRPO(MMGRPOSettings()), {"groups": 0}, "no run called a component that is trained"),
-        (MyGO(MyGOSettings()), {"threshold": 0.75}, "no attempt earned the threshold 0.75"),
+        (MMGRPO(MMGRPOSettings()), {"groups": 4}, "all rewards within each group were equal"),
+        (MMGRPO(MMGRPOSettings()), {"groups": 0}, "no run called a trained component"),
+        (MyGO(MyGOSettings()), {"threshold": 0.75}, "no attempt reached the threshold 0.75"),
     ],
 )
 def test_why_a_step_has_nothing_to_learn_from(recipe: Recipe, facts: dict[str, Any], why: str) -> None:
     drawn = StepBatch(Credited([], [0.0, 0.0], facts), {"failed": 0, "failure": "", **facts})
-    assert why_nothing(recipe, drawn) == why
+    assert reason_without_samples(recipe, drawn) == why
 
 
 @pytest.mark.parametrize(
@@ -421,7 +436,7 @@ def test_a_budget_that_holds_a_step_is_used_and_one_that_holds_none_says_what_is
 
     notes = ran(5 + 5 + 3)
     assert notes
-    assert notes[0].startswith("1 of 3 steps, which is all that the budget holds")
+    assert notes[0].startswith("1 of 3 steps (the job's budget is used up)")
     with pytest.raises(DeclarationError, match=r"one decision 5, and the smallest job 3; give at least 13"):
         ran(5 + 5 + 2)
 

@@ -26,7 +26,7 @@ from compound.optimizers.weights.credit.grouping import (
     PADDINGS,
     Grouped,
     call_samples,
-    merged,
+    merge_copies,
     module_groups,
     select_diverse,
     trajectory_samples,
@@ -144,7 +144,7 @@ def test_truncate_knows_of_rollouts_that_left_no_sample() -> None:
     rows = ragged(1, 1)
     assert len(module_groups(rows, padding="truncate").samples) == 2
     assert module_groups(rows, padding="truncate", rollouts={"e": 3}).samples == ()
-    with pytest.raises(DeclarationError, match="'e' is said to have 1 rollouts, but samples of 2"):
+    with pytest.raises(DeclarationError, match="rollouts of example 'e' is 1, but samples come from 2"):
         module_groups(rows, rollouts={"e": 1})
 
 
@@ -192,14 +192,14 @@ def test_a_filled_group_pushes_in_no_direction(rewards: list[float], size: int, 
     for row in grouped.samples:
         totals[row.rollout] += row.weight  # type: ignore[assignment]
     assert len({round(total, 9) for total in totals.values()}) == 1  # however often each was copied
-    assert merged(grouped.samples) == sorted(merged(grouped.samples), key=lambda row: row.rollout)
-    assert [row.weight for row in merged(grouped.samples)] == pytest.approx(list(totals.values()))
+    assert merge_copies(grouped.samples) == sorted(merge_copies(grouped.samples), key=lambda row: row.rollout)
+    assert [row.weight for row in merge_copies(grouped.samples)] == pytest.approx(list(totals.values()))
 
 
 def test_three_answers_in_a_group_of_eight_push_as_three_would() -> None:
     grouped = module_groups(ragged(1, 1, 1, rewards=[0.0, 0.0, 1.0]), rollouts={"e": 8})
     assert grouped.duplicated == 5
-    trained, _ = advantages(merged(grouped.samples), "center", references=grouped.references)
+    trained, _ = advantages(merge_copies(grouped.samples), "center", references=grouped.references)
     assert [row.weight for row in trained] == pytest.approx([8 / 3] * 3)
     assert [row.advantages[0] for row in trained] == pytest.approx([-1 / 3, -1 / 3, 2 / 3])
 
@@ -282,7 +282,7 @@ def test_laws_of_groups(lengths: list[int], padding: str, size: int | None, seed
 
 
 def test_wrong_settings_are_refused() -> None:
-    with pytest.raises(DeclarationError, match="no padding is called 'fil'; did you mean 'fill'"):
+    with pytest.raises(DeclarationError, match="unknown padding 'fil'; did you mean 'fill'"):
         module_groups([], padding="fil")
     with pytest.raises(DeclarationError, match="at least 2 elements, but size is 1"):
         module_groups([], size=1)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from compound.errors import DeclarationError
-from compound.optimizers.weights.loss.corrections import corrected, importance_weights
+from compound.optimizers.weights.loss.corrections import correct_advantages, importance_weights
 from compound.optimizers.weights.loss.diagnostics import Diagnostics, diagnose
 from compound.optimizers.weights.loss.losses import (
     VARIANTS,
@@ -373,7 +373,7 @@ def by_us(
     advantages = model["advantages"]
     if correct:
         sampler = model["old"] - model["ratio"].log()
-        advantages = corrected(advantages, model["old"], sampler, model["mask"])
+        advantages = correct_advantages(advantages, model["old"], sampler, model["mask"])
     losses = per_token_loss(
         variant, logps, model["old"], advantages, model["mask"], clip.of(variant), level=level
     )
@@ -481,7 +481,9 @@ def test_importance_weights_by_hand() -> None:
     torch.testing.assert_close(capped, doubles([[1.1, exp(-0.5), 1.0]]))
     whole = importance_weights(trainer, sampler, mask, level="sequence")
     torch.testing.assert_close(whole, doubles([[exp(-0.3)]]))
-    folded = corrected(doubles([[2.0, -1.0, 0.0]]), trainer, sampler, mask, level="sequence", cap=0.5)
+    folded = correct_advantages(
+        doubles([[2.0, -1.0, 0.0]]), trainer, sampler, mask, level="sequence", cap=0.5
+    )
     torch.testing.assert_close(folded, doubles([[1.0, -0.5, 0.0]]))
 
 
@@ -544,7 +546,7 @@ def test_diagnostics_of_micro_batches_add_up() -> None:
 
 
 def test_wrong_names_and_settings_are_refused() -> None:
-    with pytest.raises(DeclarationError, match="no loss is called 'dap'; did you mean 'dapo'"):
+    with pytest.raises(DeclarationError, match="unknown loss 'dap'; did you mean 'dapo'"):
         per_token_loss("dap", LOGPS, OLD, ADVANTAGES, MASK)
     with pytest.raises(DeclarationError, match="the loss 'dapo' needs advantages"):
         per_token_loss("dapo", LOGPS, OLD, None, MASK)

@@ -31,7 +31,7 @@ from compound.optimizers.weights.recipes.mhgpo import MHGPO, Kind, MHGPORandomSe
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings
 from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings
 from compound.optimizers.weights.recipes.ppo import PPO, PPOSettings
-from compound.optimizers.weights.recipes.prompt_r1 import PromptR1, PromptR1Settings, once_each
+from compound.optimizers.weights.recipes.prompt_r1 import PromptR1, PromptR1Settings, rollout_rewards
 from compound.optimizers.weights.recipes.recipe import Credited, Recipe, TrainingSettings
 from compound.optimizers.weights.recipes.rollouts import upstream_components
 from compound.rewards.credit.shaping import TooMany
@@ -254,8 +254,8 @@ class TestGroups:
             for rollout, (reward, turns) in enumerate([(1.0, 3), (0.0, 1)])
             for turn in range(turns)
         ]
-        assert once_each(rows) == {("e", "a"): (1.0, 0.0)}
-        found, _ = advantages(rows, "center", references=once_each(rows))
+        assert rollout_rewards(rows) == {("e", "a"): (1.0, 0.0)}
+        found, _ = advantages(rows, "center", references=rollout_rewards(rows))
         assert [s.advantages for s in found] == [(0.5,)] * 3 + [(-0.5,)]
 
 

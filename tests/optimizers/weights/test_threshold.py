@@ -78,26 +78,26 @@ def test_the_first_good_attempts_are_kept() -> None:
 def test_a_question_is_tried_until_it_has_enough_or_has_used_up_its_attempts() -> None:
     attempts = {"none": [], "hard": [0.0] * 16, "last": [0.0] * 15, "two": [1.0, 1.0], "done": [1.0] * 3}
     found = select(attempts, 0.5)
-    assert found.wanting == ("none", "last", "two")
+    assert found.unfinished == ("none", "last", "two")
     assert found.kept == {"none": (), "hard": (), "last": (), "two": (0, 1), "done": (0, 1, 2)}
-    assert select({"q": [0.0, 0.0]}, 0.5, most=2).wanting == ()
+    assert select({"q": [0.0, 0.0]}, 0.5, most=2).unfinished == ()
 
 
 @given(REWARDS, st.floats(0, 1), st.integers(1, 4))
 def test_attempts_one_by_one_end_like_all_at_once(rewards: list[float], threshold: float, keep: int) -> None:
     made: list[float] = []
-    while select({"q": made}, threshold, keep=keep, most=len(rewards)).wanting:
+    while select({"q": made}, threshold, keep=keep, most=len(rewards)).unfinished:
         made.append(rewards[len(made)])
     one_by_one = select({"q": made}, threshold, keep=keep, most=len(rewards))
     at_once = select({"q": rewards}, threshold, keep=keep, most=len(rewards))
     assert one_by_one.kept == at_once.kept
-    assert at_once.wanting == ()
+    assert at_once.unfinished == ()
 
 
 def test_wrong_arguments_are_refused() -> None:
-    with pytest.raises(DeclarationError, match="no threshold is called 'halve'; did you mean 'halved'"):
+    with pytest.raises(DeclarationError, match="unknown threshold rule 'halve'; did you mean 'halved'"):
         raise_threshold(0.5, [0.1], rule="halve")
-    with pytest.raises(DeclarationError, match="no threshold is called 'fix'; did you mean 'fixed'"):
+    with pytest.raises(DeclarationError, match="unknown threshold rule 'fix'; did you mean 'fixed'"):
         select({}, 0.5, rule="fix")
     for previous, rewards, shown in [
         (1.5, [0.1], "1.5"),
@@ -111,7 +111,7 @@ def test_wrong_arguments_are_refused() -> None:
         raise_threshold(0.5, [])
     with pytest.raises(DeclarationError, match="must be above 0, but is 0.0"):
         raise_threshold(0.5, [0.1], supremum=0.0)
-    with pytest.raises(DeclarationError, match="was tried 3 times, but most is 2"):
+    with pytest.raises(DeclarationError, match="was attempted 3 times, but most is 2"):
         select({"q": [0.0] * 3}, 0.5, most=2)
     with pytest.raises(DeclarationError, match="keep and most must be >= 1, but are 0 and 16"):
         select({}, 0.5, keep=0)

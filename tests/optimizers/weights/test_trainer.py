@@ -40,15 +40,15 @@ from compound.optimizers.weights.learner.batching import (  # noqa: E402
     shared_size,
     size,
 )
-from compound.optimizers.weights.learner.forward import forward, saving  # noqa: E402
-from compound.optimizers.weights.learner.head import Output  # noqa: E402
+from compound.optimizers.weights.learner.forward import forward, shared_fraction  # noqa: E402
+from compound.optimizers.weights.learner.head import OutputLayer  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.saved import TrainingState  # noqa: E402
 from compound.optimizers.weights.learner.targets import resolve  # noqa: E402
 from compound.optimizers.weights.learner.trainer import StaleSamples, Trainer  # noqa: E402
 from compound.optimizers.weights.learner.updates import Updater  # noqa: E402
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings  # noqa: E402
-from compound.optimizers.weights.recipes.prompt_r1 import once_each  # noqa: E402
+from compound.optimizers.weights.recipes.prompt_r1 import rollout_rewards  # noqa: E402
 from compound.optimizers.weights.training import TrainingSession  # noqa: E402
 
 PLAIN = plain()
@@ -290,7 +290,7 @@ def test_clipping_constants_are_settings_and_mean_what_they_mean_in_trl(
         now = forward(model, samples).logps
     old = {id(s): now[i] - torch.tensor([*m, *[0.0] * (now.shape[1] - len(m))])
            for i, (s, m) in enumerate(zip(samples, moved, strict=True))}  # fmt: skip
-    monkeypatch.setattr(Trainer, "_known", lambda *_: trainer_module.Known(old, {}))
+    monkeypatch.setattr(Trainer, "_fixed_logps", lambda *_: trainer_module.FixedLogps(old, {}))
     settings = plain(loss=loss, **ours)
     found = gradients(monkeypatch, adapters, settings, samples)
     default = gradients(monkeypatch, adapters, plain(loss=loss), samples)
@@ -322,7 +322,7 @@ def test_a_conversation_is_trained_as_trl_trains_one_whose_environment_s_turns_a
             if turn < turns - 1:
                 said, mask = [*said, rng.randrange(24)], [*mask, 0]  # the environment's reply
         rows.append((prompt, said, mask, reward))
-    taught, _ = advantages(samples, "center", references=once_each(samples))
+    taught, _ = advantages(samples, "center", references=rollout_rewards(samples))
     ours = gradients(monkeypatch, adapters, plain(loss=loss), taught)
     whole = [
         Sample("x", "e", "x", 0, TokenRecord(tuple(p), tuple(c), (-1.0,) * len(c), "stop"), r).with_advantage(
@@ -379,7 +379,7 @@ def test_a_prompt_read_once_gives_the_gradients_of_reading_everything(folder: Pa
         for _, tensor in adapters.parameters("x"):
             tensor.grad = None
     assert apart(*found) < GRADIENTS
-    assert saving(samples) < 0.5
+    assert shared_fraction(samples) < 0.5
 
 
 def test_adapters_compute_as_a_base_in_half_precision_and_learn_in_float32(
@@ -402,7 +402,7 @@ def test_adapters_compute_as_a_base_in_half_precision_and_learn_in_float32(
         return found, sum(kept.values())
 
     found, less = learned()
-    monkeypatch.setattr(adapters_module, "_compute_as_the_base", lambda model: None)
+    monkeypatch.setattr(adapters_module, "_compute_in_base_dtype", lambda model: None)
     expected, more = learned()
     assert 0 < apart(found, expected) < 0.1
     assert less < 0.9 * more
@@ -433,8 +433,8 @@ def test_every_sample_is_trained_on_whatever_the_number_of_parts() -> None:
 def test_micro_batches_hold_no_more_than_they_may() -> None:
     samples = some(groups=5, each=6, longest=9)
     for once in (True, False):
-        for batch in micro_batches(samples, 64, once=once):
-            tokens = shared_size(batch) if once and saving(batch) <= 0.5 else padded_size(batch)
+        for batch in micro_batches(samples, 64, share_prompts=once):
+            tokens = shared_size(batch) if once and shared_fraction(batch) <= 0.5 else padded_size(batch)
             assert len(batch) == 1 or tokens <= 64
 
 
@@ -489,7 +489,7 @@ class TestAdapters:
             ours = forward(model, samples).logps
             assert torch.allclose(ours, forward(theirs.get_base_model(), samples).logps, atol=LOGPROBS)
         again = Adapters(str(folder), {"x": LoRA(rank=4)}, dtype="float32")
-        again.begin("x", reference, tmp_path)
+        again.start_from("x", reference, tmp_path)
         with again.using("x") as model, torch.no_grad():
             assert torch.equal(ours, forward(model, samples).logps)
         assert again.version("x") == reference["sha256"]
@@ -513,7 +513,7 @@ class TestAdapters:
     def test_an_adapter_of_another_shape_is_refused(self, folder: Path, tmp_path: Path) -> None:
         reference = made(folder, "x", rank=8).save("x", tmp_path)
         with pytest.raises(ConfigurationError, match="another base or another shape"):
-            made(folder, "x").begin("x", reference, tmp_path)
+            made(folder, "x").start_from("x", reference, tmp_path)
 
     def test_a_truncated_adapter_is_refused(self, folder: Path, tmp_path: Path) -> None:
         reference = made(folder, "x").save("x", tmp_path)
@@ -523,7 +523,7 @@ class TestAdapters:
         with pytest.raises(ConfigurationError, match="holds no adapter"):
             made(folder, "x").load("x", path.parent)
         with pytest.raises(ConfigurationError, match="was changed"):
-            made(folder, "x").begin("x", reference, tmp_path)
+            made(folder, "x").start_from("x", reference, tmp_path)
 
     @pytest.mark.parametrize(
         ("targets", "expected"),
@@ -566,7 +566,7 @@ class TestAdapters:
         with torch.no_grad():
             assert torch.allclose(ours, forward(theirs.get_base_model(), samples).logps, atol=LOGPROBS)
         again = Adapters(str(folder), {"x": LoRA(rank=4, targets=targets)}, dtype="float32")
-        again.begin("x", reference, tmp_path)
+        again.start_from("x", reference, tmp_path)
         assert again.version("x") == reference["sha256"]
 
     def test_all_linear_layers_are_adapted_unless_others_are_named(self, folder: Path) -> None:
@@ -594,7 +594,7 @@ class TestAdapters:
             partition(["a", "b"], {"one": ["a"], "two": ["a", "b"]})
         with pytest.raises(DeclarationError, match="'one' to no component"):
             partition(["a", "b"], {"one": []})
-        with pytest.raises(DeclarationError, match="like a component that has another one"):
+        with pytest.raises(DeclarationError, match="but the component of that name uses another adapter"):
             partition(["a", "b"], {"b": ["a"]})
         assert partition(["a", "b"], {"b": ["a", "b"]}) == {"b": ("a", "b")}
         for name in ("../../escaped", "a/b", "|value", ""):
@@ -611,9 +611,9 @@ class TestAdapters:
     def test_a_base_that_makes_its_logits_in_another_way_is_refused(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        whole = Output.of
-        monkeypatch.setattr(Output, "of", lambda model, _: replace(whole(model), times=30.0))
-        with pytest.raises(CompoundError, match="makes its logits in a way that is not known"):
+        whole = OutputLayer.of
+        monkeypatch.setattr(OutputLayer, "of", lambda model, _: replace(whole(model), times=30.0))
+        with pytest.raises(CompoundError, match="computes logits is not supported"):
             made(folder, "x")
 
 
@@ -696,7 +696,7 @@ def test_what_a_job_began_with_is_not_deleted(folder: Path, tmp_path: Path) -> N
     session = TrainingSession(task, MMGRPO(MMGRPOSettings()))
     adapters = made(folder, "x", noise=0.0)
     trainer = PLAIN.trainer(adapters, {"x": "x"})
-    adapters.begin("x", begun, tmp_path)
+    adapters.start_from("x", begun, tmp_path)
     folders: list[str] = []
     before: list[str] = []
     for number in range(5):
@@ -705,7 +705,7 @@ def test_what_a_job_began_with_is_not_deleted(folder: Path, tmp_path: Path) -> N
         saved = trainer.save(tmp_path)
         assert (saved.adapters["x"] == begun) == (number == 0)
         state = TrainingState(saved=saved, folders=folders, folders_before=before)
-        session.forget(state)
+        session.delete_unused(state)
         folders, before = state.folders, state.folders_before
     assert (tmp_path / begun["path"]).is_dir()
     assert sum(path.name.startswith("x-") for path in tmp_path.iterdir()) == 3  # and those of two steps
@@ -742,7 +742,7 @@ class TestSteps:
         trainer = PLAIN.trainer(made(folder, "x"), {"x": "x"})
         trainer.step(some(), 0)  # sampled by the base, as the trainer began
         trainer.save(tmp_path)
-        with pytest.raises(StaleSamples, match="of no adapter"):
+        with pytest.raises(StaleSamples, match=r"version \(base model\)"):
             trainer.step(some(), 1)
         trainer.step([replace(s, on_policy=False) for s in some()], 1)  # a teacher's
         version = trainer.versions["x"][-1]
@@ -850,8 +850,8 @@ class TestSteps:
 
         monkeypatch.setattr(trainer_module, "forward", full)
         with pytest.raises(CompoundError) as raised:
-            PLAIN.trainer(made(folder, "x"), {"x": "x"}).step(some(), 0)
-        assert "micro_tokens" in str(raised.value.hint)
+            PLAIN.trainer(made(folder, "x"), {"x": "x"}, section="optimize.ppo").step(some(), 0)
+        assert "lower optimize.ppo.optimizer.micro_tokens" in str(raised.value.hint)
 
     def test_the_sampler_s_mismatch_weighs_advantages_up_to_the_cap(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch

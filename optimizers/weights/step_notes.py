@@ -1,9 +1,10 @@
-"""Describe a training step: its line for people, the answers its record shows, why it taught nothing."""
+"""Describe a training step: its progress note, example answers for its record, and why it had no samples."""
 
 from __future__ import annotations
 
 import resource
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from compound.optimizers.weights.learner.samples import Sample
@@ -14,11 +15,11 @@ from compound.optimizers.weights.step_batch import StepBatch
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-LETTERS = 300  # of an answer that a record shows
+MAX_CHARACTERS = 300  # of an answer in a record
 
 
 def format_step(step: Step) -> str:
-    """Return a training step as a note.
+    """Return the progress note of a training step.
 
     >>> format_step(Step(reward=0.25, samples=24, made=32))
     'mean reward 0.250, 24 of 32 samples have an advantage'
@@ -33,41 +34,39 @@ def format_step(step: Step) -> str:
 def examples_of(
     samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, list[dict[str, str | float]]]:
-    """Return, by component, the answers that earned most and least, as JSON: what there was to learn from."""
-    found: dict[str, list[Sample]] = {}
+    """Return, by component, the answers with the highest and the lowest reward, as JSON."""
+    reward = attrgetter("reward")
+    by_component: dict[str, list[Sample]] = {}
     for sample in samples:
-        found.setdefault(sample.component, []).append(sample)
+        by_component.setdefault(sample.component, []).append(sample)
     return {
         name: [
             {
                 "example": sample.example,
                 "reward": sample.reward,
-                "text": tokenizer.decode(sample.tokens.sampled, skip_special_tokens=True)[:LETTERS],
+                "text": tokenizer.decode(sample.tokens.sampled, skip_special_tokens=True)[:MAX_CHARACTERS],
             }
-            for sample in {id(s): s for s in (max(own, key=_reward), min(own, key=_reward))}.values()
+            # one entry if the best and the worst answer are the same sample
+            for sample in {id(s): s for s in (max(own, key=reward), min(own, key=reward))}.values()
         ]
-        for name, own in found.items()
+        for name, own in by_component.items()
     }
 
 
-def _reward(sample: Sample) -> float:
-    return sample.reward
-
-
-def why_nothing(recipe: Recipe, drawn: StepBatch) -> str:
-    """Return why a step has no samples."""
+def reason_without_samples(recipe: Recipe, drawn: StepBatch) -> str:
+    """Return why a step has no samples to train on."""
     facts = drawn.facts
     if facts["failed"] and facts["failed"] >= len(drawn.credited.scores):
-        return f"every run failed, most often by {facts['failure']}"
+        return f"every run failed, most often with {facts['failure']}"
     if recipe.likelihood:
-        return f"no attempt earned the threshold {drawn.credited.facts['threshold']:.3g}"
+        return f"no attempt reached the threshold {drawn.credited.facts['threshold']:.3g}"
     if not drawn.credited.facts.get("groups"):
-        return "no run called a component that is trained"
-    return "the rewards of every group were all equal"
+        return "no run called a trained component"
+    return "all rewards within each group were equal"
 
 
-def peak() -> float:
-    """Return the most memory so far in MiB: of the device where there is one, of this process otherwise."""
+def peak_memory() -> float:
+    """Return the peak memory so far in MiB: of the GPU if there is one, otherwise of this process."""
     import torch
 
     if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Parts of a method's memory, typed: what later jobs of a run need from earlier ones."""
+"""Typed parts of a method's memory, which later jobs of a run read."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from compound.optimization.method import Memory
 from compound.storage.state import State
 
 
-class Remembered(State):
-    """A part of a method's memory, stored under a name of its own.
+class MemoryPart(State):
+    """Base class of the typed parts of a method's memory.
 
-    Subclasses declare fields, all of which have defaults, and the name.
+    Subclasses declare fields, all with defaults, and a unique name.
 
     Attributes:
-        NAME: what it is stored under in `Memory.state`.
+        NAME: the key in `Memory.state`.
 
     Example:
         >>> from pathlib import Path
         >>> from compound.testing import PlainMemory
-        >>> class Visits(Remembered):
+        >>> class Visits(MemoryPart):
         ...     NAME = "visits"
         ...     count: int = 0
         >>> memory = PlainMemory(Path())
@@ -34,14 +34,14 @@ class Remembered(State):
 
     @classmethod
     def of(cls, memory: Memory) -> Self:
-        """Return what the memory holds; the defaults where it holds nothing.
+        """Load the part from a memory; return the defaults if it was never stored.
 
         Raises:
-            StateError: it was written by another version.
+            StateError: the stored part has another format.
         """
         stored = memory.state.get(cls.NAME)
         return cls() if stored is None else cls.from_json(stored)
 
     def store(self, memory: Memory) -> None:
-        """Keep a snapshot of this part, which is in every later checkpoint."""
+        """Store a snapshot of this part, which every later checkpoint includes."""
         memory.state.update({self.NAME: self.to_json()})
