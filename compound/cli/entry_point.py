@@ -1,4 +1,4 @@
-"""Run the command line: parse arguments, explain errors, and set the exit code."""
+"""Command line entry point: parse arguments, explain errors, and set the exit code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from compound.cli import models  # noqa: F401
 
 
 def main() -> NoReturn:
-    """Run the command line; every foreseeable error becomes a message and an exit code."""
+    """Run the command line, turning every expected error into a message and an exit code."""
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
@@ -49,7 +49,7 @@ def _answer(arguments: list[str], debug: bool) -> NoReturn:
         if debug:
             raise
         sys.exit(explain(error))
-    except (KeyboardInterrupt, SystemExit) as ended:  # typer turns the one into the other
+    except (KeyboardInterrupt, SystemExit) as ended:  # typer converts KeyboardInterrupt to exit code 130
         if isinstance(ended, SystemExit) and ended.code != 130:
             raise
         print("interrupted; run the same command to resume", file=sys.stderr)
@@ -63,6 +63,6 @@ def _answer(arguments: list[str], debug: bool) -> NoReturn:
         if isinstance(error, OSError) and explain_system(error):
             sys.exit(2)
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
-        print("hint: this is a defect of compound; run again with --debug for the traceback", file=sys.stderr)
+        print("hint: this is a bug in compound; run again with --debug for the traceback", file=sys.stderr)
         sys.exit(1)
     sys.exit(0)

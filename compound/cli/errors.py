@@ -1,4 +1,4 @@
-"""Explain errors to the user of the command line."""
+"""Error messages, hints and exit codes of the command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FRESH_HERE = "pass --new for a fresh run, or choose another --run"
 
 
 def explain_system(error: OSError) -> bool:
-    """Print what the operating system refused, and what to do; False where it named no place."""
+    """Print an operating system error with advice; return False if its location is unknown."""
     from compound.security.untrusted import advice, reason
 
     place = error.filename or _unnamed(error)
@@ -33,18 +33,18 @@ def explain_system(error: OSError) -> bool:
 
 
 def _unnamed(error: OSError) -> str | None:
-    """Return what an error without a file name is about, as far as it can be known."""
+    """Return the likely subject of an error that has no file name, or None."""
     try:
         os.getcwd()
     except OSError:
         return "the current folder"
-    lost = isinstance(error, ConnectionError | TimeoutError)  # of a component, or of a model's server
+    lost = isinstance(error, ConnectionError | TimeoutError)  # from a component or a model server
     return None if lost or error.errno is None else "a file or the output"
 
 
 @contextmanager
 def explained_imports() -> Iterator[None]:
-    """Name the extra that installs an optional library."""
+    """Turn a failed import of an optional library into an error that names its extra."""
     try:
         yield
     except ImportError as error:
@@ -55,7 +55,7 @@ def explained_imports() -> Iterator[None]:
 
 
 def explain(error: CompoundError) -> int:
-    """Print an error, with what to do about it, and return the exit code."""
+    """Print an error with its hint, and return the exit code."""
     from compound.runs.recorder import Interrupted
 
     if isinstance(error, SpecError):
@@ -63,7 +63,7 @@ def explain(error: CompoundError) -> int:
         return 2
     if isinstance(error, SeveralErrors):
         return max(map(explain, error.errors))
-    if isinstance(error, Interrupted):  # which the user asked for
+    if isinstance(error, Interrupted):  # requested by the user, so not an error
         print(str(error), file=sys.stderr)
         return 130
     print(f"error: {error.message}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The commands that run and evaluate a system."""
+"""Commands that run and evaluate a system."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def evaluate(
     repeats: Annotated[int, typer.Option(min=1, help="Runs per example.")] = 1,
     config: Config = None,
     min_score: Annotated[
-        float | None, typer.Option(help="Exit with code 1 if the mean is below this score.")
+        float | None, typer.Option(help="Exit with code 1 if the mean score is below this value.")
     ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Ignore the cache.")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache.")] = False,
     sets: Sets = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -102,12 +102,12 @@ def evaluate(
 )
 def run(
     file: File,
-    inputs: Annotated[Optional[list[str]], typer.Argument(help="NAME=VALUE of each input.")] = None,  # noqa: UP045
+    inputs: Annotated[Optional[list[str]], typer.Argument(help="Inputs as NAME=VALUE.")] = None,  # noqa: UP045
     config: Config = None,
     sample: Annotated[
-        int, typer.Option(help="Sample index: selects the random streams of stochastic components.")
+        int, typer.Option(help="Sample index; selects the random streams of stochastic components.")
     ] = 0,
-    trace: Annotated[bool, typer.Option("--trace", help="Show every call with its messages.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Print every call with its messages.")] = False,
     sets: Sets = None,
     as_json: AsJson = False,
     no_import: NoImport = False,
@@ -115,7 +115,7 @@ def run(
 ) -> None:
     """Run a system once and print its outputs.
 
-    With --trace, also prints every call; with --json, the whole trace.
+    With --trace, also prints every call. With --json, prints the whole trace.
     """
     from compound.api.sync import read_inputs
     from compound.api.sync import run as run_system
@@ -143,7 +143,7 @@ def _role(data: Dataset, split: str) -> Split:
     if data.test:
         names[data.test] = "test"
     if split not in names:
-        raise SpecError([f"--split {split}: no such split; possible: {', '.join(sorted(names))}"])
+        raise SpecError([f"--split {split}: unknown split; possible: {', '.join(sorted(names))}"])
     return names[split]
 
 

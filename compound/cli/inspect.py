@@ -1,4 +1,4 @@
-"""The commands that check files, and show what runs left."""
+"""Commands that check files and inspect runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from compound.errors import (
 
 @app.command(epilog=examples("check system.yaml", "check *.yaml", "check a.yaml --no-import"))
 def check(
-    files: Annotated[list[Path], typer.Argument(help="YAML files of systems.", show_default=False)],
+    files: Annotated[list[Path], typer.Argument(help="System YAML files.", show_default=False)],
     sets: Sets = None,
     strict: Strict = False,
     no_import: NoImport = False,
@@ -38,10 +38,10 @@ def check(
 ) -> None:
     """Check files without running them.
 
-    Checks syntax, names, types, wiring, settings, the method, and data that is on this machine.
+    Checks syntax, names, types, wiring, settings, the method, and data available locally.
 
-    Loads no model and downloads nothing; what is not there is listed as not checked. With --json, several
-    files give a list; every file is in it, with its problems. Exit code 2 when a file is wrong.
+    Loads no model and downloads nothing; missing data is listed as not checked. With --json, several files
+    give a list with an entry for every file, including its problems. Exit code 2 if a file is invalid.
     """
     from compound.api.check import check_program, problems_of
 
@@ -91,7 +91,7 @@ def graph(
 def report(
     run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)], as_json: AsJson = False
 ) -> None:
-    """Write the report of a run again.
+    """Regenerate the report of a run.
 
     Prints the paths of report.md and report.html.
     """
@@ -116,7 +116,7 @@ def runs(
     check_files: Annotated[
         bool,
         typer.Option(
-            "--verify", help="Verify the checksums of all files; exit with code 1 if any is damaged."
+            "--verify", help="Verify the checksums of all files; exit with code 1 if one is damaged."
         ),
     ] = False,
     as_json: AsJson = False,
@@ -128,7 +128,7 @@ def runs(
         _verify(paths or [], folder, as_json)
         return
     if paths:
-        raise SpecError([f"{paths[0]}: run directories are given together with --verify; to list, use --dir"])
+        raise SpecError([f"{paths[0]}: RUN requires --verify; to list the runs in a folder, use --dir"])
     rows = list_runs(folder)
     if as_json:
         show(rows)
@@ -140,12 +140,12 @@ def runs(
 
 
 def _verify(paths: list[Path], folder: Path, as_json: bool) -> None:
-    """Print what is wrong with run directories, and exit with 1 if anything is."""
+    """Print the problems of run directories, and exit with code 1 if there are any."""
     from compound.api.sync import is_run, run_directories
     from compound.api.verify import verify
 
     chosen = paths or run_directories(folder)
-    none = {str(path): ["it is not a run directory"] for path in chosen if not is_run(path)}
+    none = {str(path): ["not a run directory"] for path in chosen if not is_run(path)}
     found = {str(path): none.get(str(path)) or verify(path) for path in chosen}
     if as_json:
         show(found)
@@ -165,7 +165,7 @@ def _verify(paths: list[Path], folder: Path, as_json: bool) -> None:
 
 @app.command(epilog=examples("schema > system.schema.json"))
 def schema() -> None:
-    """Print the JSON Schema of the YAML file, for editors."""
+    """Print the JSON Schema of system YAML files, for editors."""
     from compound.spec import schema as spec_schema
 
     show(spec_schema())
@@ -173,9 +173,9 @@ def schema() -> None:
 
 @app.command(epilog=examples("plugins", "plugins --json"))
 def plugins(as_json: AsJson = False) -> None:
-    """List extensions that are installed.
+    """List installed extensions.
 
-    Shows what each adds, its package, and whether it can be loaded.
+    Shows what each provides, its package, and whether it can be loaded.
     """
     from compound.registry.plugins import GROUPS
     from compound.registry.plugins import plugins as installed
@@ -201,4 +201,4 @@ def plugins(as_json: AsJson = False) -> None:
             f"{row['group']}: {row['name']} ({row['value']}, from {row['package']}) {row['problem']}".rstrip()
         )
     if not found:
-        print("no installed package adds extensions", file=sys.stderr)
+        print("no installed package provides extensions", file=sys.stderr)

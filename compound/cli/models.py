@@ -1,4 +1,4 @@
-"""The commands for models."""
+"""Commands for local models."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import typer
 from compound.cli.options import AsJson, app, examples, show
 
 models = typer.Typer(
-    help="List or fetch models that run in this process.", no_args_is_help=True, rich_markup_mode=None
+    help="List or download models that run in this process.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(models, name="models")
 
 
 @models.command("get", epilog=examples("models get smollm2"))
 def models_get(name: Annotated[str, typer.Argument(help="Name of the model.")] = "smollm2") -> None:
-    """Fetch the weights of a model."""
+    """Download the weights of a model."""
     from compound.components.engines.models import get
 
     print(get(name))

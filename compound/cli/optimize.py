@@ -1,4 +1,4 @@
-"""The commands that optimize."""
+"""Commands that optimize systems."""
 
 from __future__ import annotations
 
@@ -53,9 +53,7 @@ def optimize(
     config: Config = None,
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="Print the plan and upper bounds of the cost, without running anything."
-        ),
+        typer.Option("--dry-run", help="Print the plan and upper bounds of the cost; run nothing."),
     ] = False,
     strict: Strict = False,
     as_json: AsJson = False,
@@ -63,14 +61,14 @@ def optimize(
     no_import: NoImport = False,
     trust: TrustOption = None,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Evaluate failed test rows of a finished run again.")
+        bool, typer.Option("--retry-failed", help="Rerun failed test rows of a finished run.")
     ] = False,
 ) -> None:
     """Optimize a system, or resume an interrupted run.
 
-    With --retry-failed, test rows of a finished run that failed for lack of an answer are run again, with the
-    same examples and random streams and within the test split's share of the budget. Decisions stay as they
-    were made; the report says what was run again.
+    With --retry-failed, the test rows of a finished run that failed because no answer was received are
+    rerun with the same examples and random streams, within the test split's share of the budget.
+    Decisions do not change; the report lists the rerun rows.
     """
     from compound.api.optimize import optimize as run_optimization
     from compound.api.progress import watching
@@ -83,7 +81,7 @@ def optimize(
         return
     print(f"run directory: {path}", file=sys.stderr)
 
-    def begun(recorder: Recorder) -> None:
+    def on_start(recorder: Recorder) -> None:
         if recorder.run.path == path and recorder.resumed and not recorder.state.done:
             print("continuing the run from its last checkpoint", file=sys.stderr)
         _stop_on_interrupt(recorder)
@@ -92,7 +90,7 @@ def optimize(
         result = run_optimization(
             program.system, data, metric, program.optimize,
             run_dir=path, engines=program.find_engine, folder=program.folder, text=program.text,
-            listener=listener, on_start=begun, strict=strict, retry_failed=retry_failed,
+            listener=listener, on_start=on_start, strict=strict, retry_failed=retry_failed,
         )  # fmt: skip
     if as_json:
         show(result.to_json())
@@ -110,12 +108,12 @@ def optimize(
     )
 )
 def sweep(
-    files: Annotated[list[Path], typer.Argument(help="YAML files of systems.", show_default=False)],
+    files: Annotated[list[Path], typer.Argument(help="System YAML files.", show_default=False)],
     methods: Annotated[str, typer.Option(help="Comma-separated methods.")],
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0",
     run: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Folder of the sweep.", show_default="runs/sweep"),
+        typer.Option(help="Sweep directory.", show_default="runs/sweep"),
     ] = None,
     sets: Sets = None,
     as_json: AsJson = False,
@@ -127,8 +125,8 @@ def sweep(
 
     The same command resumes an interrupted sweep.
 
-    Every run has the file's budget and a folder of its own. Finished runs are skipped. The table is in
-    sweep.md and sweep.json. Exit code 1 when a run failed.
+    Every run gets the budget set in its file and its own folder. Finished runs are skipped. The table is
+    in sweep.md and sweep.json. Exit code 1 if a run failed.
     """
     from compound.api.progress import watching
     from compound.api.sweep import Stopper, plan
@@ -167,7 +165,7 @@ def _numbers(text: str) -> list[int]:
     items = _listed(text)
     wrong = [item for item in items if not item.isdecimal()]
     if wrong:
-        raise SpecError([f"--seeds {text}: {wrong[0]!r} is no seed; give whole numbers such as 0,1,2"])
+        raise SpecError([f"--seeds {text}: {wrong[0]!r} is not a seed; give whole numbers such as 0,1,2"])
     return [int(item) for item in items]
 
 
@@ -179,7 +177,7 @@ def _run_path(system: str, run: str, run_dir: Path | None, new: bool) -> Path:
 
 
 def _dry_run(program: Program, path: Path, *, as_json: bool, strict: bool) -> None:
-    """Print what a run can cost at most and what it can find."""
+    """Print upper bounds of a run's cost and the effects it can detect."""
     from compound.api.estimate import estimate
     from compound.report.forecast import forecast
 
@@ -191,7 +189,7 @@ def _dry_run(program: Program, path: Path, *, as_json: bool, strict: bool) -> No
 
 
 def _stop_on_interrupt(running: Recorder | Stopper) -> None:
-    """First Ctrl-C: finish the step and save. Second: stop now (still resumable)."""
+    """Handle Ctrl-C: the first finishes the step and saves, the second stops now (still resumable)."""
     import signal
 
     def handle(_signal: int, _frame: FrameType | None) -> None:

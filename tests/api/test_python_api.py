@@ -206,7 +206,7 @@ def test_a_mistake_is_told_before_anything_is_called(arguments: dict[str, Any], 
         ({"data": ROWS}, "which rows to learn from.*'train': rows"),
         ({"budget": "100"}, r"budget must be .*cp\.Budget"),
         ({"budget": True}, "budget must be"),
-        ({"budget": {"runs": 100}}, "there is no setting budget.runs"),
+        ({"budget": {"runs": 100}}, "unknown setting budget.runs"),
         ({"data": {"train": ROWS, "valid": ROWS[:9], "test": [{"question": "?"}]}}, "no gold field 'answer'"),
     ],
 )

@@ -186,7 +186,7 @@ def test_a_demand_that_is_not_met_exits_1(game: Path, cli: Any) -> None:
 
 def test_what_evaluate_cannot_do_exits_2(game: Path, cli: Any) -> None:
     assert (
-        "no such split; possible: dev, test, train, valid"
+        "unknown split; possible: dev, test, train, valid"
         in cli("evaluate", "game.yaml", "--split", "dvalid").err
     )
     row = (game / "rows.jsonl").read_text().splitlines()
@@ -336,7 +336,7 @@ def test_a_defect_is_told_in_one_line_and_debug_shows_it(
     monkeypatch.setattr("compound.report.figures.system.draw", broken)
     ran = cli("graph", "game.yaml")
     assert ran.code == 1
-    assert ran.err.startswith("error: ZeroDivisionError: oops\nhint: this is a defect of compound")
+    assert ran.err.startswith("error: ZeroDivisionError: oops\nhint: this is a bug in compound")
     monkeypatch.setattr(sys, "argv", ["compound", "--debug", "graph", "game.yaml"])
     with pytest.raises(ZeroDivisionError):
         module.main()
@@ -413,7 +413,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_place_that_cannot_be_used_is_named_with_what_to_do(
     game: Path, cli: Any, refusing: Any, place: str, arguments: list[str], number: int
 ) -> None:
-    """Regression test: a read-only or unreadable place was called a defect of compound."""
+    """Regression test: a read-only or unreadable place was called a bug in compound."""
     done = game / "runs" / "done"
     if place.startswith("runs/") or arguments == ["runs"]:
         done.mkdir(parents=True)
@@ -423,7 +423,7 @@ def test_a_place_that_cannot_be_used_is_named_with_what_to_do(
     refusing(game / place, number)
     ran = cli(*arguments)
     assert ran.code == 2, (ran.out, ran.err)
-    assert "defect of compound" not in ran.err
+    assert "bug in compound" not in ran.err
     assert place in ran.err
     assert os.strerror(number) in ran.err
     assert "hint: " in ran.err
@@ -497,7 +497,7 @@ def test_runs_are_verified_by_command(game: Path, cli: Any) -> None:
     )
     assert cli("runs", "runs/first", "--verify").code == 0
     assert cli("runs", "runs/nowhere", "--verify").code == 1
-    assert "given together with --verify" in cli("runs", "runs/first").err
+    assert "requires --verify" in cli("runs", "runs/first").err
 
 
 def test_failed_rows_are_run_again_by_command(game: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -305,8 +305,8 @@ def test_the_table_is_for_people_and_json_for_machines(tmp_path: Path) -> None:
     (heading,) = [line for line in text.splitlines() if line.startswith("at most")]
     assert heading.split("  ")[-1].strip() == "dollars"
     assert "gepa: reflections" in text
-    assert "budget.system_runs: 90 runs of the system on train and validation examples" in text
-    assert "requests for proposals not at all" in text
+    assert "budget.system_runs: 90 system runs on train and validation examples" in text
+    assert "proposal requests do not count" in text
 
 
 @pytest.mark.parametrize("method", WEIGHTS)

@@ -182,7 +182,7 @@ class TestOptimizers:
 
     def test_one_without_settings_has_no_section(self, declare: Any) -> None:
         declare("optimizers", still="climbing:Still")
-        with pytest.raises(DeclarationError, match="there is no setting still.step"):
+        with pytest.raises(DeclarationError, match="unknown setting still.step"):
             make_settings({"method": "still", "still": {"step": 1}})
 
 

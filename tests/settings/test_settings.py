@@ -129,7 +129,7 @@ class TestSections:
         [
             ("random: {k: 1}", "optimize.random: unknown key; method 'random' has no settings"),
             ("mmgrpo: {lrr: 1}", "optimize.mmgrpo.lrr: unknown key; did you mean optimizer.lr?"),
-            ("gepa: {steps: 1}", "optimize.gepa.steps: unknown key; it is a setting of ppo"),
+            ("gepa: {steps: 1}", "optimize.gepa.steps: unknown key; it belongs to ppo"),
         ],
     )
     def test_an_unknown_key_is_told_its_place(self, section: str, message: str) -> None:
@@ -195,7 +195,7 @@ class TestOwnMethods:
         ("section", "told"),
         [
             ("{temprature: 0.5}", "optimize.anneal.temprature: unknown key; did you mean 'temperature'?"),
-            ("{stages: [mipro]}", "optimize.anneal.stages: unknown key; it is a setting of better_together"),
+            ("{stages: [mipro]}", "optimize.anneal.stages: unknown key; it belongs to better_together"),
             ("{temperature: warm}", "optimize.anneal.temperature: must be a number, but got 'warm'"),
             ("5", "optimize.anneal: must be a mapping, but got 5"),
         ],
@@ -245,8 +245,8 @@ class TestEarlierSpellings:
                 "method: mmgrpo, weights: {gamma: 1}",
                 "is now optimize.ppo.critic.gamma; method 'mmgrpo' does not",
             ),
-            ("method: ppo, weights: {}", "the settings of a method stand in optimize.ppo"),
-            ("method: ppo, ppo: {warmup: 3}", "it is optimize.ppo.optimizer.warmup_steps"),
+            ("method: ppo, weights: {}", "is no longer a section; use optimize.ppo"),
+            ("method: ppo, ppo: {warmup: 3}", "use optimize.ppo.optimizer.warmup_steps"),
         ],
     )
     def test_the_new_spelling_is_named(self, old: str, told: str) -> None:
