@@ -1,4 +1,4 @@
-"""Estimate the cost of an optimization, and what it can detect, before it runs."""
+"""Estimate the cost of an optimization and the effects it can detect, before it runs."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
     from compound.spec import Program
 
 ASSUMED = (
-    "Tries of a request that failed come on top, and so do runs that are cancelled when too many fail.",
-    "Prompts are counted by bytes where no tokenizer has seen them, about four times their tokens in "
-    "English; every call is counted as the longest one, and a cached run as a new one.",
+    "Retries of failed requests, and runs that are cancelled when too many fail, are not included.",
+    "Prompts without a known tokenizer are counted in bytes, about four times their tokens in English; "
+    "every call is counted as the longest one, and a cached run as a new one.",
 )
-OF_METRIC = "Calls that a metric of your own makes are neither counted nor bounded."
+OF_METRIC = "Calls made by a user-defined metric are neither counted nor bounded."
 
 
 def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
     """Return the resolved settings, sizes, plan, prospects and upper bounds of a program's optimization.
 
-    Reads the data and corpora, loads no model. The bounds cover system runs, the test split, requests for
-    proposals, and the same for each baseline.
+    Reads the data and corpora but loads no model. The bounds cover system runs, the test split, proposal
+    requests, and the same for each baseline.
 
     Args:
-        program: says what is to be optimized, with data and a metric.
-        strict: whether to refuse examples that are in several splits.
+        program: the program, with data and a metric.
+        strict: whether to reject examples that occur in several splits.
 
     Raises:
-        DataError: some are, with ``strict``.
+        DataError: splits share examples, with ``strict``.
     """
     assert program.data is not None
     assert program.metric is not None
@@ -89,13 +89,13 @@ def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table of bounds.
+    """A row of the table of bounds.
 
     Attributes:
-        method: whose.
-        what: is bounded.
-        runs: system runs, where it is made of these.
-        amount: what they can take.
+        method: name of the method.
+        what: description of the bounded activity.
+        runs: number of system runs, if applicable.
+        amount: upper bound of the usage.
     """
 
     method: str
@@ -104,19 +104,19 @@ class Row:
     amount: Amount
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON types; infinite numbers are ``None``."""
+        """Return the row as JSON types; infinite numbers become ``None``."""
         runs = None if self.runs is None or not math.isfinite(self.runs) else self.runs
         return {"method": self.method, "what": self.what, "system_runs": runs, **_amount(self.amount)}
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The bounds of one method.
+    """Upper bounds of one method.
 
     Attributes:
-        rows: what it is made of, and last the sum within the budget.
-        runs: system runs, those on the test split included.
-        allowed: what its jobs may ask for.
+        rows: the components, and last the total within the budget.
+        runs: number of system runs, including the test split.
+        allowed: proposal requests of its jobs.
     """
 
     rows: Sequence[Row]
@@ -125,7 +125,7 @@ class Bound:
 
 
 def bound(problem: Problem) -> Bound:
-    """Return the bounds of the method of a problem."""
+    """Return the bounds of a problem's method."""
     settings, find = problem.settings, _Opened(problem)
     name, system = settings.method, problem.system
     own = (system.lm,) if system.lm else ()
@@ -150,41 +150,41 @@ def bound(problem: Problem) -> Bound:
 
 
 def _search(allowed: Allowance, find: _Opened) -> Amount:
-    """Return what one system run can take, when runs are counted by the calls that were really made.
+    """Return the upper bound of one system run, where runs are counted by executed calls.
 
-    A run whose other calls come from the cache counts as a part of one: so many parts may all be the most
-    expensive call.
+    A run whose other calls are cached counts as a fraction of a run, and all fractions may consist of
+    the most expensive call.
     """
     largest = Amount()
     for name, use in allowed.survey.uses.items():
         each = _call(name, use, find)
         if each.calls and not allowed.outlook.system.components[name].cacheable and allowed.survey.counted:
-            each = unbounded(f"{name!r} asks a model in every run, even in one that is cached")
+            each = unbounded(f"{name!r} calls a model in every run, even a cached one")
         largest = largest.joined(each)
     return largest.times(allowed.survey.counted) if allowed.survey.counted else _whole_run(allowed, find)
 
 
 def _whole_run(allowed: Allowance, find: _Opened) -> Amount:
-    """Return what one run can take in which nothing is cached."""
+    """Return the upper bound of a run without cached calls."""
     calls = (_call(name, use, find).times(use.calls) for name, use in allowed.survey.uses.items())
     return sum(calls, Amount())
 
 
 def _call(name: str, use: Use, find: _Opened) -> Amount:
-    """Return what one call of a component can take."""
+    """Return the upper bound of one call of a component."""
     if use.requests is None:
-        return unbounded(f"component {name!r} does not declare what it asks of models (Component.reach)")
+        return unbounded(f"component {name!r} does not declare its model requests (Component.reach)")
     if not math.isfinite(use.calls) and use.requests:
-        return unbounded(f"how often {name!r} is called is known only at run time")
+        return unbounded(f"the number of calls of {name!r} is known only at run time")
     return sum((find.max_request_cost(request).times(request.calls) for request in use.requests), Amount())
 
 
 def _proposals(allowed: Allowance, find: _Opened, own: tuple[str, ...]) -> list[tuple[str, Amount]]:
-    """Return what requests for proposals can take, by optimizer and purpose."""
+    """Return the upper bounds of proposal requests, by optimizer and purpose."""
     found: dict[str, Amount] = {}
     for each in allowed.jobs:
         if each.bound is None:
-            hint = f"optimizer {each.job.optimizer!r} declares no bound: give a budget of calls"
+            hint = f"optimizer {each.job.optimizer!r} declares no bound; set a budget of calls"
             found[f"requests by {each.job.optimizer}"] = unbounded(hint)
         for request in each.requests:
             what = f"{each.job.optimizer}: {request.purpose}"
@@ -194,7 +194,7 @@ def _proposals(allowed: Allowance, find: _Opened, own: tuple[str, ...]) -> list[
 
 
 def _within(amount: Amount, budget: BudgetSettings, part: float) -> Amount:
-    """Return an amount that a part of the budget's limits ends."""
+    """Return an amount capped by a share of the budget's limits."""
 
     def least(name: str, value: float) -> float:
         limit = getattr(budget, name)
@@ -211,13 +211,13 @@ def _within(amount: Amount, budget: BudgetSettings, part: float) -> Amount:
 
 
 class _Opened:
-    """The engines of a problem, as far as they can be opened without loading a model."""
+    """Engines of a problem that can be opened without loading a model."""
 
     def __init__(self, problem: Problem) -> None:
         self._find = Executor(problem.engines).engine
 
     def max_request_cost(self, request: CallBound) -> Amount:
-        """Return what one request can take, of any of the models that it may go to."""
+        """Return the upper bound of one request, over all models that it may be sent to."""
         found = Amount()
         for lm in request.lms:
             found = found.joined(amount_of(self._engine(lm), request))
@@ -226,22 +226,22 @@ class _Opened:
     def _engine(self, lm: str) -> Engine:
         try:
             return self._find(lm)
-        except CompoundError:  # the run will say so; here its prompts are counted by bytes
+        except CompoundError:  # reported by the run; here its prompts are counted in bytes
             return _Unknown()
 
 
 class _Unknown:
-    """Stands for an engine that cannot be opened here: it has no price, and a token for each byte."""
+    """Placeholder for an engine that cannot be opened: no price, and one token per byte."""
 
     name, concurrency, remote, priced = "", 1, True, False
 
     def worst_case(self, request: Request) -> Usage:
-        """Return a token for each byte of the prompt."""
+        """Return one token per byte of the prompt."""
         size = sum(len(message.content.encode()) + 16 for message in request.messages) + 128
         return Usage(1, size, request.max_tokens)
 
     async def generate(self, request: Request) -> Completion:
-        """Refuse: an estimate sends no requests."""
+        """Raise: an estimate sends no requests."""
         raise CompoundError("an estimate sends no requests to a model")
 
     async def aclose(self) -> None:
@@ -260,19 +260,19 @@ def _amount(amount: Amount) -> dict[str, Any]:
 
 
 def _total(bounds: Sequence[Bound]) -> dict[str, Any]:
-    """Return the sum over all methods."""
+    """Return the total over all methods."""
     amount = sum((each.rows[-1].amount for each in bounds), Amount())
     runs = sum(each.runs for each in bounds)
     return {"system_runs": runs if math.isfinite(runs) else None, **_amount(amount)}
 
 
 def _others(budget: BudgetSettings) -> list[str]:
-    """Return the limits other than system runs: what a run takes of these is not known beforehand."""
+    """Return the limits other than system runs, whose usage is unknown in advance."""
     return [name for name in budget.limits() if name != "system_runs"]
 
 
 def _steps(jobs: Sequence[Job], free: float, others: Sequence[str]) -> list[dict[str, Any]]:
-    """Return how many steps of each job the budget holds, of jobs that go by steps."""
+    """Return the number of steps of each job that the budget allows, for jobs with steps."""
     share = free / max(1, len(jobs))
     return [
         {

@@ -1,7 +1,7 @@
-"""Sweeps: several files, methods and seeds, run one after the other with equal budgets, and one table of all.
+"""Sweeps: run several files, methods and seeds in sequence with equal budgets, and tabulate the results.
 
-Every run has a directory of its own under the sweep's. What is finished is skipped and what was interrupted
-goes on, so the same command can be given again until all is done.
+Every run has its own directory below the sweep's. Finished runs are skipped and interrupted runs resumed, so
+the same command can be repeated until everything is done.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from compound.report.comparison import SweepFacts, SweepRun
     from compound.spec import Program
 
-MAY_DIFFER = ("optimize.concurrency", "versions.", *FOR_MEMORY)  # between the runs of one sweep
+MAY_DIFFER = (
+    "optimize.concurrency",
+    "versions.",
+    *FOR_MEMORY,
+)  # settings that may differ between the runs of a sweep
 Watch = Callable[[Mapping[str, Any]], AbstractContextManager[Listener]]
 Say = Callable[[str], None]
 
@@ -37,12 +41,12 @@ class Planned:
     """One run of a sweep.
 
     Attributes:
-        file: the name of its system's file, without folder and ending.
-        method: the method's name.
-        seed: of its random streams.
-        path: its directory.
-        program: what the file says; its method and seed are those above.
-        inapplicable: why the method cannot work on this system; ``""`` when it can.
+        file: name of the system's file, without folder and suffix.
+        method: name of the method.
+        seed: seed of the random streams.
+        path: the run directory.
+        program: the program of the file; its method and seed are replaced by those above.
+        inapplicable: why the method is not applicable to the system, or ``""``.
     """
 
     file: str
@@ -61,7 +65,7 @@ class Planned:
 
     @property
     def finished(self) -> bool:
-        """Whether its directory holds a finished run; a broken one is not, and fails when it is tried."""
+        """Whether the directory holds a finished run; a damaged one does not, and fails when it is run."""
         try:
             stored = load_checkpoint(self.path)
         except RunDirectoryError:
@@ -74,19 +78,19 @@ class Planned:
 
 @dataclass
 class Stopper:
-    """Ends a sweep after the step under way."""
+    """Stops a sweep after the current step."""
 
     asked: bool = False
     recorder: Recorder | None = None
 
     def stop(self) -> None:
-        """Ask the sweep, and the run under way, to end."""
+        """Request the sweep and the current run to stop."""
         self.asked = True
         if self.recorder is not None:
             self.recorder.stop()
 
     def attach(self, recorder: Recorder) -> None:
-        """Take up the run that begins."""
+        """Set the current run."""
         self.recorder = recorder
         if self.asked:
             recorder.stop()
@@ -95,11 +99,11 @@ class Stopper:
 def plan(
     programs: Sequence[Program], methods: Sequence[str], seeds: Sequence[int], folder: Path
 ) -> list[Planned]:
-    """Return the runs of a sweep, all of the first seed first, so that every row of the table fills early.
+    """Return the runs of a sweep, ordered by seed first, so that every row of the table fills early.
 
     Raises:
-        DeclarationError: there is no such method, or two files have one name.
-        RunDirectoryError: the folder holds runs that were made otherwise, or is itself a run.
+        DeclarationError: a method does not exist, or two files have the same name.
+        RunDirectoryError: the folder is a run, or holds runs with other settings.
     """
     if UntrustedFolder(folder).kind("config.json") is not None:
         raise RunDirectoryError(f"{folder} is a run, not a sweep", hint="choose another --run")
@@ -107,7 +111,8 @@ def plan(
     for what, given in (("file name", files), ("method", methods), ("seed", seeds)):
         if not given or len(set(given)) < len(given):
             raise DeclarationError(
-                f"a sweep needs at least one {what}, and none twice: {', '.join(map(str, given)) or 'none'}"
+                f"a sweep needs at least one {what}, and no duplicates, "
+                f"but got {', '.join(map(str, given)) or 'none'}"
             )
     runs = [
         Planned(file, method, seed, folder / file / _folder(method) / str(seed), program, reason)
@@ -129,17 +134,17 @@ def sweep(
     say: Say = lambda _: None,
     stopper: Stopper | None = None,
 ) -> SweepFacts:
-    """Run what is not finished yet, and write ``sweep.md`` and ``sweep.json`` after every run.
+    """Execute unfinished runs, and write ``sweep.md`` and ``sweep.json`` after every run.
 
     Args:
-        runs: made by `plan`.
-        folder: the sweep's directory; a file named ``STOP`` there ends the sweep after the step under way.
-        watch: gives a listener for one run's events, from its budget.
-        say: told which run begins and how it ended.
-        stopper: ends the sweep from outside.
+        runs: the runs returned by `plan`.
+        folder: the sweep's directory; a file named ``STOP`` in it ends the sweep after the current step.
+        watch: returns a context manager of a listener for one run's events, given its limits.
+        say: receives one-line messages about the start and end of each run.
+        stopper: stops the sweep from outside.
 
     Returns:
-        What ``sweep.json`` holds.
+        The content of ``sweep.json``.
 
     Raises:
         Interrupted: the sweep was asked to stop; the same call resumes it.
@@ -192,13 +197,11 @@ def _end_if_asked(stopper: Stopper, folder: Path, *, always: bool = False) -> No
     place = UntrustedFolder(folder)
     if always or stopper.asked or place.kind(STOP) is not None:
         place.remove(STOP)
-        raise Interrupted(
-            f"stopped; everything so far is saved in {folder}", hint="run the same command to resume"
-        )
+        raise Interrupted(f"stopped; progress is saved in {folder}", hint="run the same command to resume")
 
 
 def _written(runs: Sequence[Planned], folder: Path, failed: Mapping[Planned, str]) -> SweepFacts:
-    """Write the table of what is done so far; returns its facts."""
+    """Write the table of the results so far, and return its facts."""
     budgets = {run.file: run.settings.budget.limits() for run in runs}
     facts: SweepFacts = comparison.compare(list(_states(runs, folder, failed)), folder, budgets)
     text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False)
@@ -227,12 +230,12 @@ def _states(runs: Sequence[Planned], folder: Path, failed: Mapping[Planned, str]
 
 
 def _folder(method: str) -> str:
-    """Return a method's name as a folder's: one of your own has a colon."""
+    """Return the folder name for a method: user-defined methods contain a colon."""
     return re.sub(r"[^\w.-]", "-", method)
 
 
 def _inapplicable(program: Program, method: str) -> str:
-    """Return why a method that exists cannot work on a system."""
+    """Return why a method is not applicable to a system, or ``""``."""
     methods.factory(method, program.folder)
     try:
         methods.method(method, program.system, program.optimize, program.folder)
@@ -242,7 +245,7 @@ def _inapplicable(program: Program, method: str) -> str:
 
 
 def _check_same_configuration(run: Planned) -> None:
-    """Refuse a directory whose run was begun with other settings: the table would compare unlike things."""
+    """Reject a directory whose run has other settings, since the table would compare different things."""
     if run.inapplicable or UntrustedFolder(run.path).kind("config.json") is None:
         return
     program = run.program
@@ -253,12 +256,12 @@ def _check_same_configuration(run: Planned) -> None:
             program.system, program.data, program.metric, run.settings, program.find_engine, program.folder
         )
     except CompoundError:
-        return  # its data is gone or broken: that run will say so, and the others go on
+        return  # missing or invalid data is reported by the run, so that others continue
     keys = changed(run.path, describe(problem), MAY_DIFFER)
     if keys:
         raise RunDirectoryError(
             f"{run.path} was started with another configuration; changed: {'; '.join(keys)}",
-            hint="all runs of a sweep have the file's settings; choose another --run, or remove that folder",
+            hint="all runs of a sweep use the file's settings; choose another --run, or remove that folder",
         )
 
 

@@ -1,4 +1,4 @@
-"""Metrics by name: those that are built in, and those of installed packages."""
+"""Metrics by name: built-in ones, and those of installed packages."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Factory = Callable[..., Metric]  # its parameters are the settings of the metric
 
 
 def installed() -> Mapping[str, Plugin]:
-    """Return the metrics of installed packages that no metric built in has the name of."""
+    """Return the metrics of installed packages, except names of built-in metrics."""
     return {name: plugin for name, plugin in plugins("metrics").items() if name not in METRICS}
 
 
 def metric_factory(name: str) -> Factory:
-    """Return what makes a metric.
+    """Return the factory of a metric.
 
-    An entry point of the group ``compound.metrics`` names a function or class whose typed parameters are the
-    settings, or a function of ``(outputs, example)``, which has none.
+    An entry point of the group ``compound.metrics`` names either a function or class whose typed parameters
+    are the settings, or a scoring function of ``(outputs, example)`` without settings.
 
     Raises:
-        DeclarationError: there is no such metric, or its package cannot be loaded.
+        DeclarationError: the metric does not exist, or its package cannot be loaded.
     """
     if name in METRICS:
         return METRICS[name]
@@ -60,7 +60,7 @@ def _parameters(found: Callable[..., object]) -> Mapping[str, inspect.Parameter]
 
 
 def _checked(name: str, found: Callable[..., object]) -> Factory:
-    """Return a factory that reports errors in the user's code, and refuses what is no metric."""
+    """Wrap a factory: report errors in user code, and reject results that are not metrics."""
 
     @functools.wraps(found)
     def make(*arguments: object, **settings: object) -> Metric:
@@ -68,7 +68,7 @@ def _checked(name: str, found: Callable[..., object]) -> Factory:
             made = found(*arguments, **settings)
         if not isinstance(made, Metric):
             raise UserCodeError(
-                f"metric {name!r} at {definition(found)} returned {short(made)}, which is no metric",
+                f"metric {name!r} at {definition(found)} returned {short(made)}, which is not a metric",
                 hint="return an object with name and score, such as cp.custom(function)",
             )
         return made

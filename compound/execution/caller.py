@@ -1,7 +1,7 @@
-"""Making one call: cache, single flight, retries, timeouts, type checks.
+"""Execution of single calls: cache, single flight, retries, timeouts, type checks.
 
-A failure of the component is data (`Failure`); a mistake of the user (a missing library or model, a wrong
-file) and an exhausted budget are errors and end the run.
+A component failure is data (`Failure`). User errors (a missing library or model, an invalid file) and an
+exhausted budget are exceptions and end the run.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from compound.registry.user_code import located
 from compound.security.sanitize import storable
 from compound.storage.artifacts import Reference, addressed
 
-ASK_RETRIES, ASK_SECONDS = 3, 120.0  # of requests that are no node's calls
+ASK_RETRIES, ASK_SECONDS = 3, 120.0  # for requests outside of nodes
 
 
 Copied = TypeVar("Copied")
 
 
 class AnswerRow(TypedDict):
-    """An answer to a request that is no node's call, as the cache keeps it."""
+    """Cached answer to a request outside of nodes."""
 
     text: str
     usage: UsageDocument
@@ -51,7 +51,7 @@ class AnswerRow(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What is to be called."""
+    """A call to execute."""
 
     component: Operation
     address: str
@@ -64,7 +64,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class Context:
-    """What a running component may use; see `compound.graph.component.CallContext`."""
+    """Resources of a running component; see `compound.graph.component.CallContext`."""
 
     address: str
     seed: int
@@ -79,13 +79,13 @@ class Context:
 
     @property
     def rng(self) -> np.random.Generator:
-        """The call's own random stream."""
+        """Random generator of the call."""
         if self._rng is None:
             self._rng = np.random.Generator(np.random.Philox(self.seed))
         return self._rng
 
     async def generate(self, lm: str, request: Request) -> Completion:
-        """Ask the engine ``lm``, within the budget and the engine's concurrency."""
+        """Send a request to engine ``lm``, within the budget and the engine's concurrency."""
         completion = await self.caller.generate(lm, request, self)
         if completion.tokens is not None:
             self.tokens.append(completion.tokens)
@@ -93,11 +93,11 @@ class Context:
         return completion
 
     async def scores(self, reward: Reference, component: str, calls: Sequence[CallValues]) -> Sequence[float]:
-        """Score (inputs, outputs) of a component by a stored reward."""
+        """Score (inputs, outputs) pairs of a component by a stored reward."""
         return await score(reward, self.caller.folder, component, calls)
 
     def wait(self) -> None:
-        """Stop the clock of the time limit: a request waits for its turn."""
+        """Stop the timeout's clock while a request is queued."""
         if self.timer is not None:
             if not self._queued:
                 self._seconds_left = (self.timer.when() or 0.0) - asyncio.get_running_loop().time()
@@ -105,7 +105,7 @@ class Context:
             self._queued += 1
 
     def go(self) -> None:
-        """Start the clock again: it is the request's turn."""
+        """Restart the timeout's clock when the request is sent."""
         if self.timer is not None:
             self._queued -= 1
             if not self._queued:
@@ -114,14 +114,14 @@ class Context:
 
 @dataclass
 class _Batch:
-    """How many batches are open, and what failed in them; all callers of one budget tree share it."""
+    """Number of open batches, and failures in them; shared by all callers of one budget tree."""
 
     open: int = 0
     failed: dict[str, Outcome] = field(default_factory=dict)
 
 
 class Caller:
-    """Makes calls for an executor."""
+    """Executes calls for an executor."""
 
     def __init__(
         self,
@@ -138,21 +138,21 @@ class Caller:
         self._sleep = sleep
         self._sender = Sender(engines, sleep, notify)
         self._in_flight: dict[str, asyncio.Future[Outcome]] = {}
-        self._unsettled: Counter[str] = Counter()  # executions that no trace has been counted for
+        self._unsettled: Counter[str] = Counter()  # executions not yet counted for a trace
         self._batch = _Batch()
 
     def charging(self, meter: Meter) -> Caller:
-        """Return a caller that shares everything but the budget."""
+        """Return a caller that shares everything except the budget."""
         other = copy.copy(self)
         other._meter = meter
         return other
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Let equal calls share failures, too, until the block ends.
+        """Let equal calls also share failures within a block.
 
-        A failed call is not kept, since it may succeed another time. But how often it is made in one batch
-        must not depend on whether equal calls happen to be in flight together.
+        A failed call is not cached, since it may succeed later. But the number of attempts in a batch must
+        not depend on whether equal calls happen to be in flight at the same time.
         """
         self._batch.open += 1
         try:
@@ -167,14 +167,14 @@ class Caller:
         return self._sender.engine(lm)
 
     async def generate(self, lm: str, request: Request, context: Context | None = None) -> Completion:
-        """Ask an engine, at the rate it admits and within the budget; ``context`` is charged for it."""
+        """Send a request within rate limit and budget, and charge its usage to ``context``."""
         if request.adapter is not None and self.folder is not None:
             located = str(self.folder.absolute() / request.adapter.path)
             request = replace(request, adapter=replace(request.adapter, path=located))
         return await self._sender.send(lm, request, self._meter, context or Context("", 0, self))
 
     async def ask(self, lm: str, request: Request) -> Completion:
-        """Ask an engine for something that is no node's call; the answer is kept like a call's."""
+        """Send a request outside of nodes; its answer is cached like that of a call."""
         key = digest(["ask", self.engine(lm).name, asdict(request)])
         row = cast("AnswerRow | None", self._cache.get(key)) if self._cache is not None else None
         if row is not None:
@@ -189,7 +189,7 @@ class Caller:
         return completion
 
     async def _asked(self, lm: str, request: Request) -> Completion:
-        """Ask until it works, or the retries are used up; the usage is that of all tries."""
+        """Send a request with retries; the usage covers all attempts."""
         usage, tries = NO_USAGE, 0
         async with self._meter.deadline():
             while True:
@@ -207,12 +207,12 @@ class Caller:
                     await self._sleep(_wait(passing, tries, request.seed))
 
     async def call(self, attempt: Attempt) -> Outcome:
-        """Make a call, or take its outcome from the cache or from an equal call in flight."""
+        """Make a call, or reuse the result from the cache or from an equal call in flight."""
         if self._cache is None or attempt.bypass or not attempt.component.cacheable:
             return await self._recorded(attempt, "")
         try:
             key = self._key(attempt)
-        except (TypeError, ValueError):  # inputs that JSON cannot hold have no address
+        except (TypeError, ValueError):  # inputs without a JSON form have no key
             return await self._recorded(attempt, "")
         while (flying := self._in_flight.get(key)) is not None:
             await asyncio.wait([flying])
@@ -226,7 +226,7 @@ class Caller:
         return await self._fly(attempt, key)
 
     async def _fly(self, attempt: Attempt, key: str) -> Outcome:
-        """Execute while equal calls wait for this one; if it is cancelled, they are too."""
+        """Execute while equal calls wait for this one; its cancellation cancels them."""
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._in_flight[key] = future
         try:
@@ -241,7 +241,7 @@ class Caller:
                 future.cancel()
             else:
                 future.set_exception(error)
-                future.exception()  # retrieved here: nobody may be waiting for it
+                future.exception()  # mark as retrieved; there may be no waiter
             raise
         else:
             future.set_result(outcome)
@@ -250,7 +250,7 @@ class Caller:
             del self._in_flight[key]
 
     def _store(self, key: str, component: Component, outcome: Outcome) -> None:
-        """Keep an outcome, unless JSON would give back something else than what the call returned."""
+        """Cache a result, unless its JSON form reads back as something else."""
         assert self._cache is not None
         row = to_row(outcome)
         if row is not None and read_outputs(row, component) == outcome.outputs:
@@ -258,7 +258,7 @@ class Caller:
 
     async def _recall(self, key: str, component: Component, row: Mapping[str, object]) -> Outcome:
         assert self._cache is not None
-        outcome = from_row(cast("OutcomeRow", row), key, component)  # the cache checks its rows
+        outcome = from_row(cast("OutcomeRow", row), key, component)  # rows are validated by the cache
         if not self._cache.take_pending(key):
             return outcome.again()
         self._unsettled[key] += 1
@@ -266,7 +266,7 @@ class Caller:
         return outcome
 
     def settle(self, calls: Sequence[Call]) -> None:
-        """Say which of equal calls were executed: the first in order, whichever were first in time."""
+        """Mark which of several equal calls was executed: the first in order, regardless of timing."""
         for call in calls:
             if call.key:
                 call.reused = not self._unsettled[call.key]
@@ -281,24 +281,24 @@ class Caller:
             [
                 component.version,
                 {name: addressed(value) for name, value in values.items()},
-                list(attempt.inputs.items()),  # their order is the order in a prompt
+                list(attempt.inputs.items()),  # order matters: it is the order in the prompt
                 self.engine(lm).name if isinstance(lm, str) else None,
                 None if component.deterministic(values) else attempt.seed,
             ]
         )
 
     async def _recorded(self, attempt: Attempt, key: str) -> Outcome:
-        """Make a call, and keep what was sent to models and what they answered."""
+        """Make a call, and record its exchanges with models."""
         outcome = await self._execute(attempt, key)
         return replace(outcome, exchanges=tuple(attempt.exchanges))
 
     async def _execute(self, attempt: Attempt, key: str) -> Outcome:
-        """Make a call; it ends with the minutes of the run."""
+        """Make a call; cancel it when the run's minutes are used up."""
         async with self._meter.deadline():
             return await self._try(attempt, key)
 
     async def _try(self, attempt: Attempt, key: str) -> Outcome:
-        """Try until it works, fails for good, or the retries are used up."""
+        """Retry until the call succeeds, fails permanently, or has no retries left."""
         component = attempt.component
         usage, tries = NO_USAGE, 0
         while True:
@@ -318,7 +318,7 @@ class Caller:
                 return Outcome(error.outputs, failure, usage, tuple(context.tokens), tries, key=key)
             except CompoundError:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever a component raises is its failed call
+            except Exception as error:  # noqa: BLE001 - any exception of a component is a failed call
                 raise_missing_extra(error, attempt.address)
                 failure = Failure("error", located(error, component))
                 return Outcome({}, failure, usage + context.usage, tuple(context.tokens), tries, key=key)
@@ -326,10 +326,10 @@ class Caller:
 
     @staticmethod
     async def _once(attempt: Attempt, context: Context) -> Mapping[str, object]:
-        """Try once.
+        """Make one attempt.
 
         Raises:
-            TransientError: it took too long, or what it needs, such as a search server, did not answer.
+            TransientError: the attempt timed out, or a service such as a search server did not answer.
         """
         component = attempt.component
         try:
@@ -351,7 +351,7 @@ class Caller:
 
 
 def _wait(error: TransientError, tries: int, seed: int) -> float:
-    """Return seconds to wait: the server's wish, or exponential backoff with seeded jitter."""
+    """Return the seconds to wait: as requested by the server, or exponential backoff with seeded jitter."""
     if error.retry_after is not None:
         return min(error.retry_after, LONGEST_WAIT)
     jitter = 0.5 + (seed + tries) % 1000 / 1000
@@ -372,7 +372,7 @@ def _check_outputs(component: Component, address: str, outputs: object) -> None:
 
 
 def _own(value: Copied) -> Copied:
-    """Copy mappings and lists, so that a component may change what it gets and nobody else sees it."""
+    """Copy mappings and lists, so that components can modify their arguments without side effects."""
     if isinstance(value, dict) and type(value) is dict:
         return cast("Copied", {key: _own(item) for key, item in value.items()})
     if isinstance(value, list) and type(value) is list:

@@ -1,9 +1,9 @@
-"""Execution: one async core that runs a system on an example, or forks a trace.
+"""Executor: the async core that runs a system on an example, or forks a trace.
 
-Ready nodes run together. A value carries the addresses of the calls it came from, so the calls of a run
-form a DAG, and a fork re-executes exactly the calls that descend from the one it changes; loops, maps
-and conditions need no special case. Results do not depend on timing: random streams are named, and
-calls are ordered by their place in the graph.
+Ready nodes run concurrently. A value carries the addresses of the calls that produced it, so the calls of
+a run form a DAG, and a fork re-executes exactly the descendants of the changed call; loops, maps and
+conditions need no special case. Results do not depend on timing: random streams are named, and calls are
+ordered by their position in the graph.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from compound.graph.system import System
 from compound.graph.types import accepts, spell
 
 Place = tuple[int, ...]
-Settings = Mapping[str, Values]  # by component: what its calls run with, instead of its own
+Settings = Mapping[str, Values]  # by component: settings that override its own
 
 
 @dataclass(slots=True)
 class _Run:
-    """The state of one run."""
+    """State of one run."""
 
     system: System
     example: str
@@ -68,14 +68,14 @@ class Executor:
     """Runs systems.
 
     Args:
-        engines: model name -> `Engine`, or a function that finds one.
-        cache: where outcomes of cacheable calls are kept; ``None`` keeps nothing.
-        meter: the budget that engine calls are reserved from.
-        seed: names the random streams of everything run here.
+        engines: model name -> `Engine`, or a function that returns one.
+        cache: cache for cacheable calls; ``None`` disables caching.
+        meter: budget from which engine calls are reserved.
+        seed: seed of all random streams.
         on_call: called with each finished call, for live progress.
-        folder: where relative paths of stored folders start; the working directory by default.
-        on_notice: receives what a user should know while it happens, such as a wait for a rate limit, as one
-            line of text; logged as a warning by default.
+        folder: base of relative paths of stored folders; default: the working directory.
+        on_notice: receives one-line notices during the run, such as a wait for a rate limit; default: logged
+            as a warning.
 
     Example:
         >>> from compound import Input, System
@@ -106,7 +106,7 @@ class Executor:
         self._plans: weakref.WeakKeyDictionary[System, dict[int, ExecutionPlan]] = weakref.WeakKeyDictionary()
 
     def charging(self, meter: Meter) -> Executor:
-        """Return an executor that shares cache and engines but draws on another budget."""
+        """Return an executor that shares cache and engines but charges another budget."""
         other = object.__new__(Executor)
         other.__dict__.update(self.__dict__)
         other.meter = meter
@@ -127,20 +127,20 @@ class Executor:
         """Run a system once.
 
         Args:
-            system: what to run, with the configuration it is bound to.
+            system: system to run, bound to a configuration.
             inputs: a value for each input of the system.
-            example: the example's id; a part of every random stream.
-            sample: which sample of the stochastic parts to draw.
+            example: id of the example; part of every random stream.
+            sample: sample index of the stochastic components.
             cache: ``False`` bypasses the cache for this run.
-            settings: by component, settings that its calls run with instead of its own, such as the
-                temperature of a rollout. They are no part of the configuration.
-            samples: by component, the sample indices of those that draw another sample than ``sample``.
+            settings: by component, settings that override its own, such as the temperature of a rollout. They
+                are not part of the configuration.
+            samples: by component, sample indices that override ``sample``.
 
         Returns:
-            The trace. A failed call is in it; it does not raise.
+            The trace. A failed call is recorded in it; it does not raise.
 
         Raises:
-            DeclarationError: an input is missing, unknown or of another type.
+            DeclarationError: an input is missing, unknown or of the wrong type.
             BudgetExhausted: the next engine call does not fit into the budget.
         """
         _check_inputs(system, inputs)
@@ -159,21 +159,21 @@ class Executor:
         sample: int | None = None,
         others: Settings | None = None,
     ) -> Trace:
-        """Run again only what depends on one call of a trace, with that call changed.
+        """Rerun only the descendants of one call of a trace, with that call changed.
 
-        Either put in ``outputs``, or draw the call again with sample index ``resample``, perhaps with other
-        ``settings``. Everything that does not descend from the call is taken from the trace.
+        Either replace the call's ``outputs``, or resample the call with sample index ``resample`` and
+        optional ``settings``. All calls that do not descend from it are taken from the trace.
 
         Args:
-            system: the system the trace came from, bound to the same configuration.
+            system: system of the trace, bound to the same configuration.
             trace: the trace to fork.
-            address: the call to change.
-            outputs: the outputs to put in its place.
-            resample: the sample index to draw it with.
-            settings: settings of the component that this one call runs with, instead of its own.
-            sample: the sample index of the calls after it; the trace's own by default, so that two
-                forks of one call share their downstream randomness (common random numbers).
-            others: by component, settings that all calls made by the fork run with, as in `run`.
+            address: address of the call to change.
+            outputs: outputs that replace those of the call.
+            resample: sample index to resample the call with.
+            settings: settings that override the component's own in this call.
+            sample: sample index of downstream calls; default: the trace's, so that two forks of one call
+                share their downstream randomness (common random numbers).
+            others: by component, settings that override its own in all calls of the fork, as in `run`.
         """
         fork = make_fork(system, trace, address, outputs, resample, settings)
         index = trace.sample if sample is None else sample
@@ -189,19 +189,19 @@ class Executor:
         settings: Mapping[str, object] | None = None,
         sample: int = 0,
     ) -> Call:
-        """Make one call of a trace again, alone: nothing that depends on it runs.
+        """Resample one call of a trace, without running its descendants.
 
         Args:
-            system: the system the trace came from, bound to the same configuration.
-            trace: holds the call.
-            address: the call; its inputs are kept.
-            settings: settings of the component that it runs with, instead of its own.
-            sample: the sample index to draw it with.
+            system: system of the trace, bound to the same configuration.
+            trace: trace with the call.
+            address: address of the call; its inputs are reused.
+            settings: settings that override the component's own.
+            sample: sample index.
         """
         make_fork(system, trace, address, None, sample, settings)
         call = trace.call(address)
         component = system.components[call.component]
-        assert isinstance(component, Operation)  # `make_fork` refuses a composite
+        assert isinstance(component, Operation)  # `make_fork` rejects composites
         wired = {name: value for name, value in call.inputs.items() if name in component.settings}
         values = {**values_of(component, system), **wired, **(settings or {})}
         seed = derive_seed(trace.seed, "call", trace.example, address, sample)
@@ -214,39 +214,39 @@ class Executor:
         )  # fmt: skip
 
     def settle_call(self, call: Call, trace: Trace) -> Call:
-        """Count a call made `again` as its share of the trace's run; call it in order, like `settle`."""
+        """Charge a resampled call as its share of the trace's run; call in order, like `settle`."""
         self._caller.settle([call])
         share = trace.share(call)
         self.meter.charge_runs(0.0 if call.reused else share, held=share)
         return call
 
     def batch(self) -> AbstractContextManager[None]:
-        """Return a block in which equal calls share their failures, as they share what the cache keeps."""
+        """Return a context manager in which equal calls also share failures, not only cached results."""
         return self._caller.batch()
 
     def engine(self, lm: str) -> Engine:
-        """Return the engine of a model."""
+        """Return the engine of a model name."""
         return self._caller.engine(lm)
 
     async def ask(self, lm: str, request: Request) -> Completion:
-        """Ask a model for something that is no node's call; cached, and within the budget."""
+        """Send a request outside of nodes; cached, and within the budget."""
         return await self._caller.ask(lm, request)
 
     def settle(self, trace: Trace, held: float = 1.0) -> Trace:
-        """Count a trace against the budget; call it in input order, so that counts ignore timing.
+        """Charge a trace to the budget; call in input order, so that counts do not depend on timing.
 
         Of equal calls made by several traces at once, the first in this order counts as executed.
 
         Args:
-            trace: what was run.
-            held: the part of a run that was reserved for it.
+            trace: the finished trace.
+            held: fraction of a run that was reserved for it.
         """
         self._caller.settle(trace.calls)
         self.meter.charge_runs(trace.equivalents, held)
         return trace
 
     async def aclose(self) -> None:
-        """Close the engines opened here."""
+        """Close the engines opened by this executor."""
         await self._caller.aclose()
 
     async def _traced(self, run: _Run, inputs: Mapping[str, object]) -> Trace:
@@ -270,7 +270,7 @@ class Executor:
     async def _graph(
         self, run: _Run, system: System, prefix: str, place: Place, inputs: Mapping[str, Value]
     ) -> dict[str, Value]:
-        """Run every node of one graph; returns the values of its outputs."""
+        """Run every node of a graph and return the values of its outputs."""
         plan = self._plan(system, run.system)
         results: dict[str, Mapping[str, Value]] = {}
         waiting = plan.waiting.copy()
@@ -308,7 +308,7 @@ class Executor:
         inputs: Mapping[str, Value],
         results: Mapping[str, Mapping[str, Value]],
     ) -> Mapping[str, Value]:
-        """Run one node: decide whether it runs at all, then call it or drive its body."""
+        """Run one node: check its inputs and condition, then call it or drive its body."""
         node = step.node
         arguments, parents, mark = gather(step, inputs, results)
         outputs = node.component.outputs
@@ -351,7 +351,7 @@ class Executor:
         arguments: Mapping[str, Value],
         values: Mapping[str, object],
     ) -> Mapping[str, Value] | Failure | None:
-        """Run a composite; ``None`` when a call inside it failed, a failure when it is its own."""
+        """Run a composite; return ``None`` if an inner call failed, its own failure if it failed itself."""
         skipped: dict[int, str] = {}
         failed = False
 
@@ -386,7 +386,7 @@ class Executor:
         arguments: Mapping[str, Value],
         values: Mapping[str, object],
     ) -> Call:
-        """Return the node's call: kept from the forked trace, put in by the fork, or really made."""
+        """Return the node's call: reused from the forked trace, replaced by the fork, or executed."""
         sample = run.samples.get(step.node.component.name, run.sample)
         fork = run.fork
         inputs = {port: value.data for port, value in arguments.items()}
@@ -414,14 +414,14 @@ class Executor:
             else:
                 fork.dirty.add(address)
         seed = derive_seed(run.seed, "call", run.example, address, sample)
-        assert isinstance(node.component, Operation)  # `connect` takes nothing else that is no composite
+        assert isinstance(node.component, Operation)  # `connect` accepts only operations and composites
         attempt = Attempt(node.component, address, inputs, values, seed, run.bypass)
         started = time.perf_counter()
         outcome = await self._caller.call(attempt)
         return _made(node, address, parents, inputs, outcome, time.perf_counter() - started, sample)
 
     def _plan(self, system: System, bound: System) -> ExecutionPlan:
-        """Return the prepared graph; values come from the outermost system's configuration."""
+        """Return the cached plan of a graph; values come from the outermost system's configuration."""
         plans = self._plans.setdefault(bound, {})
         plan = plans.get(id(system))
         if plan is None:
@@ -459,7 +459,7 @@ def _made(
 
 
 def _in_order(calls: Sequence[tuple[Place, Call]]) -> tuple[Call, ...]:
-    """Order calls by their place in the graph and number each component's invocations."""
+    """Order calls by their position in the graph and number the invocations of each component."""
     ordered = [call for _, call in sorted(calls, key=lambda item: item[0])]
     counts: Counter[str] = Counter()
     for call in ordered:

@@ -1,6 +1,6 @@
-"""Things made side by side whose system runs are reserved and counted in order.
+"""Run awaitables concurrently, but reserve and charge system runs in input order.
 
-What fits into a budget, and what is counted for it, then never depends on which of them was faster.
+The result and the amount spent therefore do not depend on which task finishes first.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ async def gather_ordered(
     concurrency: int,
     sizes: Sequence[float] | None = None,
 ) -> list[T]:
-    """Make things, so many at once as may be; return them in order.
+    """Run the awaitables with bounded concurrency and return their results in order.
 
     Args:
-        executor: whose budget counts.
-        making: starts each of them.
-        settle: counts one against the budget, given its number; called in order.
-        concurrency: how many may be in flight.
-        sizes: the system runs that each may take; one whole run by default.
+        executor: executor whose budget is charged.
+        making: functions that start each awaitable.
+        settle: charges a result to the budget, given its index; called in order.
+        concurrency: maximum number of awaitables in flight.
+        sizes: system runs to reserve for each; default: one.
 
     Raises:
-        BudgetExhausted: the next one does not fit. Those in flight are given up, and not counted.
+        BudgetExhausted: the next one does not fit. Those in flight are cancelled and not charged.
     """
     places, turn = asyncio.Semaphore(concurrency), asyncio.Lock()
     made: dict[int, T] = {}

@@ -1,4 +1,4 @@
-"""Outcomes of calls, and their representation in the cache."""
+"""Results of calls, and their representation in the cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from compound.graph.types import convert
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a call."""
+    """Result of one component call: outputs or failure, usage, token records."""
 
     outputs: Mapping[str, object]
     failure: Failure | None = None
@@ -30,7 +30,7 @@ class Outcome:
     exchanges: tuple[Exchange, ...] = ()
 
     def again(self) -> Outcome:
-        """Return the outcome as an equal call has it: reused, and not made."""
+        """Return a copy marked as reused from an equal call."""
         return replace(self, reused=True)
 
 
@@ -39,7 +39,7 @@ class OutcomeRow(TypedDict):
 
     Attributes:
         outputs: the outputs.
-        typed: whether they hold models and the like, and are to be read through the ports.
+        typed: whether the outputs hold models or similar objects, to be converted by the ports' types.
         failure: kind and message.
     """
 
@@ -59,7 +59,7 @@ def _json(model: object) -> object:
 
 
 def to_row(outcome: Outcome) -> OutcomeRow | None:
-    """Return an outcome as JSON types, or ``None`` when its outputs have no JSON form."""
+    """Return the result as JSON types, or ``None`` if its outputs have no JSON form."""
     usage, failure = outcome.usage, outcome.failure
     try:
         text = json.dumps(outcome.outputs, ensure_ascii=False, default=_json)
@@ -78,7 +78,7 @@ def to_row(outcome: Outcome) -> OutcomeRow | None:
 
 
 def read_outputs(row: OutcomeRow, component: Component) -> Mapping[str, object]:
-    """Return the outputs of a row, of the types that the component declares."""
+    """Return the outputs of a row, converted to the declared types."""
     outputs = row["outputs"]
     if not row.get("typed"):
         return outputs
@@ -89,7 +89,7 @@ def read_outputs(row: OutcomeRow, component: Component) -> Mapping[str, object]:
 
 
 def from_row(row: OutcomeRow, key: str, component: Component) -> Outcome:
-    """Return the outcome that a row holds."""
+    """Parse a row."""
     return Outcome(
         outputs=read_outputs(row, component),
         failure=Failure(*row["failure"]) if row["failure"] else None,

@@ -1,6 +1,6 @@
-"""A configuration: an immutable mapping ``component.parameter -> value``, with a digest.
+"""Configurations: immutable mappings ``component.parameter -> value`` with a digest.
 
-It is the only thing optimization changes, and the file it writes is all another process needs.
+Optimization changes nothing else, and a saved configuration is all that another process needs.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def component_of(key: str) -> str:
 
 
 def components_of(keys: Iterable[str]) -> list[str]:
-    """Return the components that keys belong to, each once, in the order of the keys."""
+    """Return the components of keys, without duplicates, in order of first occurrence."""
     return list(dict.fromkeys(map(component_of, keys)))
 
 
 def canonical(value: object) -> str:
-    """Return JSON that is equal for equal values: sorted keys, no spaces, no NaN.
+    """Return canonical JSON, equal for equal values: sorted keys, no spaces, no NaN.
 
     >>> canonical({"b": 1, "a": (2,)})
     '{"a":[2],"b":1}'
@@ -49,17 +49,17 @@ def canonical(value: object) -> str:
 
 
 def plain(value: object) -> object:
-    """Return ``value`` as JSON types, its mappings in their own order; no NaN."""
+    """Convert ``value`` to JSON types, keeping the order of mappings; no NaN."""
     return json.loads(json.dumps(value, allow_nan=False, default=_plain))
 
 
 def plain_values(values: Mapping[str, object]) -> dict[str, object]:
-    """Return values by name as JSON types; no NaN."""
+    """Convert values by name to JSON types; no NaN."""
     return {name: plain(value) for name, value in values.items()}
 
 
 def readable(value: object) -> object:
-    """Return ``value`` as JSON types; what JSON cannot hold is written as text, without its address.
+    """Convert ``value`` to JSON types; replace unsupported objects by their repr without the address.
 
     >>> readable({"f": object(), "x": float("inf")})
     {'f': '<object object>', 'x': 'inf'}
@@ -71,11 +71,11 @@ def readable(value: object) -> object:
             return {str(key): readable(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [readable(item) for item in value]
-        return re.sub(r" at 0x[0-9a-f]+", "", storable(repr(value)))  # addresses change by process
+        return re.sub(r" at 0x[0-9a-f]+", "", storable(repr(value)))  # addresses differ by process
 
 
 def readable_values(values: Mapping[str, object]) -> dict[str, object]:
-    """Return values by name as JSON types; what JSON cannot hold is written as text."""
+    """Convert values by name to JSON types; replace unsupported objects by text."""
     return {name: readable(value) for name, value in values.items()}
 
 
@@ -96,7 +96,7 @@ def digest(value: object) -> str:
 
 
 def frozen(value: object) -> object:
-    """Return ``value`` with lists as tuples and mappings copied, so that nobody can change it later."""
+    """Return an immutable copy of ``value``: lists become tuples, mappings become frozen dicts."""
     if isinstance(value, Mapping):
         return _FrozenDict({key: frozen(item) for key, item in value.items()})
     if isinstance(value, list | tuple):
@@ -105,10 +105,10 @@ def frozen(value: object) -> object:
 
 
 class _FrozenDict(dict[str, object]):
-    """A dict that refuses changes (so that it still is a dict for JSON and for equality)."""
+    """An immutable dict; it subclasses dict for JSON and equality."""
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("configuration values cannot be changed; bind another configuration")
+        raise TypeError("configuration values are immutable; bind another configuration")
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
@@ -119,7 +119,7 @@ class _FrozenDict(dict[str, object]):
 
 @dataclass(frozen=True)
 class Change:
-    """One difference between two configurations."""
+    """A difference between two configurations."""
 
     key: str
     before: object
@@ -168,23 +168,23 @@ class Configuration(Mapping[str, object]):
     def digest(self) -> str:
         """SHA-256 of the values, in hex; equal for equal configurations in any process.
 
-        A folder counts by what it holds, not by where it lies.
+        A folder counts by its content, not by its path.
         """
         if not self._digest:
             self._digest = digest({key: addressed(value) for key, value in self._values.items()})
         return self._digest
 
     def replace(self, values: Mapping[str, object]) -> Configuration:
-        """Return a configuration with some values changed."""
+        """Return a copy with some values replaced."""
         return Configuration({**self._values, **values})
 
     def diff(self, other: Configuration) -> list[Change]:
-        """Return what differs, by key; a missing value is ``None``."""
+        """Return the differences by key; a missing value is ``None``."""
         changes = [Change(key, self.get(key), other.get(key)) for key in sorted({*self, *other})]
         return [c for c in changes if canonical(addressed(c.before)) != canonical(addressed(c.after))]
 
     def located(self, folder: str | Path) -> Configuration:
-        """Return the configuration with the paths of its folders made absolute, from ``folder`` on."""
+        """Return a copy with folder paths made absolute, relative to ``folder``."""
         return Configuration({key: located(value, Path(folder)) for key, value in self._values.items()})
 
     def to_json(self) -> dict[str, object]:
@@ -193,13 +193,13 @@ class Configuration(Mapping[str, object]):
         return values
 
     def save(self, path: str | Path, **provenance: object) -> None:
-        """Write a file that `load` reads: the values, their digest, and where they come from.
+        """Write a file that `load` reads: the values, their digest, and their provenance.
 
-        Folders that values refer to are copied beside it, unless they are there: all of it moves together.
-        The file's own folder is made where it is missing.
+        Referenced folders are copied next to the file unless they exist there, so that all files can
+        be moved together. The file's parent folder is created if missing.
 
         Raises:
-            ConfigurationError: such a folder is missing, or was changed; or the file cannot be written.
+            ConfigurationError: a referenced folder is missing or was changed, or the file cannot be written.
         """
         target = Path(path)
         folder = UntrustedFolder(target.parent, error=ConfigurationError).make()
@@ -216,8 +216,8 @@ def load(path: str | Path) -> Configuration:
     """Read a configuration file written by `Configuration.save` (``best.json``).
 
     Raises:
-        ConfigurationError: the file is missing, is not such a file, or was changed by hand since; or a folder
-            that it refers to is missing, was changed, or is not below the file's own folder.
+        ConfigurationError: the file is missing, not a configuration file, or was edited since; or a
+            referenced folder is missing, was changed, or is not below the file's folder.
     """
     target = Path(path)
     folder = UntrustedFolder(target.parent, error=ConfigurationError)
@@ -239,7 +239,7 @@ def load(path: str | Path) -> Configuration:
     if document.get("digest") not in (None, configuration.digest):
         raise ConfigurationError(
             f"{path} was changed: its values do not match its digest",
-            hint="remove the digest line to accept the values as they are",
+            hint="remove the digest line to accept the current values",
         )
     for key, value in configuration.items():
         if is_reference(value):

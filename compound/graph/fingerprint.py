@@ -1,6 +1,6 @@
-"""Digests of user code, for cache keys and to detect changes when a run is resumed.
+"""Digests of user code, for cache keys and for detecting changes when a run is resumed.
 
-Byte code and constants count, file and line do not. Code that it calls is not looked into.
+A digest covers byte code and constants, but not file or line, nor the functions that the code calls.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ PLAIN = (str, int, float, bool, bytes, type(None))
 
 
 def code_digest(function: Callable[..., object]) -> str:
-    """Return a digest of a function: its code, its defaults, and the texts and numbers it closes over.
+    """Return a digest of a function: its code, its defaults, and the strings and numbers it closes over.
 
     >>> code_digest(lambda x: x + 1) == code_digest(lambda x: x + 1) != code_digest(lambda x: x + 2)
     True
     """
     target = function if hasattr(function, "__code__") else type(function).__call__
     code = getattr(target, "__code__", None)
-    if code is None:  # built in: it has a name and nothing else to tell
+    if code is None:  # a builtin is identified by its name alone
         return hashlib.sha256(repr(readable(function)).encode()).hexdigest()[:16]
     held = [
         getattr(target, "__defaults__", None),
@@ -35,7 +35,7 @@ def code_digest(function: Callable[..., object]) -> str:
 
 
 def described(value: object) -> object:
-    """Return what identifies an object, in every process the same: JSON types, functions by their code.
+    """Return a process-independent description of an object: JSON types, functions by their code.
 
     >>> described({"f": len, "s": {2, 1}})
     {'f': '<built-in function len>', 's': [1, 2]}
@@ -57,9 +57,9 @@ def described(value: object) -> object:
 def _held(cell: CellType) -> object:
     try:
         value = cell.cell_contents
-    except ValueError:  # not filled yet
+    except ValueError:  # the cell is empty
         return None
-    return value if isinstance(value, PLAIN) else type(value).__name__  # an object may change meanwhile
+    return value if isinstance(value, PLAIN) else type(value).__name__  # mutable, so only its type counts
 
 
 def _walk(code: CodeType) -> str:

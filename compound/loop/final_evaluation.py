@@ -1,4 +1,4 @@
-"""The test split: read once, at the end, for the starting and the best configuration."""
+"""Final evaluation on the test split, once, of the initial and the best configuration."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from compound.runs.state import FinalEvaluation
 
 __all__ = ["read_test_split"]
 
-FIRST_SAMPLE = 1_000_000  # sample indices from here on belong to the test split alone
+FIRST_SAMPLE = 1_000_000  # first sample index reserved for the test split
 
 
 async def read_test_split(context: RunContext) -> None:
-    """Measure both configurations, unless that is done; each is one event and one checkpoint."""
+    """Evaluate both configurations unless already done; each evaluation is one event and one checkpoint."""
     state, problem = context.state, context.problem
     executor = context.executor.charging(context.test_meter)
     if state.test_before is None:
@@ -33,7 +33,7 @@ async def read_test_split(context: RunContext) -> None:
 
 
 async def _read(context: RunContext, executor: Executor, system: System) -> FinalEvaluation:
-    """Run one configuration on the test split, as far as the budget allows it."""
+    """Evaluate a configuration on the test split, if the budget allows."""
     problem = context.problem
     if not problem.test:
         return FinalEvaluation()

@@ -1,4 +1,4 @@
-"""Check models before the first call: names, prices and keys."""
+"""Check models before the first call: names, prices and API keys."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from compound.settings.references import references
 
 
 def models(problem: Problem) -> list[str]:
-    """Return the models that a run may ask, by the names that the system and the settings give them.
+    """Return the names of the models that a run may call, as given by the system and the settings.
 
-    What a component asks without declaring it (`compound.graph.component.Component.reach`) is not known.
+    Requests that a component does not declare (`compound.graph.component.Component.reach`) are unknown.
     """
     default = problem.system.lm
     own = (default,) if default else ()
@@ -42,7 +42,7 @@ def models(problem: Problem) -> list[str]:
 
 
 def _settings(problem: Problem, component: str) -> Iterator[str]:
-    """Yield the models that the setting ``lm`` of a component may name."""
+    """Yield the models that the ``lm`` setting of a component may name."""
     declared = problem.system.components[component]
     setting = declared.settings.get("lm")
     own = values_of(declared, problem.system).get("lm")
@@ -51,7 +51,7 @@ def _settings(problem: Problem, component: str) -> Iterator[str]:
 
 
 def engines(problem: Problem) -> dict[str, Engine]:
-    """Return the engines of a run by name, without those that cannot be opened: the run will say why.
+    """Return the engines of a run by name, except those that cannot be opened (the run reports why).
 
     No model is loaded.
     """
@@ -63,19 +63,19 @@ def engines(problem: Problem) -> dict[str, Engine]:
 
 
 def engine_names(problem: Problem) -> dict[str, str]:
-    """Return what stands behind the names of models: `Engine.name`, without keys that are known."""
+    """Return `Engine.name` by model name, with API keys removed."""
     found = {}
     for lm, engine in engines(problem).items():
-        with suppress(CompoundError):  # a library is missing that the name depends on
+        with suppress(CompoundError):  # the name depends on a missing library
             found[lm] = safe(engine.name)
     return found
 
 
 def check_prices(problem: Problem) -> None:
-    """Refuse a limit of cost where a model has no known price, as the first call would.
+    """Reject a cost limit if a model has no known price, as the first call would.
 
     Raises:
-        DeclarationError: the message names the model.
+        DeclarationError: a price is unknown; the message names the model.
     """
     if problem.settings.budget.cost is None:
         return
@@ -85,12 +85,12 @@ def check_prices(problem: Problem) -> None:
 
 
 def missing_keys(problem: Problem) -> list[str]:
-    """Return a line for each model whose key is not set; the first call to it would be refused."""
+    """Return one line for each model without an API key; its first call would fail."""
     found: dict[str, None] = {}
     for engine in engines(problem).values():
         try:
             getattr(engine, "require_key", bool)()
-        except MissingExtra:  # says nothing about the key
+        except MissingExtra:  # not about the key
             continue
         except CompoundError as error:
             found[str(error)] = None

@@ -1,4 +1,4 @@
-"""Run optimizers and schedulers, which may be code of a user, and check that they keep to their role."""
+"""Run optimizers and schedulers, which may be user code, and validate their results."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["Proposing", "choose_job"]
 
 @dataclass(frozen=True)
 class Proposing:
-    """One optimizer at work.
+    """An optimizer in execution.
 
     Attributes:
-        name: its name in the method.
+        name: name of the optimizer in the method.
         optimizer: the optimizer.
     """
 
@@ -35,10 +35,10 @@ class Proposing:
         return f"optimizer {self.name!r} at {definition(self.optimizer)}"
 
     async def events(self, task: Task) -> AsyncIterator[Progress | Proposal]:
-        """Yield what the optimizer yields.
+        """Yield the events of the optimizer, validated.
 
         Raises:
-            UserCodeError: it raised an error, is no async generator, or yielded something else.
+            UserCodeError: the optimizer raised an error, is not an async generator, or yielded another type.
         """
         propose = getattr(self.optimizer, "propose", None)
         if not callable(propose):
@@ -50,7 +50,7 @@ class Proposing:
             if inspect.iscoroutine(events):
                 events.close()
             raise UserCodeError(
-                f"{self._role}: propose returned {type(events).__name__}, which is no async generator",
+                f"{self._role}: propose returned {type(events).__name__}, which is not an async generator",
                 hint=_ASYNC_GENERATOR,
             )
         with reported(f"optimizer {self.name!r}", self.optimizer):
@@ -61,7 +61,7 @@ class Proposing:
 
     @contextmanager
     def storing(self, progress: Progress) -> Iterator[None]:
-        """Name the optimizer whose progress cannot be stored; other errors pass unchanged.
+        """Report the optimizer if its progress is not JSON; other errors pass unchanged.
 
         Raises:
             UserCodeError: the state or the facts are not JSON.
@@ -78,24 +78,24 @@ class Proposing:
             ) from error
 
     def checked(self, proposal: Proposal | None, working: System) -> Proposal:
-        """Return the proposal, if it is one that the system can be bound to.
+        """Return the proposal if the system can be bound to it.
 
         Args:
-            proposal: the last one that the optimizer yielded.
+            proposal: the last one yielded by the optimizer.
             working: the system that it changes.
 
         Raises:
-            UserCodeError: there is none, or it names a parameter or a value that the system does not have.
+            UserCodeError: there is no proposal, or it has an unknown parameter or an invalid value.
         """
         if proposal is None:
             raise UserCodeError(
                 f"{self._role} ended without a Proposal",
-                hint="yield Proposal({}) where nothing better was found",
+                hint="yield Proposal({}) if nothing better was found",
             )
         for key in proposal.values:
             if key not in working.parameters:
                 raise UserCodeError(
-                    f"{self._role} proposed {key!r}, which is no parameter of the system",
+                    f"{self._role} proposed {key!r}, which is not a parameter of the system",
                     hint=nearest(str(key), working.parameters),
                 )
         try:
@@ -114,15 +114,15 @@ def _is_json(value: object) -> bool:
 
 
 def choose_job(method: Method, history: Sequence[JobRecord], seed: int) -> Job:
-    """Return the job that the scheduler of a method chooses.
+    """Return the job chosen by the scheduler of a method.
 
     Args:
         method: the method.
         history: the finished jobs.
-        seed: names the scheduler's random streams.
+        seed: seed of the scheduler's random streams.
 
     Raises:
-        UserCodeError: the scheduler raised an error, or chose something else.
+        UserCodeError: the scheduler raised an error, or did not return one of the jobs.
     """
     with reported(f"scheduler of method {method.name!r}", method.scheduler):
         job = method.scheduler.choose(method.jobs, history, seed)
@@ -130,7 +130,7 @@ def choose_job(method: Method, history: Sequence[JobRecord], seed: int) -> Job:
     if not isinstance(job, Job) or (job.optimizer, job.keys) not in known:
         raise UserCodeError(
             f"the scheduler at {definition(method.scheduler)} chose {short(job)}",
-            hint="choose must return one of the jobs that it is given",
+            hint="choose must return one of the given jobs",
         )
     return job
 

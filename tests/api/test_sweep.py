@@ -183,7 +183,7 @@ def test_a_stop_file_ends_it_and_the_same_call_goes_on(game: Path, where: str) -
             if begun == 2:  # within the second run
                 Path(where, "STOP").touch()
 
-    with pytest.raises(Interrupted, match="everything so far is saved in out"):
+    with pytest.raises(Interrupted, match="progress is saved in out"):
         run(watch=lambda _: nullcontext(listen))
     assert not Path(where, "STOP").exists()
     partly = json.loads((game / "out" / "sweep.json").read_text())
@@ -225,7 +225,9 @@ def test_a_failing_file_is_reported_and_the_others_go_on(game: Path) -> None:
     mine = [r for r in facts["rows"] if r["file"] == "broken"]
     assert all(r["test"] is None for r in mine)
     shutil.copy("rows.jsonl", "bad.jsonl")
-    with pytest.raises(RunDirectoryError, match=r"changed: data\.test: other examples.*remove that folder"):
+    with pytest.raises(
+        RunDirectoryError, match=r"changed: data\.test: different examples.*remove that folder"
+    ):
         run("random", (0, 1), "broken.yaml", "game.yaml")
     shutil.rmtree(game / "out/broken")
     mended = run("random", (0, 1), "broken.yaml", "game.yaml")
@@ -252,8 +254,8 @@ def test_a_defect_in_one_run_is_told_and_ends_no_other(game: Path, monkeypatch: 
     ("methods", "seeds", "message"),
     [
         ("search,serch", (0,), "no method 'serch'"),
-        ("search,search", (0,), "at least one method, and none twice"),
-        ("search", (1, 1), "at least one seed, and none twice"),
+        ("search,search", (0,), "at least one method, and no duplicates"),
+        ("search", (1, 1), "at least one seed, and no duplicates"),
         ("search", (), "at least one seed"),
     ],
 )
@@ -266,7 +268,7 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(
 
 
 def test_files_of_one_name_are_refused(game: Path) -> None:
-    with pytest.raises(DeclarationError, match="file name, and none twice: game, game"):
+    with pytest.raises(DeclarationError, match="file name, and no duplicates, but got game, game"):
         run("search", (0,), "game.yaml", "game.yaml")
 
 

@@ -437,7 +437,7 @@ def test_one_run_that_cannot_be_read_does_not_hide_the_others(game: Path, cli: A
     rows = json.loads(cli("runs", "--json").out)
     assert [(row["run"], row["status"]) for row in rows] == [
         ("runs/first", "damaged"),
-        ("runs/second", "begun"),
+        ("runs/second", "started"),
     ]
     assert "Permission denied" in rows[0]["result"]
     checked = cli("runs", "--verify", "--json")

@@ -35,7 +35,7 @@ def test_examples_are_compared_exactly_and_normalised() -> None:
     assert found.example == ("t1", "x1")
     assert str(found) == (
         "of the test examples, 3 have the inputs of a train example (1 exactly, 2 after normalisation; 1 of "
-        "them with other gold values), such as test 'x1' and train 't1'"
+        "them with different gold values), such as test 'x1' and train 't1'"
     )
 
 
@@ -112,7 +112,7 @@ def test_strict_refuses(command: list[str], shared: Path, cli: Any) -> None:
     ran = cli(name, "game.yaml", *options, "--strict", "--set", "optimize.valid_size=40")
     assert ran.code == 2
     assert WARNING in ran.err
-    assert "leave out --strict" in ran.err
+    assert "omit --strict" in ran.err
     assert not (shared / "runs").exists()
 
 

@@ -99,7 +99,7 @@ def test_long_texts_are_cut_in_the_middle() -> None:
     (exchange,) = trace.calls[0].exchanges
     for text in (exchange.messages[-1].content, exchange.completion):
         assert LONGEST < len(text) < LONGEST + 100
-        assert "characters left out" in text
+        assert "characters omitted" in text
     assert exchange.messages[-1].content.endswith("yyy\nAnswer:")
     assert trace.outputs["answer"] == "x" * 30_000
 

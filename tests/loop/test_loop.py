@@ -578,7 +578,7 @@ class TestBudgets:
         lm = ScriptedLM(asked_for)
         run(tmp_path / "run", lm=lm)
         state = read_json(tmp_path / "run", "checkpoint.json")["state"]["search"]
-        assert state["stopped"] == "3 rounds in a row proposed nothing"
+        assert state["stopped"] == "3 consecutive rounds proposed nothing"
 
 
 def any_time(_: np.random.Generator) -> float:
@@ -719,7 +719,9 @@ class TestGoingOn:
             run(tmp_path / "run", changed)
         with pytest.raises(RunDirectoryError, match=r"changed: .*spoil\.w: .* → "):
             run(tmp_path / "run", system=demo(w=0.6))
-        with pytest.raises(RunDirectoryError, match=r"changed: data\.train: other examples \(\d+ → \d+\);"):
+        with pytest.raises(
+            RunDirectoryError, match=r"changed: data\.train: different examples \(\d+ → \d+\);"
+        ):
             run(tmp_path / "run", splits=data(train=61))
         with pytest.raises(RunDirectoryError, match=r"changed: lm: .* → "):
             run(tmp_path / "run", system=demo(lm="other"))
@@ -890,7 +892,7 @@ class TestReviewed:
     def test_too_few_validation_examples_to_decide_are_refused_at_once(self, tmp_path: Path) -> None:
         lm = ScriptedLM(student)
         with pytest.raises(
-            DataError, match=r"4 validation examples cannot show .* at alpha=0.05; give at least 5"
+            DataError, match=r"4 validation examples cannot show .* at alpha=0.05; provide at least 5"
         ):
             run(tmp_path / "run", lm=lm, splits=data(valid=4))
         assert lm.requests == []

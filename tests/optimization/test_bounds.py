@@ -247,7 +247,7 @@ def test_a_component_that_declares_nothing_is_not_bounded() -> None:
     one = System("one", {"answer": Asking()(question=Input("question"))}, lm="lm")
     found = estimate(program("random", ScriptedLM(reply), one))["at_most"]
     assert found["calls"] is None
-    assert "component 'asking' does not declare what it asks of models" in found["why"][0]
+    assert "component 'asking' does not declare its model requests" in found["why"][0]
 
 
 class Careless:
@@ -286,7 +286,7 @@ def careful(system: System, settings: OptimizeSettings) -> Method:
 def test_an_optimizer_without_a_bound_is_reported() -> None:
     found = estimate(program(f"{__name__}:careless", ScriptedLM(reply)))
     assert found["at_most"]["calls"] is None
-    assert found["at_most"]["why"] == ["optimizer 'own' declares no bound: give a budget of calls"]
+    assert found["at_most"]["why"] == ["optimizer 'own' declares no bound; set a budget of calls"]
     limited = program(f"{__name__}:careless", ScriptedLM(reply), budget={"system_runs": 90, "calls": 500})
     assert estimate(limited)["at_most"]["calls"] == 0.8 * 500 + 20  # the search has 80 %, the test needs 20
 

@@ -83,7 +83,7 @@ def test_a_model_that_refuses_every_request_is_asked_five_times(method: str, tmp
     assert len(sent) == 5
     told = closing(result.path)
     assert "5 of 5 calls to 'lm' failed (401 wrong key; set THE_KEY to a key that may use lm)" in told
-    assert "was not asked any more: 5 calls in a row failed" in told
+    assert "was not asked any more: 5 consecutive calls failed" in told
     assert proposals_of(result.path)["models"]["lm"]["failed"] == 5
     assert "401 wrong key" in result.report
 
@@ -128,7 +128,7 @@ def test_progress_events_and_the_job_say_what_came_of_proposals(tmp_path: Path) 
     seen: list[Any] = []
     result, _ = run("gepa", lambda _: REFUSED, tmp_path, seen.append)
     (stop,) = [event for event in seen if event["event"] == "proposals"]
-    assert "stopped asking 'lm' for proposals in this job: 5 calls in a row failed" in describe(stop)
+    assert "stopped proposal requests to 'lm' in this job: 5 consecutive calls failed" in describe(stop)
     first = next(event for event in seen if event["event"] == "job")
     assert first["proposals"]["lm"]["failed"] == 5
     assert "proposals: 5 of 5 calls to 'lm' failed" in describe(first)

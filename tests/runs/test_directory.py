@@ -439,7 +439,9 @@ class TestCheckpoints:
         with_records(tmp_path / "run", 3)
         (tmp_path / "run" / "events.jsonl").write_text("", encoding="utf-8")
         run = RunDirectory.open(tmp_path / "run")
-        with pytest.raises(RunDirectoryError, match=r"events\.jsonl is shorter than its checkpoint says"):
+        with pytest.raises(
+            RunDirectoryError, match=r"events\.jsonl is shorter than stated in its checkpoint"
+        ):
             run.restore()
         run.close()
 
@@ -521,7 +523,7 @@ class TestAtomicWrite:
     ],
 )
 def test_a_full_disk_is_named_whoever_was_writing(error: Exception, tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="no room left on the disk") as caught, room(tmp_path):
+    with pytest.raises(RunDirectoryError, match="no space left on the disk") as caught, room(tmp_path):
         raise error
     assert caught.value.__cause__ is error
 

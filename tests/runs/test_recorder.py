@@ -117,7 +117,7 @@ class TestStopping:
         recorder.event("one")
         (folder / "STOP").touch()
         recorder.state.announced = 7
-        with pytest.raises(Interrupted, match="everything so far is saved"):
+        with pytest.raises(Interrupted, match="progress is saved"):
             recorder.event("two")
         recorder.close()
         again = reopened(folder)

@@ -272,9 +272,7 @@ class TestEarlierSpellings:
         run = Path(__file__).parents[2] / "docs" / "notebooks" / "tiny_run"
         config = json.loads((run / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps({**config, "format": 2}))
-        with pytest.raises(
-            RunDirectoryError, match="written by an earlier version of compound.*not continued"
-        ):
+        with pytest.raises(RunDirectoryError, match="written by an earlier version of compound.*not resumed"):
             changed(tmp_path, {**config, "format": FORMAT}, ())
         for name in ("checkpoint.json", "events.jsonl"):
             if (run / name).exists():

@@ -422,7 +422,7 @@ def test_a_budget_that_holds_a_step_is_used_and_one_that_holds_none_says_what_is
     notes = ran(5 + 5 + 3)
     assert notes
     assert notes[0].startswith("1 of 3 steps, which is all that the budget holds")
-    with pytest.raises(DeclarationError, match=r"one decision 5, and the smallest job 3; give at least 13"):
+    with pytest.raises(DeclarationError, match=r"a decision 5, and the smallest job 3; set at least 13"):
         ran(5 + 5 + 2)
 
 
