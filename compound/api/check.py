@@ -15,7 +15,7 @@ from pathlib import Path
 from compound.api.optimize import make_problem
 from compound.errors import CompoundError, SeveralErrors, SpecError
 from compound.evaluation.dataset import ROLES, Dataset
-from compound.evaluation.duplicates import check_no_overlaps, in_data
+from compound.evaluation.duplicates import check_no_overlaps, find_in_data
 from compound.evaluation.examples import read_examples
 from compound.evaluation.hub import HUB
 from compound.evaluation.metrics import check_rows
@@ -30,7 +30,7 @@ _WHERE = re.compile(r"(?P<where>(?:[\w-]+|'[^']*')(?:\.(?:[\w-]+|'[^']*'))*): ")
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckResult:
     """Result of checking one file.
 
     Attributes:
@@ -100,7 +100,7 @@ def _problem(text: str, file: Path, *, spec: bool = True) -> dict[str, object]:
     }
 
 
-def check_program(program: Program, *, strict: bool = False) -> Checked:
+def check_program(program: Program, *, strict: bool = False) -> CheckResult:
     """Check the method, the data, the metric and the prospects of a file.
 
     Args:
@@ -114,15 +114,15 @@ def check_program(program: Program, *, strict: bool = False) -> Checked:
             value for the metric; or, with ``strict``, splits share examples.
         SeveralErrors: several of these errors occurred.
     """
-    checked = Checked(program)
+    checked = CheckResult(program)
     problems: list[CompoundError] = []
-    with _noted(problems):
+    with _collecting_errors(problems):
         checked.notes.extend(_check_method(program))
     checked.not_checked.extend([*_missing_corpora(program), *_check_data(program, problems)])
     if problems:
         raise problems[0] if len(problems) == 1 else SeveralErrors(problems)
     if program.data is not None and is_local(program.data):
-        found = in_data(program.data, list(program.system.inputs))
+        found = find_in_data(program.data, list(program.system.inputs))
         if strict:
             check_no_overlaps(found)
         checked.warnings.extend(map(str, found))
@@ -131,7 +131,7 @@ def check_program(program: Program, *, strict: bool = False) -> Checked:
 
 
 @contextmanager
-def _noted(problems: list[CompoundError]) -> Iterator[None]:
+def _collecting_errors(problems: list[CompoundError]) -> Iterator[None]:
     """Collect the error raised by a block, so that all errors are reported together."""
     try:
         yield
@@ -207,7 +207,7 @@ def _check_data(program: Program, problems: list[CompoundError]) -> Iterator[str
         return
     for role in ROLES:
         if data.has(role):
-            with _noted(problems):
+            with _collecting_errors(problems):
                 examples = read_examples(data, role, program.system.inputs)
                 if program.metric is not None:
                     check_rows(program.metric, program.system.outputs, examples)

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from compound.api.optimize import make_problem, resolved
+from compound.api.optimize import make_problem, resolved_settings
 from compound.engine import Completion, Engine, Request, Usage
 from compound.errors import CompoundError
 from compound.evaluation.dataset import Dataset
-from compound.evaluation.duplicates import check_no_overlaps, overlaps
+from compound.evaluation.duplicates import check_no_overlaps, find_overlaps
 from compound.evaluation.metrics import Comparison
 from compound.execution.executor import Executor
 from compound.graph.bounds import CallBound, Use
@@ -21,19 +21,19 @@ from compound.optimization.budget_plan import stochastic
 from compound.optimization.method import Job
 from compound.optimization.preflight import missing_keys
 from compound.optimization.problem import Problem
-from compound.optimization.prospects import outlook, planned
+from compound.optimization.prospects import outlook, plan_by_runs
 from compound.optimizers import methods
 from compound.settings.common import COUNTS, BudgetSettings
 
 if TYPE_CHECKING:
     from compound.spec import Program
 
-ASSUMED = (
+ASSUMPTIONS = (
     "Retries of failed requests, and runs that are cancelled when too many fail, are not included.",
     "Prompts without a known tokenizer are counted in bytes, about four times their tokens in English; "
     "every call is counted as the longest one, and a cached run as a new one.",
 )
-OF_METRIC = "Calls made by a user-defined metric are neither counted nor bounded."
+METRIC_ASSUMPTION = "Calls made by a user-defined metric are neither counted nor bounded."
 
 
 def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
@@ -60,9 +60,11 @@ def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
     for name, method in zip(settings.baselines, others, strict=True):
         own = settings.model_copy(update={"method": name, "baselines": ()})
         bounds.append(bound(replace(problem, settings=own, method=method)))
-    plan, free = planned(problem)
+    plan, free = plan_by_runs(problem)
+    # usage of these is unknown in advance
+    other_limits = [name for name in settings.budget.limits() if name != "system_runs"]
     splits = {"train": problem.train, "valid": problem.valid, "test": problem.test}
-    equal = overlaps(splits, program.data.id)
+    equal = find_overlaps(splits, program.data.id)
     if strict:
         check_no_overlaps(equal)
     return {
@@ -72,7 +74,7 @@ def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
         "plan": {"decisions": plan.decisions, "level": plan.level, "runs_per_decision": plan.cost},
         "methods": [settings.method, *settings.baselines],
         "notes": list(problem.method.notes),
-        "steps": _steps(problem.method.jobs, free, _others(settings.budget)),
+        "steps": _steps(problem.method.jobs, free, other_limits),
         "prospects": outlook(problem),
         "duplicates": [str(overlap) for overlap in equal],
         "shared": any(overlap.across for overlap in equal),
@@ -82,8 +84,8 @@ def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
             name: {"limit": limit, "counts": COUNTS[name]} for name, limit in settings.budget.limits().items()
         },
         "keys": missing_keys(problem),
-        "assumed": [*ASSUMED, *([] if isinstance(problem.metric, Comparison) else [OF_METRIC])],
-        "optimize": resolved(problem),
+        "assumed": [*ASSUMPTIONS, *([] if isinstance(problem.metric, Comparison) else [METRIC_ASSUMPTION])],
+        "optimize": resolved_settings(problem),
     }
 
 
@@ -126,10 +128,10 @@ class Bound:
 
 def bound(problem: Problem) -> Bound:
     """Return the bounds of a problem's method."""
-    settings, find = problem.settings, _Opened(problem)
+    settings, find = problem.settings, _Engines(problem)
     name, system = settings.method, problem.system
     own = (system.lm,) if system.lm else ()
-    plan, free = planned(problem)
+    plan, free = plan_by_runs(problem)
     allowed = allowance(problem, free, plan.decisions, read_corpora=True, lms=own)
     limit = settings.budget.system_runs
     runs = math.inf if limit is None else limit
@@ -144,12 +146,12 @@ def bound(problem: Problem) -> Bound:
     ]
     sum_ = sum((row.amount for row in rows), Amount())
     rows.append(Row(name, "system runs on the test split", tests, test))
-    total = _within(sum_, settings.budget, 1 - settings.budget.test_share)
-    total += _within(test, settings.budget, settings.budget.test_share)
+    total = _capped(sum_, settings.budget, 1 - settings.budget.test_share)
+    total += _capped(test, settings.budget, settings.budget.test_share)
     return Bound([*rows, Row(name, "total", runs + tests, total)], runs + tests, allowed)
 
 
-def _search(allowed: Allowance, find: _Opened) -> Amount:
+def _search(allowed: Allowance, find: _Engines) -> Amount:
     """Return the upper bound of one system run, where runs are counted by executed calls.
 
     A run whose other calls are cached counts as a fraction of a run, and all fractions may consist of
@@ -164,13 +166,13 @@ def _search(allowed: Allowance, find: _Opened) -> Amount:
     return largest.times(allowed.survey.counted) if allowed.survey.counted else _whole_run(allowed, find)
 
 
-def _whole_run(allowed: Allowance, find: _Opened) -> Amount:
+def _whole_run(allowed: Allowance, find: _Engines) -> Amount:
     """Return the upper bound of a run without cached calls."""
     calls = (_call(name, use, find).times(use.calls) for name, use in allowed.survey.uses.items())
     return sum(calls, Amount())
 
 
-def _call(name: str, use: Use, find: _Opened) -> Amount:
+def _call(name: str, use: Use, find: _Engines) -> Amount:
     """Return the upper bound of one call of a component."""
     if use.requests is None:
         return unbounded(f"component {name!r} does not declare its model requests (Component.reach)")
@@ -179,7 +181,7 @@ def _call(name: str, use: Use, find: _Opened) -> Amount:
     return sum((find.max_request_cost(request).times(request.calls) for request in use.requests), Amount())
 
 
-def _proposals(allowed: Allowance, find: _Opened, own: tuple[str, ...]) -> list[tuple[str, Amount]]:
+def _proposals(allowed: Allowance, find: _Engines, own: tuple[str, ...]) -> list[tuple[str, Amount]]:
     """Return the upper bounds of proposal requests, by optimizer and purpose."""
     found: dict[str, Amount] = {}
     for each in allowed.jobs:
@@ -193,7 +195,7 @@ def _proposals(allowed: Allowance, find: _Opened, own: tuple[str, ...]) -> list[
     return [(what, amount) for what, amount in found.items() if amount.calls]
 
 
-def _within(amount: Amount, budget: BudgetSettings, part: float) -> Amount:
+def _capped(amount: Amount, budget: BudgetSettings, part: float) -> Amount:
     """Return an amount capped by a share of the budget's limits."""
 
     def least(name: str, value: float) -> float:
@@ -210,7 +212,7 @@ def _within(amount: Amount, budget: BudgetSettings, part: float) -> Amount:
     return replace(found, why=() if all(map(math.isfinite, numbers)) else amount.why)
 
 
-class _Opened:
+class _Engines:
     """Engines of a problem that can be opened without loading a model."""
 
     def __init__(self, problem: Problem) -> None:
@@ -227,10 +229,10 @@ class _Opened:
         try:
             return self._find(lm)
         except CompoundError:  # reported by the run; here its prompts are counted in bytes
-            return _Unknown()
+            return _UnknownEngine()
 
 
-class _Unknown:
+class _UnknownEngine:
     """Placeholder for an engine that cannot be opened: no price, and one token per byte."""
 
     name, concurrency, remote, priced = "", 1, True, False
@@ -264,11 +266,6 @@ def _total(bounds: Sequence[Bound]) -> dict[str, Any]:
     amount = sum((each.rows[-1].amount for each in bounds), Amount())
     runs = sum(each.runs for each in bounds)
     return {"system_runs": runs if math.isfinite(runs) else None, **_amount(amount)}
-
-
-def _others(budget: BudgetSettings) -> list[str]:
-    """Return the limits other than system runs, whose usage is unknown in advance."""
-    return [name for name in budget.limits() if name != "system_runs"]
 
 
 def _steps(jobs: Sequence[Job], free: float, others: Sequence[str]) -> list[dict[str, Any]]:

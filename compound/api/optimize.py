@@ -15,7 +15,7 @@ from compound import report as reports
 from compound.concurrency.blocking import blocking
 from compound.errors import FRESH, CompoundError, DataError, RunDirectoryError
 from compound.evaluation.dataset import Dataset, Split
-from compound.evaluation.duplicates import check_no_overlaps, overlaps
+from compound.evaluation.duplicates import check_no_overlaps, find_overlaps
 from compound.evaluation.evaluate import Evaluation, gain_interval
 from compound.evaluation.examples import read_examples
 from compound.evaluation.metrics import check_rows
@@ -26,7 +26,7 @@ from compound.execution.sender import Engines
 from compound.formatting import plural, shown
 from compound.graph.configuration import Configuration, digest, load, readable
 from compound.graph.draw import as_document
-from compound.graph.fingerprint import described
+from compound.graph.fingerprint import describe_code
 from compound.graph.system import System
 from compound.loop.loop import OptimizationLoop, final_configuration
 from compound.loop.retry import retry_failed as retry_rows
@@ -45,7 +45,7 @@ from compound.runs.directory import (
     load_checkpoint,
     read_json,
     read_records,
-    room,
+    report_full_disk,
     understood,
 )
 from compound.runs.recorder import MEMORY_FOLDER, Interrupted, Listener, Recorder
@@ -187,14 +187,14 @@ def optimize(
     path = Path(run_dir) if run_dir is not None else run_folder(system.name)
     problem = make_problem(system, data, metric, settings, engines or find_engine, folder)
     splits = {"train": problem.train, "valid": problem.valid, "test": problem.test}
-    equal = overlaps(splits, data.id)
+    equal = find_overlaps(splits, data.id)
     if strict:
         check_no_overlaps(equal)
     problem = replace(problem, outlook={**outlook(problem), "duplicates": [str(item) for item in equal]})
-    described = describe(problem)
+    describe_code = describe(problem)
     new = UntrustedFolder(path).kind("config.json") is None
-    with room(path):
-        run = open_run(path, text, described)
+    with report_full_disk(path):
+        run = open_run(path, text, describe_code)
         recorder = Recorder(run, listener=listener)
         if retry_failed:
             _retry(problem, recorder, listener)
@@ -246,13 +246,13 @@ def _search(problem: Problem, recorder: Recorder, main: Recorder) -> None:
     path = str(main.run.path)
     stopped = f"stopped; progress is saved in {path}; optimize with run_dir={path!r} to resume"
     check_stored_folders(problem, recorder)
-    with continued(recorder):
+    with resume_errors(recorder):
         blocking(OptimizationLoop(problem, recorder).run(), interrupted=stopped)
     save_best(problem, recorder)
 
 
 @contextmanager
-def continued(recorder: Recorder) -> Iterator[None]:
+def resume_errors(recorder: Recorder) -> Iterator[None]:
     """Name the checkpoint if a run cannot be resumed from it.
 
     The state of a method is validated by the method, which does not know the location of the checkpoint.
@@ -317,7 +317,7 @@ def _baseline(
     on_start: Callable[[Recorder], None] | None,
 ) -> None:
     """Run another method with the same budget; cached calls are shared but charged."""
-    other, recorder = _beside(name, problem, parent, listener)
+    other, recorder = _open_baseline(name, problem, parent, listener)
     if on_start is not None:
         on_start(recorder)
     try:
@@ -329,7 +329,7 @@ def _baseline(
         recorder.close()
 
 
-def _beside(
+def _open_baseline(
     name: str, problem: Problem, parent: Recorder, listener: Listener | None
 ) -> tuple[Problem, Recorder]:
     """Return the problem of a baseline, and the recorder of its run."""
@@ -337,7 +337,7 @@ def _beside(
     method = methods.method(name, problem.system, settings, problem.folder)
     other = replace(problem, settings=settings, method=method)
     run = open_run(parent.run.path / "baselines" / name, "", describe(other))
-    return other, Recorder(run, parent=parent, listener=_labelled(listener, name))
+    return other, Recorder(run, parent=parent, listener=_label_events(listener, name))
 
 
 def _retry(problem: Problem, recorder: Recorder, listener: Listener | None) -> None:
@@ -348,20 +348,20 @@ def _retry(problem: Problem, recorder: Recorder, listener: Listener | None) -> N
                 f"{recorder.run.path} is not finished: there are no rows to rerun",
                 hint="resume it first: run the same command without --retry-failed",
             )
-        with continued(recorder):
+        with resume_errors(recorder):
             blocking(retry_rows(problem, recorder))
         for name in problem.settings.baselines:
-            other, beside = _beside(name, problem, recorder, listener)
+            other, other_recorder = _open_baseline(name, problem, recorder, listener)
             try:
-                blocking(retry_rows(other, beside))
+                blocking(retry_rows(other, other_recorder))
             finally:
-                beside.close()
+                other_recorder.close()
         report(recorder)
     finally:
         recorder.close()
 
 
-def _labelled(listener: Listener | None, method: str) -> Listener | None:
+def _label_events(listener: Listener | None, method: str) -> Listener | None:
     if listener is None:
         return None
     return lambda event: listener({**event, "method": method})
@@ -406,7 +406,7 @@ def make_problem(
         methods.check_trainable(each, system, Executor(engines).engine)
     engines = for_system(engines, system)
     method = replace(method, jobs=[job.within(len(splits["train"])) for job in method.jobs])
-    _decidable(len(splits["valid"]), settings.alpha)
+    _check_decidable(len(splits["valid"]), settings.alpha)
     problem = Problem(
         system, splits["train"], splits["valid"], splits["test"], metric, settings, method, engines, folder
     )
@@ -416,7 +416,7 @@ def make_problem(
     return problem
 
 
-def _decidable(n: int, alpha: float) -> None:
+def _check_decidable(n: int, alpha: float) -> None:
     """Reject a validation split too small to accept even a gain on every example."""
     least = math.ceil(-math.log2(alpha))
     if n < least:
@@ -443,27 +443,27 @@ def describe(problem: Problem) -> dict[str, Any]:
             role: {"n": len(rows), "digest": digest(readable([[e.id, e.inputs, e.gold] for e in rows]))}
             for role, rows in splits.items()
         },
-        "metric": described(problem.metric),
-        "optimize": resolved(problem),
-        **_named(problem.method.sections, problem.folder),
+        "metric": describe_code(problem.metric),
+        "optimize": resolved_settings(problem),
+        **_referenced_digests(problem.method.sections, problem.folder),
         "versions": versions(),
     }
 
 
-def resolved(problem: Problem) -> dict[str, Any]:
+def resolved_settings(problem: Problem) -> dict[str, Any]:
     """Return the common settings and those of the method, including defaults, as JSON."""
     common = {name: value for name, value in problem.settings if name not in problem.settings.sections}
     sections = {name: own.model_dump(mode="json") for name, own in problem.method.sections.items()}
     return {**OptimizeSettings.model_validate(common).model_dump(mode="json"), **sections}
 
 
-def _named(sections: Mapping[str, Settings], folder: Path) -> dict[str, Any]:
+def _referenced_digests(sections: Mapping[str, Settings], folder: Path) -> dict[str, Any]:
     """Return digests of the code and configuration files named in the method's settings."""
     found: dict[str, dict[str, Any]] = {}
     for section in sections.values():
         for each in references(section):
             if each.kind == "code" and each.name:
-                found.setdefault("code", {})[each.name] = described(find_code(each.name, folder))
+                found.setdefault("code", {})[each.name] = describe_code(find_code(each.name, folder))
             elif each.kind == "configuration" and each.name:
                 path = folder / each.name
                 digest_of = load(path).digest if path.exists() else None
@@ -490,7 +490,7 @@ def open_run(path: Path, text: str, config: Mapping[str, Any]) -> RunDirectory:
     """
     if UntrustedFolder(path).kind("config.json") is None:
         return RunDirectory.create(path, text, config)
-    keys = changed(path, config)
+    keys = list_changes(path, config)
     if keys:
         raise RunDirectoryError(
             f"{path} belongs to another configuration; changed: {'; '.join(keys)}",
@@ -512,9 +512,9 @@ def _record_engines(run: RunDirectory, engines: Mapping[str, str]) -> None:
         run.write_json("config.json", {**stored, "engines": {**stored["engines"], **more}})
 
 
-def changed(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...] = MAY_CHANGE) -> list[str]:
+def list_changes(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...] = MAY_CHANGE) -> list[str]:
     """Return the differences between a configuration and that of a run directory."""
-    return changes.changed(path, config, ignoring)
+    return changes.list_changes(path, config, ignoring)
 
 
 def save_best(problem: Problem, recorder: Recorder) -> None:

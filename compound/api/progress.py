@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from compound.formatting import plural
 from compound.optimization.method import ROLLOUTS
 from compound.runs.recorder import Listener
-from compound.security.sanitize import printable, raw
+from compound.security.sanitize import printable, underlying_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from compound.execution.trace import Trace
 
 
-BAR = 28  # width in characters
-QUIET = 10.0  # minimum seconds between notices, if lines cannot be replaced
+BAR_WIDTH = 28  # width in characters
+NOTICE_INTERVAL = 10.0  # minimum seconds between notices, if lines cannot be replaced
 
 
 def describe(event: Mapping[str, Any]) -> str:
@@ -77,8 +77,8 @@ def _job(event: Mapping[str, Any]) -> str:
     before, after = event["train_before"], event["train_after"]
     compared = before is not None and after is not None and not event.get("facts", {}).get(ROLLOUTS)
     chosen = event.get("facts", {}).get("best_step") is not None  # the note is more informative
-    told = f"train {before:.3f} -> {after:.3f}" if compared and not chosen else event["note"]
-    return f"{event['optimizer']} on {keys}: {told}{', ' if told else ''}proposes {changed}"
+    result = f"train {before:.3f} -> {after:.3f}" if compared and not chosen else event["note"]
+    return f"{event['optimizer']} on {keys}: {result}{', ' if result else ''}proposes {changed}"
 
 
 def _decision(event: Mapping[str, Any]) -> str:
@@ -145,14 +145,14 @@ class Steps:
             return None
         return Steps(event["job"], event["step"], event["of"], event["note"], event.get("method") or "")
 
-    def left(self, first: Steps, seconds: float) -> float | None:
+    def seconds_left(self, first: Steps, seconds: float) -> float | None:
         """Estimate the seconds until the remaining steps are done.
 
         Args:
             first: the first observed steps of the job.
             seconds: time since then.
 
-        >>> Steps(0, 5, 40).left(Steps(0, 3, 40), 10.0)
+        >>> Steps(0, 5, 40).seconds_left(Steps(0, 3, 40), 10.0)
         175.0
         """
         made = self.done - first.done
@@ -160,7 +160,7 @@ class Steps:
 
 
 @contextmanager
-def watching(
+def progress_display(
     limits: Mapping[str, Any], *, quiet: bool = False, plain: bool | None = None
 ) -> Iterator[Listener]:
     """Yield a listener that displays events within the context."""
@@ -191,7 +191,7 @@ class Lines:
             return
         if event["event"] == "notice":
             now = self._clock()
-            if now - self._noticed < QUIET:
+            if now - self._noticed < NOTICE_INTERVAL:
                 return
             self._noticed = now
         print(describe(event), file=sys.stderr, flush=True)
@@ -203,7 +203,7 @@ def _live(limits: Mapping[str, Any], started: float) -> Iterator[Listener]:
     from rich.live import Live
     from rich.text import Text
 
-    console = Console(file=raw(sys.stderr))
+    console = Console(file=underlying_stream(sys.stderr))
     with Live(Text("starting", style="dim"), console=console, refresh_per_second=4, transient=True) as live:
         yield Screen(live, limits, started).listen
 
@@ -250,7 +250,7 @@ class Screen:
         if self._first is None or (steps.job, steps.method) != (self._first[0].job, self._first[0].method):
             self._first = steps, now
         first, since = self._first
-        self._left = steps.left(first, now - since)
+        self._left = steps.seconds_left(first, now - since)
 
     def _view(self, event: Mapping[str, Any]) -> RenderableType:
         """Return the bottom lines: the progress bar, if the job reports steps, and the amounts spent."""
@@ -269,14 +269,14 @@ class Screen:
         row = Table.grid(padding=(0, 1))
         row.add_row(
             Text(f"{method}step {steps.done} of {steps.total}"),
-            ProgressBar(total=steps.total, completed=steps.done, width=BAR),
+            ProgressBar(total=steps.total, completed=steps.done, width=BAR_WIDTH),
             Text(printable(f"{steps.note}{ahead}")),
         )
         return Group(row, spent)
 
 
 @contextmanager
-def counting(*, quiet: bool = False) -> Iterator[Callable[[Example, Trace], None]]:
+def count_display(*, quiet: bool = False) -> Iterator[Callable[[Example, Trace], None]]:
     """Yield an ``on_trace`` callback that shows the number of finished examples and their mean score."""
     scores: list[float] = []
 

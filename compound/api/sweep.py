@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compound.api.optimize import FOR_MEMORY, changed, describe, make_problem, optimize
+from compound.api.optimize import FOR_MEMORY, describe, list_changes, make_problem, optimize
 from compound.errors import CompoundError, DeclarationError, RunDirectoryError
 from compound.optimizers import methods
 from compound.report import comparison
@@ -33,11 +33,11 @@ MAY_DIFFER = (
     *FOR_MEMORY,
 )  # settings that may differ between the runs of a sweep
 Watch = Callable[[Mapping[str, Any]], AbstractContextManager[Listener]]
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """One run of a sweep.
 
     Attributes:
@@ -80,25 +80,25 @@ class Planned:
 class Stopper:
     """Stops a sweep after the current step."""
 
-    asked: bool = False
+    is_requested: bool = False
     recorder: Recorder | None = None
 
     def stop(self) -> None:
         """Request the sweep and the current run to stop."""
-        self.asked = True
+        self.is_requested = True
         if self.recorder is not None:
             self.recorder.stop()
 
     def attach(self, recorder: Recorder) -> None:
         """Set the current run."""
         self.recorder = recorder
-        if self.asked:
+        if self.is_requested:
             recorder.stop()
 
 
 def plan(
     programs: Sequence[Program], methods: Sequence[str], seeds: Sequence[int], folder: Path
-) -> list[Planned]:
+) -> list[PlannedRun]:
     """Return the runs of a sweep, ordered by seed first, so that every row of the table fills early.
 
     Raises:
@@ -115,11 +115,11 @@ def plan(
                 f"but got {', '.join(map(str, given)) or 'none'}"
             )
     runs = [
-        Planned(file, method, seed, folder / file / _folder(method) / str(seed), program, reason)
+        PlannedRun(file, method, seed, folder / file / _folder(method) / str(seed), program, reason)
         for seed in seeds
         for file, program in zip(files, programs, strict=True)
         for method in methods
-        for reason in [_inapplicable(program, method)]
+        for reason in [_inapplicable_reason(program, method)]
     ]
     for run in runs:
         _check_same_configuration(run)
@@ -127,11 +127,11 @@ def plan(
 
 
 def sweep(
-    runs: Sequence[Planned],
+    runs: Sequence[PlannedRun],
     folder: Path,
     *,
     watch: Watch | None = None,
-    say: Say = lambda _: None,
+    log: Log = lambda _: None,
     stopper: Stopper | None = None,
 ) -> SweepFacts:
     """Execute unfinished runs, and write ``sweep.md`` and ``sweep.json`` after every run.
@@ -151,31 +151,31 @@ def sweep(
     """
     UntrustedFolder(folder).make()
     stopper = stopper or Stopper()
-    failed: dict[Planned, str] = {}
-    facts = _written(runs, folder, failed)
+    failed: dict[PlannedRun, str] = {}
+    facts = _write_table(runs, folder, failed)
     for number, run in enumerate(runs, 1):
         place = f"[{number} of {len(runs)}] {run}"
         if run.inapplicable or run.finished:
-            say(f"{place}: {run.inapplicable or 'finished before'}")
+            log(f"{place}: {run.inapplicable or 'finished before'}")
             continue
-        _end_if_asked(stopper, folder)
-        say(place)
+        _stop_if_requested(stopper, folder)
+        log(place)
         try:
             _run(run, folder, watch or (lambda _: nullcontext(lambda event: None)), stopper)
         except KeyboardInterrupt:
-            _written(runs, folder, failed)
+            _write_table(runs, folder, failed)
             raise
         except Interrupted:
-            _written(runs, folder, failed)
-            _end_if_asked(stopper, folder, always=True)
+            _write_table(runs, folder, failed)
+            _stop_if_requested(stopper, folder, always=True)
         except Exception as error:  # noqa: BLE001 - one run's failure must not end the others
-            failed[run] = _told(error)
-            say(f"{place} failed: {failed[run]}")
-        facts = _written(runs, folder, failed)
+            failed[run] = _error_text(error)
+            log(f"{place} failed: {failed[run]}")
+        facts = _write_table(runs, folder, failed)
     return facts
 
 
-def _run(run: Planned, folder: Path, watch: Watch, stopper: Stopper) -> None:
+def _run(run: PlannedRun, folder: Path, watch: Watch, stopper: Stopper) -> None:
     program, settings = run.program, run.settings
     assert program.data is not None
     assert program.metric is not None
@@ -193,14 +193,14 @@ def _run(run: Planned, folder: Path, watch: Watch, stopper: Stopper) -> None:
         )  # fmt: skip
 
 
-def _end_if_asked(stopper: Stopper, folder: Path, *, always: bool = False) -> None:
+def _stop_if_requested(stopper: Stopper, folder: Path, *, always: bool = False) -> None:
     place = UntrustedFolder(folder)
-    if always or stopper.asked or place.kind(STOP) is not None:
+    if always or stopper.is_requested or place.kind(STOP) is not None:
         place.remove(STOP)
         raise Interrupted(f"stopped; progress is saved in {folder}", hint="run the same command to resume")
 
 
-def _written(runs: Sequence[Planned], folder: Path, failed: Mapping[Planned, str]) -> SweepFacts:
+def _write_table(runs: Sequence[PlannedRun], folder: Path, failed: Mapping[PlannedRun, str]) -> SweepFacts:
     """Write the table of the results so far, and return its facts."""
     budgets = {run.file: run.settings.budget.limits() for run in runs}
     facts: SweepFacts = comparison.compare(list(_states(runs, folder, failed)), folder, budgets)
@@ -210,7 +210,7 @@ def _written(runs: Sequence[Planned], folder: Path, failed: Mapping[Planned, str
     return facts
 
 
-def _states(runs: Sequence[Planned], folder: Path, failed: Mapping[Planned, str]) -> Iterator[SweepRun]:
+def _states(runs: Sequence[PlannedRun], folder: Path, failed: Mapping[PlannedRun, str]) -> Iterator[SweepRun]:
     """Yield each run with its state: ``finished``, ``failed``, ``not applicable`` or ``unfinished``."""
     for run in runs:
         if run.inapplicable:
@@ -234,7 +234,7 @@ def _folder(method: str) -> str:
     return re.sub(r"[^\w.-]", "-", method)
 
 
-def _inapplicable(program: Program, method: str) -> str:
+def _inapplicable_reason(program: Program, method: str) -> str:
     """Return why a method is not applicable to a system, or ``""``."""
     methods.factory(method, program.folder)
     try:
@@ -244,7 +244,7 @@ def _inapplicable(program: Program, method: str) -> str:
     return ""
 
 
-def _check_same_configuration(run: Planned) -> None:
+def _check_same_configuration(run: PlannedRun) -> None:
     """Reject a directory whose run has other settings, since the table would compare different things."""
     if run.inapplicable or UntrustedFolder(run.path).kind("config.json") is None:
         return
@@ -257,7 +257,7 @@ def _check_same_configuration(run: Planned) -> None:
         )
     except CompoundError:
         return  # missing or invalid data is reported by the run, so that others continue
-    keys = changed(run.path, describe(problem), MAY_DIFFER)
+    keys = list_changes(run.path, describe(problem), MAY_DIFFER)
     if keys:
         raise RunDirectoryError(
             f"{run.path} was started with another configuration; changed: {'; '.join(keys)}",
@@ -265,5 +265,5 @@ def _check_same_configuration(run: Planned) -> None:
         )
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return error.message if isinstance(error, CompoundError) else f"{type(error).__name__}: {error}"

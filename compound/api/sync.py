@@ -19,7 +19,7 @@ from compound.api.arguments import (
 )
 from compound.api.optimize import Result, read_result
 from compound.api.optimize import optimize as run_optimization
-from compound.api.progress import watching
+from compound.api.progress import progress_display
 from compound.concurrency.blocking import blocking
 from compound.errors import DataError, DeclarationError, RunDirectoryError, nearest
 from compound.evaluation.dataset import Split
@@ -37,7 +37,7 @@ from compound.runs.directory import APPENDED, CHECKPOINT, CONFIG, load_checkpoin
 from compound.security.untrusted import UntrustedFolder
 from compound.settings.optimize import OptimizeSettings, make_settings
 from compound.spec import load as load_program
-from compound.storage.paths import cache_folder, run_folder, unused
+from compound.storage.paths import cache_folder, run_folder, unused_path
 
 
 def run(
@@ -184,8 +184,8 @@ def optimize(
     find, scoring = engines_for(system, engines), metric_for(metric, system)
     data = as_data(data, splits=True)
     path = Path(run_dir) if run_dir is not None else run_folder(system.name)
-    path = unused(path) if new else path
-    with watching(resolved.budget.limits(), quiet=not progress) as listener:
+    path = unused_path(path) if new else path
+    with progress_display(resolved.budget.limits(), quiet=not progress) as listener:
         return run_optimization(
             system, data, scoring, resolved, run_dir=path, engines=find, listener=listener
         )

@@ -8,7 +8,16 @@ from contextlib import closing
 from pathlib import Path
 
 from compound.errors import CompoundError
-from compound.execution.cache import CURRENT, FORMAT, WAIT, bounded, check_files, read_row, restrict, table
+from compound.execution.cache import (
+    CURRENT,
+    FORMAT,
+    WAIT,
+    check_files,
+    limit_steps,
+    read_row,
+    restrict,
+    table_statement,
+)
 from compound.graph.configuration import Configuration, load
 from compound.rewards.model import read as read_rewards
 from compound.runs.checkpoint import Checkpoint
@@ -47,7 +56,7 @@ def verify(path: str | Path) -> list[str]:
         []
     """
     folder = UntrustedFolder(path)
-    return [problem for one in (folder, *_baselines(folder)) for problem in _verified(one)]
+    return [problem for one in (folder, *_baselines(folder)) for problem in _run_problems(one)]
 
 
 def _baselines(folder: UntrustedFolder) -> list[UntrustedFolder]:
@@ -57,7 +66,7 @@ def _baselines(folder: UntrustedFolder) -> list[UntrustedFolder]:
         return []  # reported by the check of the folder itself
 
 
-def _verified(folder: UntrustedFolder) -> list[str]:
+def _run_problems(folder: UntrustedFolder) -> list[str]:
     """Return the problems of one run directory."""
     problems: list[str] = []
 
@@ -112,11 +121,11 @@ def _check_best(folder: UntrustedFolder, stored: Checkpoint) -> None:
     found, config = load(folder.path / BEST), read_json(folder, CONFIG)
     if stored.state.done and found.digest != Configuration(stored.state.best or {}).digest:
         raise CompoundError(f"{folder}/{BEST} does not hold the best configuration of the run")
-    made_for = parse(folder.read(BEST))
+    document = parse(folder.read(BEST))
     for name in ("system", "signature"):
-        said = made_for.get(name) if isinstance(made_for, dict) else None
-        if said != config.get(name):
-            raise CompoundError(f"{folder}/{BEST} has {name} {said!r:.80}, unlike the run")
+        actual = document.get(name) if isinstance(document, dict) else None
+        if actual != config.get(name):
+            raise CompoundError(f"{folder}/{BEST} has {name} {actual!r:.80}, unlike the run")
 
 
 def _check_rewards(folder: UntrustedFolder) -> None:
@@ -158,17 +167,17 @@ def _cache_problems(folder: UntrustedFolder, stored: Checkpoint | None) -> list[
 
 def _entries(folder: UntrustedFolder, path: Path, problems: list[str]) -> Iterator[tuple[int, str]]:
     """Yield the step and the problem of each entry of a cache; collect other problems."""
-    alone = not folder.size(f"{CACHE}-wal")  # SQLite then needs to write nothing
-    address = f"{path.absolute().as_uri()}?{'immutable=1' if alone else 'mode=ro'}"
-    with closing(sqlite3.connect(address, uri=True, timeout=WAIT)) as db, bounded(db, path):
+    has_no_log = not folder.size(f"{CACHE}-wal")  # SQLite then needs to write nothing
+    address = f"{path.absolute().as_uri()}?{'immutable=1' if has_no_log else 'mode=ro'}"
+    with closing(sqlite3.connect(address, uri=True, timeout=WAIT)) as db, limit_steps(db, path):
         restrict(db)
-        made = table(db, path)
-        if made is None:
+        statement = table_statement(db, path)
+        if statement is None:
             return
         found = [text for (text,) in db.execute("PRAGMA quick_check")]
         problems += [f"{path}: {text}" for text in found if text != "ok"]
         (version,) = db.execute("PRAGMA user_version").fetchone()
-        checksum = "checksum" if made == CURRENT else "NULL"
+        checksum = "checksum" if statement == CURRENT else "NULL"
         query = f"SELECT key, step, value, {checksum} FROM outcome"  # nosec B608  # one of two constants
         for key, *row in db.execute(query):
             try:

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
-from compound.cli.errors import explain, explain_system, explained_imports
+from compound.cli.errors import explain, explain_imports, explain_system
 from compound.cli.options import app
 from compound.errors import (
     CompoundError,
@@ -38,12 +38,12 @@ def main() -> NoReturn:
         print(f"compound {__version__}")
         sys.exit(0)
     with safe_output():
-        _answer(arguments, debug)
+        _run_app(arguments, debug)
 
 
-def _answer(arguments: list[str], debug: bool) -> NoReturn:
+def _run_app(arguments: list[str], debug: bool) -> NoReturn:
     try:
-        with explained_imports():
+        with explain_imports():
             app(arguments, prog_name="compound")
     except CompoundError as error:
         if debug:

@@ -16,18 +16,18 @@ from compound.errors import (
     TooManyFailures,
 )
 
-FRESH_HERE = "pass --new for a fresh run, or choose another --run"
+FRESH_OPTION = "pass --new for a fresh run, or choose another --run"
 
 
 def explain_system(error: OSError) -> bool:
     """Print an operating system error with advice; return False if its location is unknown."""
-    from compound.security.untrusted import advice, reason
+    from compound.security.untrusted import error_hint, error_text
 
     place = error.filename or _unnamed(error)
     if place is None:
         return False
-    print(f"error: {reason(error, place)}", file=sys.stderr)
-    if hint := advice(error):
+    print(f"error: {error_text(error, place)}", file=sys.stderr)
+    if hint := error_hint(error):
         print(f"hint: {hint}", file=sys.stderr)
     return True
 
@@ -43,7 +43,7 @@ def _unnamed(error: OSError) -> str | None:
 
 
 @contextmanager
-def explained_imports() -> Iterator[None]:
+def explain_imports() -> Iterator[None]:
     """Turn a failed import of an optional library into an error that names its extra."""
     try:
         yield
@@ -68,5 +68,5 @@ def explain(error: CompoundError) -> int:
         return 130
     print(f"error: {error.message}", file=sys.stderr)
     if error.hint:
-        print(f"hint: {error.hint.replace(FRESH, FRESH_HERE)}", file=sys.stderr)
+        print(f"hint: {error.hint.replace(FRESH, FRESH_OPTION)}", file=sys.stderr)
     return 1 if isinstance(error, BudgetExhausted | TooManyFailures) else 2

@@ -12,12 +12,7 @@ from compound.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
     from compound.evaluation.dataset import Dataset, Split
-    from compound.example import Example
-    from compound.execution.trace import Trace
 
 from compound.cli.options import (
     AsJson,
@@ -30,8 +25,8 @@ from compound.cli.options import (
     app,
     examples,
     load_program,
-    measurable,
-    show,
+    print_json,
+    require_data,
 )
 
 
@@ -61,11 +56,12 @@ def evaluate(
 
     Prints the mean score with its 95 % interval, failures, and the cost.
     """
+    from compound.api.progress import count_display
     from compound.api.sync import evaluate as run_evaluation
 
     program = load_program(file, sets, no_import, config, trust)
-    data, metric = measurable(program, "evaluate")
-    with _counting(quiet) as count:
+    data, metric = require_data(program, "evaluate")
+    with count_display(quiet=quiet) as count:
         evaluation = run_evaluation(
             program.system, data, metric, _role(data, split),
             limit=limit, repeats=repeats, settings=program.optimize, engines=program.find_engine,
@@ -74,9 +70,11 @@ def evaluate(
     summary = evaluation.summary()
     if as_json:
         usage = evaluation.usage
-        show({**summary, "failures": evaluation.failures(), "calls": usage.calls, "tokens": usage.tokens,
-              "cost": usage.cost, "unpriced_calls": usage.unpriced,
-              "rows": [[r.example, r.score] for r in evaluation.rows]})  # fmt: skip
+        print_json({
+            **summary, "failures": evaluation.failures(), "calls": usage.calls, "tokens": usage.tokens,
+            "cost": usage.cost, "unpriced_calls": usage.unpriced,
+            "rows": [[r.example, r.score] for r in evaluation.rows],
+        })  # fmt: skip
     else:
         from compound.report.facts.text import money
 
@@ -123,17 +121,17 @@ def run(
 
     program = load_program(file, sets, no_import, config, trust)
     values = read_inputs(program.system, inputs or [])
-    made = run_system(program.system, values, engines=program.find_engine, sample=sample, check=False)
+    result = run_system(program.system, values, engines=program.find_engine, sample=sample, check=False)
     if as_json:
-        show(to_json(made))
+        print_json(to_json(result))
     else:
         if trace:
-            print(as_text(made), end="\n\n")
-        for name, value in made.outputs.items():
-            print(value if len(made.outputs) == 1 and isinstance(value, str) else f"{name}: {value}")
-    if made.failure is not None:
-        where = next((f"{call.address}: " for call in made.calls if call.failure is not None), "")
-        print(f"error: {where}{made.failure.kind}: {made.failure.message}", file=sys.stderr)
+            print(as_text(result), end="\n\n")
+        for name, value in result.outputs.items():
+            print(value if len(result.outputs) == 1 and isinstance(value, str) else f"{name}: {value}")
+    if result.failure is not None:
+        where = next((f"{call.address}: " for call in result.calls if call.failure is not None), "")
+        print(f"error: {where}{result.failure.kind}: {result.failure.message}", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -145,9 +143,3 @@ def _role(data: Dataset, split: str) -> Split:
     if split not in names:
         raise SpecError([f"--split {split}: unknown split; possible: {', '.join(sorted(names))}"])
     return names[split]
-
-
-def _counting(quiet: bool) -> AbstractContextManager[Callable[[Example, Trace], None]]:
-    from compound.api.progress import counting
-
-    return counting(quiet=quiet)

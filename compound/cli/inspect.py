@@ -19,7 +19,7 @@ from compound.cli.options import (
     app,
     examples,
     load_program,
-    show,
+    print_json,
 )
 from compound.errors import (
     CompoundError,
@@ -62,7 +62,7 @@ def check(
         if not as_json:
             print(checked)
     if as_json:
-        show(found if len(files) > 1 else found[0])
+        print_json(found if len(files) > 1 else found[0])
     if codes:
         raise typer.Exit(max(codes))
 
@@ -98,7 +98,7 @@ def report(
     from compound.report import closing, summarize, write
 
     if as_json:
-        show(summarize(run))
+        print_json(summarize(run))
         return
     write(run)
     print(closing(run))
@@ -131,7 +131,7 @@ def runs(
         raise SpecError([f"{paths[0]}: RUN requires --verify; to list the runs in a folder, use --dir"])
     rows = list_runs(folder)
     if as_json:
-        show(rows)
+        print_json(rows)
         return
     if not rows:
         print(f"no runs in {folder}")
@@ -148,7 +148,7 @@ def _verify(paths: list[Path], folder: Path, as_json: bool) -> None:
     none = {str(path): ["not a run directory"] for path in chosen if not is_run(path)}
     found = {str(path): none.get(str(path)) or verify(path) for path in chosen}
     if as_json:
-        show(found)
+        print_json(found)
     else:
         if not found:
             print(f"no runs in {folder}")
@@ -168,7 +168,7 @@ def schema() -> None:
     """Print the JSON Schema of system YAML files, for editors."""
     from compound.spec import schema as spec_schema
 
-    show(spec_schema())
+    print_json(spec_schema())
 
 
 @app.command(epilog=examples("plugins", "plugins --json"))
@@ -194,7 +194,7 @@ def plugins(as_json: AsJson = False) -> None:
             }
         )  # fmt: skip
     if as_json:
-        show(found)
+        print_json(found)
         return
     for row in found:
         print(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from compound.cli.options import AsJson, app, examples, show
+from compound.cli.options import AsJson, app, examples, print_json
 
 models = typer.Typer(
     help="List or download models that run in this process.", no_args_is_help=True, rich_markup_mode=None
@@ -29,7 +29,7 @@ def models_list(as_json: AsJson = False) -> None:
 
     found = available()
     if as_json:
-        show(found)
+        print_json(found)
     else:
         for model in found:
             print(f"{model.name:<12} {model.state:<9} {model.where}")

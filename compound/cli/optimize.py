@@ -31,8 +31,8 @@ from compound.cli.options import (
     app,
     examples,
     load_program,
-    measurable,
-    show,
+    print_json,
+    require_data,
 )
 
 
@@ -71,10 +71,10 @@ def optimize(
     Decisions do not change; the report lists the rerun rows.
     """
     from compound.api.optimize import optimize as run_optimization
-    from compound.api.progress import watching
+    from compound.api.progress import progress_display
 
     program = load_program(file, sets, no_import, config, trust)
-    data, metric = measurable(program, "optimize")
+    data, metric = require_data(program, "optimize")
     path = _run_path(program.system.name, run, run_dir, new)
     if dry_run:
         _dry_run(program, path, as_json=as_json, strict=strict)
@@ -86,14 +86,14 @@ def optimize(
             print("continuing the run from its last checkpoint", file=sys.stderr)
         _stop_on_interrupt(recorder)
 
-    with watching(program.optimize.budget.limits(), quiet=quiet) as listener:
+    with progress_display(program.optimize.budget.limits(), quiet=quiet) as listener:
         result = run_optimization(
             program.system, data, metric, program.optimize,
             run_dir=path, engines=program.find_engine, folder=program.folder, text=program.text,
             listener=listener, on_start=on_start, strict=strict, retry_failed=retry_failed,
         )  # fmt: skip
     if as_json:
-        show(result.to_json())
+        print_json(result.to_json())
     else:
         from compound.report import closing
 
@@ -128,7 +128,7 @@ def sweep(
     Every run gets the budget set in its file and its own folder. Finished runs are skipped. The table is
     in sweep.md and sweep.json. Exit code 1 if a run failed.
     """
-    from compound.api.progress import watching
+    from compound.api.progress import progress_display
     from compound.api.sweep import Stopper, plan
     from compound.api.sweep import sweep as run_sweep
     from compound.report.comparison import closing
@@ -137,32 +137,32 @@ def sweep(
     programs = []
     for file in files:
         programs.append(load_program(file, sets, no_import, trust=trust))
-        measurable(programs[-1], "sweep")
+        require_data(programs[-1], "sweep")
     run = run if run is not None else run_folder("sweep")
-    planned = plan(programs, _listed(methods), _numbers(seeds), run)
+    planned = plan(programs, _split_list(methods), _parse_seeds(seeds), run)
     print(f"sweep directory: {run}", file=sys.stderr)
     stopper = Stopper()
     _stop_on_interrupt(stopper)
     facts = run_sweep(
         planned, run,
-        watch=lambda limits: watching(limits, quiet=quiet),
-        say=lambda line: None if quiet else print(line, file=sys.stderr, flush=True),
+        watch=lambda limits: progress_display(limits, quiet=quiet),
+        log=lambda line: None if quiet else print(line, file=sys.stderr, flush=True),
         stopper=stopper,
     )  # fmt: skip
     if as_json:
-        show(facts)
+        print_json(facts)
     else:
         print(f"{closing(facts)}\n\ntable: {run / 'sweep.md'}")
     if any(row["status"] == "failed" for row in facts["runs"]):
         raise typer.Exit(1)
 
 
-def _listed(text: str) -> list[str]:
+def _split_list(text: str) -> list[str]:
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
-def _numbers(text: str) -> list[int]:
-    items = _listed(text)
+def _parse_seeds(text: str) -> list[int]:
+    items = _split_list(text)
     wrong = [item for item in items if not item.isdecimal()]
     if wrong:
         raise SpecError([f"--seeds {text}: {wrong[0]!r} is not a seed; give whole numbers such as 0,1,2"])
@@ -170,10 +170,10 @@ def _numbers(text: str) -> list[int]:
 
 
 def _run_path(system: str, run: str, run_dir: Path | None, new: bool) -> Path:
-    from compound.storage.paths import run_folder, unused
+    from compound.storage.paths import run_folder, unused_path
 
     path = run_dir if run_dir is not None else run_folder(run or system)
-    return unused(path) if new else path
+    return unused_path(path) if new else path
 
 
 def _dry_run(program: Program, path: Path, *, as_json: bool, strict: bool) -> None:
@@ -183,7 +183,7 @@ def _dry_run(program: Program, path: Path, *, as_json: bool, strict: bool) -> No
 
     facts = {"run": str(path), **estimate(program, strict=strict)}
     if as_json:
-        show(facts)
+        print_json(facts)
     else:
         print(forecast(facts))
 

@@ -88,12 +88,12 @@ def load_program(
     return replace(program, system=program.system.bind(load(config)))
 
 
-def show(value: object) -> None:
+def print_json(value: object) -> None:
     """Print JSON to stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
-def measurable(program: Program, what: str) -> tuple[Dataset, Metric]:
+def require_data(program: Program, what: str) -> tuple[Dataset, Metric]:
     """Return the data and metric of a program, or raise that command `what` needs them."""
     data, metric = program.data, program.metric
     if data is None or metric is None:

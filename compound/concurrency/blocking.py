@@ -59,10 +59,10 @@ class _Elsewhere(Generic[Result]):
         self._coroutine = coroutine
         self._loop = asyncio.new_event_loop()
         self._task: asyncio.Task[object] | None = None
-        self._asked = False
+        self._cancel_requested = False
         self._waiting = False
         self._early = False  # whether an interrupt arrived before the thread was waiting
-        self._outcome: Future[Result] = Future()
+        self._result: Future[Result] = Future()
 
     def result(self) -> Result:
         """Run the coroutine and return its result; an interrupt of the waiting thread cancels it."""
@@ -75,12 +75,12 @@ class _Elsewhere(Generic[Result]):
                 self._waiting = True
                 if self._early:
                     signal.raise_signal(signal.SIGINT)
-                return self._outcome.result()
+                return self._result.result()
             except KeyboardInterrupt:
-                if not self._outcome.done():
+                if not self._result.done():
                     print("stopping; interrupt again to stop at once", file=sys.stderr, flush=True)
                     self._cancel()
-                    wait([self._outcome])
+                    wait([self._result])
                 raise
 
     @contextlib.contextmanager
@@ -101,7 +101,7 @@ class _Elsewhere(Generic[Result]):
         self._early = True
 
     def _cancel(self) -> None:
-        self._asked = True
+        self._cancel_requested = True
         with contextlib.suppress(RuntimeError):  # the loop is closed: the coroutine has just finished
             self._loop.call_soon_threadsafe(self._cancel_task)
 
@@ -111,7 +111,7 @@ class _Elsewhere(Generic[Result]):
 
     async def _main(self) -> Result:
         self._task = asyncio.current_task()
-        if self._asked:
+        if self._cancel_requested:
             self._coroutine.close()
             raise asyncio.CancelledError
         return await self._coroutine
@@ -121,6 +121,6 @@ class _Elsewhere(Generic[Result]):
             try:
                 value = runner.run(self._main())
             except BaseException as error:  # noqa: BLE001 - reraised in the waiting thread
-                self._outcome.set_exception(error)  # before closing the loop, which waits for its threads
+                self._result.set_exception(error)  # before closing the loop, which waits for its threads
                 return
-        self._outcome.set_result(value)
+        self._result.set_result(value)

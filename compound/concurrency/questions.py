@@ -52,7 +52,7 @@ class Questions(Generic[Question]):
 
     def __init__(self, function: Callable[[Callable[[Question], object]], object], name: str) -> None:
         self._loop = asyncio.get_running_loop()
-        self._asked: asyncio.Queue[Question | _End] = asyncio.Queue()
+        self._questions: asyncio.Queue[Question | _End] = asyncio.Queue()
         self._answers: SimpleQueue[object] = SimpleQueue()
         self._thread = Thread(target=self._run, args=(function,), name=name, daemon=True)
 
@@ -68,7 +68,7 @@ class Questions(Generic[Question]):
         return self
 
     async def __anext__(self) -> Question:
-        asked = await self._asked.get()
+        asked = await self._questions.get()
         if not isinstance(asked, _End):
             return asked
         if asked.error is not None:
@@ -85,15 +85,15 @@ class Questions(Generic[Question]):
             function(self._ask)
         except BaseException as raised:  # noqa: BLE001 - reraised in the event loop
             error = raised
-        self._tell(_End(error))
+        self._put(_End(error))
 
     def _ask(self, question: Question) -> object:
-        self._tell(question)
+        self._put(question)
         answer = self._answers.get()
         if answer is _STOP:
             self._answers.put(_STOP)  # for further questions while the function exits
             raise Stopped
         return answer
 
-    def _tell(self, asked: Question | _End) -> None:
-        self._loop.call_soon_threadsafe(self._asked.put_nowait, asked)
+    def _put(self, asked: Question | _End) -> None:
+        self._loop.call_soon_threadsafe(self._questions.put_nowait, asked)

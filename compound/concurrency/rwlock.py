@@ -44,7 +44,7 @@ class RWLock:
     async def read(self) -> AsyncIterator[None]:
         """Hold the lock together with other readers; wait while a writer holds or awaits it."""
         if self._closed:
-            await self._admitted()
+            await self._wait_for_admission()
         else:
             self._enter()
         try:
@@ -64,7 +64,7 @@ class RWLock:
                 self._closed = False
                 self._admit()
 
-    async def _admitted(self) -> None:
+    async def _wait_for_admission(self) -> None:
         """Wait until the writer releases the lock; it counts this task as a reader."""
         admission = asyncio.get_running_loop().create_future()
         self._waiting.append(admission)

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from compound.errors import DataError, DeclarationError, nearest
-from compound.evaluation.hub import HUB, absent, hub_rows
+from compound.evaluation.hub import HUB, hub_rows, missing_path_error
 from compound.evaluation.rows import DataFile, Row, data_file, digest_of, file_of_split, rows_of
 from compound.example import Example
 from compound.execution.rng import generator
@@ -197,7 +197,7 @@ class Dataset:
         if kind == "folder":
             return file_of_split(folder, self._names(role))
         if kind is None and self.within is not None:
-            raise absent(str(path), path.relative_to(self.within).as_posix())
+            raise missing_path_error(str(path), path.relative_to(self.within).as_posix())
         if kind is None:
             return None
         if self.split_by is None:

@@ -71,7 +71,7 @@ class _Seen:
     gold: Digests
 
 
-def overlaps(splits: Mapping[str, Iterable[Example]], id_column: str = "id") -> list[Overlap]:
+def find_overlaps(splits: Mapping[str, Iterable[Example]], id_column: str = "id") -> list[Overlap]:
     """Return duplicates across and within splits, in the order train, valid, test.
 
     Args:
@@ -139,12 +139,12 @@ def _normalised(value: object) -> object:
     return [_normalised(item) for item in value] if isinstance(value, list) else value
 
 
-def in_data(data: Dataset, inputs: list[str]) -> list[Overlap]:
+def find_in_data(data: Dataset, inputs: list[str]) -> list[Overlap]:
     """Return the overlaps of all rows of a data set, including rows that a run would not read."""
     splits: dict[str, Iterator[Example]] = {
         role: data.stream(role, inputs) for role in ROLES if data.has(role)
     }
-    return overlaps(splits, data.id)
+    return find_overlaps(splits, data.id)
 
 
 def check_no_overlaps(found: list[Overlap]) -> None:

@@ -258,7 +258,7 @@ async def evaluate_all(
         async with turn:
             numbered = next(waiting, None)
             if numbered is not None:
-                await in_order.near(numbered[0])
+                await in_order.wait_until_near(numbered[0])
                 await executor.meter.reserve_run()
             return numbered
 
@@ -298,7 +298,7 @@ class _InOrder:
         self._next = 0
         self._moved = asyncio.Event()
 
-    async def near(self, number: int) -> None:
+    async def wait_until_near(self, number: int) -> None:
         """Wait until job ``number`` is within the window."""
         while number >= self._next + self._window:
             self._moved.clear()
@@ -308,7 +308,7 @@ class _InOrder:
         self._early[number] = (example, trace)
         while self._next in self._early:
             collector = self._collectors[self._next // self._collectors[0].total]
-            collector.take(*self._early.pop(self._next))
+            collector.add(*self._early.pop(self._next))
             self._next += 1
             self._moved.set()
 
@@ -326,7 +326,7 @@ class _Collector:
         self.usage = NO_USAGE
         self.system_runs = 0.0
 
-    def take(self, example: Example, trace: Trace) -> None:
+    def add(self, example: Example, trace: Trace) -> None:
         self._executor.settle(trace)
         assert trace.score is not None  # callers score traces first
         self.rows.append(Row(example.id, trace.sample, trace.score, trace.failure))
@@ -336,11 +336,8 @@ class _Collector:
             self._on_trace(example, trace)
         if trace.failure is not None:
             self._failures[f"{trace.failure.kind}: {trace.failure.message}"] += 1
-            self._stop_when_broken()
-
-    def _stop_when_broken(self) -> None:
-        if self._failures.total() > self._rules.max_failed * self.total:
-            raise_too_many_failures(self._failures.most_common(), self.total, self._rules)
+            if self._failures.total() > self._rules.max_failed * self.total:
+                raise_too_many_failures(self._failures.most_common(), self.total, self._rules)
 
 
 def raise_too_many_failures(failures: Sequence[tuple[str, int]], total: int, rules: Rules) -> NoReturn:

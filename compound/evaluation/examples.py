@@ -38,10 +38,10 @@ def read_examples(
         DataError: a row is invalid, or a value does not match the type of its input.
     """
     found = data.examples(role, list(inputs), limit=limit, seed=seed)
-    return typed(found, inputs, f"{data.path}, {role} split", text=_is_csv(data, role))
+    return check_types(found, inputs, f"{data.path}, {role} split", text=_is_csv(data, role))
 
 
-def typed(
+def check_types(
     examples: Sequence[Example], inputs: Mapping[str, object], where: str, *, text: bool = False
 ) -> list[Example]:
     """Check the values of examples against the types of the inputs, converting CSV cells.
@@ -69,10 +69,10 @@ def typed(
     if wrong:
         example, name = wrong[0]
         kind, value = inputs[name], example.inputs[name]
-        told = f"input {name!r} must be {spell(kind)}, but got {value!r:.200}"
-        many = f"; {len(wrong)} of {len(examples)} rows hold such values" if len(wrong) > 1 else ""
+        problem = f"input {name!r} must be {spell(kind)}, but got {value!r:.200}"
+        count = f"; {len(wrong)} of {len(examples)} rows hold such values" if len(wrong) > 1 else ""
         raise DataError(
-            f"{where}, row {example.id!r}: {told}{many}",
+            f"{where}, row {example.id!r}: {problem}{count}",
             hint=f"correct the data, or the type of {name!r} under inputs",
         )
     return found

@@ -39,7 +39,7 @@ def hub_id(path: str) -> str | None:
     return name if _ID.fullmatch(name) and not name.endswith(EXTENSIONS) else None
 
 
-def absent(path: str, given: str) -> DataError:
+def missing_path_error(path: str, given: str) -> DataError:
     """Return the error for a path that is neither a local path nor a hub id."""
     example = f"owner/{given}" if re.fullmatch(r"[\w-]+", given) else "owner/name"
     return DataError(
@@ -57,8 +57,8 @@ def hub_rows(path: str, subset: str | None, splits: Sequence[str]) -> tuple[str,
     """
     name, given = hub_id(path), path.removeprefix(HUB)
     if name is None:
-        raise absent(given, given)
-    missing = absent(given, given).message
+        raise missing_path_error(given, given)
+    missing = missing_path_error(given, given).message
     for part in (*splits, *([] if subset is None else [subset])):
         if not _PART.fullmatch(part):
             raise DataError(f"{name}: {part!r} is not a valid name of a split or a subset on the hub")

@@ -26,7 +26,7 @@ from compound.evaluation.labels import is_denied
 from compound.evaluation.statistics import ROUNDING, UNIT, Bounds
 from compound.example import Example, Metric, Score
 
-SHOWN = 8  # maximum number of labels and gold values in a message
+MAX_SHOWN = 8  # maximum number of labels and gold values in a message
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _ANSWER = re.compile(r"\banswer(?:\s+is)?[\s*_]*:", re.IGNORECASE)
@@ -70,13 +70,13 @@ def find_label(text: str, choices: Sequence[str]) -> str | None:
         return by_name[plain.strip(string.punctuation + " ").lower()]
     if markers and (match := first.match(rest)):
         return by_name[match[1].lower()]
-    if behind := _affirmed(word, rest):
+    if behind := _find_affirmed(word, rest):
         return by_name[behind[-1].lower()]
-    mentioned = {label.lower() for label in _affirmed(word, plain)}
+    mentioned = {label.lower() for label in _find_affirmed(word, plain)}
     return by_name[mentioned.pop()] if len(mentioned) == 1 else None
 
 
-def _affirmed(label: re.Pattern[str], text: str) -> list[str]:
+def _find_affirmed(label: re.Pattern[str], text: str) -> list[str]:
     return [found[1] for found in label.finditer(text) if not is_denied(text, found.start())]
 
 
@@ -144,13 +144,15 @@ class Comparison(ABC):
         A free-text output could match them, but an output with a fixed set of labels cannot.
         """
         named = list(unmatched.items())
-        told = ", ".join(f"{gold} ({len(ids)} row{'s' * (len(ids) > 1)})" for gold, ids in named[:SHOWN])
-        more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
-        known = ", ".join(_shown(label[0] if isinstance(label, list) else label) for label in labels[:SHOWN])
-        cut = ", …" if len(labels) > SHOWN else ""
+        shown = ", ".join(f"{gold} ({len(ids)} row{'s' * (len(ids) > 1)})" for gold, ids in named[:MAX_SHOWN])
+        more = f" and {len(named) - MAX_SHOWN} more" if len(named) > MAX_SHOWN else ""
+        known = ", ".join(
+            _shown(label[0] if isinstance(label, list) else label) for label in labels[:MAX_SHOWN]
+        )
+        cut = ", …" if len(labels) > MAX_SHOWN else ""
         choices = getattr(self, "choices", ())
         raise DataError(
-            f"{self.name}: no label of output {self.output!r} matches the gold values {told}{more} of "
+            f"{self.name}: no label of output {self.output!r} matches the gold values {shown}{more} of "
             f"{self.gold!r}, such as example {named[0][1][0]!r}: these rows can only score 0",
             hint=f"labels: {known}{cut}{'; choices: ' + ', '.join(choices) if choices else ''}; "
             "make the spelling of gold values and labels equal",

@@ -78,7 +78,7 @@ def mean_interval(values: Values, level: float = 0.95, *, bounds: Bounds | None 
     >>> interval.mean, round(interval.low, 3), round(interval.high, 3)
     (2.0, -0.484, 4.484)
     """
-    numbers = _checked(values)
+    numbers = _validated(values)
     _check_share(level=level)
     if bounds is not None:
         return _bounded(numbers, level, _checked_bounds(numbers, bounds))
@@ -100,7 +100,7 @@ def cluster_mean_interval(
     >>> cluster_mean_interval([[1.0, 1.0, 1.0], [0.0]]).mean
     0.5
     """
-    means = [float(_checked(repeats).mean()) for repeats in clusters]
+    means = [float(_validated(repeats).mean()) for repeats in clusters]
     return mean_interval(means, level, bounds=bounds)
 
 
@@ -131,7 +131,7 @@ def interval_of_means(values: Values, level: float = 0.95, *, bounds: Bounds | N
     >>> round(interval.mean, 3), round(interval.low, 3), round(interval.high, 3)
     (0.99, 0.924, 0.999)
     """
-    numbers = _checked(values)
+    numbers = _validated(values)
     _check_share(level=level)
     n, mean = len(numbers), float(numbers.mean())
     if np.ptp(numbers) == 0:
@@ -227,10 +227,10 @@ def _checked_bounds(numbers: NDArray[np.float64], bounds: Bounds) -> Bounds:
 def _differences(before: Values, after: Values) -> NDArray[np.float64]:
     if len(before) != len(after):
         raise ValueError(f"paired scores must have equal lengths, got {len(before)} and {len(after)}")
-    return _checked(after) - _checked(before)
+    return _validated(after) - _validated(before)
 
 
-def _checked(values: Values) -> NDArray[np.float64]:
+def _validated(values: Values) -> NDArray[np.float64]:
     numbers = np.asarray(values, dtype=np.float64)
     if numbers.ndim != 1 or not len(numbers) or not np.isfinite(numbers).all():
         raise ValueError(f"values must be non-empty and finite, got {values!r:.80}")

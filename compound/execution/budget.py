@@ -133,7 +133,7 @@ class Meter:
         """Stop the clock until `proceed`."""
         self._earlier_seconds, self._started = self.seconds, None
 
-    def proceed(self) -> None:
+    def resume(self) -> None:
         """Restart the clock after `pause`."""
         if self._started is None:
             self._started = self._clock()

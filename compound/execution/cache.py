@@ -24,7 +24,7 @@ from compound.security.untrusted import UntrustedFolder, named
 from compound.storage.records import Damaged, parse
 
 FORMAT = 2  # rows have checksums; files of format 0 may have rows without them
-BESIDE = ("", "-wal", "-shm", "-journal")  # suffixes of the files of a database
+SUFFIXES = ("", "-wal", "-shm", "-journal")  # suffixes of the files of a database
 NO_FILE = ":memory:"
 WAIT, PAUSE = 30.0, 0.01  # seconds to wait for another process, and between attempts
 SPARE, BETWEEN = 10**6, 10**5  # SQLite steps: allowed beyond the file size, and between two checks
@@ -33,7 +33,7 @@ MAGIC = bytes.fromhex("d9d505f920a163d7")  # start of a journal; also ends one t
 HEADER, SECTOR = 28, 2**16  # journal header in bytes; maximum with zero padding
 _TABLE = "CREATE TABLE outcome (key TEXT PRIMARY KEY, step INTEGER, value TEXT{}) WITHOUT ROWID"
 CURRENT, UNCHECKED = _TABLE.format(", checksum TEXT"), _TABLE.format("")  # both occur in format 0
-AGAIN = "delete the file to start an empty one: needed calls are then repeated"
+RESET_HINT = "delete the file to start an empty one: needed calls are then repeated"
 logger = logging.getLogger(__name__)
 
 
@@ -105,10 +105,10 @@ class DiskCache:
         if str(path) != NO_FILE:
             check_files(UntrustedFolder(self._path.parent).make(), self._path.name)
         try:
-            self._db = _opened(self._path)
+            self._db = _open_database(self._path)
         except sqlite3.DatabaseError as error:
             raise _unusable(self._path, error) from None
-        with self._reported(), bounded(self._db, self._path):
+        with self._reported(), limit_steps(self._db, self._path):
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
             self._checked = version >= FORMAT
             self.step = 0 if step is None else step
@@ -209,14 +209,14 @@ def check_files(folder: UntrustedFolder, name: str) -> bool:
         RunDirectoryError: a file of the database is invalid, or could refer to another file.
     """
     path = folder.path / name
-    for ending in BESIDE:
+    for ending in SUFFIXES:
         if folder.kind(name + ending) == "folder":
-            raise RunDirectoryError(f"{path}{ending} is not a usable cache: it is a folder", hint=AGAIN)
+            raise RunDirectoryError(f"{path}{ending} is not a usable cache: it is a folder", hint=RESET_HINT)
         folder.place(name + ending)
     journal = _journal(folder, f"{name}-journal")
     if not journal:
         return False
-    if _is_first(journal) and folder.size(name) <= SECTOR:
+    if _is_initial(journal) and folder.size(name) <= SECTOR:
         return True
     raise RunDirectoryError(
         f"{path}-journal does not belong to a cache: SQLite could delete other files because of it",
@@ -237,7 +237,7 @@ def _journal(folder: UntrustedFolder, name: str) -> bytes:
         raise
 
 
-def _is_first(journal: bytes) -> bool:
+def _is_initial(journal: bytes) -> bool:
     """Return whether a journal records only that the database was empty."""
     return (
         journal[: len(MAGIC)] in (MAGIC, bytes(len(MAGIC)))  # zeros until the journal is synced
@@ -248,7 +248,7 @@ def _is_first(journal: bytes) -> bool:
 
 
 @contextmanager
-def bounded(db: sqlite3.Connection, path: Path) -> Iterator[None]:
+def limit_steps(db: sqlite3.Connection, path: Path) -> Iterator[None]:
     """Interrupt a read that takes more steps than the database files have bytes.
 
     A few pages that refer to each other repeatedly can hold arbitrarily many rows. A valid entry takes
@@ -258,15 +258,15 @@ def bounded(db: sqlite3.Connection, path: Path) -> Iterator[None]:
         sqlite3.DatabaseError: the read was interrupted.
     """
     folder = UntrustedFolder(path.parent)
-    size = 0 if str(path) == NO_FILE else sum(folder.size(path.name + ending) for ending in BESIDE)
+    size = 0 if str(path) == NO_FILE else sum(folder.size(path.name + ending) for ending in SUFFIXES)
     left = (size + SPARE) // BETWEEN + 1
 
-    def is_enough() -> bool:
+    def exceeds_limit() -> bool:
         nonlocal left
         left -= 1
         return left < 0
 
-    db.set_progress_handler(is_enough, BETWEEN)
+    db.set_progress_handler(exceeds_limit, BETWEEN)
     try:
         yield
     except sqlite3.Error as error:
@@ -285,14 +285,14 @@ def restrict(db: sqlite3.Connection) -> None:
         db.execute(f"PRAGMA {setting}")
 
 
-def table(db: sqlite3.Connection, path: Path) -> str | None:
+def table_statement(db: sqlite3.Connection, path: Path) -> str | None:
     """Return the CREATE statement of the entry table; ``None`` for a new file.
 
     Raises:
         RunDirectoryError: the file holds anything else: triggers, views, indexes and other tables could make
             the storing of a call write or compute endlessly.
     """
-    made = None
+    found = None
     for kind, name, statement in db.execute("SELECT type, name, sql FROM sqlite_master"):
         if (kind, name) != ("table", "outcome"):
             known = kind if kind in ("table", "view", "index", "trigger") else "object"
@@ -300,28 +300,28 @@ def table(db: sqlite3.Connection, path: Path) -> str | None:
         elif statement not in (CURRENT, UNCHECKED):
             reason = "its table is not that of a cache"
         else:
-            made = str(statement)
+            found = str(statement)
             continue
-        raise RunDirectoryError(f"{path} is not a usable cache: {reason}", hint=AGAIN)
-    return made
+        raise RunDirectoryError(f"{path} is not a usable cache: {reason}", hint=RESET_HINT)
+    return found
 
 
-def _opened(path: Path) -> sqlite3.Connection:
+def _open_database(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=WAIT)
     try:
-        with bounded(db, path):
+        with limit_steps(db, path):
             restrict(db)
-            made = table(db, path)  # before writing: it may be another program's database
-        _keep_log(db)
+            statement = table_statement(db, path)  # before writing: it may be another program's database
+        _enable_wal(db)
         db.execute("PRAGMA synchronous=NORMAL")
-        if made is None:
+        if statement is None:
             db.execute("BEGIN IMMEDIATE")
             db.execute(
                 CURRENT.replace("TABLE", "TABLE IF NOT EXISTS", 1)
             )  # another process may have created it
             db.execute(f"PRAGMA user_version={FORMAT}")
             db.execute("COMMIT")
-        elif made == UNCHECKED:
+        elif statement == UNCHECKED:
             with suppress(sqlite3.OperationalError):  # another process may be adding it
                 db.execute("ALTER TABLE outcome ADD COLUMN checksum TEXT")
             db.execute("SELECT checksum FROM outcome LIMIT 0")
@@ -331,7 +331,7 @@ def _opened(path: Path) -> sqlite3.Connection:
     return db
 
 
-def _keep_log(db: sqlite3.Connection) -> None:
+def _enable_wal(db: sqlite3.Connection) -> None:
     """Switch a database to a write-ahead log; retry because SQLite does not wait for other processes here."""
     end = time.monotonic() + WAIT
     while True:
@@ -406,14 +406,14 @@ def _is_usage(value: object) -> bool:
 
 def _unusable(path: Path, error: sqlite3.Error) -> RunDirectoryError:
     """Return the error for an unusable database, with a hint."""
-    said = str(error)
-    if "is full" in said:
+    text = str(error)
+    if "is full" in text:
         hint = "free some space, then run the same command again to resume from the last checkpoint"
-        return RunDirectoryError(f"no space left on the disk of {path}: {said}", hint=hint)
-    if "readonly" in said or "unable to open" in said:
+        return RunDirectoryError(f"no space left on the disk of {path}: {text}", hint=hint)
+    if "readonly" in text or "unable to open" in text:
         hint = "change its permissions and those of its folder, or choose another location"
-    elif "locked" in said:
+    elif "locked" in text:
         hint = "another process is using it; wait until it ends"
     else:
-        hint = AGAIN
-    return RunDirectoryError(f"{path} is not a usable cache: {said}", hint=hint)
+        hint = RESET_HINT
+    return RunDirectoryError(f"{path} is not a usable cache: {text}", hint=hint)

@@ -22,8 +22,8 @@ from compound.errors import CallError, CompoundError, OutputTypeError, Transient
 from compound.example import CallValues
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
-from compound.execution.exchange import Exchange, exchanged
-from compound.execution.outcomes import Outcome, OutcomeRow, from_row, read_outputs, to_row
+from compound.execution.exchange import Exchange, record_exchange
+from compound.execution.outcomes import CallResult, CallResultRow, from_row, read_outputs, to_row
 from compound.execution.sender import Engines, Notify, Sender
 from compound.execution.throttle import FIRST_WAIT, LONGEST_WAIT
 from compound.execution.trace import Call, Failure
@@ -89,14 +89,14 @@ class Context:
         completion = await self.caller.generate(lm, request, self)
         if completion.tokens is not None:
             self.tokens.append(completion.tokens)
-        self.exchanges += exchanged(lm, request, completion)
+        self.exchanges += record_exchange(lm, request, completion)
         return completion
 
     async def scores(self, reward: Reference, component: str, calls: Sequence[CallValues]) -> Sequence[float]:
         """Score (inputs, outputs) pairs of a component by a stored reward."""
         return await score(reward, self.caller.folder, component, calls)
 
-    def wait(self) -> None:
+    def pause(self) -> None:
         """Stop the timeout's clock while a request is queued."""
         if self.timer is not None:
             if not self._queued:
@@ -104,7 +104,7 @@ class Context:
                 self.timer.reschedule(None)
             self._queued += 1
 
-    def go(self) -> None:
+    def resume(self) -> None:
         """Restart the timeout's clock when the request is sent."""
         if self.timer is not None:
             self._queued -= 1
@@ -117,7 +117,7 @@ class _Batch:
     """Number of open batches, and failures in them; shared by all callers of one budget tree."""
 
     open: int = 0
-    failed: dict[str, Outcome] = field(default_factory=dict)
+    failed: dict[str, CallResult] = field(default_factory=dict)
 
 
 class Caller:
@@ -137,7 +137,7 @@ class Caller:
         self._meter = meter
         self._sleep = sleep
         self._sender = Sender(engines, sleep, notify)
-        self._in_flight: dict[str, asyncio.Future[Outcome]] = {}
+        self._in_flight: dict[str, asyncio.Future[CallResult]] = {}
         self._unsettled: Counter[str] = Counter()  # executions not yet counted for a trace
         self._batch = _Batch()
 
@@ -182,13 +182,13 @@ class Caller:
             if self._cache is not None and self._cache.take_pending(key):
                 await self._meter.count(usage)
             return Completion(row["text"], usage)
-        completion = await self._asked(lm, request)
+        completion = await self._ask_with_retries(lm, request)
         if self._cache is not None:
             kept: AnswerRow = {"text": completion.text, "usage": completion.usage.to_json()}
             self._cache.put(key, kept)
         return completion
 
-    async def _asked(self, lm: str, request: Request) -> Completion:
+    async def _ask_with_retries(self, lm: str, request: Request) -> Completion:
         """Send a request with retries; the usage covers all attempts."""
         usage, tries = NO_USAGE, 0
         async with self._meter.deadline():
@@ -206,7 +206,7 @@ class Caller:
                     passing = error if isinstance(error, TransientError) else TransientError(str(error))
                     await self._sleep(_wait(passing, tries, request.seed))
 
-    async def call(self, attempt: Attempt) -> Outcome:
+    async def call(self, attempt: Attempt) -> CallResult:
         """Make a call, or reuse the result from the cache or from an equal call in flight."""
         if self._cache is None or attempt.bypass or not attempt.component.cacheable:
             return await self._recorded(attempt, "")
@@ -214,20 +214,20 @@ class Caller:
             key = self._key(attempt)
         except (TypeError, ValueError):  # inputs without a JSON form have no key
             return await self._recorded(attempt, "")
-        while (flying := self._in_flight.get(key)) is not None:
-            await asyncio.wait([flying])
-            if not flying.cancelled():
-                return flying.result().again()
+        while (pending := self._in_flight.get(key)) is not None:
+            await asyncio.wait([pending])
+            if not pending.cancelled():
+                return pending.result().as_cached()
         if key in self._batch.failed:
-            return self._batch.failed[key].again()
+            return self._batch.failed[key].as_cached()
         stored = self._cache.get(key)
         if stored is not None:
-            return await self._recall(key, attempt.component, stored)
-        return await self._fly(attempt, key)
+            return await self._reuse(key, attempt.component, stored)
+        return await self._execute_shared(attempt, key)
 
-    async def _fly(self, attempt: Attempt, key: str) -> Outcome:
+    async def _execute_shared(self, attempt: Attempt, key: str) -> CallResult:
         """Execute while equal calls wait for this one; its cancellation cancels them."""
-        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
         self._in_flight[key] = future
         try:
             outcome = await self._recorded(attempt, key)
@@ -249,18 +249,18 @@ class Caller:
         finally:
             del self._in_flight[key]
 
-    def _store(self, key: str, component: Component, outcome: Outcome) -> None:
+    def _store(self, key: str, component: Component, outcome: CallResult) -> None:
         """Cache a result, unless its JSON form reads back as something else."""
         assert self._cache is not None
         row = to_row(outcome)
         if row is not None and read_outputs(row, component) == outcome.outputs:
             self._cache.put(key, row)
 
-    async def _recall(self, key: str, component: Component, row: Mapping[str, object]) -> Outcome:
+    async def _reuse(self, key: str, component: Component, row: Mapping[str, object]) -> CallResult:
         assert self._cache is not None
-        outcome = from_row(cast("OutcomeRow", row), key, component)  # rows are validated by the cache
+        outcome = from_row(cast("CallResultRow", row), key, component)  # rows are validated by the cache
         if not self._cache.take_pending(key):
-            return outcome.again()
+            return outcome.as_cached()
         self._unsettled[key] += 1
         await self._meter.count(outcome.usage)
         return outcome
@@ -287,17 +287,13 @@ class Caller:
             ]
         )
 
-    async def _recorded(self, attempt: Attempt, key: str) -> Outcome:
-        """Make a call, and record its exchanges with models."""
-        outcome = await self._execute(attempt, key)
+    async def _recorded(self, attempt: Attempt, key: str) -> CallResult:
+        """Make a call, and record its exchanges with models; cancel it when the run's minutes are used up."""
+        async with self._meter.deadline():
+            outcome = await self._try(attempt, key)
         return replace(outcome, exchanges=tuple(attempt.exchanges))
 
-    async def _execute(self, attempt: Attempt, key: str) -> Outcome:
-        """Make a call; cancel it when the run's minutes are used up."""
-        async with self._meter.deadline():
-            return await self._try(attempt, key)
-
-    async def _try(self, attempt: Attempt, key: str) -> Outcome:
+    async def _try(self, attempt: Attempt, key: str) -> CallResult:
         """Retry until the call succeeds, fails permanently, or has no retries left."""
         component = attempt.component
         usage, tries = NO_USAGE, 0
@@ -311,18 +307,18 @@ class Caller:
                 if tries <= component.retries:
                     await self._sleep(_wait(error, tries, attempt.seed))
                     continue
-                return Outcome({}, Failure(error.kind, str(error)), usage, (), tries, key=key)
+                return CallResult({}, Failure(error.kind, str(error)), usage, (), tries, key=key)
             except CallError as error:
                 failure = Failure(error.kind, str(error))
                 usage += context.usage
-                return Outcome(error.outputs, failure, usage, tuple(context.tokens), tries, key=key)
+                return CallResult(error.outputs, failure, usage, tuple(context.tokens), tries, key=key)
             except CompoundError:
                 raise
             except Exception as error:  # noqa: BLE001 - any exception of a component is a failed call
                 raise_missing_extra(error, attempt.address)
                 failure = Failure("error", located(error, component))
-                return Outcome({}, failure, usage + context.usage, tuple(context.tokens), tries, key=key)
-            return Outcome(outputs, None, usage + context.usage, tuple(context.tokens), tries, key=key)
+                return CallResult({}, failure, usage + context.usage, tuple(context.tokens), tries, key=key)
+            return CallResult(outputs, None, usage + context.usage, tuple(context.tokens), tries, key=key)
 
     @staticmethod
     async def _once(attempt: Attempt, context: Context) -> Mapping[str, object]:
@@ -334,10 +330,14 @@ class Caller:
         component = attempt.component
         try:
             if component.timeout is None:
-                outputs = await component.run(_own(attempt.inputs), _own(attempt.values), context)
+                outputs = await component.run(
+                    _copy_containers(attempt.inputs), _copy_containers(attempt.values), context
+                )
             else:
                 async with asyncio.timeout(component.timeout) as context.timer:
-                    outputs = await component.run(_own(attempt.inputs), _own(attempt.values), context)
+                    outputs = await component.run(
+                        _copy_containers(attempt.inputs), _copy_containers(attempt.values), context
+                    )
         except (ConnectionError, TimeoutError) as error:
             if context.timer is not None and context.timer.expired():
                 raise TransientError(f"{attempt.address} took longer than {component.timeout:g} s") from None
@@ -371,10 +371,10 @@ def _check_outputs(component: Component, address: str, outputs: object) -> None:
             )
 
 
-def _own(value: Copied) -> Copied:
+def _copy_containers(value: Copied) -> Copied:
     """Copy mappings and lists, so that components can modify their arguments without side effects."""
     if isinstance(value, dict) and type(value) is dict:
-        return cast("Copied", {key: _own(item) for key, item in value.items()})
+        return cast("Copied", {key: _copy_containers(item) for key, item in value.items()})
     if isinstance(value, list) and type(value) is list:
-        return cast("Copied", [_own(item) for item in value])
+        return cast("Copied", [_copy_containers(item) for item in value])
     return value

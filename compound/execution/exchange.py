@@ -12,7 +12,7 @@ from typing import TypedDict
 
 from compound.engine import Completion, Message, Request, Role
 
-LONGEST = 20_000  # maximum characters per text
+MAX_CHARACTERS = 20_000  # maximum characters per text
 SWITCH = "COMPOUND_RECORD_MESSAGES"
 
 
@@ -68,18 +68,18 @@ class Exchange:
         return f"{sent}\n[{self.model}: {self.finish_reason}]\n{self.completion}"
 
 
-def exchanged(model: str, request: Request, completion: Completion) -> tuple[Exchange, ...]:
+def record_exchange(model: str, request: Request, completion: Completion) -> tuple[Exchange, ...]:
     """Return the exchange to record; empty if recording is disabled."""
     if os.environ.get(SWITCH, "1") == "0":
         return ()
-    messages = tuple(Message(message.role, _kept(message.content)) for message in request.cued)
-    return (Exchange(model, messages, _kept(completion.text), completion.finish_reason),)
+    messages = tuple(Message(message.role, _truncated(message.content)) for message in request.cued)
+    return (Exchange(model, messages, _truncated(completion.text), completion.finish_reason),)
 
 
-def _kept(text: str) -> str:
+def _truncated(text: str) -> str:
     """Return an encodable text, with the middle omitted if it is too long."""
     whole = text.encode(errors="replace").decode()
-    if len(whole) <= LONGEST:
+    if len(whole) <= MAX_CHARACTERS:
         return whole
-    half = LONGEST // 2
+    half = MAX_CHARACTERS // 2
     return f"{whole[:half]}\n… {len(whole) - 2 * half} characters omitted …\n{whole[-half:]}"

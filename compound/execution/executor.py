@@ -24,17 +24,17 @@ from compound.execution.budget import Meter
 from compound.execution.cache import Cache
 from compound.execution.caller import Attempt, Caller
 from compound.execution.forks import Fork, make_fork
-from compound.execution.outcomes import Outcome
+from compound.execution.outcomes import CallResult
 from compound.execution.rng import derive_seed
 from compound.execution.schedule import (
     ABSENT,
     FAILED,
     ExecutionPlan,
     Step,
-    finish,
-    gather,
+    collect_outputs,
+    gather_inputs,
     prepare,
-    read,
+    read_source,
     setting_type_error,
     skipped_output,
     values_of,
@@ -253,7 +253,7 @@ class Executor:
         values = {name: Value(inputs[name]) for name in run.system.inputs}
         results = await self._graph(run, run.system, "", (), values)
         calls = _in_order(run.calls)
-        outputs, failure = finish(run.system, results, calls)
+        outputs, failure = collect_outputs(run.system, results, calls)
         return Trace(
             example=run.example,
             system=run.system.identity,
@@ -297,7 +297,7 @@ class Executor:
                         group.create_task(work(root, group))
             except BaseExceptionGroup as errors:
                 raise first_of(errors) from None
-        return {key: read(source, inputs, results) for key, source in system.outputs.items()}
+        return {key: read_source(source, inputs, results) for key, source in system.outputs.items()}
 
     async def _node(
         self,
@@ -310,7 +310,7 @@ class Executor:
     ) -> Mapping[str, Value]:
         """Run one node: check its inputs and condition, then call it or drive its body."""
         node = step.node
-        arguments, parents, mark = gather(step, inputs, results)
+        arguments, parents, mark = gather_inputs(step, inputs, results)
         outputs = node.component.outputs
         if mark is not None:
             return {name: Value(mark, parents) for name in outputs}
@@ -418,7 +418,7 @@ class Executor:
         attempt = Attempt(node.component, address, inputs, values, seed, run.bypass)
         started = time.perf_counter()
         outcome = await self._caller.call(attempt)
-        return _made(node, address, parents, inputs, outcome, time.perf_counter() - started, sample)
+        return _to_call(node, address, parents, inputs, outcome, time.perf_counter() - started, sample)
 
     def _plan(self, system: System, bound: System) -> ExecutionPlan:
         """Return the cached plan of a graph; values come from the outermost system's configuration."""
@@ -429,12 +429,12 @@ class Executor:
         return plan
 
 
-def _made(
+def _to_call(
     node: Node,
     address: str,
     parents: tuple[str, ...],
     inputs: Mapping[str, object],
-    outcome: Outcome,
+    outcome: CallResult,
     seconds: float,
     sample: int,
 ) -> Call:

@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 async def gather_ordered(
     executor: Executor,
-    making: Sequence[Callable[[], Awaitable[T]]],
-    settle: Callable[[int, T], object],
-    concurrency: int,
-    sizes: Sequence[float] | None = None,
+    factories: Sequence[Callable[[], Awaitable[T]]],
+    charge: Callable[[int, T], object],
+    max_concurrency: int,
+    costs: Sequence[float] | None = None,
 ) -> list[T]:
     """Run the awaitables with bounded concurrency and return their results in order.
 
@@ -34,25 +34,25 @@ async def gather_ordered(
     Raises:
         BudgetExhausted: the next one does not fit. Those in flight are cancelled and not charged.
     """
-    places, turn = asyncio.Semaphore(concurrency), asyncio.Lock()
-    made: dict[int, T] = {}
-    settled = 0
+    slots, turn = asyncio.Semaphore(max_concurrency), asyncio.Lock()
+    finished: dict[int, T] = {}
+    charged = 0
 
-    async def one(number: int, make: Callable[[], Awaitable[T]]) -> T:
-        nonlocal settled
-        async with places:
+    async def run_one(number: int, make: Callable[[], Awaitable[T]]) -> T:
+        nonlocal charged
+        async with slots:
             async with turn:
-                await executor.meter.reserve_run(1.0 if sizes is None else sizes[number])
-            made[number] = found = await make()
-            while settled in made:
-                settle(settled, made.pop(settled))
-                settled += 1
+                await executor.meter.reserve_run(1.0 if costs is None else costs[number])
+            finished[number] = found = await make()
+            while charged in finished:
+                charge(charged, finished.pop(charged))
+                charged += 1
             return found
 
     try:
         with executor.batch():
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(i, make)) for i, make in enumerate(making)]
+                tasks = [group.create_task(run_one(i, make)) for i, make in enumerate(factories)]
     except BaseExceptionGroup as errors:
         executor.meter.release_runs()
         raise first_of(errors) from None

@@ -17,7 +17,7 @@ from compound.graph.types import convert
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CallResult:
     """Result of one component call: outputs or failure, usage, token records."""
 
     outputs: Mapping[str, object]
@@ -29,13 +29,13 @@ class Outcome:
     key: str = ""
     exchanges: tuple[Exchange, ...] = ()
 
-    def again(self) -> Outcome:
+    def as_cached(self) -> CallResult:
         """Return a copy marked as reused from an equal call."""
         return replace(self, reused=True)
 
 
-class OutcomeRow(TypedDict):
-    """An `Outcome` as JSON types.
+class CallResultRow(TypedDict):
+    """An `CallResult` as JSON types.
 
     Attributes:
         outputs: the outputs.
@@ -58,7 +58,7 @@ def _json(model: object) -> object:
     return model.model_dump(mode="json")
 
 
-def to_row(outcome: Outcome) -> OutcomeRow | None:
+def to_row(outcome: CallResult) -> CallResultRow | None:
     """Return the result as JSON types, or ``None`` if its outputs have no JSON form."""
     usage, failure = outcome.usage, outcome.failure
     try:
@@ -77,7 +77,7 @@ def to_row(outcome: Outcome) -> OutcomeRow | None:
     }
 
 
-def read_outputs(row: OutcomeRow, component: Component) -> Mapping[str, object]:
+def read_outputs(row: CallResultRow, component: Component) -> Mapping[str, object]:
     """Return the outputs of a row, converted to the declared types."""
     outputs = row["outputs"]
     if not row.get("typed"):
@@ -88,9 +88,9 @@ def read_outputs(row: OutcomeRow, component: Component) -> Mapping[str, object]:
         return {}
 
 
-def from_row(row: OutcomeRow, key: str, component: Component) -> Outcome:
+def from_row(row: CallResultRow, key: str, component: Component) -> CallResult:
     """Parse a row."""
-    return Outcome(
+    return CallResult(
         outputs=read_outputs(row, component),
         failure=Failure(*row["failure"]) if row["failure"] else None,
         usage=Usage.from_json(row["usage"]),

@@ -88,14 +88,16 @@ ABSENT = Mark()  # the node was skipped by a condition
 FAILED = Mark()  # the node failed, or depends on one that did
 
 
-def read(source: Source, inputs: Mapping[str, Value], results: Mapping[str, Mapping[str, Value]]) -> Value:
+def read_source(
+    source: Source, inputs: Mapping[str, Value], results: Mapping[str, Mapping[str, Value]]
+) -> Value:
     """Return the value of a source: an input of the graph, or an output of a finished node."""
     if isinstance(source, Input):
         return inputs[source.name]
     return results[source.node.name][source.field]
 
 
-def gather(
+def gather_inputs(
     step: Step, inputs: Mapping[str, Value], results: Mapping[str, Mapping[str, Value]]
 ) -> tuple[dict[str, Value], tuple[str, ...], Mark | None]:
     """Return a node's arguments, the calls it depends on, and a mark if it cannot run.
@@ -107,7 +109,7 @@ def gather(
     sources: tuple[str, ...] = ()
     mark: Mark | None = None
     for port, source in step.wires:
-        value = read(source, inputs, results)
+        value = read_source(source, inputs, results)
         sources = joined(sources, value.sources)
         if value.data is FAILED:
             mark = FAILED
@@ -116,7 +118,7 @@ def gather(
         elif not node.inputs[port].optional:
             mark = mark or ABSENT
     if node.when is not None:
-        guard = read(node.when.source, inputs, results)
+        guard = read_source(node.when.source, inputs, results)
         sources = joined(sources, guard.sources)
         if guard.data is FAILED:
             mark = FAILED
@@ -130,7 +132,7 @@ def gather(
     return arguments, sources, mark
 
 
-def finish(
+def collect_outputs(
     system: System, results: Mapping[str, Value], calls: Sequence[Call]
 ) -> tuple[dict[str, object], Failure | None]:
     """Return the outputs, or the failure if one of them is missing."""

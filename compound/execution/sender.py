@@ -30,10 +30,10 @@ class Clock(Protocol):
 
     usage: Usage
 
-    def wait(self) -> None:
+    def pause(self) -> None:
         """Stop the clock."""
 
-    def go(self) -> None:
+    def resume(self) -> None:
         """Restart the clock."""
 
 
@@ -74,14 +74,14 @@ class Sender:
             DeclarationError: the cost is limited, and the price of the model is unknown.
         """
         engine = self.engine(lm)
-        clock.wait()
+        clock.pause()
         if warm_up := getattr(engine, "warm_up", None):
             await warm_up()
         if meter.budget.cost is not None and not engine.priced:
             raise unpriced(lm)
         most = getattr(engine, "max_wait", MAX_WAIT)
         try:
-            return await self._admitted(engine, lm, request, meter, clock)
+            return await self._send_when_admitted(engine, lm, request, meter, clock)
         except NeverAdmitted:
             most = getattr(engine, "max_wait", MAX_WAIT)
             raise CallError(
@@ -91,7 +91,7 @@ class Sender:
                 charged=NO_USAGE,
             ) from None
 
-    async def _admitted(
+    async def _send_when_admitted(
         self, engine: Engine, lm: str, request: Request, meter: Meter, clock: Clock
     ) -> Completion:
         """Send a request, and retry while the server rejects it because of its rate limit."""
@@ -105,7 +105,7 @@ class Sender:
                 waited += turn.waited
                 meter.incidents["milliseconds_waited"] += round(1000 * turn.waited)
                 if engine.remote:
-                    clock.go()
+                    clock.resume()
                 try:
                     completion = await engine.generate(request)
                 except RateLimited as error:
@@ -118,24 +118,24 @@ class Sender:
                     in_flight = f"{throttle.sent - 1} in flight"
                     refusal = f"{lm}: rate limit: waiting {_seconds(ahead)}, {in_flight}" if first else ""
                 except BaseException as error:
-                    lost = self._failed(error, engine, worst, meter)
+                    lost = self._charge_failure(error, engine, worst, meter)
                     used.append(lost)
                     clock.usage += lost
                     raise
                 else:
                     throttle.speed_up()
-                    completion = self._received(completion, lm, worst, meter)
+                    completion = self._charge_completion(completion, lm, worst, meter)
                     used.append(completion.usage)
                     clock.usage += completion.usage
                     return completion
                 finally:
                     if not engine.remote:
-                        clock.go()
-            clock.wait()
+                        clock.resume()
+            clock.pause()
             if refusal:
                 self._notify(refusal)
 
-    def _failed(self, error: BaseException, engine: Engine, worst: Usage, meter: Meter) -> Usage:
+    def _charge_failure(self, error: BaseException, engine: Engine, worst: Usage, meter: Meter) -> Usage:
         """Return the usage charged for a failed request, and sanitize its error."""
         if isinstance(error, CompoundError):
             error.message, error.hint = safe(error.message), safe(error.hint)
@@ -147,7 +147,7 @@ class Sender:
         meter.incidents["lost"] += 1
         return worst
 
-    def _received(self, completion: Completion, lm: str, worst: Usage, meter: Meter) -> Completion:
+    def _charge_completion(self, completion: Completion, lm: str, worst: Usage, meter: Meter) -> Completion:
         """Return an answer with sanitized text, charged at most its reservation."""
         usage, wrong = bounded(completion.usage, worst)
         if wrong:

@@ -22,7 +22,7 @@ from compound.formatting import MOST_NAMES, listed, short, shown
 from compound.graph.bounds import Extent, Limits, Reach, of_type
 from compound.graph.configuration import Configuration
 from compound.graph.space import Space
-from compound.graph.types import Port, fits, listing, spell, union
+from compound.graph.types import Port, accepts, fits, format_ports, spell, union
 from compound.storage.artifacts import Reference
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -330,7 +330,7 @@ def connect(
         _check_edge(component, name, port, ports[port], source)
     missing = [port for port, p in ports.items() if not p.optional and port not in wires]
     if missing:
-        raise WiringError(f"{name}.{missing[0]} is not connected", hint=f"{name} takes {listing(ports)}")
+        raise WiringError(f"{name}.{missing[0]} is not connected", hint=f"{name} takes {format_ports(ports)}")
     condition = Condition(when) if isinstance(when, Input | Output) else when
     _check_condition(name, condition)
     ordered = {port: wires[port] for port in ports if port in wires}
@@ -346,7 +346,7 @@ def _by_position(
         free = [port for port in declared if port not in wires]
         if len(sources) == len(free) == 1:
             return {free[0]: sources[0]}
-        ports = listing(declared)
+        ports = format_ports(declared)
         raise WiringError(f"{name} needs its inputs as keywords", hint=f"{name} takes {ports}")
     found: dict[str, Source] = {}
     for source in sources:
@@ -374,17 +374,14 @@ def _ports(component: Component, name: str, wires: Mapping[str, Source]) -> dict
         if unknown:
             raise WiringError(
                 f"{name} has no input {unknown[0]!r}",
-                hint=f"{nearest(unknown[0], [*ports, *settings])} ({name} takes {listing(ports)})",
+                hint=f"{nearest(unknown[0], [*ports, *settings])} ({name} takes {format_ports(ports)})",
             )
     for port in wires:
         if port in settings:
             setting = settings[port]
-            ports[port] = Port(setting.type if isinstance(setting, Space) else _setting_type(setting))
+            plain = Any if setting is None else type(setting)
+            ports[port] = Port(setting.type if isinstance(setting, Space) else plain)
     return ports
-
-
-def _setting_type(setting: object) -> object:
-    return Any if setting is None else type(setting)
 
 
 def _check_edge(component: Component, name: str, port: str, expected: Port, source: Source) -> None:
@@ -394,19 +391,15 @@ def _check_edge(component: Component, name: str, port: str, expected: Port, sour
         expected.optional and fits(source.type, union(expected.type, None))
     ):
         return
-    possible = [label for label, kind in _offers(source) if fits(kind, expected.type)]
+    possible = [label for label, kind in _node_outputs(source) if fits(kind, expected.type)]
     hint = f"connect {' or '.join(possible)}" if possible else "change one of the two declarations"
     raise WiringError(
         f"{name}.{port} expects {spell(expected.type)}, but {source.label} is {spell(source.type)}",
-        hint=f"{hint} ({name} takes {listing(_ports_for_message(component))})",
+        hint=f"{hint} ({name} takes {format_ports(component.inputs or {})})",
     )
 
 
-def _ports_for_message(component: Component) -> Mapping[str, Port]:
-    return component.inputs or {}
-
-
-def _offers(source: Source) -> list[tuple[str, object]]:
+def _node_outputs(source: Source) -> list[tuple[str, object]]:
     if isinstance(source, Input):
         return []
     return [(Output(source.node, f).label, p.type) for f, p in source.node.component.outputs.items()]
@@ -416,15 +409,9 @@ def _check_condition(name: str, condition: Condition | None) -> None:
     if condition is None:
         return
     source = condition.source
-    if not fits(type(condition.value), source.type) and not _literal_holds(source.type, condition.value):
+    if not fits(type(condition.value), source.type) and not accepts(source.type, condition.value):
         raise WiringError(
             f"{name}: when expects {source.label} to equal {condition.value!r}, "
             f"but it is {spell(source.type)}",
             hint="use when=output.equals(value) with a possible value of the output",
         )
-
-
-def _literal_holds(kind: object, value: object) -> bool:
-    from compound.graph.types import accepts
-
-    return accepts(kind, value)

@@ -18,7 +18,7 @@ from compound.formatting import MOST_NAMES, short
 from compound.security.sanitize import storable
 from compound.security.untrusted import UntrustedFolder
 from compound.storage.artifacts import addressed, check_inside, is_reference, kept, located, verified
-from compound.storage.records import Damaged, parse, written
+from compound.storage.records import Damaged, parse, to_encodable_json
 
 FORMAT = 1
 
@@ -48,14 +48,14 @@ def canonical(value: object) -> str:
     )
 
 
-def plain(value: object) -> object:
+def to_json_types(value: object) -> object:
     """Convert ``value`` to JSON types, keeping the order of mappings; no NaN."""
     return json.loads(json.dumps(value, allow_nan=False, default=_plain))
 
 
 def plain_values(values: Mapping[str, object]) -> dict[str, object]:
     """Convert values by name to JSON types; no NaN."""
-    return {name: plain(value) for name, value in values.items()}
+    return {name: to_json_types(value) for name, value in values.items()}
 
 
 def readable(value: object) -> object:
@@ -65,7 +65,7 @@ def readable(value: object) -> object:
     {'f': '<object object>', 'x': 'inf'}
     """
     try:
-        return storable(plain(value))
+        return storable(to_json_types(value))
     except (TypeError, ValueError):
         if isinstance(value, Mapping):
             return {str(key): readable(item) for key, item in value.items()}
@@ -95,12 +95,12 @@ def digest(value: object) -> str:
     return hashlib.sha256(canonical(value).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def frozen(value: object) -> object:
+def freeze(value: object) -> object:
     """Return an immutable copy of ``value``: lists become tuples, mappings become frozen dicts."""
     if isinstance(value, Mapping):
-        return _FrozenDict({key: frozen(item) for key, item in value.items()})
+        return _FrozenDict({key: freeze(item) for key, item in value.items()})
     if isinstance(value, list | tuple):
-        return tuple(frozen(item) for item in value)
+        return tuple(freeze(item) for item in value)
     return value
 
 
@@ -140,7 +140,7 @@ class Configuration(Mapping[str, object]):
     __slots__ = ("_digest", "_values")
 
     def __init__(self, values: Mapping[str, object]) -> None:
-        self._values: dict[str, object] = {key: frozen(values[key]) for key in sorted(values)}
+        self._values: dict[str, object] = {key: freeze(values[key]) for key in sorted(values)}
         self._digest = ""
 
     def __getitem__(self, key: str) -> object:
@@ -205,7 +205,7 @@ class Configuration(Mapping[str, object]):
         folder = UntrustedFolder(target.parent, error=ConfigurationError).make()
         values = {key: kept(value, target.parent) for key, value in self.to_json().items()}
         document = {"format": FORMAT, "digest": self.digest, "values": values, **provenance}
-        folder.write(target.name, written(document, indent=2) + "\n")
+        folder.write(target.name, to_encodable_json(document, indent=2) + "\n")
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -29,32 +29,32 @@ def code_digest(function: Callable[..., object]) -> str:
     held = [
         getattr(target, "__defaults__", None),
         getattr(target, "__kwdefaults__", None),
-        [_held(cell) for cell in getattr(target, "__closure__", None) or ()],
+        [_cell_value(cell) for cell in getattr(target, "__closure__", None) or ()],
     ]
-    return hashlib.sha256(f"{_walk(code)}{described(held)}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{_walk(code)}{describe_code(held)}".encode()).hexdigest()[:16]
 
 
-def described(value: object) -> object:
+def describe_code(value: object) -> object:
     """Return a process-independent description of an object: JSON types, functions by their code.
 
     >>> described({"f": len, "s": {2, 1}})
     {'f': '<built-in function len>', 's': [1, 2]}
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [f"{f.name}={described(getattr(value, f.name))!r}" for f in dataclasses.fields(value)]
+        fields = [f"{f.name}={describe_code(getattr(value, f.name))!r}" for f in dataclasses.fields(value)]
         return f"{type(value).__qualname__}({', '.join(fields)})"
     if inspect.isroutine(value) and hasattr(value, "__code__"):
         return f"{value.__qualname__}:{code_digest(value)}"
     if isinstance(value, Mapping):
-        return {str(key): described(item) for key, item in value.items()}
+        return {str(key): describe_code(item) for key, item in value.items()}
     if isinstance(value, set | frozenset):
-        return sorted((described(item) for item in value), key=str)
+        return sorted((describe_code(item) for item in value), key=str)
     if isinstance(value, list | tuple):
-        return [described(item) for item in value]
+        return [describe_code(item) for item in value]
     return readable(value)
 
 
-def _held(cell: CellType) -> object:
+def _cell_value(cell: CellType) -> object:
     try:
         value = cell.cell_contents
     except ValueError:  # the cell is empty

@@ -73,13 +73,13 @@ class Survey:
             return
         self.uses[component.name] = Use(
             known.calls + times,
-            _joined(known.inputs, inputs),
-            _joined(known.outputs, reach.outputs),
-            _either(known.requests, reach.requests),
+            _merge_extents(known.inputs, inputs),
+            _merge_extents(known.outputs, reach.outputs),
+            _merge_requests(known.requests, reach.requests),
         )
 
 
-def _either(
+def _merge_requests(
     some: Sequence[CallBound] | None, others: Sequence[CallBound] | None
 ) -> Sequence[CallBound] | None:
     """Return requests that bound both alternatives."""
@@ -100,7 +100,7 @@ def _either(
     ]
 
 
-def _joined(some: Mapping[str, Extent], others: Mapping[str, Extent]) -> dict[str, Extent]:
+def _merge_extents(some: Mapping[str, Extent], others: Mapping[str, Extent]) -> dict[str, Extent]:
     both = {name: some[name].joined(others[name]) for name in some if name in others}
     return {**some, **others, **both}
 
@@ -125,7 +125,7 @@ def _walk(
     for name, node in system.nodes.items():
         given = {port: read(source) for port, source in node.wires.items()}
         if isinstance(node.component, Composite):
-            known[name] = _repeat(node.component, given, limits, found, times)
+            known[name] = _walk_composite(node.component, given, limits, found, times)
             continue
         reach = node.component.reach(given, limits)
         known[name] = reach.outputs
@@ -134,7 +134,7 @@ def _walk(
     return {name: read(source) for name, source in system.outputs.items()}
 
 
-def _repeat(
+def _walk_composite(
     composite: Composite, given: Mapping[str, Extent], limits: Limits, found: Survey | None, times: float
 ) -> Mapping[str, Extent]:
     """Return the extents of a composite's outputs, iterating since a turn may read the previous outputs."""

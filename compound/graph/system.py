@@ -76,14 +76,14 @@ class System:
         check_name("System", name)
         found_inputs, found_nodes = _collect(name, outputs)
         if inputs is not None:
-            _all_used(name, inputs, found_inputs)
+            _check_inputs_used(name, inputs, found_inputs)
         if nodes is not None:
-            _all_reach_an_output(name, nodes, found_nodes)
+            _check_nodes_used(name, nodes, found_nodes)
         set_ = functools.partial(object.__setattr__, self)
         set_("name", name)
         set_("inputs", {i: found_inputs[i].type for i in sorted(found_inputs)})
         set_("outputs", dict(outputs))
-        set_("nodes", _ordered(name, found_nodes))
+        set_("nodes", _sort_nodes(name, found_nodes))
         set_("defaults", {"lm": lm} if lm else {})
         set_("engines", None)
         start = {key: space.value for key, space in self.parameters.items()}
@@ -228,7 +228,7 @@ class System:
         ]
         outputs = {key: _reference(source) for key, source in self.outputs.items()}
         rest = (self.configuration, self.defaults, self.engines)
-        return _restored, (self.name, self.inputs, nodes, outputs, *rest)
+        return _restore, (self.name, self.inputs, nodes, outputs, *rest)
 
 
 _Reference = Input | tuple[str, str]
@@ -241,7 +241,7 @@ def _reference(source: Source) -> _Reference:
     return source if isinstance(source, Input) else (source.node.name, source.field)
 
 
-def _restored(
+def _restore(
     name: str,
     inputs: Mapping[str, object],
     flat: Sequence[_FlatNode],
@@ -303,7 +303,7 @@ def _collect(name: str, outputs: Mapping[str, Source]) -> tuple[dict[str, Input]
     while stack:
         source = stack.pop()
         if isinstance(source, Input):
-            _same_type(inputs.setdefault(source.name, source), source)
+            _check_same_type(inputs.setdefault(source.name, source), source)
         elif nodes.get(source.node.name) is not source.node:
             if source.node.name in nodes:
                 raise WiringError(
@@ -315,7 +315,7 @@ def _collect(name: str, outputs: Mapping[str, Source]) -> tuple[dict[str, Input]
     return inputs, nodes
 
 
-def _all_used(system: str, inputs: Sequence[Input], used: Mapping[str, Input]) -> None:
+def _check_inputs_used(system: str, inputs: Sequence[Input], used: Mapping[str, Input]) -> None:
     declared = [item.name for item in inputs]
     unused = [name for name in declared if name not in used]
     if unused:
@@ -330,17 +330,17 @@ def _all_used(system: str, inputs: Sequence[Input], used: Mapping[str, Input]) -
             hint=f"declared: {names(declared)}",
         )
     for item in inputs:
-        _same_type(used[item.name], item)
+        _check_same_type(used[item.name], item)
 
 
-def _same_type(known: Input, other: Input) -> None:
+def _check_same_type(known: Input, other: Input) -> None:
     if known.type != other.type:
         raise WiringError(
             f"input {known.name!r} is declared as {spell(known.type)} and as {spell(other.type)}"
         )
 
 
-def _all_reach_an_output(
+def _check_nodes_used(
     system: str, declared: Sequence[Node | Output | Outputs], reached: Mapping[str, Node]
 ) -> None:
     nodes = [_node(item) for item in declared]
@@ -374,7 +374,7 @@ def _graph(inputs: Mapping[str, object], nodes: Mapping[str, Node]) -> nx.DiGrap
     return graph
 
 
-def _ordered(system: str, nodes: Mapping[str, Node]) -> dict[str, Node]:
+def _sort_nodes(system: str, nodes: Mapping[str, Node]) -> dict[str, Node]:
     """Return the nodes in topological order, ties by name, independent of declaration order and hashing."""
     graph = nx.DiGraph()
     graph.add_nodes_from(nodes)

@@ -200,13 +200,13 @@ def convert(kind: object, value: object) -> object:
         raise ValueError(f"{value!r} is not {spell(kind)}") from error
 
 
-def listing(ports: Mapping[str, Port]) -> str:
+def format_ports(ports: Mapping[str, Port]) -> str:
     """Format ports for messages: ``question: str, k: int (optional)``."""
-    return ", ".join(_line(name, port) for name, port in ports.items()) or "none"
-
-
-def _line(name: str, port: Port) -> str:
-    return f"{name}: {spell(port.type)}" + (" (optional)" if port.optional else "")
+    spelled = [
+        f"{name}: {spell(port.type)}" + (" (optional)" if port.optional else "")
+        for name, port in ports.items()
+    ]
+    return ", ".join(spelled) or "none"
 
 
 def names(values: Iterable[str]) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from compound.engine import Engine
 from compound.execution.budget import Meter
-from compound.optimization.allowance import Allowance, allowance, caps, max_request_cost, runs_left
+from compound.optimization.allowance import Allowance, allowance, max_request_cost, proposal_caps, runs_left
 from compound.optimization.bounds import Amount
-from compound.optimization.budget_plan import BudgetPlan, fewest_of, make_plan, usable
+from compound.optimization.budget_plan import BudgetPlan, make_plan, minimum_job_runs, usable_runs
 from compound.optimization.method import Job
 from compound.optimization.problem import Problem
 from compound.optimization.proposals import Proposals
@@ -76,7 +76,7 @@ class RunBudget:
     @functools.cached_property
     def _largest_request(self) -> Amount:
         """Upper bound of one proposal request; only needed with limits on calls, tokens or cost."""
-        if not caps(self._meter.budget, self._meter.usage, self._proposals.usage):
+        if not proposal_caps(self._meter.budget, self._meter.usage, self._proposals.usage):
             return Amount(calls=1)
         requests = [request for allowed in self.allowance.jobs for request in allowed.requests]
         return max_request_cost(requests, self._engine, self._own_lm)
@@ -98,7 +98,7 @@ class RunBudget:
     def smallest_job(self, search: SearchState) -> float:
         """Return the minimum system runs of any job."""
         minibatch, compared = self._problem.settings.minibatch, has_compared(search)
-        return min(fewest_of(job, minibatch, tried=compared) for job in self._jobs().values())
+        return min(minimum_job_runs(job, minibatch, tried=compared) for job in self._jobs().values())
 
     def runs_of(self, job: Job, opening: Job | None, search: SearchState) -> float:
         """Return the system runs of a job, or 0 if they would be too few.
@@ -113,7 +113,7 @@ class RunBudget:
         if opening is not None or declared.step is not None:
             share = self._share(job, search) if opening is None else self.free(search) * opening.weight
             return share if share >= needed else 0.0
-        return usable(self._share(job, search), self.free(search), needed, tried=has_compared(search))
+        return usable_runs(self._share(job, search), self.free(search), needed, tried=has_compared(search))
 
     def _jobs(self) -> dict[tuple[str, tuple[str, ...]], Job]:
         """Return the method's jobs by optimizer and keys."""

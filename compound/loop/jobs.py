@@ -5,7 +5,7 @@ from __future__ import annotations
 from compound.errors import BudgetExhausted
 from compound.execution.rng import derive_seed
 from compound.loop.context import RunContext
-from compound.optimization.allowance import caps, requests_of, within
+from compound.optimization.allowance import is_within, proposal_caps, requests_of
 from compound.optimization.budget_plan import job_minibatch
 from compound.optimization.method import Job, JobContext, JobRecord, Progress, Proposal, Task
 from compound.optimization.proposals import described, since
@@ -37,25 +37,22 @@ class Jobs:
                 search.jobs_in_round = plan.jobs - more
             smallest = context.budget.smallest_job(search)
             if search.job is None and context.budget.free(search) < smallest:
-                search.stopped = self._too_small(smallest)
+                search.stopped = self._too_small_reason(smallest)
                 return
             await self._run(self._job())
 
-    def _too_small(self, smallest: float) -> str:
+    def _too_small_reason(self, smallest: float) -> str:
         """Return the reason for ending the search when the budget allows no further job."""
         reason = "the remaining budget is too small for another job"
         context, search = self._context, self._context.search
         if search.history:
             return reason
+        limits = context.problem.settings.budget.limits()
+        limit = f"optimize.budget.{next(iter(limits))}" if len(limits) == 1 else "optimize.budget"
         return (
             f"{reason}: the first needs {smallest:g} system runs, {context.budget.free(search):g} are free, "
-            f"and {context.budget.plan.cost:g} are reserved for its decision; raise {self._limit()}"
+            f"and {context.budget.plan.cost:g} are reserved for its decision; raise {limit}"
         )
-
-    def _limit(self) -> str:
-        """Return the setting that limits system runs, or their section if there are several."""
-        limits = self._context.problem.settings.budget.limits()
-        return f"optimize.budget.{next(iter(limits))}" if len(limits) == 1 else "optimize.budget"
 
     def _further_jobs(self) -> int:
         """Return the number of further jobs before the last decision, within `iterations` rounds."""
@@ -84,7 +81,9 @@ class Jobs:
                 reason=dict(job.reason),
                 share=context.budget.runs_of(job, opening, search),
                 spent_before=context.meter.system_runs,
-                proposal_limits=caps(context.meter.budget, context.meter.usage, context.proposals.usage),
+                proposal_limits=proposal_caps(
+                    context.meter.budget, context.meter.usage, context.proposals.usage
+                ),
                 ledger_before=context.proposals.snapshot(),
             )
         return search.job
@@ -113,14 +112,14 @@ class Jobs:
         try:
             async for event in proposing.events(self._task(job, number, scorer)):
                 if isinstance(event, Progress):
-                    with proposing.storing(event):
+                    with proposing.storage_errors(event):
                         self._checkpoint(job, number, event, scorer)
                 else:
                     proposal = event
         except BudgetExhausted as error:
             search.stopped = error.message
             proposal = proposal or Proposal({}, note="the budget was exhausted before a proposal")
-        proposal = proposing.checked(proposal, context.working())
+        proposal = proposing.validate(proposal, context.working())
         self._finish(job, proposal, scorer)
 
     def _limit_requests(self, job: JobState) -> None:
@@ -130,7 +129,7 @@ class Jobs:
             chosen = Job(job.optimizer, job.keys, job.reason)
             outlook = context.budget.allowance.outlook
             context.proposals.begin_job(requests_of(context.problem, chosen, job.share, outlook))
-        context.proposals.limit(lambda usage: within(usage, job.proposal_limits))
+        context.proposals.limit(lambda usage: is_within(usage, job.proposal_limits))
 
     def _task(self, job: JobState, number: int, scorer: JobScorer) -> Task:
         """Create the optimizer's assignment."""

@@ -51,7 +51,7 @@ class OptimizationLoop:
                 await decide(context)
             context.meter.pause()
             if state.test_after is None:
-                context.test_meter.proceed()
+                context.test_meter.resume()
                 await read_test_split(context)
             context.test_meter.pause()
         finally:

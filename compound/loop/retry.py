@@ -24,7 +24,7 @@ from compound.runs.recorder import Recorder
 from compound.runs.state import FinalEvaluation
 
 EVENT = "retry"
-ANSWERED = ("parse", "type")  # failures of an answer that was received
+ANSWERED_KINDS = ("parse", "type")  # failures of an answer that was received
 
 
 def failed_rows(evaluation: Evaluation) -> list[Row]:
@@ -35,7 +35,7 @@ def failed_rows(evaluation: Evaluation) -> list[Row]:
     >>> [row.example for row in failed_rows(Evaluation("digest", rows))]
     ['a']
     """
-    return [row for row in evaluation.rows if row.failure and row.failure.kind not in ANSWERED]
+    return [row for row in evaluation.rows if row.failure and row.failure.kind not in ANSWERED_KINDS]
 
 
 async def retry_failed(problem: Problem, recorder: Recorder) -> None:
@@ -49,7 +49,7 @@ async def retry_failed(problem: Problem, recorder: Recorder) -> None:
     """
     context = RunContext.open(problem, recorder)
     context.meter.pause()
-    context.test_meter.proceed()
+    context.test_meter.resume()
     executor = context.executor.charging(context.test_meter)
     state = recorder.state
     best = problem.bind(context.search.best)

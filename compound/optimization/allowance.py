@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from compound.engine import Engine, Usage
 from compound.execution.budget import MARGIN, Budget, Meter
-from compound.graph.bounds import CallBound
+from compound.graph.bounds import CallBound, scaled
 from compound.graph.space import Text
 from compound.graph.survey import Limits, Survey, survey
 from compound.optimization.bounds import Amount, Bounded, JobBound, Outlook, amount_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from compound.optimization.problem import Problem
 
-PART = 0.5  # maximum share of a job's remaining calls, tokens or cost for its proposals
+MAX_SHARE = 0.5  # maximum share of a job's remaining calls, tokens or cost for its proposals
 LIMITED = ("calls", "tokens", "cost")
 
 
@@ -150,7 +150,7 @@ def runs_left(meter: Meter, proposals: Proposals, each: Amount) -> float:
     """Return the system runs left in a budget after the outstanding proposal requests.
 
     For each limit, the number is estimated from the average usage per run so far, minus `MARGIN`. Of calls,
-    tokens and cost, outstanding requests are set aside first: at most `PART` of the remainder.
+    tokens and cost, outstanding requests are set aside first: at most `MAX_SHARE` of the remainder.
 
     Args:
         meter: meter of the search.
@@ -166,29 +166,25 @@ def runs_left(meter: Meter, proposals: Proposals, each: Amount) -> float:
             continue
         used, theirs = getattr(meter.usage, name), getattr(proposals.usage, name)
         mean = theirs / asked if asked else (getattr(each, name) or 0)
-        to_come = _product(mean, math.inf if proposals.left is None else proposals.left)
+        to_come = scaled(mean, math.inf if proposals.left is None else proposals.left)
         if done and used > theirs:
-            free = limit - used - min(PART * (limit - used), to_come)
+            free = limit - used - min(MAX_SHARE * (limit - used), to_come)
             lefts.append(free / ((used - theirs) / done) * (1 - MARGIN))
     if budget.minutes is not None and done and meter.seconds:
         lefts.append((budget.minutes * 60 - meter.seconds) / (meter.seconds / done) * (1 - MARGIN))
     return max(0.0, min(lefts))
 
 
-def _product(a: float, n: float) -> float:
-    return a * n if a and n else 0
-
-
-def caps(budget: Budget, used: Usage, proposals: Usage) -> dict[str, float]:
+def proposal_caps(budget: Budget, used: Usage, proposals: Usage) -> dict[str, float]:
     """Return, for each limit, the maximum total usage of proposal requests by the end of a job."""
     found = {}
     for name in LIMITED:
         limit = getattr(budget, name)
         if limit is not None:
-            found[name] = getattr(proposals, name) + PART * max(0.0, limit - getattr(used, name))
+            found[name] = getattr(proposals, name) + MAX_SHARE * max(0.0, limit - getattr(used, name))
     return found
 
 
-def within(usage: Usage, most: Mapping[str, float]) -> bool:
-    """Return whether usage is within the limits given by `caps`."""
+def is_within(usage: Usage, most: Mapping[str, float]) -> bool:
+    """Return whether usage is within the limits given by `proposal_caps`."""
     return all(getattr(usage, name) <= limit + 1e-12 for name, limit in most.items())

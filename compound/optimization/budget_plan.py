@@ -18,9 +18,9 @@ from compound.optimization.scorer import free_repeats
 if TYPE_CHECKING:
     from compound.optimization.problem import Problem
 
-FEWEST = 2  # minimum number of examples for comparing candidates
-PARTS = 4  # minibatches per job: demonstrations, the incumbent, a candidate, and a reserve
-FEWEST_RUNS = FEWEST * PARTS  # minimum system runs of a job that compares anything
+MIN_EXAMPLES = 2  # minimum number of examples for comparing candidates
+MINIBATCHES = 4  # minibatches per job: demonstrations, the incumbent, a candidate, and a reserve
+MIN_RUNS = MIN_EXAMPLES * MINIBATCHES  # minimum system runs of a job that compares anything
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ def _wired(component: Component, system: System) -> Iterator[dict[str, Any]]:
             yield from ({name: 1} for name in node.wires if name in component.settings)
 
 
-def usable(share: float, free: float, needed: float, *, tried: bool) -> float:
+def usable_runs(share: float, free: float, needed: float, *, tried: bool) -> float:
     """Return the system runs of a job: its share, unless that is too small to compare anything.
 
     Runs that no job can use would remain unspent. A job may therefore take what it needs from the runs free
-    for all jobs; with fewer, it uses smaller minibatches, down to half of its need, or to `FEWEST_RUNS` if
+    for all jobs; with fewer, it uses smaller minibatches, down to half of its need, or to `MIN_RUNS` if
     nothing was compared yet.
 
     Args:
@@ -104,12 +104,12 @@ def usable(share: float, free: float, needed: float, *, tried: bool) -> float:
         return share
     if free >= needed:
         return needed
-    return free if free >= fewest(needed, tried=tried) else 0.0
+    return free if free >= minimum_runs(needed, tried=tried) else 0.0
 
 
-def fewest(needed: float, *, tried: bool) -> float:
+def minimum_runs(needed: float, *, tried: bool) -> float:
     """Return the minimum system runs of a job."""
-    return max(needed / 2, FEWEST_RUNS) if tried else min(needed, FEWEST_RUNS)
+    return max(needed / 2, MIN_RUNS) if tried else min(needed, MIN_RUNS)
 
 
 def job_minibatch(minibatch: int, runs: float) -> int:
@@ -118,20 +118,24 @@ def job_minibatch(minibatch: int, runs: float) -> int:
     >>> job_minibatch(8, 100), job_minibatch(8, 13)
     (8, 3)
     """
-    return minibatch if runs >= PARTS * minibatch else max(min(FEWEST, minibatch), int(runs // PARTS))
+    return (
+        minibatch
+        if runs >= MINIBATCHES * minibatch
+        else max(min(MIN_EXAMPLES, minibatch), int(runs // MINIBATCHES))
+    )
 
 
 def runs_needed(problem: Problem) -> float:
     """Return the minimum system runs for one job and one decision."""
     plan = make_plan(problem, 0.0, 1)
     minibatch = problem.settings.minibatch
-    least = min(fewest_of(job, minibatch, tried=False) for job in problem.method.jobs)
+    least = min(minimum_job_runs(job, minibatch, tried=False) for job in problem.method.jobs)
     return baseline_runs(problem) + plan.cost + least
 
 
-def fewest_of(job: Job, minibatch: int, *, tried: bool) -> float:
+def minimum_job_runs(job: Job, minibatch: int, *, tried: bool) -> float:
     """Return the minimum system runs of a job; steps have a fixed size."""
-    return job.step if job.step is not None else fewest(job.least(minibatch), tried=tried)
+    return job.step if job.step is not None else minimum_runs(job.least(minibatch), tried=tried)
 
 
 def baseline_runs(problem: Problem) -> int:

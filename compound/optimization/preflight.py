@@ -13,7 +13,7 @@ from compound.graph.bounds import CallBound
 from compound.graph.space import Choice
 from compound.optimization.allowance import allowance
 from compound.optimization.problem import Problem
-from compound.optimization.prospects import planned
+from compound.optimization.prospects import plan_by_runs
 from compound.security.sanitize import safe
 from compound.settings.references import references
 
@@ -25,7 +25,7 @@ def models(problem: Problem) -> list[str]:
     """
     default = problem.system.lm
     own = (default,) if default else ()
-    plan, free = planned(problem)
+    plan, free = plan_by_runs(problem)
     allowed = allowance(problem, free, plan.decisions, lms=own)
     requests: list[CallBound] = []
     found: list[str] = []

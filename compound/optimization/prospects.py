@@ -19,10 +19,10 @@ from compound.optimization.bounds import Bounded
 from compound.optimization.budget_plan import (
     BudgetPlan,
     baseline_runs,
-    fewest_of,
     job_minibatch,
     make_plan,
-    usable,
+    minimum_job_runs,
+    usable_runs,
 )
 from compound.optimization.method import Job, JobRecord
 from compound.optimization.role_checks import choose_job
@@ -111,7 +111,7 @@ def planned_jobs(problem: Problem) -> int:
     return len(method.jobs) if method.jobs_each is None else method.jobs_each
 
 
-def planned(problem: Problem) -> tuple[BudgetPlan, float]:
+def plan_by_runs(problem: Problem) -> tuple[BudgetPlan, float]:
     """Return the plan based on the limit of system runs alone, and the runs left for jobs."""
     limit = problem.settings.budget.system_runs
     left = math.inf if limit is None else max(0.0, limit - baseline_runs(problem))
@@ -132,9 +132,9 @@ def prospects(problem: Problem, plan: BudgetPlan, free: float, allowed: Allowanc
     for _ in range(plan.jobs):
         chosen = choose_job(method, history, seed)
         job = next(j for j in method.jobs if (j.optimizer, j.keys) == (chosen.optimizer, chosen.keys))
-        needed, tried = fewest_of(job, settings.minibatch, tried=True), bool(found and found[0].runs)
+        needed, tried = minimum_job_runs(job, settings.minibatch, tried=True), bool(found and found[0].runs)
         if job.step is None:
-            runs = usable(free * job.weight / total, left, job.least(settings.minibatch), tried=tried)
+            runs = usable_runs(free * job.weight / total, left, job.least(settings.minibatch), tried=tried)
         else:
             share = free * job.weight / total
             runs = share if share >= needed else 0.0
@@ -169,7 +169,9 @@ def detection(n: int, level: float) -> Detection:
     }
 
 
-def told(facts: Detection, plan: BudgetPlan, found: Sequence[Prospect], limit: float | None) -> list[str]:
+def describe_prospects(
+    facts: Detection, plan: BudgetPlan, found: Sequence[Prospect], limit: float | None
+) -> list[str]:
     """Return the prospects as sentences; warnings come first."""
     lines = [*_untried(found, limit), _detectable(facts, plan)]
     compared = [p for p in found if p.candidates]
@@ -183,7 +185,7 @@ def told(facts: Detection, plan: BudgetPlan, found: Sequence[Prospect], limit: f
     return lines
 
 
-def _smaller(problem: Problem) -> list[str]:
+def _smaller_splits(problem: Problem) -> list[str]:
     """Return the splits that are smaller than configured."""
     settings, chosen = problem.settings, problem.settings.model_fields_set
     splits = {"train": problem.train, "valid": problem.valid, "test": problem.test}
@@ -221,11 +223,14 @@ def _detectable(facts: Detection, plan: BudgetPlan) -> str:
 
 def outlook(problem: Problem) -> Outlook:
     """Return the prospects of a run as JSON types: detectable gains, and the resources of its jobs."""
-    plan, free = planned(problem)
+    plan, free = plan_by_runs(problem)
     found = prospects(problem, plan, free, allowance(problem, free, plan.decisions))
     power = detection(len(problem.valid), plan.level)
     return {
         "detection": power,
         "jobs": [prospect.to_json() for prospect in found],
-        "told": [*_smaller(problem), *told(power, plan, found, problem.settings.budget.system_runs)],
+        "told": [
+            *_smaller_splits(problem),
+            *describe_prospects(power, plan, found, problem.settings.budget.system_runs),
+        ],
     }

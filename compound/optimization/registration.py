@@ -32,14 +32,14 @@ class MethodFactory:
         self.settings: type[Settings] = settings
         self.__doc__ = make.__doc__
 
-        def made(system: System, optimize: OptimizeSettings, name: str) -> tuple[Method, Settings]:
+        def create(system: System, optimize: OptimizeSettings, name: str) -> tuple[Method, Settings]:
             own = optimize.section(name, settings)
             with reported(f"method {name!r}", make):
                 found = make(system, optimize, own)
             _check(found, name, definition(make), system)
             return found, own
 
-        self._made = made
+        self._made = create
 
     def __call__(self, system: System, optimize: OptimizeSettings, name: str) -> Method:
         """Create the method for a system.

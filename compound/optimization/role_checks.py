@@ -60,7 +60,7 @@ class Proposing:
                 yield event
 
     @contextmanager
-    def storing(self, progress: Progress) -> Iterator[None]:
+    def storage_errors(self, progress: Progress) -> Iterator[None]:
         """Report the optimizer if its progress is not JSON; other errors pass unchanged.
 
         Raises:
@@ -77,7 +77,7 @@ class Proposing:
                 "as compound.storage.state.State.to_json does",
             ) from error
 
-    def checked(self, proposal: Proposal | None, working: System) -> Proposal:
+    def validate(self, proposal: Proposal | None, working: System) -> Proposal:
         """Return the proposal if the system can be bound to it.
 
         Args:

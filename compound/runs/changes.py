@@ -17,7 +17,7 @@ from compound.graph.types import Port, spell
 from compound.runs.directory import read_json
 
 FORMAT = 3  # of config.json; until 2, `prompts`, `rewards` and `weights` held the settings of all methods
-LONGEST = 80  # maximum characters of a displayed value
+MAX_CHARACTERS = 80  # maximum characters of a displayed value
 OWN = ("format", "stop", "system")  # declarations of a model component besides its outputs
 _ABSENT = object()
 _WHOLE = re.compile(r"(structure\.(?:parameters\.[^.]+\.[^.]+|(?:components|wires)\.[^.]+))\.")
@@ -52,7 +52,7 @@ def _spelled(outputs: Mapping[str, Port]) -> str:
     return "{" + ", ".join(f"{name}: {spell(port.type)}" for name, port in outputs.items()) + "}"
 
 
-def changed(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...]) -> list[str]:
+def list_changes(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...]) -> list[str]:
     """Return the differences between a configuration and that of a run directory.
 
     Args:
@@ -76,12 +76,12 @@ def changed(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...]) ->
     ]
     if any(key.startswith("structure.") for key in keys):  # which covers both in readable form
         keys = [key for key in keys if key != "signature" and not key.startswith("graph.")]
-    told: dict[str, str] = {}
+    lines: dict[str, str] = {}
     for key in keys:
-        name, line = _told(key, keys, before, after)
-        if not any(name.startswith(f"{other}.") for other, said in told.items() if said == other):
-            told.setdefault(name, line)
-    return sorted(told.values())
+        name, line = _describe_change(key, keys, before, after)
+        if not any(name.startswith(f"{other}.") for other, said in lines.items() if said == other):
+            lines.setdefault(name, line)
+    return sorted(lines.values())
 
 
 def _check_format(path: Path, stored: Mapping[str, Any]) -> None:
@@ -99,7 +99,9 @@ def _check_format(path: Path, stored: Mapping[str, Any]) -> None:
         )
 
 
-def _told(key: str, keys: list[str], before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, str]:
+def _describe_change(
+    key: str, keys: list[str], before: Mapping[str, Any], after: Mapping[str, Any]
+) -> tuple[str, str]:
     """Return the name of a change, and a line describing it."""
     section, _, rest = key.partition(".")
     if section == "data":
@@ -154,7 +156,7 @@ def _shown(value: object) -> str:
         return "nothing"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     text = " ".join(text.split())
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 1]}…"
 
 
 def _is_place(key: str, config: Mapping[str, Any]) -> bool:

@@ -23,10 +23,10 @@ from compound.storage.locking import FILE as LOCK
 from compound.storage.locking import Lock
 from compound.storage.records import Damaged, opened_document, read_lines, sealed_document, sealed_line
 
-SAID_FULL = ("No space left", "disk is full")  # messages of safetensors and SQLite
+FULL_MESSAGES = ("No space left", "disk is full")  # messages of safetensors and SQLite
 APPENDED = ("events.jsonl", "traces.jsonl", "memory.jsonl")
 CONFIG, CHECKPOINT = "config.json", "checkpoint.json"
-_BEGUN = re.compile(r"lock|system\.yaml|\.(system\.yaml|config\.json)(\..+)?\.tmp")
+_BEFORE_CONFIG = re.compile(r"lock|system\.yaml|\.(system\.yaml|config\.json)(\..+)?\.tmp")
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError, RecursionError)
 
 
@@ -170,16 +170,13 @@ class RunDirectory:
             if stored and stored.checksums.get(name, checksum) != checksum:
                 raise _damaged(self.folder, name, "its last record does not match the checkpoint")
         for name in APPENDED:
-            self._cut(name, sizes[name])
+            if self.folder.size(name) > sizes[name]:
+                self.folder.truncate(name, sizes[name])
         self._checksums = checksums
         if stored is None:
             return None
         self.step, self.cached = stored.step, stored.cached
         return stored.state
-
-    def _cut(self, name: str, size: int) -> None:
-        if self.folder.size(name) > size:
-            self.folder.truncate(name, size)
 
     def discard(self) -> None:
         """Delete the run's files and close it; subfolders and everything around it are kept."""
@@ -204,7 +201,7 @@ def _check_unused(folder: UntrustedFolder) -> None:
     """Reject a location with more than what a crash before writing the config leaves behind."""
     path = folder.path
     with named(path):
-        used = path.exists() and (not path.is_dir() or not all(map(_BEGUN.fullmatch, folder.names())))
+        used = path.exists() and (not path.is_dir() or not all(map(_BEFORE_CONFIG.fullmatch, folder.names())))
     if used:
         raise RunDirectoryError(
             f"{path} already exists and is not an unfinished run: it has no {CONFIG}",
@@ -227,7 +224,7 @@ def _check_history(folder: UntrustedFolder) -> None:
 
 
 @contextmanager
-def room(folder: Path) -> Iterator[None]:
+def report_full_disk(folder: Path) -> Iterator[None]:
     """Report a full disk with a clear error, whichever library was writing.
 
     Raises:
@@ -238,7 +235,7 @@ def room(folder: Path) -> Iterator[None]:
     except CompoundError:
         raise
     except Exception as error:
-        if getattr(error, "errno", None) in FULL or any(said in str(error) for said in SAID_FULL):
+        if getattr(error, "errno", None) in FULL or any(message in str(error) for message in FULL_MESSAGES):
             raise RunDirectoryError(
                 f"no space left on the disk of {folder}: {error}",
                 hint="free some space, then run the same command to resume from the last checkpoint",
@@ -357,7 +354,7 @@ def baselines(folder: UntrustedFolder) -> list[UntrustedFolder]:
     inside = folder.below("baselines")
     places = [inside.below(name) for name in inside.names() if inside.kind(name) == "folder"]
     for place in places:
-        if place.kind(CONFIG) is None and not all(map(_BEGUN.fullmatch, place.names())):
+        if place.kind(CONFIG) is None and not all(map(_BEFORE_CONFIG.fullmatch, place.names())):
             raise RunDirectoryError(f"{place}/{CONFIG} is missing", hint="restore it from a copy")
     return [place for place in places if place.kind(CONFIG) is not None]
 

@@ -13,7 +13,7 @@ from compound.engine import UsageDocument
 from compound.evaluation.evaluate import Summary
 from compound.optimization.prospects import Outlook
 from compound.runs.directory import read_records
-from compound.runs.formats import renamed
+from compound.runs.formats import rename_event
 from compound.security.untrusted import UntrustedFolder
 
 __all__ = ["ChangeRow", "Event", "JobEvent", "Spent", "read_events"]
@@ -149,5 +149,5 @@ def read_events(place: str | Path | UntrustedFolder) -> list[Event]:
     Raises:
         RunDirectoryError: a line is damaged.
     """
-    events = [renamed(event) for event in read_records(place, FILE)]
+    events = [rename_event(event) for event in read_records(place, FILE)]
     return cast("list[Event]", events)  # checksums guarantee what the run wrote

@@ -10,12 +10,12 @@ from compound.optimization.method import JobRecord
 from compound.runs.state import RunState
 from compound.settings.renamed import REWARDS
 
-__all__ = ["read_state", "renamed", "reward_section"]
+__all__ = ["read_state", "rename_event", "reward_section"]
 
 EVENTS = {"baseline": "start", "sweep": "round"}  # names of events until checkpoint format 2
 
 
-def renamed(event: dict[str, Any]) -> dict[str, Any]:
+def rename_event(event: dict[str, Any]) -> dict[str, Any]:
     """Return an event with its current name.
 
     >>> renamed({"event": "baseline", "n": 40})

@@ -84,7 +84,7 @@ class Recorder:
         self.save()
         if self._listener is not None:
             self._listener({"event": event, **facts, "spent": spent})
-        self._end_if_asked()
+        self._stop_if_requested()
 
     def save(self) -> None:
         """Checkpoint the current state."""
@@ -92,23 +92,23 @@ class Recorder:
         self.run.checkpoint(self.state, self._disk.count)
         self._disk.step = self.run.step
 
-    def _end_if_asked(self) -> None:
+    def _stop_if_requested(self) -> None:
         """Stop if requested, unless the run is already done."""
-        if self._asked() and not self.state.done:
-            self._forget_stop_files()
+        if self._is_stop_requested() and not self.state.done:
+            self._remove_stop_files()
             raise Interrupted(
                 f"stopped; progress is saved in {self.run.path}",
                 hint="run the same command to resume",
             )
 
-    def _asked(self) -> bool:
-        above = self._parent is not None and self._parent._asked()
+    def _is_stop_requested(self) -> bool:
+        above = self._parent is not None and self._parent._is_stop_requested()
         return self._stop or self.run.folder.kind(STOP) is not None or above
 
-    def _forget_stop_files(self) -> None:
+    def _remove_stop_files(self) -> None:
         self.run.folder.remove(STOP)
         if self._parent is not None:
-            self._parent._forget_stop_files()
+            self._parent._remove_stop_files()
 
     @property
     def memory(self) -> RunMemory:

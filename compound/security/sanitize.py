@@ -134,7 +134,7 @@ class SafeStream:
         return getattr(self.raw, name)
 
 
-def raw(stream: IO[str]) -> IO[str]:
+def underlying_stream(stream: IO[str]) -> IO[str]:
     """Return the stream below a `SafeStream`, for libraries that draw on the terminal."""
     return stream.raw if isinstance(stream, SafeStream) else stream
 

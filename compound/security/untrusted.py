@@ -50,14 +50,14 @@ _HINTS = {
 }
 
 
-def advice(error: OSError) -> str:
+def error_hint(error: OSError) -> str:
     """Return advice on an operating system error; ``""`` if there is no general advice."""
     if error.errno in FULL:
         return "free some space, then run the same command again; a run resumes from its last checkpoint"
     return _HINTS.get(error.errno or 0, "")
 
 
-def reason(error: OSError, place: object) -> str:
+def error_text(error: OSError, place: object) -> str:
     """Return a message with the location and the cause."""
     if error.errno in FULL:
         return f"no space left on the disk of {place}: {error.strerror}"
@@ -74,7 +74,7 @@ def named(place: object, error: type[CompoundError] = RunDirectoryError) -> Iter
     try:
         yield
     except OSError as failure:
-        raise error(reason(failure, place), hint=advice(failure)) from failure
+        raise error(error_text(failure, place), hint=error_hint(failure)) from failure
 
 
 class UntrustedFolder:

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, ModelWrapValidatorHandler, ValidationError, mod
 from compound.errors import DeclarationError
 from compound.settings.base import S, Settings
 from compound.settings.common import BudgetSettings, CommonSettings
-from compound.settings.sections import checked, problems
+from compound.settings.sections import describe_errors, validate_sections
 
 
 class OptimizeSettings(CommonSettings):
@@ -58,7 +58,7 @@ class OptimizeSettings(CommonSettings):
         """Validate each section by the settings of its method."""
         if not isinstance(values, Mapping) or set(values) <= set(CommonSettings.model_fields):
             return handler(values)
-        return handler(checked(values))
+        return handler(validate_sections(values))
 
     @property
     def sections(self) -> Mapping[str, Settings]:
@@ -116,4 +116,4 @@ def make_settings(values: Mapping[str, object]) -> OptimizeSettings:
     try:
         return OptimizeSettings.model_validate(values)
     except ValidationError as error:
-        raise DeclarationError("\n".join(problems(error, values))) from None
+        raise DeclarationError("\n".join(describe_errors(error, values))) from None

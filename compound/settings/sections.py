@@ -24,7 +24,7 @@ from compound.settings.renamed import OLD_SECTIONS, new_spellings, renamed_leaf
 Own = tuple[tuple[str, type[Settings] | None], ...]  # user-defined methods; None if not importable
 
 
-class _Made(CommonSettings):
+class _DynamicSettings(CommonSettings):
     """Base of dynamically created models, whose fields carry descriptions: they have no source code."""
 
     model_config = ConfigDict(use_attribute_docstrings=False)
@@ -44,7 +44,9 @@ def optimize_model(own: Own = ()) -> type[CommonSettings]:
     }
     for name, model in own:
         fields[name] = (model or dict[str, object], Field(default=None))
-    return create_model("OptimizeSettings", __base__=_Made, __doc__=CommonSettings.__doc__, **fields)
+    return create_model(
+        "OptimizeSettings", __base__=_DynamicSettings, __doc__=CommonSettings.__doc__, **fields
+    )
 
 
 def settings_models() -> dict[type[BaseModel], list[str]]:
@@ -118,7 +120,7 @@ def _model_of(name: str, folder: Path, *, imports: bool) -> type[Settings] | Non
     return model if isinstance(model, type) and issubclass(model, Settings) else None
 
 
-def checked(values: Mapping[str, object]) -> dict[str, object]:
+def validate_sections(values: Mapping[str, object]) -> dict[str, object]:
     """Validate the content of ``optimize:`` and turn sections into settings.
 
     Raises:
@@ -165,7 +167,7 @@ def outdated(section: str, values: Mapping[str, object]) -> Iterator[tuple[str, 
     yield from new_spellings(section, values, chosen, list(registered()), lambda path: _has(root, path))
 
 
-def problems(error: ValidationError, values: Mapping[str, object]) -> list[str]:
+def describe_errors(error: ValidationError, values: Mapping[str, object]) -> list[str]:
     """Return one line for each error in the content of ``optimize:``."""
     root = optimize_model(tuple(own_sections(values).items()))
     return [_problem(detail, root) for detail in error.errors()]

@@ -130,7 +130,7 @@ def put(write: Callable[[Path], object], folder: Path, name: str) -> dict[str, s
         made = Path(temporary) / "made"
         made.mkdir()
         write(made)
-        _open_to_others(made)
+        _set_permissions(made)
         digest = folder_digest(made)
         target = folder / f"{name}-{digest[:SHOWN]}"
         if UntrustedFolder(folder, error=ConfigurationError).kind(target.name) is None:
@@ -138,7 +138,7 @@ def put(write: Callable[[Path], object], folder: Path, name: str) -> dict[str, s
     return {"path": target.name, "sha256": digest}
 
 
-def _open_to_others(folder: Path) -> None:
+def _set_permissions(folder: Path) -> None:
     """Set the usual permissions: libraries write for one user, but a server may run as another."""
     for path in (folder, *folder.rglob("*")):
         os.chmod(path, (0o777 if path.is_dir() else 0o666) & ~UMASK)

@@ -38,14 +38,14 @@ class Lock:
         self.folder = UntrustedFolder(path, descriptor=self._descriptor)
         self._file: BinaryIO | None = None
         try:
-            self._whole = self._take(self._descriptor)
+            self._whole = self._lock(self._descriptor)
             self._file = self.folder.appender(FILE)
-            self._require(self._take(self._file.fileno()) or self._whole)
+            self._require(self._lock(self._file.fileno()) or self._whole)
         except BaseException:
             self.release()
             raise
 
-    def _take(self, descriptor: int) -> bool:
+    def _lock(self, descriptor: int) -> bool:
         """Lock a file or folder; return whether its file system supports it."""
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

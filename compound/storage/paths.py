@@ -30,7 +30,7 @@ def run_folder(name: str) -> Path:
     return path
 
 
-def unused(path: Path) -> Path:
+def unused_path(path: Path) -> Path:
     """Return the path, or the first of ``path-2``, ``path-3`` … that does not exist.
 
     >>> unused(Path("no/such/folder"))

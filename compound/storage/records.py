@@ -85,7 +85,7 @@ def is_deep(value: object) -> bool:
     return depth > DEPTH
 
 
-def written(value: object, indent: int | None = None) -> str:
+def to_encodable_json(value: object, indent: int | None = None) -> str:
     """Return JSON that can be encoded as UTF-8; lone surrogates are escaped."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     try:
@@ -101,7 +101,7 @@ def sealed_line(record: Mapping[str, object], before: str = "") -> tuple[bytes, 
     >>> sealed_line({"event": "start"})
     (b'{"event": "start", "checksum": "6d044fb50f6e5c00"}\\n', '6d044fb50f6e5c00')
     """
-    body = written(dict(record))[:-1].encode()
+    body = to_encodable_json(dict(record))[:-1].encode()
     found = _checksum(before.encode(), body)
     return body + (b", " if record else b"") + f'"{NAME}": "{found}"}}\n'.encode(), found
 
@@ -163,7 +163,7 @@ def sealed_document(value: Mapping[str, object]) -> str:
      "checksum": "1676c829f0263237"
     }
     """
-    text = written(dict(value), indent=1)
+    text = to_encodable_json(dict(value), indent=1)
     body = text[:-2] if value else "{"
     comma = "," if value else ""
     return f'{body}{comma}\n "{NAME}": "{_checksum(body.encode())}"\n}}\n'

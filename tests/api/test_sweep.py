@@ -166,7 +166,7 @@ def test_finished_runs_are_skipped_and_a_lost_one_is_made_again(game: Path) -> N
     kept = game / "out/game/search/0/checkpoint.json"
     stamp = kept.stat().st_mtime_ns
     said: list[str] = []
-    assert timeless(run(say=said.append)) == timeless(expected)
+    assert timeless(run(log=said.append)) == timeless(expected)
     assert sum("finished before" in line for line in said) == 3
     assert kept.stat().st_mtime_ns == stamp
 
@@ -208,7 +208,7 @@ def test_asked_to_stop_while_a_run_ends_it_begins_no_other(game: Path) -> None:
 def test_more_seeds_and_methods_are_added_to_what_is_there(game: Path) -> None:
     run("random", (0,))
     said: list[str] = []
-    facts = run("random,search", (0, 1), say=said.append)
+    facts = run("random,search", (0, 1), log=said.append)
     assert row(facts, "random")["seeds"] == [0, 1]
     assert "[1 of 4] game, random, seed 0: finished before" in said
 

@@ -414,7 +414,7 @@ def test_a_paused_clock_stands_still() -> None:
     meter.restore(meter.snapshot())  # paused before, paused after
     clock.now += 500
     assert meter.seconds == 50
-    meter.proceed()
+    meter.resume()
     clock.now += 10
     assert "1.0 of 1 minutes are used" in refusal(lambda: spend(meter, Usage(1), Usage(1)))
 

@@ -18,7 +18,7 @@ from compound.evaluation.metrics import exact_match
 from compound.graph.component import Input
 from compound.graph.space import Choice, Float, Int, Text
 from compound.graph.system import System
-from compound.optimization.budget_plan import job_minibatch, usable
+from compound.optimization.budget_plan import job_minibatch, usable_runs
 from compound.report import closing, summarize
 from compound.settings.optimize import make_settings
 from compound.testing import ScriptedLM
@@ -170,7 +170,7 @@ class TestRuns:
         for free in range(60):
             for share in range(free + 1):
                 for tried in (False, True):
-                    assert usable(share, free, 16, tried=tried) <= max(share, free)
+                    assert usable_runs(share, free, 16, tried=tried) <= max(share, free)
 
     def test_minibatches_shrink_with_the_runs(self) -> None:
         assert [job_minibatch(8, runs) for runs in (8, 16, 31, 32, 400)] == [2, 4, 7, 8, 8]

@@ -186,7 +186,7 @@ def test_a_definition_is_named_by_file_and_line() -> None:
 def test_an_error_of_a_listener_is_not_blamed_on_the_optimizer() -> None:
     """Regression test: any TypeError while progress was recorded was called a state that is not JSON."""
     proposing = Proposing("one", RandomSearch())
-    with pytest.raises(TypeError, match="of the listener"), proposing.storing(Progress({"step": 1})):
+    with pytest.raises(TypeError, match="of the listener"), proposing.storage_errors(Progress({"step": 1})):
         raise TypeError("of the listener")
 
 

@@ -19,7 +19,7 @@ from compound.api.optimize import read_result
 from compound.errors import RunDirectoryError, SpecError
 from compound.optimizers.methods import METHODS, method
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPOSettings
-from compound.runs.changes import FORMAT, changed
+from compound.runs.changes import FORMAT, list_changes
 from compound.settings.base import Settings
 from compound.settings.common import CommonSettings
 from compound.settings.optimize import OptimizeSettings, make_settings
@@ -273,7 +273,7 @@ class TestEarlierSpellings:
         config = json.loads((run / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps({**config, "format": 2}))
         with pytest.raises(RunDirectoryError, match="written by an earlier version of compound.*not resumed"):
-            changed(tmp_path, {**config, "format": FORMAT}, ())
+            list_changes(tmp_path, {**config, "format": FORMAT}, ())
         for name in ("checkpoint.json", "events.jsonl"):
             if (run / name).exists():
                 (tmp_path / name).write_bytes((run / name).read_bytes())
@@ -287,8 +287,8 @@ def test_settings_that_may_change_are_ignored_in_any_section(tmp_path: Path) -> 
         return {"format": FORMAT, "optimize": training("optimas", given).model_dump(mode="json")}
 
     (tmp_path / "config.json").write_text(json.dumps(config(micro_tokens=64, lr=0.1)))
-    assert changed(tmp_path, config(micro_tokens=128, max_length=99, lr=0.1), MAY_CHANGE) == []
-    told = changed(tmp_path, config(micro_tokens=128, lr=0.2), MAY_CHANGE)
+    assert list_changes(tmp_path, config(micro_tokens=128, max_length=99, lr=0.1), MAY_CHANGE) == []
+    told = list_changes(tmp_path, config(micro_tokens=128, lr=0.2), MAY_CHANGE)
     assert told == ["optimize.optimas.training.ppo.optimizer.lr: 0.1 → 0.2"]
 
 
