@@ -79,7 +79,7 @@ def find_overlaps(splits: Mapping[str, Iterable[Example]], id_column: str = "id"
         id_column: the column that identifies a row; it does not count as gold.
 
     >>> one, two = Example("a", {"q": "Lima?"}), Example("b", {"q": "  LIMA?"})
-    >>> [(o.first, o.second, o.exact, o.normalised) for o in overlaps({"train": [one], "test": [two]})]
+    >>> [(o.first, o.second, o.exact, o.normalised) for o in find_overlaps({"train": [one], "test": [two]})]
     [('train', 'test', 0, 1)]
     """
     seen: dict[str, _Seen] = {}

@@ -56,7 +56,7 @@ def check_types(
         DataError: a value does not match its type; the message names the first one and the number of such
             rows.
 
-    >>> typed([Example("a", {"n": "5"})], {"n": int}, "dev.csv", text=True)[0].inputs["n"]
+    >>> check_types([Example("a", {"n": "5"})], {"n": int}, "dev.csv", text=True)[0].inputs["n"]
     5
     """
     found, wrong = [], []

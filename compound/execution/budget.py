@@ -130,7 +130,7 @@ class Meter:
         return self._earlier_seconds + (0.0 if self._started is None else self._clock() - self._started)
 
     def pause(self) -> None:
-        """Stop the clock until `proceed`."""
+        """Stop the clock until `resume`."""
         self._earlier_seconds, self._started = self.seconds, None
 
     def resume(self) -> None:

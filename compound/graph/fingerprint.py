@@ -37,7 +37,7 @@ def code_digest(function: Callable[..., object]) -> str:
 def describe_code(value: object) -> object:
     """Return a process-independent description of an object: JSON types, functions by their code.
 
-    >>> described({"f": len, "s": {2, 1}})
+    >>> describe_code({"f": len, "s": {2, 1}})
     {'f': '<built-in function len>', 's': [1, 2]}
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -97,7 +97,7 @@ def usable_runs(share: float, free: float, needed: float, *, tried: bool) -> flo
         needed: `Job.least`.
         tried: whether a job of the run has compared anything yet.
 
-    >>> [usable(5, free, needed=16, tried=True) for free in (40, 12, 5)]
+    >>> [usable_runs(5, free, needed=16, tried=True) for free in (40, 12, 5)]
     [16, 12, 0.0]
     """
     if share >= needed:

@@ -18,7 +18,7 @@ EVENTS = {"baseline": "start", "sweep": "round"}  # names of events until checkp
 def rename_event(event: dict[str, Any]) -> dict[str, Any]:
     """Return an event with its current name.
 
-    >>> renamed({"event": "baseline", "n": 40})
+    >>> rename_event({"event": "baseline", "n": 40})
     {'event': 'start', 'n': 40}
     """
     return {**event, "event": EVENTS.get(event["event"], event["event"])}

@@ -33,7 +33,7 @@ def run_folder(name: str) -> Path:
 def unused_path(path: Path) -> Path:
     """Return the path, or the first of ``path-2``, ``path-3`` … that does not exist.
 
-    >>> unused(Path("no/such/folder"))
+    >>> unused_path(Path("no/such/folder"))
     PosixPath('no/such/folder')
     """
     number, free = 2, path
