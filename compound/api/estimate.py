@@ -255,6 +255,7 @@ def _amount(amount: Amount) -> dict[str, Any]:
         return None if value is None or not math.isfinite(value) else value
 
     whole = {
+        # float sums may exceed a whole number by rounding
         name: None if (value := finite(getattr(amount, name))) is None else math.ceil(value - 1e-9)
         for name in ("calls", "prompt_tokens", "completion_tokens", "tokens")
     }

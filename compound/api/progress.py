@@ -238,6 +238,7 @@ class Screen:
                     event["event"], ""
                 )
                 self._live.console.print(Text(describe(event), style=style))
+        # call events are frequent: redraw at most five times per second
         if not called or time.monotonic() - self._shown > 0.2:
             self._shown = time.monotonic()
             self._live.update(self._view(event))

@@ -31,6 +31,7 @@ def main() -> NoReturn:
     """Run the command line, turning every expected error into a message and an exit code."""
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
+    # otherwise litellm downloads its price list on import
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     if arguments == ["--version"]:
         from compound import __version__
@@ -55,6 +56,7 @@ def _run_app(arguments: list[str], debug: bool) -> NoReturn:
         print("interrupted; run the same command to resume", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
+        # Python flushes stdout at exit, which would raise again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:

@@ -71,6 +71,7 @@ def load_program(
     trust: list[str] | None = None,
 ) -> Program:
     """Load a YAML file, apply overrides, and bind a configuration."""
+    # commands import their modules when called, to keep --help fast
     from dataclasses import replace
 
     from compound.graph.configuration import load

@@ -53,8 +53,9 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, owner: int) -> None:
     if os.getpid() == owner:  # the thread does not exist in a forked process
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(timeout=5)
+        thread.join(timeout=5)  # a stuck task must not block the exit
 
 
+# the loop's thread does not survive a fork: the child starts its own on demand
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_loop.cache_clear)

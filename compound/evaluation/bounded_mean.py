@@ -87,6 +87,7 @@ def weighted_mean_cdf(points: Vector, t: float) -> float:
         return float(np.sum(c / (1 - c * theta)) - 1 / theta)
 
     edge = 1 / float(c.min())  # the moment generating function exists between here and 0
+    # the slope is infinite at both ends of the interval
     theta = float(optimize.brentq(slope, edge * (1 - 1e-13), edge * 1e-13, xtol=1e-300, rtol=1e-9))
     scaled = c / (1 - c * theta)
     width = 1 / np.sqrt(np.sum(scaled**2) + 1 / theta**2)

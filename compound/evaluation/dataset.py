@@ -250,6 +250,7 @@ def _role_of(identity: str, shares: Mapping[Split, float]) -> Split:
     point = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:8], "big") / 2**64
     present = [role for role in ROLES if role in shares]
     bounds = np.cumsum([shares[role] for role in present])
+    # rounding may leave the last bound below 1
     return present[min(int(np.searchsorted(bounds, point, side="right")), len(present) - 1)]
 
 

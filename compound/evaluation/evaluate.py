@@ -327,6 +327,7 @@ class _Collector:
         self.system_runs = 0.0
 
     def add(self, example: Example, trace: Trace) -> None:
+        # in job order, so that equal calls are charged to the first one
         self._executor.settle(trace)
         assert trace.score is not None  # callers score traces first
         self.rows.append(Row(example.id, trace.sample, trace.score, trace.failure))

@@ -19,9 +19,9 @@ from scipy import special
 
 from compound.evaluation.bounded_mean import lower_limit
 
-EXACT_UP_TO = 14
+EXACT_UP_TO = 14  # differences: 2**14 sign patterns, about as many as FLIPS
 FLIPS = 20_000
-_CHUNK = 1_000
+_CHUNK = 1_000  # permutations at a time, to bound the memory
 
 Values = Sequence[float] | NDArray[np.float64]
 Bounds = tuple[float, float]

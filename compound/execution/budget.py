@@ -204,6 +204,7 @@ class Meter:
         limit = min(self._cap, float("inf") if budget is None else budget)
         if problem := self._late():
             raise BudgetExhausted(f"budget: {problem}", hint=HINT)
+        # tolerance: fractional runs are summed as floats
         while self.system_runs + self._runs_held + size > limit + 1e-9:
             if self._runs_held < 1e-9:
                 raise BudgetExhausted(
@@ -244,6 +245,7 @@ class Meter:
             BudgetExhausted: the worst case does not fit, even after all requests in flight have settled.
         """
         while problem := self._over(self._reserved + worst):
+            # waiting can only help if a reservation in flight may be released
             if self._reserved == NO_USAGE or self._over(worst):
                 raise BudgetExhausted(f"budget: {problem}", hint=HINT)
             await self._settlement()
@@ -292,7 +294,7 @@ class Meter:
             return (
                 f"the next call could bring tokens to {total.tokens} of {budget.tokens}{self._part('tokens')}"
             )
-        if budget.cost is not None and total.cost > budget.cost + 1e-12:
+        if budget.cost is not None and total.cost > budget.cost + 1e-12:  # float sum
             return (
                 f"the next call could bring the cost to ${total.cost:.4f} of ${budget.cost:.4f}"
                 f"{self._part('cost')}"

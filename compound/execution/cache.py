@@ -280,7 +280,7 @@ def limit_steps(db: sqlite3.Connection, path: Path) -> Iterator[None]:
 def restrict(db: sqlite3.Connection) -> None:
     """Prevent file content from running code on reading, and bound the memory used."""
     db.text_factory = _text
-    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(LINE.bytes, 10**9))
+    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(LINE.bytes, 10**9))  # SQLite's default maximum is 10**9
     for setting in ("trusted_schema=OFF", "cell_size_check=ON", f"cache_size=-{MEMORY}"):
         db.execute(f"PRAGMA {setting}")
 
@@ -307,13 +307,16 @@ def table_statement(db: sqlite3.Connection, path: Path) -> str | None:
 
 
 def _open_database(path: Path) -> sqlite3.Connection:
+    # autocommit makes each entry durable; the connection is used from several threads
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=WAIT)
     try:
         with limit_steps(db, path):
             restrict(db)
             statement = table_statement(db, path)  # before writing: it may be another program's database
         _enable_wal(db)
-        db.execute("PRAGMA synchronous=NORMAL")
+        db.execute(
+            "PRAGMA synchronous=NORMAL"
+        )  # with WAL, a power failure may lose the last entries but not damage the file
         if statement is None:
             db.execute("BEGIN IMMEDIATE")
             db.execute(

@@ -100,6 +100,7 @@ class Context:
         """Stop the timeout's clock while a request is queued."""
         if self.timer is not None:
             if not self._queued:
+                # concurrent requests of one component share the clock: the first one to wait stops it
                 self._seconds_left = (self.timer.when() or 0.0) - asyncio.get_running_loop().time()
                 self.timer.reschedule(None)
             self._queued += 1
@@ -216,6 +217,7 @@ class Caller:
             return await self._recorded(attempt, "")
         while (pending := self._in_flight.get(key)) is not None:
             await asyncio.wait([pending])
+            # a cancelled call has no result: look again, since another waiter may have restarted it
             if not pending.cancelled():
                 return pending.result().as_cached()
         if key in self._batch.failed:
@@ -232,6 +234,7 @@ class Caller:
         try:
             outcome = await self._recorded(attempt, key)
             self._unsettled[key] += 1
+            # a wrong answer is a result like any other; other failures may be transient and are not cached
             if outcome.failure is None or outcome.failure.kind in ("parse", "type"):
                 self._store(key, attempt.component, outcome)
             elif self._batch.open:

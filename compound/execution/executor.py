@@ -103,6 +103,7 @@ class Executor:
         self.meter = meter or Meter()
         self._caller = Caller(engines, cache, self.meter, sleep, folder, on_notice)
         self._on_call = on_call
+        # systems are immutable, so plans stay valid; weak keys release those of discarded systems
         self._plans: weakref.WeakKeyDictionary[System, dict[int, ExecutionPlan]] = weakref.WeakKeyDictionary()
 
     def charging(self, meter: Meter) -> Executor:
@@ -286,6 +287,7 @@ class Executor:
                 for other in ready[1:]:
                     assert group is not None  # a plan with a branch point is not sequential
                     group.create_task(work(other, group))
+                # continue with one successor in this task: chains need no further tasks
                 name = ready[0] if ready else None
 
         if plan.sequential:

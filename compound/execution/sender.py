@@ -75,6 +75,7 @@ class Sender:
         """
         engine = self.engine(lm)
         clock.pause()
+        # the call's timeout excludes loading a model and waiting for the rate limit
         if warm_up := getattr(engine, "warm_up", None):
             await warm_up()
         if meter.budget.cost is not None and not engine.priced:

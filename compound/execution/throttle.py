@@ -97,6 +97,7 @@ class Throttle:
         """Record an answer: end the series of rejections and raise the limit."""
         self._refused, self._refusing_since = 0, float("inf")
         if self.limit < self.most:
+            # about one more request in flight per round of answers
             self.limit = min(float(self.most), self.limit + 1 / self.limit)
             self._admit()
 
@@ -150,4 +151,6 @@ class Throttle:
             waited_for = self._until
             seconds = waited_for - clock()
             turn.waited += seconds
-            await self._sleep(seconds * (1 + JITTER * (seed % 1009) / 1009))
+            await self._sleep(
+                seconds * (1 + JITTER * (seed % 1009) / 1009)
+            )  # 1009: a prime, to spread consecutive seeds

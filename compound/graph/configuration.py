@@ -92,7 +92,9 @@ def _plain(value: object) -> object:
 
 def digest(value: object) -> str:
     """Return the SHA-256 of the canonical JSON, in hex."""
-    return hashlib.sha256(canonical(value).encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(
+        canonical(value).encode("utf-8", "surrogatepass")
+    ).hexdigest()  # lone surrogates must not prevent hashing
 
 
 def freeze(value: object) -> object:

@@ -152,6 +152,7 @@ def fits(source: object, target: object) -> bool:
     if (source_origin or source) is (target_origin or target):
         pairs = zip(get_args(source), get_args(target), strict=False)
         return all(fits(a, b) for a, b in pairs)
+    # bool is a subclass of int, but not a number here
     if source is bool or target is bool:
         return False
     if isinstance(source, type) and isinstance(target, type):

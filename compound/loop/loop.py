@@ -49,6 +49,7 @@ class OptimizationLoop:
             while not search.stopped or search.jobs_in_round or search.working:
                 await self._jobs.run_round()
                 await decide(context)
+            # the minutes of the test count against its own meter
             context.meter.pause()
             if state.test_after is None:
                 context.test_meter.resume()

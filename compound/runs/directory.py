@@ -138,6 +138,7 @@ class RunDirectory:
             state: the state that `restore` returns.
             cached: number of calls recorded in the cache.
         """
+        # sync first: the checkpoint must not cover records that are not on the disk
         for name, file in self._files.items():
             with named(self.path / name):
                 os.fsync(file.fileno())
@@ -165,6 +166,7 @@ class RunDirectory:
                 hint=FRESH,
             )
         sizes = stored.lengths if stored else dict.fromkeys(APPENDED, 0)
+        # check all files before truncating any
         checksums = {name: last_checksum(self.folder, name, sizes[name]) for name in APPENDED}
         for name, checksum in checksums.items():
             if stored and stored.checksums.get(name, checksum) != checksum:

@@ -24,6 +24,7 @@ from compound.security.limits import ARTIFACT, FILE, Limit
 
 Kind = Literal["file", "folder"]
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# O_NONBLOCK: opening a FIFO must not block
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
 SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 CHUNK = 2**20
@@ -277,6 +278,7 @@ class UntrustedFolder:
                     file.write(raw)
                     file.flush()
                     os.fsync(file.fileno())
+                # after fsync, so that a crash cannot leave the new name with incomplete content
                 os.replace(temporary, last, src_dir_fd=folder, dst_dir_fd=folder)
             except BaseException:
                 with suppress(OSError):
