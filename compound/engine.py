@@ -116,7 +116,7 @@ class TokenRecord:
         return list(self.prompt), list(self.sampled), list(self.logprobs), self.finish_reason, self.adapter
 
     @staticmethod
-    def of_row(row: TokenRow) -> TokenRecord:
+    def from_row(row: TokenRow) -> TokenRecord:
         """Build a record from a row."""
         prompt, sampled, logprobs, reason, adapter = row
         return TokenRecord(tuple(prompt), tuple(sampled), tuple(logprobs), reason, adapter)

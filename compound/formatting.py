@@ -25,10 +25,10 @@ def short(value: object) -> str:
     return _SHORT.repr(dict(value) if isinstance(value, Mapping) else value)
 
 
-def listed(names: Iterable[str], most: int = MOST_NAMES) -> str:
+def format_names(names: Iterable[str], most: int = MOST_NAMES) -> str:
     """Return names in brackets, truncated to the first ``most``.
 
-    >>> listed("abc"), listed("abcdef", most=2)
+    >>> format_names("abc"), format_names("abcdef", most=2)
     ('[a, b, c]', '[a, b, … 4 more]')
     """
     found = list(names)
@@ -36,10 +36,10 @@ def listed(names: Iterable[str], most: int = MOST_NAMES) -> str:
     return f"[{', '.join(shown)}]"
 
 
-def shown(kind: str, *positional: str, **parts: str) -> str:
+def format_repr(kind: str, *positional: str, **parts: str) -> str:
     """Return ``Kind(positional, name=part)``, omitting empty parts.
 
-    >>> shown("Row", "'e1'", score="0.5", failure="")
+    >>> format_repr("Row", "'e1'", score="0.5", failure="")
     "Row('e1', score=0.5)"
     """
     named = [f"{name}={part}" for name, part in parts.items() if part]

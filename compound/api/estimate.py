@@ -90,7 +90,7 @@ def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Row:
+class BoundRow:
     """A row of the table of bounds.
 
     Attributes:
@@ -112,7 +112,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Bound:
+class MethodBounds:
     """Upper bounds of one method.
 
     Attributes:
@@ -121,12 +121,12 @@ class Bound:
         allowed: proposal requests of its jobs.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[BoundRow]
     runs: float
     allowed: Allowance
 
 
-def bound(problem: Problem) -> Bound:
+def bound(problem: Problem) -> MethodBounds:
     """Return the bounds of a problem's method."""
     settings, find = problem.settings, _Engines(problem)
     name, system = settings.method, problem.system
@@ -141,14 +141,14 @@ def bound(problem: Problem) -> Bound:
     tests = 2 * len(problem.test) * (settings.repeats if stochastic(system) else 1)
     test = _whole_run(allowed, find).times(tests)
     rows = [
-        Row(name, "system runs on train and validation examples", runs, search),
-        *(Row(name, what, None, amount) for what, amount in _proposals(allowed, find, own)),
+        BoundRow(name, "system runs on train and validation examples", runs, search),
+        *(BoundRow(name, what, None, amount) for what, amount in _proposals(allowed, find, own)),
     ]
     sum_ = sum((row.amount for row in rows), Amount())
-    rows.append(Row(name, "system runs on the test split", tests, test))
+    rows.append(BoundRow(name, "system runs on the test split", tests, test))
     total = _capped(sum_, settings.budget, 1 - settings.budget.test_share)
     total += _capped(test, settings.budget, settings.budget.test_share)
-    return Bound([*rows, Row(name, "total", runs + tests, total)], runs + tests, allowed)
+    return MethodBounds([*rows, BoundRow(name, "total", runs + tests, total)], runs + tests, allowed)
 
 
 def _search(allowed: Allowance, find: _Engines) -> Amount:
@@ -262,7 +262,7 @@ def _amount(amount: Amount) -> dict[str, Any]:
     return {**whole, "cost": finite(amount.cost), "priced": amount.cost is not None, "why": list(amount.why)}
 
 
-def _total(bounds: Sequence[Bound]) -> dict[str, Any]:
+def _total(bounds: Sequence[MethodBounds]) -> dict[str, Any]:
     """Return the total over all methods."""
     amount = sum((each.rows[-1].amount for each in bounds), Amount())
     runs = sum(each.runs for each in bounds)

@@ -23,7 +23,7 @@ from compound.evaluation.statistics import Interval
 from compound.example import Example, Metric
 from compound.execution.executor import Executor
 from compound.execution.sender import Engines
-from compound.formatting import plural, shown
+from compound.formatting import format_repr, plural
 from compound.graph.configuration import Configuration, digest, load, readable
 from compound.graph.draw import as_document
 from compound.graph.fingerprint import describe_code
@@ -110,7 +110,7 @@ class Result:
         def mean(of: Evaluation | None) -> str:
             return "" if of is None else f"{of.mean:.4g}"
 
-        return shown(
+        return format_repr(
             "Result",
             before=mean(self.before),
             after=mean(self.after),
@@ -437,7 +437,7 @@ def describe(problem: Problem) -> dict[str, Any]:
         "settings": dict(problem.system.settings),
         "start": problem.system.configuration.to_json(),
         "graph": as_document(problem.system),
-        "structure": changes.structure(problem.system),
+        "structure": changes.describe_structure(problem.system),
         "engines": engine_names(problem),
         "data": {
             role: {"n": len(rows), "digest": digest(readable([[e.id, e.inputs, e.gold] for e in rows]))}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from compound.formatting import plural
 from compound.optimization.method import ROLLOUTS
 from compound.runs.recorder import Listener
-from compound.security.sanitize import printable, underlying_stream
+from compound.security.sanitize import sanitize_for_terminal, underlying_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ def describe(event: Mapping[str, Any]) -> str:
         "test_before": lambda: f"test, before {_score(event)}",
         "test_after": lambda: f"test, after {_score(event)}",
     }.get(kind, lambda: str(event.get("note") or event.get("reason") or ""))()
-    return printable(f"{prefix}{kind:<9} {text}".rstrip())
+    return sanitize_for_terminal(f"{prefix}{kind:<9} {text}".rstrip())
 
 
 def _progress(event: Mapping[str, Any]) -> str:
@@ -230,7 +230,7 @@ class Screen:
         from rich.text import Text
 
         called, noticed = event["event"] == "call", event["event"] == "notice"
-        self._notice = printable(str(event["note"])) if noticed else ""
+        self._notice = sanitize_for_terminal(str(event["note"])) if noticed else ""
         if not called and not noticed:
             self._follow(Steps.of(event))
             if self._steps is None:
@@ -271,7 +271,7 @@ class Screen:
         row.add_row(
             Text(f"{method}step {steps.done} of {steps.total}"),
             ProgressBar(total=steps.total, completed=steps.done, width=BAR_WIDTH),
-            Text(printable(f"{steps.note}{ahead}")),
+            Text(sanitize_for_terminal(f"{steps.note}{ahead}")),
         )
         return Group(row, spent)
 

@@ -18,14 +18,14 @@ import numpy as np
 
 from compound.errors import DataError, DeclarationError, nearest
 from compound.evaluation.hub import HUB, hub_rows, missing_path_error
-from compound.evaluation.rows import DataFile, Row, data_file, digest_of, file_of_split, rows_of
+from compound.evaluation.rows import DataFile, DataRow, data_file, digest_of, file_of_split, rows_of
 from compound.example import Example
 from compound.execution.rng import generator
 from compound.security.untrusted import UntrustedFolder, named
 
 Split = Literal["train", "valid", "test"]
 ROLES: tuple[Split, ...] = ("train", "valid", "test")
-VALID = ("dev", "valid", "validation", "val")
+VALID_NAMES = ("dev", "valid", "validation", "val")
 """Usual names of the validation split; the others substitute for the first, the default."""
 
 
@@ -62,7 +62,7 @@ class Dataset:
     id: str = "id"
     split_by: str | Mapping[Split, float] | None = None
     subset: str | None = None
-    rows: Mapping[Split, Sequence[Row]] | None = field(default=None, repr=False)
+    rows: Mapping[Split, Sequence[DataRow]] | None = field(default=None, repr=False)
     within: Path | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -78,14 +78,18 @@ class Dataset:
     @classmethod
     def of(
         cls,
-        train: Iterable[Row] = (),
-        valid: Iterable[Row] = (),
-        test: Iterable[Row] = (),
+        train: Iterable[DataRow] = (),
+        valid: Iterable[DataRow] = (),
+        test: Iterable[DataRow] = (),
         fields: Mapping[str, str] = MappingProxyType({}),
         id: str = "id",  # noqa: A002 - the field's name
     ) -> Dataset:
         """Create a data set from rows in memory; the line of a row is its position, starting at 1."""
-        rows: dict[Split, Sequence[Row]] = {"train": tuple(train), "valid": tuple(valid), "test": tuple(test)}
+        rows: dict[Split, Sequence[DataRow]] = {
+            "train": tuple(train),
+            "valid": tuple(valid),
+            "test": tuple(test),
+        }
         return cls("memory", "train", "valid", "test", fields, id, rows=rows)
 
     def has(self, role: Split) -> bool:
@@ -129,7 +133,7 @@ class Dataset:
         """Yield all examples of a role in file order, with constant memory; raises like `examples`."""
         split, location = self._locate(role)
         source = str(location.path) if isinstance(location, DataFile) else f"{self.path} {split}"
-        rows: Iterable[tuple[int, Row]] = (
+        rows: Iterable[tuple[int, DataRow]] = (
             rows_of(location) if isinstance(location, DataFile) else enumerate(location, 1)
         )
         wanted = role if isinstance(self.split_by, Mapping) else split
@@ -169,7 +173,7 @@ class Dataset:
         found = self._local(role)
         return Path(found[1].path) if found else None
 
-    def _locate(self, role: Split) -> tuple[str, DataFile | Sequence[Row]]:
+    def _locate(self, role: Split) -> tuple[str, DataFile | Sequence[DataRow]]:
         """Return the split of a role, and its file, or its rows if it has no file."""
         if self.rows is not None:
             return getattr(self, role), self.rows.get(role, ())
@@ -178,7 +182,9 @@ class Dataset:
     def _names(self, role: Split) -> Sequence[str]:
         """Return the split of a role and its alternative names."""
         split = getattr(self, role)
-        return VALID if role == "valid" and split == VALID[0] and self.split_by is None else (split,)
+        return (
+            VALID_NAMES if role == "valid" and split == VALID_NAMES[0] and self.split_by is None else (split,)
+        )
 
     def _local(self, role: Split) -> tuple[str, DataFile] | None:
         """Return the split of a role and its file; None if it is read from the hub or from memory."""
@@ -207,7 +213,7 @@ class Dataset:
             )
         return getattr(self, role), data_file(path, self.within)
 
-    def _identity(self, row: Row, split: str, place: str, line: int) -> str:
+    def _identity(self, row: DataRow, split: str, place: str, line: int) -> str:
         # Only the default column may be missing: an explicitly configured id column must exist.
         identity = row.get("id") if self.id == "id" else _value(row, self.id, "id", place)
         if identity is None:
@@ -218,20 +224,20 @@ class Dataset:
             raise DataError(f"{place}: id column {self.id!r} must hold text or a number, got {identity!r}")
         return str(identity)
 
-    def _split(self, row: Row, identity: str, default: str, place: str) -> str:
+    def _split(self, row: DataRow, identity: str, default: str, place: str) -> str:
         """Return the split of a row; ``default`` if the whole source is one split."""
         if isinstance(self.split_by, str):
             return str(_value(row, self.split_by, "split_by", place))
         return default if self.split_by is None else _role_of(identity, self.split_by)
 
-    def _example(self, identity: str, row: Row, inputs: Sequence[str], place: str) -> Example:
+    def _example(self, identity: str, row: DataRow, inputs: Sequence[str], place: str) -> Example:
         columns = {**{name: name for name in inputs}, **self.fields}
         values = {name: _value(row, column, name, place) for name, column in columns.items()}
         given = MappingProxyType({name: values[name] for name in inputs})
         return Example(identity, given, MappingProxyType({**row, **values}))
 
 
-def _value(row: Row, column: str, name: str, place: str) -> object:
+def _value(row: DataRow, column: str, name: str, place: str) -> object:
     """Look up a column, or a nested entry given by a dotted path."""
     if column in row:
         return row[column]

@@ -32,9 +32,9 @@ from compound.evaluation.statistics import (
     paired_interval,
 )
 from compound.example import Example, Metric
-from compound.execution.executor import Executor, Settings
+from compound.execution.executor import ComponentSettings, Executor
 from compound.execution.trace import Failure, FailureRow, Trace
-from compound.formatting import shown
+from compound.formatting import format_repr
 from compound.graph.system import System
 from compound.registry.user_code import located
 
@@ -123,7 +123,7 @@ class Evaluation:
             return "Evaluation(n=0)"
         interval = self.interval.to_json()
         low, high = interval["low"], interval["high"]
-        return shown(
+        return format_repr(
             "Evaluation",
             mean=f"{interval['mean']:.4g}",
             **({} if low is None else {"interval": f"[{low:.4g}, {high:.4g}]"}),
@@ -195,7 +195,7 @@ class Rules:
     failure_score: float = 0.0
     max_failed: float = 0.5
     cache: bool = True
-    settings: Settings = field(default_factory=dict)
+    settings: ComponentSettings = field(default_factory=dict)
 
 
 OnTrace = Callable[[Example, Trace], None]

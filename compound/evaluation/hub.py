@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from compound.errors import CompoundError, DataError, MissingExtra
-from compound.evaluation.rows import EXTENSIONS, DataFile, Row, chosen_split, rows_of
+from compound.evaluation.rows import EXTENSIONS, DataFile, DataRow, chosen_split, rows_of
 from compound.security.limits import DATA
-from compound.security.sanitize import storable
+from compound.security.sanitize import replace_surrogates
 from compound.security.untrusted import UntrustedFolder
 
 HUB = "hf://datasets/"
@@ -48,7 +48,7 @@ def missing_path_error(path: str, given: str) -> DataError:
     )
 
 
-def hub_rows(path: str, subset: str | None, splits: Sequence[str]) -> tuple[str, Sequence[Row]]:
+def hub_rows(path: str, subset: str | None, splits: Sequence[str]) -> tuple[str, Sequence[DataRow]]:
     """Return the first available split of a hub data set, and its rows.
 
     Raises:
@@ -165,14 +165,14 @@ def _only_subset(name: str) -> str | None:
     return parts[0] if parts else None
 
 
-def _rows(file: DataFile) -> Iterator[Row]:
+def _rows(file: DataFile) -> Iterator[DataRow]:
     if str(file.path).endswith(".parquet"):
         yield from _parquet_rows(file)
     else:
         yield from (row for _, row in rows_of(file))
 
 
-def _parquet_rows(file: DataFile) -> Iterator[Row]:
+def _parquet_rows(file: DataFile) -> Iterator[DataRow]:
     """Yield the rows as stored: media remain bytes and names, and are not opened."""
     from pyarrow import parquet
 
@@ -182,4 +182,4 @@ def _parquet_rows(file: DataFile) -> Iterator[Row]:
             total += batch.nbytes
             if total > DATA.bytes:
                 raise DataError(f"{file.path}: holds more than {DATA}", hint=DATA.hint)
-            yield from map(storable, batch.to_pylist())
+            yield from map(replace_surrogates, batch.to_pylist())

@@ -20,11 +20,11 @@ from typing import BinaryIO
 
 from compound.errors import DataError
 from compound.security.limits import DATA, LINE
-from compound.security.sanitize import storable
+from compound.security.sanitize import replace_surrogates
 from compound.security.untrusted import CHUNK, UntrustedFolder, named
 from compound.storage.records import Damaged, parse
 
-Row = Mapping[str, object]
+DataRow = Mapping[str, object]
 EXTENSIONS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
 
 
@@ -129,7 +129,7 @@ def _json_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
             ) from None
         if not isinstance(row, dict):
             raise DataError(f"{path}:{number}: a row must be an object {{…}}, got {type(row).__name__}")
-        yield number, storable(row)
+        yield number, replace_surrogates(row)
 
 
 def _csv_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:

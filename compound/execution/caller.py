@@ -33,7 +33,7 @@ from compound.graph.configuration import digest
 from compound.graph.types import accepts, spell
 from compound.registry.policies import score
 from compound.registry.user_code import located
-from compound.security.sanitize import storable
+from compound.security.sanitize import replace_surrogates
 from compound.storage.artifacts import Reference, addressed
 
 ASK_RETRIES, ASK_SECONDS = 3, 120.0  # for requests outside of nodes
@@ -142,7 +142,7 @@ class Caller:
         self._unsettled: Counter[str] = Counter()  # executions not yet counted for a trace
         self._batch = _Batch()
 
-    def charging(self, meter: Meter) -> Caller:
+    def with_meter(self, meter: Meter) -> Caller:
         """Return a caller that shares everything except the budget."""
         other = copy.copy(self)
         other._meter = meter
@@ -346,7 +346,7 @@ class Caller:
                 raise TransientError(f"{attempt.address} took longer than {component.timeout:g} s") from None
             raise TransientError(f"{type(error).__name__}: {error}") from error
         _check_outputs(component, attempt.address, outputs)
-        return storable(outputs)
+        return replace_surrogates(outputs)
 
     async def aclose(self) -> None:
         """Close every engine opened here."""

@@ -46,7 +46,7 @@ from compound.graph.system import System
 from compound.graph.types import accepts, spell
 
 Place = tuple[int, ...]
-Settings = Mapping[str, Values]  # by component: settings that override its own
+ComponentSettings = Mapping[str, Values]  # by component: settings that override its own
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class _Run:
     sample: int
     seed: int
     bypass: bool
-    settings: Settings
+    settings: ComponentSettings
     fork: Fork | None = None
     samples: Mapping[str, int] = field(default_factory=dict)
     calls: list[tuple[Place, Call]] = field(default_factory=list)
@@ -106,12 +106,12 @@ class Executor:
         # systems are immutable, so plans stay valid; weak keys release those of discarded systems
         self._plans: weakref.WeakKeyDictionary[System, dict[int, ExecutionPlan]] = weakref.WeakKeyDictionary()
 
-    def charging(self, meter: Meter) -> Executor:
+    def with_meter(self, meter: Meter) -> Executor:
         """Return an executor that shares cache and engines but charges another budget."""
         other = object.__new__(Executor)
         other.__dict__.update(self.__dict__)
         other.meter = meter
-        other._caller = self._caller.charging(meter)
+        other._caller = self._caller.with_meter(meter)
         return other
 
     async def run(
@@ -122,7 +122,7 @@ class Executor:
         example: str = "",
         sample: int = 0,
         cache: bool = True,
-        settings: Settings | None = None,
+        settings: ComponentSettings | None = None,
         samples: Mapping[str, int] | None = None,
     ) -> Trace:
         """Run a system once.
@@ -158,7 +158,7 @@ class Executor:
         resample: int | None = None,
         settings: Mapping[str, object] | None = None,
         sample: int | None = None,
-        others: Settings | None = None,
+        others: ComponentSettings | None = None,
     ) -> Trace:
         """Rerun only the descendants of one call of a trace, with that call changed.
 

@@ -94,7 +94,7 @@ def from_row(row: CallResultRow, key: str, component: Component) -> CallResult:
         outputs=read_outputs(row, component),
         failure=Failure(*row["failure"]) if row["failure"] else None,
         usage=Usage.from_json(row["usage"]),
-        tokens=tuple(map(TokenRecord.of_row, row["tokens"])),
+        tokens=tuple(map(TokenRecord.from_row, row["tokens"])),
         attempts=row["attempts"],
         key=key,
         exchanges=tuple(map(Exchange.from_json, row.get("exchanges", ()))),

@@ -13,7 +13,7 @@ from typing import NotRequired, TypedDict
 from compound.engine import NO_USAGE, TokenRecord, TokenRow, Usage, UsageDocument, UsageRow
 from compound.errors import RunFailed
 from compound.execution.exchange import Exchange, ExchangeDocument
-from compound.formatting import listed, short, shown
+from compound.formatting import format_names, format_repr, short
 from compound.graph.configuration import readable, readable_values
 from compound.security.sanitize import safe
 
@@ -77,7 +77,7 @@ class Call:
     exchanges: tuple[Exchange, ...] = ()
 
     def __repr__(self) -> str:
-        return shown("Call", repr(self.address), **_outcome(self.failure, self.outputs))
+        return format_repr("Call", repr(self.address), **_outcome(self.failure, self.outputs))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -161,12 +161,12 @@ class Trace:
         return replace(self, score=value, feedback=feedback, parts=parts or {})
 
     def __repr__(self) -> str:
-        return shown(
+        return format_repr(
             "Trace",
             example=repr(self.example) if self.example else "",
             **_outcome(self.failure, self.outputs),
             score="" if self.score is None else f"{self.score:g}",
-            calls=listed(call.address for call in self.calls),
+            calls=format_names(call.address for call in self.calls),
         )
 
 
@@ -311,6 +311,6 @@ def call_from_json(data: CallDocument) -> Call:
         reused=data["reused"],
         counted=data["counted"],
         attempts=data["attempts"],
-        tokens=tuple(map(TokenRecord.of_row, data["tokens"])),
+        tokens=tuple(map(TokenRecord.from_row, data["tokens"])),
         exchanges=tuple(map(Exchange.from_json, data.get("exchanges", ()))),
     )

@@ -18,7 +18,7 @@ import numpy as np
 from compound.engine import Completion, Request
 from compound.errors import DeclarationError, WiringError, nearest
 from compound.example import CallValues
-from compound.formatting import MOST_NAMES, listed, short, shown
+from compound.formatting import MOST_NAMES, format_names, format_repr, short
 from compound.graph.bounds import Extent, Limits, Reach, of_type
 from compound.graph.configuration import Configuration
 from compound.graph.space import Space
@@ -145,7 +145,7 @@ class Node:
         more = {"more": str(len(self.wires) - MOST_NAMES)} if len(self.wires) > MOST_NAMES else {}
         guard = {"when": repr(self.when)} if self.when else {}
         kind = f"{type(self.component).__name__} {self.component.name!r}"
-        return shown("Node", repr(self.name), kind, **wires, **more, **guard)
+        return format_repr("Node", repr(self.name), kind, **wires, **more, **guard)
 
 
 class CallContext(Protocol):
@@ -217,9 +217,9 @@ class Component(ABC):
         return True
 
     def __repr__(self) -> str:
-        parameters = listed(self.parameters) if self.parameters else ""
-        outputs = listed(self.outputs)
-        return shown(type(self).__name__, repr(self.name), outputs=outputs, parameters=parameters)
+        parameters = format_names(self.parameters) if self.parameters else ""
+        outputs = format_names(self.outputs)
+        return format_repr(type(self).__name__, repr(self.name), outputs=outputs, parameters=parameters)
 
     def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:
         """Return upper bounds of one call's outputs and model requests, for `compound.api.estimate`.

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from compound.errors import ConfigurationError
 from compound.formatting import MOST_NAMES, short
-from compound.security.sanitize import storable
+from compound.security.sanitize import replace_surrogates
 from compound.security.untrusted import UntrustedFolder
 from compound.storage.artifacts import addressed, check_inside, is_reference, kept, located, verified
 from compound.storage.records import Damaged, parse, to_encodable_json
@@ -65,13 +65,13 @@ def readable(value: object) -> object:
     {'f': '<object object>', 'x': 'inf'}
     """
     try:
-        return storable(to_json_types(value))
+        return replace_surrogates(to_json_types(value))
     except (TypeError, ValueError):
         if isinstance(value, Mapping):
             return {str(key): readable(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [readable(item) for item in value]
-        return re.sub(r" at 0x[0-9a-f]+", "", storable(repr(value)))  # addresses differ by process
+        return re.sub(r" at 0x[0-9a-f]+", "", replace_surrogates(repr(value)))  # addresses differ by process
 
 
 def readable_values(values: Mapping[str, object]) -> dict[str, object]:

@@ -14,7 +14,7 @@ import networkx as nx
 
 from compound.engine import Engine
 from compound.errors import ConfigurationError, WiringError, nearest
-from compound.formatting import listed, shown
+from compound.formatting import format_names, format_repr
 from compound.graph.component import (
     Component,
     CompositeBase,
@@ -197,13 +197,13 @@ class System:
         return _copy(self, engines=engines)
 
     def __repr__(self) -> str:
-        return shown(
+        return format_repr(
             "System",
             repr(self.name),
-            inputs=listed(self.inputs),
-            nodes=listed(self.nodes),
-            outputs=listed(self.outputs),
-            parameters=listed(self.parameters) if self.parameters else "",
+            inputs=format_names(self.inputs),
+            nodes=format_names(self.nodes),
+            outputs=format_names(self.outputs),
+            parameters=format_names(self.parameters) if self.parameters else "",
             lm=repr(self.defaults["lm"]) if "lm" in self.defaults else "",
         )
 

@@ -17,7 +17,7 @@ PATIENCE = 3  # consecutive rounds without a proposal before the search ends
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedComparison:
     """Evaluations of two configurations on the same validation examples and fresh samples.
 
     Attributes:
@@ -73,14 +73,14 @@ async def decide(context: RunContext) -> None:
     context.recorder.event("decision", accepted=accepted, **record)
 
 
-async def _compare(context: RunContext, best: System, working: System) -> Comparison:
+async def _compare(context: RunContext, best: System, working: System) -> PairedComparison:
     """Evaluate both on fresh samples (if the system is stochastic) and test the difference."""
     number = context.search.decisions
     samples = context.samples(number)
     before = await context.validate(best, samples)
     after = await context.validate(working, samples)
     rng = generator(context.problem.settings.seed, "decision", number)
-    return Comparison(before, after, paired_test(before.scores, after.scores, rng=rng))
+    return PairedComparison(before, after, paired_test(before.scores, after.scores, rng=rng))
 
 
 def _end_idle_round(context: RunContext) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from compound.graph.configuration import Configuration
 from compound.loop.context import RunContext
 from compound.loop.decisions import decide
-from compound.loop.final_evaluation import read_test_split
+from compound.loop.final_evaluation import evaluate_test_split
 from compound.loop.jobs import Jobs
 from compound.optimization.problem import Problem
 from compound.runs.recorder import Recorder
@@ -53,7 +53,7 @@ class OptimizationLoop:
             context.meter.pause()
             if state.test_after is None:
                 context.test_meter.resume()
-                await read_test_split(context)
+                await evaluate_test_split(context)
             context.test_meter.pause()
         finally:
             await context.executor.aclose()

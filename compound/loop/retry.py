@@ -50,7 +50,7 @@ async def retry_failed(problem: Problem, recorder: Recorder) -> None:
     context = RunContext.open(problem, recorder)
     context.meter.pause()
     context.test_meter.resume()
-    executor = context.executor.charging(context.test_meter)
+    executor = context.executor.with_meter(context.test_meter)
     state = recorder.state
     best = problem.bind(context.search.best)
     unchanged = best.configuration == problem.system.configuration

@@ -68,7 +68,7 @@ class Detection(TypedDict):
     examples_needed: dict[str, int | None]
 
 
-class Outlook(TypedDict):
+class ProspectsDocument(TypedDict):
     """The prospects of a run, as JSON types and as sentences."""
 
     detection: Detection
@@ -221,7 +221,7 @@ def _detectable(facts: Detection, plan: BudgetPlan) -> str:
     )
 
 
-def outlook(problem: Problem) -> Outlook:
+def outlook(problem: Problem) -> ProspectsDocument:
     """Return the prospects of a run as JSON types: detectable gains, and the resources of its jobs."""
     plan, free = plan_by_runs(problem)
     found = prospects(problem, plan, free, allowance(problem, free, plan.decisions))

@@ -23,7 +23,7 @@ _ABSENT = object()
 _WHOLE = re.compile(r"(structure\.(?:parameters\.[^.]+\.[^.]+|(?:components|wires)\.[^.]+))\.")
 
 
-def structure(system: System) -> dict[str, Any]:
+def describe_structure(system: System) -> dict[str, Any]:
     """Return the content of a system's signature in readable form."""
     return {
         "inputs": {name: spell(kind) for name, kind in system.inputs.items()},

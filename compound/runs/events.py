@@ -11,7 +11,7 @@ from typing import Literal, NotRequired, TypedDict, cast
 
 from compound.engine import UsageDocument
 from compound.evaluation.evaluate import Summary
-from compound.optimization.prospects import Outlook
+from compound.optimization.prospects import ProspectsDocument
 from compound.runs.directory import read_records
 from compound.runs.formats import rename_event
 from compound.security.untrusted import UntrustedFolder
@@ -44,7 +44,7 @@ class StartEvent(Recorded, Summary):
     event: Literal["start"]
 
 
-class OutlookEvent(Recorded, Outlook):
+class OutlookEvent(Recorded, ProspectsDocument):
     """The prospects of the run were estimated."""
 
     event: Literal["outlook"]

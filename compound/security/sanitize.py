@@ -41,15 +41,14 @@ def without_controls(text: str) -> str:
     return _CONTROLS.sub(REPLACEMENT, text) if not text.isprintable() else text
 
 
-def storable(value: Stored) -> Stored:
+def replace_surrogates(value: Stored) -> Stored:
     r"""Return a value whose strings can be encoded as UTF-8; the same object if they already can.
 
-    >>> storable({"a": ["\ud83d", 1]})
+    >>> replace_surrogates({"a": ["\ud83d", 1]})
     {'a': ['�', 1]}
     """
-    return (
-        cast("Stored", _storable(value)) if _has_surrogates(value) else value
-    )  # only strings change, so the type is the same
+    # the cast holds since only strings change
+    return cast("Stored", _replace_surrogates(value)) if _has_surrogates(value) else value
 
 
 def _has_surrogates(value: object) -> bool:
@@ -60,13 +59,13 @@ def _has_surrogates(value: object) -> bool:
     return isinstance(value, list | tuple) and any(map(_has_surrogates, value))
 
 
-def _storable(value: object) -> object:
+def _replace_surrogates(value: object) -> object:
     if isinstance(value, str):
         return _SURROGATES.sub(REPLACEMENT, value)
     if isinstance(value, dict):
-        return {_storable(key): _storable(item) for key, item in value.items()}
+        return {_replace_surrogates(key): _replace_surrogates(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        items = map(_storable, value)
+        items = map(_replace_surrogates, value)
         return list(items) if isinstance(value, list) else tuple(items)
     return value
 
@@ -84,11 +83,11 @@ def remember_environment(environment: Mapping[str, str] | None = None) -> None:
             remember_secret(value)
 
 
-def redacted(text: str) -> str:
+def redact_secrets(text: str) -> str:
     """Return text without registered keys.
 
     >>> remember_secret("sk-example-of-a-key")
-    >>> redacted("denied for sk-example-of-a-key")
+    >>> redact_secrets("denied for sk-example-of-a-key")
     'denied for [key removed]'
     """
     for secret in _SECRETS:
@@ -99,13 +98,13 @@ def redacted(text: str) -> str:
 
 def safe(text: str) -> str:
     """Return text that is safe to record: without control characters and keys."""
-    return redacted(without_controls(text))
+    return redact_secrets(without_controls(text))
 
 
-def printable(text: str) -> str:
+def sanitize_for_terminal(text: str) -> str:
     r"""Return text that is safe to print on a terminal.
 
-    >>> printable("fine\rbad\x1b]0;title\x07\n")
+    >>> sanitize_for_terminal("fine\rbad\x1b]0;title\x07\n")
     'fine�bad�]0;title�\n'
     """
     cleaned = safe(text)
@@ -115,14 +114,14 @@ def printable(text: str) -> str:
 
 
 class SafeStream:
-    """A text stream that sanitizes everything written to it by `printable`."""
+    """A text stream that sanitizes everything written to it by `sanitize_for_terminal`."""
 
     def __init__(self, stream: IO[str]) -> None:
         self.raw = stream
 
     def write(self, text: str) -> int:
         """Write sanitized text."""
-        self.raw.write(printable(text))
+        self.raw.write(sanitize_for_terminal(text))
         return len(text)
 
     def writelines(self, lines: Iterator[str]) -> None:
@@ -141,7 +140,7 @@ def underlying_stream(stream: IO[str]) -> IO[str]:
 
 @contextmanager
 def safe_output() -> Iterator[None]:
-    """Sanitize everything printed in a block by `printable`."""
+    """Sanitize everything printed in a block by `sanitize_for_terminal`."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast("TextIO", SafeStream(stream)) for stream in before)
     try:
