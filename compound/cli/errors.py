@@ -16,7 +16,7 @@ from compound.errors import (
     TooManyFailures,
 )
 
-FRESH_OPTION = "pass --new for a fresh run, or choose another --run"
+FRESH_OPTION = "pass --new to start a new run, or choose another --run"
 
 
 def explain_system(error: OSError) -> bool:

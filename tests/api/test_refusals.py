@@ -510,7 +510,7 @@ class TestMessages:
         monkeypatch.setattr("compound.spec.program.Program.find_engine", lambda self, lm: named("small"))
         assert cli("optimize", "qa.yaml", "-q").code == 0
         ran = cli("optimize", "qa.yaml", "-q")
-        assert "hint: pass --new for a fresh run, or choose another --run" in ran.err
+        assert "hint: pass --new to start a new run, or choose another --run" in ran.err
         assert "continuing" not in ran.err
         run(qa / "python", named("small"))
         with pytest.raises(RunDirectoryError) as error:

@@ -330,7 +330,7 @@ def test_a_failed_run_exits_1_when_all_is_done(game: Path, cli: Any) -> None:
     [
         (["game.yaml", "--methods", "serch"], "did you mean 'search'"),
         (["game.yaml", "--methods", "search", "--seeds", "0,one"], "'one' is not a seed"),
-        (["game.yaml", "--methods", "search", "--seeds", "-1"], "'-1' is no seed"),
+        (["game.yaml", "--methods", "search", "--seeds", "-1"], "'-1' is not a seed"),
         (["gmae.yaml", "--methods", "search"], "gmae.yaml"),
         (["game.yaml", "--methods", ","], "at least one method"),
         (["game.yaml"], "--methods"),

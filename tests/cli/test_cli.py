@@ -147,8 +147,8 @@ def test_a_failed_run_exits_1_and_says_where(game: Path, cli: Any) -> None:
     ("arguments", "message"),
     [
         (["x"], "'x' must be NAME=VALUE"),
-        (["z=1"], "error: no input 'z'; possible: x\n"),
-        (["xx=1"], "error: no input 'xx'; did you mean 'x'?\n"),
+        (["z=1"], "error: unknown input 'z'; possible: x\n"),
+        (["xx=1"], "error: unknown input 'xx'; did you mean 'x'?\n"),
         (["x=one"], "input 'x' must be int, but got 'one'"),
         ([], "x"),
         (["x=1", "--set", "optimize.sed=1"], "did you mean 'seed'"),

@@ -260,7 +260,7 @@ def test_a_trap_in_an_adapter_is_refused(
         kind(target, victim if where == "a file" else victim.parent)
     with guarded():
         for use in (lambda: load(saved(mine, reference)), lambda: verified(reference, mine)):
-            with pytest.raises(ConfigurationError, match=r"not a file or a folder|was changed"):
+            with pytest.raises(ConfigurationError, match=r"not a regular file or folder|was changed"):
                 use()
 
 
