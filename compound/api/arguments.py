@@ -87,7 +87,7 @@ def _rows(data: object, role: str = "") -> list[Mapping[str, object]]:
         data = data.to_pylist()
     elif hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
         records = data.to_dict("records")
-        data = [{str(key): _present(value) for key, value in row.items()} for row in records]
+        data = [{str(key): _missing_to_none(value) for key, value in row.items()} for row in records]
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
         raise DeclarationError(
             f"data must be rows, but is {type(data).__name__} {data!r:.60}",
@@ -113,7 +113,7 @@ def _row(row: object, number: int) -> Mapping[str, object]:
     )
 
 
-def _present(value: object) -> object:
+def _missing_to_none(value: object) -> object:
     if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a numpy scalar
         value = value.item()
     return None if value is None or (isinstance(value, float) and math.isnan(value)) else value

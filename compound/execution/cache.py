@@ -44,7 +44,7 @@ class Cache(Protocol):
         """Return the result stored under ``key``, or ``None``."""
         ...
 
-    def put(self, key: str, outcome: Mapping[str, object]) -> None:
+    def put(self, key: str, result: Mapping[str, object]) -> None:
         """Store a result."""
         ...
 
@@ -70,9 +70,9 @@ class MemoryCache:
         row = self._rows.get(key)
         return None if row is None else json.loads(row)
 
-    def put(self, key: str, outcome: Mapping[str, object]) -> None:
+    def put(self, key: str, result: Mapping[str, object]) -> None:
         """Store a result."""
-        self._rows[key] = json.dumps(outcome, ensure_ascii=False)
+        self._rows[key] = json.dumps(result, ensure_ascii=False)
 
     def take_pending(self, key: str) -> bool:
         """Return ``False``: a memory cache has no entries from an earlier attempt."""
@@ -153,13 +153,13 @@ class DiskCache:
             raise Damaged(f"the entry is larger than {LINE}") from None
         return row
 
-    def put(self, key: str, outcome: Mapping[str, object]) -> None:
+    def put(self, key: str, result: Mapping[str, object]) -> None:
         """Store a result; keep an existing entry, and only report an entry beyond the size limit.
 
         Raises:
             RunDirectoryError: the file cannot be written.
         """
-        value = json.dumps(outcome, ensure_ascii=False)
+        value = json.dumps(result, ensure_ascii=False)
         with self._reported():
             try:
                 stored = self._db.execute(
@@ -379,14 +379,14 @@ def read_row(key: str, step: object, value: object, checksum: object, *, checked
         found = parse(value)
     else:
         found = parse(value)
-        if not _is_outcome(found):
+        if not _is_call_result(found):
             raise Damaged("it is not the result of a call")
     if not isinstance(found, dict):
         raise Damaged("it must be a JSON object")
     return found
 
 
-def _is_outcome(value: object) -> bool:
+def _is_call_result(value: object) -> bool:
     """Return whether an entry without a checksum has the form of a stored call or answer."""
     match value:
         case {"text": str(), "usage": usage}:

@@ -232,13 +232,13 @@ class Caller:
         future: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
         self._in_flight[key] = future
         try:
-            outcome = await self._recorded(attempt, key)
+            result = await self._recorded(attempt, key)
             self._unsettled[key] += 1
             # a wrong answer is a result like any other; other failures may be transient and are not cached
-            if outcome.failure is None or outcome.failure.kind in ("parse", "type"):
-                self._store(key, attempt.component, outcome)
+            if result.failure is None or result.failure.kind in ("parse", "type"):
+                self._store(key, attempt.component, result)
             elif self._batch.open:
-                self._batch.failed[key] = outcome
+                self._batch.failed[key] = result
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
                 future.cancel()
@@ -247,26 +247,26 @@ class Caller:
                 future.exception()  # mark as retrieved; there may be no waiter
             raise
         else:
-            future.set_result(outcome)
-            return outcome
+            future.set_result(result)
+            return result
         finally:
             del self._in_flight[key]
 
-    def _store(self, key: str, component: Component, outcome: CallResult) -> None:
+    def _store(self, key: str, component: Component, result: CallResult) -> None:
         """Cache a result, unless its JSON form reads back as something else."""
         assert self._cache is not None
-        row = to_row(outcome)
-        if row is not None and read_outputs(row, component) == outcome.outputs:
+        row = to_row(result)
+        if row is not None and read_outputs(row, component) == result.outputs:
             self._cache.put(key, row)
 
     async def _reuse(self, key: str, component: Component, row: Mapping[str, object]) -> CallResult:
         assert self._cache is not None
-        outcome = from_row(cast("CallResultRow", row), key, component)  # rows are validated by the cache
+        result = from_row(cast("CallResultRow", row), key, component)  # rows are validated by the cache
         if not self._cache.take_pending(key):
-            return outcome.as_cached()
+            return result.as_cached()
         self._unsettled[key] += 1
-        await self._meter.count(outcome.usage)
-        return outcome
+        await self._meter.count(result.usage)
+        return result
 
     def settle(self, calls: Sequence[Call]) -> None:
         """Mark which of several equal calls was executed: the first in order, regardless of timing."""
@@ -293,8 +293,8 @@ class Caller:
     async def _recorded(self, attempt: Attempt, key: str) -> CallResult:
         """Make a call, and record its exchanges with models; cancel it when the run's minutes are used up."""
         async with self._meter.deadline():
-            outcome = await self._try(attempt, key)
-        return replace(outcome, exchanges=tuple(attempt.exchanges))
+            result = await self._try(attempt, key)
+        return replace(result, exchanges=tuple(attempt.exchanges))
 
     async def _try(self, attempt: Attempt, key: str) -> CallResult:
         """Retry until the call succeeds, fails permanently, or has no retries left."""

@@ -206,12 +206,12 @@ class Executor:
         wired = {name: value for name, value in call.inputs.items() if name in component.settings}
         values = {**values_of(component, system), **wired, **(settings or {})}
         seed = derive_seed(trace.seed, "call", trace.example, address, sample)
-        outcome = await self._caller.call(Attempt(component, address, call.inputs, values, seed, False))
+        result = await self._caller.call(Attempt(component, address, call.inputs, values, seed, False))
         return replace(
             call,
-            outputs=outcome.outputs, failure=outcome.failure, usage=outcome.usage, sample=sample,
-            reused=outcome.reused, attempts=outcome.attempts, tokens=outcome.tokens, key=outcome.key,
-            exchanges=outcome.exchanges,
+            outputs=result.outputs, failure=result.failure, usage=result.usage, sample=sample,
+            reused=result.reused, attempts=result.attempts, tokens=result.tokens, key=result.key,
+            exchanges=result.exchanges,
         )  # fmt: skip
 
     def settle_call(self, call: Call, trace: Trace) -> Call:
@@ -419,8 +419,8 @@ class Executor:
         assert isinstance(node.component, Operation)  # `connect` accepts only operations and composites
         attempt = Attempt(node.component, address, inputs, values, seed, run.bypass)
         started = time.perf_counter()
-        outcome = await self._caller.call(attempt)
-        return _to_call(node, address, parents, inputs, outcome, time.perf_counter() - started, sample)
+        result = await self._caller.call(attempt)
+        return _to_call(node, address, parents, inputs, result, time.perf_counter() - started, sample)
 
     def _plan(self, system: System, bound: System) -> ExecutionPlan:
         """Return the cached plan of a graph; values come from the outermost system's configuration."""
@@ -436,7 +436,7 @@ def _to_call(
     address: str,
     parents: tuple[str, ...],
     inputs: Mapping[str, object],
-    outcome: CallResult,
+    result: CallResult,
     seconds: float,
     sample: int,
 ) -> Call:
@@ -446,17 +446,17 @@ def _to_call(
         component=node.component.name,
         parents=parents,
         inputs=inputs,
-        outputs=outcome.outputs,
-        failure=outcome.failure,
-        usage=outcome.usage,
+        outputs=result.outputs,
+        failure=result.failure,
+        usage=result.usage,
         seconds=seconds,
         sample=sample,
-        reused=outcome.reused,
+        reused=result.reused,
         counted=node.component.cacheable,
-        attempts=outcome.attempts,
-        tokens=outcome.tokens,
-        key=outcome.key,
-        exchanges=outcome.exchanges,
+        attempts=result.attempts,
+        tokens=result.tokens,
+        key=result.key,
+        exchanges=result.exchanges,
     )
 
 

@@ -58,22 +58,22 @@ def _json(model: object) -> object:
     return model.model_dump(mode="json")
 
 
-def to_row(outcome: CallResult) -> CallResultRow | None:
+def to_row(result: CallResult) -> CallResultRow | None:
     """Return the result as JSON types, or ``None`` if its outputs have no JSON form."""
-    usage, failure = outcome.usage, outcome.failure
+    usage, failure = result.usage, result.failure
     try:
-        text = json.dumps(outcome.outputs, ensure_ascii=False, default=_json)
+        text = json.dumps(result.outputs, ensure_ascii=False, default=_json)
         outputs = json.loads(text.encode())
     except (TypeError, ValueError, AttributeError):
         return None
     return {
         "outputs": outputs,
-        "typed": outputs != outcome.outputs,
+        "typed": outputs != result.outputs,
         "failure": failure.row if failure else None,
         "usage": usage.to_json(),
-        "tokens": [record.row for record in outcome.tokens],
-        "attempts": outcome.attempts,
-        "exchanges": [exchange.to_json() for exchange in outcome.exchanges],
+        "tokens": [record.row for record in result.tokens],
+        "attempts": result.attempts,
+        "exchanges": [exchange.to_json() for exchange in result.exchanges],
     }
 
 

@@ -210,8 +210,8 @@ class _Layered:
                 self._borrowed.add(key)
         return found
 
-    def put(self, key: str, outcome: Mapping[str, Any]) -> None:
-        self._own.put(key, outcome)
+    def put(self, key: str, result: Mapping[str, Any]) -> None:
+        self._own.put(key, result)
 
     def take_pending(self, key: str) -> bool:
         if key in self._borrowed:

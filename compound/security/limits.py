@@ -45,7 +45,7 @@ class Limit:
 
     @property
     def hint(self) -> str:
-        """How to raise the limit."""
+        """Advice on raising the limit."""
         return f"if you trust the file, set {self.variable} to a larger number of mebibytes"
 
     def __str__(self) -> str:
