@@ -48,7 +48,7 @@ GivenBudget = Budget | BudgetSettings | Mapping[str, object] | float
 GivenEngines = Mapping[str, Engine | str] | Callable[[str], Engine]
 
 
-def as_data(data: GivenData, *, splits: bool) -> Dataset:
+def to_dataset(data: GivenData, *, splits: bool) -> Dataset:
     """Convert an argument to a data set.
 
     Args:
@@ -119,7 +119,7 @@ def _missing_to_none(value: object) -> object:
     return None if value is None or (isinstance(value, float) and math.isnan(value)) else value
 
 
-def metric_for(metric: GivenMetric, system: System) -> Metric:
+def resolve_metric(metric: GivenMetric, system: System) -> Metric:
     """Convert an argument to a metric; a name selects the metric of the system's only output.
 
     Raises:
@@ -147,7 +147,7 @@ def metric_for(metric: GivenMetric, system: System) -> Metric:
     return make(next(iter(system.outputs)))
 
 
-def inputs_for(system: System, inputs: object) -> Mapping[str, object]:
+def check_inputs(system: System, inputs: object) -> Mapping[str, object]:
     """Validate the inputs of one run.
 
     Raises:
@@ -181,7 +181,7 @@ def budget_settings(budget: GivenBudget) -> dict[str, object]:
     )
 
 
-def engines_for(system: System, engines: GivenEngines | None) -> Callable[[str], Engine]:
+def resolve_engines(system: System, engines: GivenEngines | None) -> Callable[[str], Engine]:
     """Return a function that finds the engine of a model.
 
     A model is looked up in ``engines`` first, where a string redirects to another model; then in the

@@ -231,7 +231,7 @@ def _run(
             recorder.event("done")
         report(recorder)
     except CompoundError as error:
-        if new and recorder.untouched and not isinstance(error, Interrupted):
+        if new and recorder.has_no_calls and not isinstance(error, Interrupted):
             recorder.discard()
         raise
     finally:
@@ -446,7 +446,7 @@ def describe(problem: Problem) -> dict[str, Any]:
         "metric": describe_code(problem.metric),
         "optimize": resolved_settings(problem),
         **_referenced_digests(problem.method.sections, problem.folder),
-        "versions": versions(),
+        "versions": library_versions(),
     }
 
 
@@ -471,7 +471,7 @@ def _referenced_digests(sections: Mapping[str, Settings], folder: Path) -> dict[
     return found
 
 
-def versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
     """Return the versions of Python and of libraries that can affect a result."""
     found = {"python": platform.python_version()}
     for name in VERSIONS:

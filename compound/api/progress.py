@@ -31,10 +31,10 @@ BAR_WIDTH = 28  # width in characters
 NOTICE_INTERVAL = 10.0  # minimum seconds between notices, if lines cannot be replaced
 
 
-def describe(event: Mapping[str, Any]) -> str:
+def format_event(event: Mapping[str, Any]) -> str:
     """Format an event as one line of text.
 
-    >>> describe({"event": "start", "mean": 0.25, "low": 0.1, "high": 0.4, "n": 40, "failed": 0})
+    >>> format_event({"event": "start", "mean": 0.25, "low": 0.1, "high": 0.4, "n": 40, "failed": 0})
     'start     valid 0.250 [0.100, 0.400] on 40'
     """
     kind = event["event"]
@@ -91,7 +91,7 @@ def _decision(event: Mapping[str, Any]) -> str:
     )
 
 
-def status(event: Mapping[str, Any], started: float, limits: Mapping[str, Any]) -> str:
+def format_status(event: Mapping[str, Any], started: float, limits: Mapping[str, Any]) -> str:
     """Format what is spent so far, with limits, as one line."""
     spent = event.get("spent") or {}
     limit = limits.get("system_runs")
@@ -194,7 +194,7 @@ class Lines:
             if now - self._noticed < NOTICE_INTERVAL:
                 return
             self._noticed = now
-        print(describe(event), file=sys.stderr, flush=True)
+        print(format_event(event), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -237,7 +237,7 @@ class Screen:
                 style = {"decision": "bold green" if event.get("accepted") else "yellow"}.get(
                     event["event"], ""
                 )
-                self._live.console.print(Text(describe(event), style=style))
+                self._live.console.print(Text(format_event(event), style=style))
         # call events are frequent: redraw at most five times per second
         if not called or time.monotonic() - self._shown > 0.2:
             self._shown = time.monotonic()
@@ -260,7 +260,7 @@ class Screen:
         from rich.table import Table
         from rich.text import Text
 
-        line = status(event, self._started, self._limits)
+        line = format_status(event, self._started, self._limits)
         spent = Text(f"{line} · {self._notice}" if self._notice else line, style="dim")
         steps = self._steps
         if steps is None:

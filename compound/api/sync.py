@@ -11,11 +11,11 @@ from compound.api.arguments import (
     GivenData,
     GivenEngines,
     GivenMetric,
-    as_data,
     budget_settings,
-    engines_for,
-    inputs_for,
-    metric_for,
+    check_inputs,
+    resolve_engines,
+    resolve_metric,
+    to_dataset,
 )
 from compound.api.optimize import Result, read_result
 from compound.api.optimize import optimize as run_optimization
@@ -64,8 +64,8 @@ def run(
         RunFailed: a component failed; the error's ``trace`` holds all calls.
         DeclarationError: an input is missing, unknown or of the wrong type, or a model has no engine.
     """
-    find = engines_for(system, engines)
-    values = inputs_for(system, inputs)
+    find = resolve_engines(system, engines)
+    values = check_inputs(system, inputs)
 
     async def once() -> Trace:
         executor = Executor(for_system(find, system), seed=seed)
@@ -114,8 +114,8 @@ def evaluate(
         TooManyFailures: more runs failed than ``settings.max_failed`` allows.
     """
     settings = settings or OptimizeSettings()
-    find, scoring = engines_for(system, engines), metric_for(metric, system)
-    data = as_data(data, splits=False)
+    find, scoring = resolve_engines(system, engines), resolve_metric(metric, system)
+    data = to_dataset(data, splits=False)
     examples = read_examples(data, split, system.inputs, limit=limit, seed=settings.seed)
     if not examples:
         raise DataError(f"the {split} split is empty")
@@ -181,8 +181,8 @@ def optimize(
     if budget is not None:
         base["budget"] = budget_settings(budget)
     resolved = make_settings({**base, **changes})
-    find, scoring = engines_for(system, engines), metric_for(metric, system)
-    data = as_data(data, splits=True)
+    find, scoring = resolve_engines(system, engines), resolve_metric(metric, system)
+    data = to_dataset(data, splits=True)
     path = Path(run_dir) if run_dir is not None else run_folder(system.name)
     path = unused_path(path) if new else path
     with progress_display(resolved.budget.limits(), quiet=not progress) as listener:

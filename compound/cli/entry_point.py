@@ -6,12 +6,12 @@ import os
 import sys
 from typing import NoReturn
 
-from compound.cli.errors import explain, explain_imports, explain_system
+from compound.cli.errors import explain, explain_imports, explain_os_error
 from compound.cli.options import app
 from compound.errors import (
     CompoundError,
 )
-from compound.security.sanitize import safe_output
+from compound.security.sanitize import sanitized_output
 
 # Each module registers its commands; `--help` lists them in this order.
 # isort: split
@@ -38,7 +38,7 @@ def main() -> NoReturn:
 
         print(f"compound {__version__}")
         sys.exit(0)
-    with safe_output():
+    with sanitized_output():
         _run_app(arguments, debug)
 
 
@@ -62,7 +62,7 @@ def _run_app(arguments: list[str], debug: bool) -> NoReturn:
     except Exception as error:
         if debug:
             raise
-        if isinstance(error, OSError) and explain_system(error):
+        if isinstance(error, OSError) and explain_os_error(error):
             sys.exit(2)
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
         print("hint: this is a bug in compound; run again with --debug for the traceback", file=sys.stderr)

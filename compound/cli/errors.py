@@ -19,7 +19,7 @@ from compound.errors import (
 FRESH_OPTION = "pass --new to start a new run, or choose another --run"
 
 
-def explain_system(error: OSError) -> bool:
+def explain_os_error(error: OSError) -> bool:
     """Print an operating system error with advice; return False if its location is unknown."""
     from compound.security.untrusted import error_hint, error_text
 

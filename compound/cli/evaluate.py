@@ -23,7 +23,7 @@ from compound.cli.options import (
     Sets,
     TrustOption,
     app,
-    examples,
+    format_examples,
     load_program,
     print_json,
     require_data,
@@ -31,7 +31,7 @@ from compound.cli.options import (
 
 
 @app.command(
-    epilog=examples(
+    epilog=format_examples(
         "evaluate system.yaml --split dev --limit 8 --no-cache --json",
         "evaluate system.yaml --config runs/demo/best.json --min-score 0.4",
     )
@@ -92,7 +92,7 @@ def evaluate(
 
 
 @app.command(
-    epilog=examples(
+    epilog=format_examples(
         "run system.yaml question='Who wrote Emma?'",
         "run system.yaml --config runs/demo/best.json question='…' --json",
         "run system.yaml question='…' --trace",

@@ -17,7 +17,7 @@ from compound.cli.options import (
     Strict,
     TrustOption,
     app,
-    examples,
+    format_examples,
     load_program,
     print_json,
 )
@@ -27,7 +27,7 @@ from compound.errors import (
 )
 
 
-@app.command(epilog=examples("check system.yaml", "check *.yaml", "check a.yaml --no-import"))
+@app.command(epilog=format_examples("check system.yaml", "check *.yaml", "check a.yaml --no-import"))
 def check(
     files: Annotated[list[Path], typer.Argument(help="System YAML files.", show_default=False)],
     sets: Sets = None,
@@ -68,7 +68,7 @@ def check(
 
 
 @app.command(
-    epilog=examples(
+    epilog=format_examples(
         "graph system.yaml",
         "graph system.yaml --format mermaid",
         "graph system.yaml --format svg > graph.svg",
@@ -87,7 +87,7 @@ def graph(
     print(draw(load_program(file, sets, no_import, trust=trust).system, form))
 
 
-@app.command(epilog=examples("report runs/demo", "report runs/demo --json"))
+@app.command(epilog=format_examples("report runs/demo", "report runs/demo --json"))
 def report(
     run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)], as_json: AsJson = False
 ) -> None:
@@ -104,7 +104,7 @@ def report(
     print(closing(run))
 
 
-@app.command(epilog=examples("runs", "runs --dir results", "runs --verify", "runs runs/demo --verify"))
+@app.command(epilog=format_examples("runs", "runs --dir results", "runs --verify", "runs runs/demo --verify"))
 def runs(
     paths: Annotated[
         Optional[list[Path]],  # noqa: UP045 - typer reads this at run time
@@ -163,7 +163,7 @@ def _verify(paths: list[Path], folder: Path, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-@app.command(epilog=examples("schema > system.schema.json"))
+@app.command(epilog=format_examples("schema > system.schema.json"))
 def schema() -> None:
     """Print the JSON Schema of system YAML files, for editors."""
     from compound.spec import schema as spec_schema
@@ -171,7 +171,7 @@ def schema() -> None:
     print_json(spec_schema())
 
 
-@app.command(epilog=examples("plugins", "plugins --json"))
+@app.command(epilog=format_examples("plugins", "plugins --json"))
 def plugins(as_json: AsJson = False) -> None:
     """List installed extensions.
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from compound.cli.options import AsJson, app, examples, print_json
+from compound.cli.options import AsJson, app, format_examples, print_json
 
 models = typer.Typer(
     help="List or download models that run in this process.", no_args_is_help=True, rich_markup_mode=None
@@ -14,7 +14,7 @@ models = typer.Typer(
 app.add_typer(models, name="models")
 
 
-@models.command("get", epilog=examples("models get smollm2"))
+@models.command("get", epilog=format_examples("models get smollm2"))
 def models_get(name: Annotated[str, typer.Argument(help="Name of the model.")] = "smollm2") -> None:
     """Download the weights of a model."""
     from compound.components.engines.models import get
@@ -22,7 +22,7 @@ def models_get(name: Annotated[str, typer.Argument(help="Name of the model.")] =
     print(get(name))
 
 
-@models.command("list", epilog=examples("models list"))
+@models.command("list", epilog=format_examples("models list"))
 def models_list(as_json: AsJson = False) -> None:
     """List known models and the location of their weights."""
     from compound.components.engines.models import available

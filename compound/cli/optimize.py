@@ -29,7 +29,7 @@ from compound.cli.options import (
     Strict,
     TrustOption,
     app,
-    examples,
+    format_examples,
     load_program,
     print_json,
     require_data,
@@ -37,7 +37,7 @@ from compound.cli.options import (
 
 
 @app.command(
-    epilog=examples(
+    epilog=format_examples(
         "optimize system.yaml",
         "optimize system.yaml --run second --set optimize.seed=1",
         "optimize system.yaml --config runs/first/best.json",
@@ -101,7 +101,7 @@ def optimize(
 
 
 @app.command(
-    epilog=examples(
+    epilog=format_examples(
         "sweep system.yaml --methods search,random",
         "sweep a.yaml b.yaml --methods optimas,hbc --seeds 0,1,2 --run runs/table",
         "sweep system.yaml --methods search,mipro --set optimize.budget.system_runs=400",

@@ -26,7 +26,7 @@ app = typer.Typer(
 )
 
 
-def examples(*commands: str) -> str:
+def format_examples(*commands: str) -> str:
     """Return a help epilog with one example per line."""
     lines = "\n".join(f"  compound {command}" for command in commands)
     return f"\b\nExamples:\n{lines}"

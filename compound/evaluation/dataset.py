@@ -18,7 +18,7 @@ import numpy as np
 
 from compound.errors import DataError, DeclarationError, nearest
 from compound.evaluation.hub import HUB, hub_rows, missing_path_error
-from compound.evaluation.rows import DataFile, DataRow, data_file, digest_of, file_of_split, rows_of
+from compound.evaluation.rows import DataFile, DataRow, data_file, digest_of, find_split_file, iterate_rows
 from compound.example import Example
 from compound.execution.rng import generator
 from compound.security.untrusted import UntrustedFolder, named
@@ -134,7 +134,7 @@ class Dataset:
         split, location = self._locate(role)
         source = str(location.path) if isinstance(location, DataFile) else f"{self.path} {split}"
         rows: Iterable[tuple[int, DataRow]] = (
-            rows_of(location) if isinstance(location, DataFile) else enumerate(location, 1)
+            iterate_rows(location) if isinstance(location, DataFile) else enumerate(location, 1)
         )
         wanted = role if isinstance(self.split_by, Mapping) else split
         lines: dict[str, int] = {}
@@ -201,7 +201,7 @@ class Dataset:
             file = data_file(path, self.within)
             folder, kind = file.folder.below(file.name), file.folder.kind(file.name)
         if kind == "folder":
-            return file_of_split(folder, self._names(role))
+            return find_split_file(folder, self._names(role))
         if kind is None and self.within is not None:
             raise missing_path_error(str(path), path.relative_to(self.within).as_posix())
         if kind is None:

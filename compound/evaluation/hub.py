@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from compound.errors import CompoundError, DataError, MissingExtra
-from compound.evaluation.rows import EXTENSIONS, DataFile, DataRow, chosen_split, rows_of
+from compound.evaluation.rows import EXTENSIONS, DataFile, DataRow, choose_split, iterate_rows
 from compound.security.limits import DATA
 from compound.security.sanitize import replace_surrogates
 from compound.security.untrusted import UntrustedFolder
@@ -72,7 +72,7 @@ def hub_rows(path: str, subset: str | None, splits: Sequence[str]) -> tuple[str,
     what = f"{missing}, and the hub has no data set of that id with a split"
     try:
         files = _files(name, subset, splits)
-        split = chosen_split(splits, list(files), what)
+        split = choose_split(splits, list(files), what)
         if split in files:
             return split, [row for file in files[split] for row in _rows(file)]
     except CompoundError:
@@ -90,13 +90,13 @@ def _files(name: str, subset: str | None, splits: Sequence[str]) -> dict[str, li
     """Return the available files by split: those of the hub's Parquet copy, else the data set's own."""
 
     def copied(part: str) -> dict[str, list[DataFile]]:
-        return _downloaded(name, _EXPORT, {split: [f"{part}/{split}/*.parquet"] for split in splits})
+        return _download(name, _EXPORT, {split: [f"{part}/{split}/*.parquet"] for split in splits})
 
     found = copied(subset or "default")
     if not found and subset is None and (part := _only_subset(name)) is not None:
         found = copied(part)
     folders = ("", "data/") if subset is None else (f"{subset}/", f"data/{subset}/")
-    return found or _downloaded(name, None, {split: _own_names(folders, split) for split in splits})
+    return found or _download(name, None, {split: _own_names(folders, split) for split in splits})
 
 
 def _own_names(folders: Sequence[str], split: str) -> list[str]:
@@ -105,7 +105,7 @@ def _own_names(folders: Sequence[str], split: str) -> list[str]:
     return [f"{folder}{split}{ending}" for folder in folders for ending in endings]
 
 
-def _downloaded(
+def _download(
     name: str, revision: str | None, patterns: Mapping[str, Sequence[str]]
 ) -> dict[str, list[DataFile]]:
     """Return the files of each split; empty if the data set has no such revision."""
@@ -123,11 +123,11 @@ def _downloaded(
     for split, of_split in patterns.items():
         files = next((files for pattern in of_split if (files := sorted(folder.glob(pattern)))), [])
         if files:
-            found[split] = [_cached(file, f"{HUB}{name}/{file.relative_to(folder)}") for file in files]
+            found[split] = [_cached_file(file, f"{HUB}{name}/{file.relative_to(folder)}") for file in files]
     return found
 
 
-def _cached(path: Path, shown: str) -> DataFile:
+def _cached_file(path: Path, shown: str) -> DataFile:
     """Return a file of the hub's cache, which is trusted: entries are links to their content."""
     kept = path.resolve()
     return DataFile(UntrustedFolder(kept.parent, error=DataError), kept.name, shown)
@@ -169,7 +169,7 @@ def _rows(file: DataFile) -> Iterator[DataRow]:
     if str(file.path).endswith(".parquet"):
         yield from _parquet_rows(file)
     else:
-        yield from (row for _, row in rows_of(file))
+        yield from (row for _, row in iterate_rows(file))
 
 
 def _parquet_rows(file: DataFile) -> Iterator[DataRow]:

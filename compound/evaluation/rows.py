@@ -67,7 +67,7 @@ def read_rows(path: Path, within: Path | None = None) -> Iterator[tuple[int, dic
         DataError: The file is missing or damaged, a row cannot be read, or a limit of
             `compound.security.limits` is exceeded; the message names ``file:line``.
     """
-    return rows_of(data_file(path, within))
+    return iterate_rows(data_file(path, within))
 
 
 def file_digest(path: Path, within: Path | None = None) -> str:
@@ -84,7 +84,7 @@ def digest_of(file: DataFile) -> str:
     return hashed.hexdigest()
 
 
-def rows_of(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
+def iterate_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield the rows of a file with their line numbers; raises like `read_rows`."""
     name = str(file.path).removesuffix(".gz")
     if not name.endswith((".jsonl", ".csv")):
@@ -159,12 +159,12 @@ def _csv_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
             yield number, dict(zip(header, cells, strict=True))
 
 
-def file_of_split(folder: UntrustedFolder, names: Sequence[str]) -> tuple[str, DataFile]:
+def find_split_file(folder: UntrustedFolder, names: Sequence[str]) -> tuple[str, DataFile]:
     """Return the first name that has a file, or the only other one that has, and its file."""
     with named(folder, DataError):
         present = [name for name in folder.names() if name.endswith(EXTENSIONS)]
     files = {split: [f for f in (split + end for end in EXTENSIONS) if f in present] for split in names}
-    split = chosen_split(names, [split for split in names if files[split]], f"{folder}: no file of split")
+    split = choose_split(names, [split for split in names if files[split]], f"{folder}: no file of split")
     fitting = [name for name in files[split] if folder.kind(name) == "file"]
     if len(fitting) == 1:
         return split, DataFile(folder, fitting[0], folder.path / fitting[0])
@@ -177,7 +177,7 @@ def file_of_split(folder: UntrustedFolder, names: Sequence[str]) -> tuple[str, D
     raise DataError(f"{folder}: {count} of split {split!r}", hint=hint)
 
 
-def chosen_split(names: Sequence[str], present: Sequence[str], missing: str) -> str:
+def choose_split(names: Sequence[str], present: Sequence[str], missing: str) -> str:
     """Return the first name if it is present or if none is, else the only present one.
 
     Raises:

@@ -161,7 +161,7 @@ class Meter:
                 raise
             minutes = self.budget.minutes
             raise BudgetExhausted(
-                f"budget: {minutes:g} of {minutes:g} minutes are used{self._part('minutes')}; "
+                f"budget: {minutes:g} of {minutes:g} minutes are used{self._of_whole('minutes')}; "
                 "calls in flight were cancelled",
                 hint=HINT,
             ) from None
@@ -202,7 +202,7 @@ class Meter:
         """
         budget = self.budget.system_runs
         limit = min(self._cap, float("inf") if budget is None else budget)
-        if problem := self._late():
+        if problem := self._time_limit_problem():
             raise BudgetExhausted(f"budget: {problem}", hint=HINT)
         # tolerance: fractional runs are summed as floats
         while self.system_runs + self._runs_held + size > limit + 1e-9:
@@ -211,7 +211,7 @@ class Meter:
                     f"budget: {self.system_runs:.1f} of {limit:g} system runs are used",
                     hint=HINT,
                 )
-            await self._settlement()
+            await self._wait_for_settlement()
         self._runs_held += size
 
     def charge_runs(self, equivalents: float, held: float = 1.0) -> None:
@@ -219,14 +219,14 @@ class Meter:
         self.runs += 1
         self.system_runs += equivalents
         self._runs_held = max(0.0, self._runs_held - held)
-        self._wake()
+        self._wake_waiters()
 
     def release_runs(self) -> None:
         """Release all reserved runs, because none of them will finish."""
         self._runs_held = 0.0
-        self._wake()
+        self._wake_waiters()
 
-    async def count(self, usage: Usage) -> None:
+    async def charge_recorded(self, usage: Usage) -> None:
         """Charge recorded usage, subject to the same limits as a new call.
 
         Raises:
@@ -244,39 +244,40 @@ class Meter:
         Raises:
             BudgetExhausted: the worst case does not fit, even after all requests in flight have settled.
         """
-        while problem := self._over(self._reserved + worst):
+        while problem := self._limit_problem(self._reserved + worst):
             # waiting can only help if a reservation in flight may be released
-            if self._reserved == NO_USAGE or self._over(worst):
+            if self._reserved == NO_USAGE or self._limit_problem(worst):
                 raise BudgetExhausted(f"budget: {problem}", hint=HINT)
-            await self._settlement()
+            await self._wait_for_settlement()
         self._reserved += worst
         used: list[Usage] = []
         try:
             yield used
         finally:
-            self._reserved = _minus(self._reserved, worst)
+            self._reserved = _subtract(self._reserved, worst)
             for item in used or [worst]:
                 self.usage += item
-            self._wake()
+            self._wake_waiters()
 
-    async def _settlement(self) -> None:
+    async def _wait_for_settlement(self) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         await waiter
 
-    def _wake(self) -> None:
+    def _wake_waiters(self) -> None:
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _late(self) -> str:
+    def _time_limit_problem(self) -> str:
+        """Return that the minutes are used, as text, or ``""``."""
         minutes = self.budget.minutes
         if minutes is not None and self.seconds >= minutes * 60:
-            return f"{self.seconds / 60:.1f} of {minutes:g} minutes are used{self._part('minutes')}"
+            return f"{self.seconds / 60:.1f} of {minutes:g} minutes are used{self._of_whole('minutes')}"
         return ""
 
-    def _part(self, name: str) -> str:
+    def _of_whole(self, name: str) -> str:
         """Return the user's own limit for messages, if this one is a part of it."""
         whole = getattr(self._whole, name)
         if whole is None or whole == getattr(self.budget, name):
@@ -284,20 +285,22 @@ class Meter:
         amount = f"${whole:.4f}" if name == "cost" else f"{whole:g}" if name == "minutes" else str(whole)
         return f" ({amount} in all: {self._rest})"
 
-    def _over(self, more: Usage) -> str:
+    def _limit_problem(self, more: Usage) -> str:
+        """Return the limit that further usage would exceed, as text, or ``""``."""
         budget, total = self.budget, self.usage + more
-        if late := self._late():
+        if late := self._time_limit_problem():
             return late
         if budget.calls is not None and total.calls > budget.calls:
-            return f"the next call would be number {total.calls} of {budget.calls}{self._part('calls')}"
+            return f"the next call would be number {total.calls} of {budget.calls}{self._of_whole('calls')}"
         if budget.tokens is not None and total.tokens > budget.tokens:
             return (
-                f"the next call could bring tokens to {total.tokens} of {budget.tokens}{self._part('tokens')}"
+                f"the next call could bring tokens to {total.tokens} of {budget.tokens}"
+                f"{self._of_whole('tokens')}"
             )
         if budget.cost is not None and total.cost > budget.cost + 1e-12:  # float sum
             return (
                 f"the next call could bring the cost to ${total.cost:.4f} of ${budget.cost:.4f}"
-                f"{self._part('cost')}"
+                f"{self._of_whole('cost')}"
             )
         return ""
 
@@ -344,7 +347,7 @@ def bounded(usage: Usage, worst: Usage) -> tuple[Usage, str]:
     return Usage(calls, prompt, completion, cost, worst.unpriced if calls else 0), ", ".join(wrong)
 
 
-def _minus(a: Usage, b: Usage) -> Usage:
+def _subtract(a: Usage, b: Usage) -> Usage:
     rest = Usage(
         a.calls - b.calls,
         a.prompt_tokens - b.prompt_tokens,

@@ -107,8 +107,8 @@ class DiskCache:
         try:
             self._db = _open_database(self._path)
         except sqlite3.DatabaseError as error:
-            raise _unusable(self._path, error) from None
-        with self._reported(), limit_steps(self._db, self._path):
+            raise _unusable_error(self._path, error) from None
+        with self._report_errors(), limit_steps(self._db, self._path):
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
             self._checked = version >= FORMAT
             self.step = 0 if step is None else step
@@ -134,7 +134,7 @@ class DiskCache:
         Raises:
             RunDirectoryError: the file cannot be read.
         """
-        with self._reported():
+        with self._report_errors():
             try:
                 row = self._row(key)
                 return None if row is None else read_row(key, *row, checked=self._checked)
@@ -160,7 +160,7 @@ class DiskCache:
             RunDirectoryError: the file cannot be written.
         """
         value = json.dumps(result, ensure_ascii=False)
-        with self._reported():
+        with self._report_errors():
             try:
                 stored = self._db.execute(
                     "INSERT OR IGNORE INTO outcome (key, step, value, checksum) VALUES (?, ?, ?, ?)",
@@ -186,11 +186,11 @@ class DiskCache:
         logger.warning("%s: %s", self._path, problem)
 
     @contextmanager
-    def _reported(self) -> Iterator[None]:
+    def _report_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
-            raise _unusable(self._path, error) from error
+            raise _unusable_error(self._path, error) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -407,7 +407,7 @@ def _is_usage(value: object) -> bool:
     )
 
 
-def _unusable(path: Path, error: sqlite3.Error) -> RunDirectoryError:
+def _unusable_error(path: Path, error: sqlite3.Error) -> RunDirectoryError:
     """Return the error for an unusable database, with a hint."""
     text = str(error)
     if "is full" in text:

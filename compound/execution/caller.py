@@ -181,7 +181,7 @@ class Caller:
         if row is not None:
             usage = Usage.from_json(row["usage"])
             if self._cache is not None and self._cache.take_pending(key):
-                await self._meter.count(usage)
+                await self._meter.charge_recorded(usage)
             return Completion(row["text"], usage)
         completion = await self._ask_with_retries(lm, request)
         if self._cache is not None:
@@ -265,7 +265,7 @@ class Caller:
         if not self._cache.take_pending(key):
             return result.as_cached()
         self._unsettled[key] += 1
-        await self._meter.count(result.usage)
+        await self._meter.charge_recorded(result.usage)
         return result
 
     def settle(self, calls: Sequence[Call]) -> None:

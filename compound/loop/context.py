@@ -52,11 +52,11 @@ class RunContext:
             cache=recorder.cache,
             meter=meter,
             seed=problem.settings.seed,
-            on_call=recorder.called,
-            on_notice=recorder.noticed,
+            on_call=recorder.on_call,
+            on_notice=recorder.on_notice,
             folder=recorder.run.path / MEMORY_FOLDER,
         )
-        recorder.watch(meter, test_meter)
+        recorder.attach_meters(meter, test_meter)
         proposals = Proposals(meter, give_up=problem.settings.budget.max_proposal_failures)
         if recorder.state.search is not None:
             proposals.restore(recorder.state.search.ledger)

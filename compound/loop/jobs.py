@@ -5,7 +5,7 @@ from __future__ import annotations
 from compound.errors import BudgetExhausted
 from compound.execution.rng import derive_seed
 from compound.loop.context import RunContext
-from compound.optimization.allowance import is_within, proposal_caps, requests_of
+from compound.optimization.allowance import is_within, proposal_caps, requests_allowed
 from compound.optimization.budget_plan import job_minibatch
 from compound.optimization.method import Job, JobContext, JobRecord, Progress, Proposal, Task
 from compound.optimization.proposals import described, since
@@ -128,7 +128,7 @@ class Jobs:
         if job.progress is None:
             chosen = Job(job.optimizer, job.keys, job.reason)
             outlook = context.budget.allowance.outlook
-            context.proposals.begin_job(requests_of(context.problem, chosen, job.share, outlook))
+            context.proposals.start_job(requests_allowed(context.problem, chosen, job.share, outlook))
         context.proposals.limit(lambda usage: is_within(usage, job.proposal_limits))
 
     def _task(self, job: JobState, number: int, scorer: JobScorer) -> Task:

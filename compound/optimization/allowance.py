@@ -129,7 +129,7 @@ def _bound(problem: Problem, job: Job, runs: float, outlook: Outlook) -> JobBoun
     return optimizer.bound(replace(outlook, keys=job.keys, runs=runs))
 
 
-def requests_of(problem: Problem, job: Job, runs: float, outlook: Outlook) -> int | None:
+def requests_allowed(problem: Problem, job: Job, runs: float, outlook: Outlook) -> int | None:
     """Return the number of requests allowed to a job with ``runs`` system runs; ``None`` without a bound."""
     bound = _bound(problem, job, runs, outlook)
     return None if bound is None else math.ceil(bound.calls)

@@ -18,7 +18,7 @@ from compound.security.sanitize import safe
 from compound.settings.references import references
 
 
-def models(problem: Problem) -> list[str]:
+def list_models(problem: Problem) -> list[str]:
     """Return the names of the models that a run may call, as given by the system and the settings.
 
     Requests that a component does not declare (`compound.graph.component.Component.reach`) are unknown.
@@ -50,13 +50,13 @@ def _settings(problem: Problem, component: str) -> Iterator[str]:
     yield from (value for value in values if isinstance(value, str))
 
 
-def engines(problem: Problem) -> dict[str, Engine]:
+def open_engines(problem: Problem) -> dict[str, Engine]:
     """Return the engines of a run by name, except those that cannot be opened (the run reports why).
 
     No model is loaded.
     """
     sender, found = Sender(problem.engines), {}
-    for lm in models(problem):
+    for lm in list_models(problem):
         with suppress(CompoundError):
             found[lm] = sender.engine(lm)
     return found
@@ -65,7 +65,7 @@ def engines(problem: Problem) -> dict[str, Engine]:
 def engine_names(problem: Problem) -> dict[str, str]:
     """Return `Engine.name` by model name, with API keys removed."""
     found = {}
-    for lm, engine in engines(problem).items():
+    for lm, engine in open_engines(problem).items():
         with suppress(CompoundError):  # the name depends on a missing library
             found[lm] = safe(engine.name)
     return found
@@ -79,7 +79,7 @@ def check_prices(problem: Problem) -> None:
     """
     if problem.settings.budget.cost is None:
         return
-    for lm, engine in engines(problem).items():
+    for lm, engine in open_engines(problem).items():
         if not engine.priced:
             raise unpriced(lm)
 
@@ -87,7 +87,7 @@ def check_prices(problem: Problem) -> None:
 def missing_keys(problem: Problem) -> list[str]:
     """Return one line for each model without an API key; its first call would fail."""
     found: dict[str, None] = {}
-    for engine in engines(problem).values():
+    for engine in open_engines(problem).values():
         try:
             getattr(engine, "require_key", bool)()
         except MissingExtra:  # not about the key

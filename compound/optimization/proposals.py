@@ -99,7 +99,7 @@ class Proposals:
         left: requests left for the whole run; ``None`` without a limit.
 
     >>> ledger = Proposals(Meter(), give_up=5)
-    >>> ledger.begin_job(requests=2)
+    >>> ledger.start_job(requests=2)
     >>> ledger.may_ask("lm")
     True
     """
@@ -117,7 +117,7 @@ class Proposals:
         self.job_left: int | None = None
         self.news: list[str] = []
 
-    def begin_job(self, requests: int | None) -> None:
+    def start_job(self, requests: int | None) -> None:
         """Start a job with a maximum number of requests.
 
         A stopped model is queried again, unless it never gave a usable answer.
@@ -155,15 +155,15 @@ class Proposals:
         """
         tally = self.tallies.setdefault(lm, Tally())
         if tally.answered:
-            async with self._counted(tally, lm, worst):
+            async with self._count_request(tally, lm, worst):
                 yield
             return
-        async with self._locks.setdefault(lm, asyncio.Lock()), self._counted(tally, lm, worst):
+        async with self._locks.setdefault(lm, asyncio.Lock()), self._count_request(tally, lm, worst):
             yield
 
     @asynccontextmanager
-    async def _counted(self, tally: Tally, lm: str, worst: Usage) -> AsyncIterator[None]:
-        self._refuse(tally, lm, worst)
+    async def _count_request(self, tally: Tally, lm: str, worst: Usage) -> AsyncIterator[None]:
+        self._check_allowed(tally, lm, worst)
         tally.asked += 1
         self.left = None if self.left is None else self.left - 1
         self.job_left = None if self.job_left is None else self.job_left - 1
@@ -184,7 +184,7 @@ class Proposals:
             if not self._in_flight:  # the system is idle while a job waits for proposals
                 self.usage += difference(self._meter.usage, self._usage_before)
 
-    def _refuse(self, tally: Tally, lm: str, worst: Usage) -> None:
+    def _check_allowed(self, tally: Tally, lm: str, worst: Usage) -> None:
         if tally.stopped:
             raise NotAsked(f"{lm!r} is not queried again in this job: {tally.stopped}")
         if self._requests_left() < 1:

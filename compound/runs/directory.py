@@ -170,7 +170,7 @@ class RunDirectory:
         checksums = {name: last_checksum(self.folder, name, sizes[name]) for name in APPENDED}
         for name, checksum in checksums.items():
             if stored and stored.checksums.get(name, checksum) != checksum:
-                raise _damaged(self.folder, name, "its last record does not match the checkpoint")
+                raise _damaged_error(self.folder, name, "its last record does not match the checkpoint")
         for name in APPENDED:
             if self.folder.size(name) > sizes[name]:
                 self.folder.truncate(name, sizes[name])
@@ -380,9 +380,11 @@ def last_checksum(folder: UntrustedFolder, name: str, size: int) -> str:
                 if end != size:
                     raise RunDirectoryError(f"{folder}/{name}:{error}") from None
     if end != size:
-        raise _damaged(folder, name, f"no record ends at byte {size:,}, where the checkpoint expects one")
+        raise _damaged_error(
+            folder, name, f"no record ends at byte {size:,}, where the checkpoint expects one"
+        )
     return checksum
 
 
-def _damaged(folder: UntrustedFolder, name: str, why: str) -> RunDirectoryError:
+def _damaged_error(folder: UntrustedFolder, name: str, why: str) -> RunDirectoryError:
     return RunDirectoryError(f"{folder}/{name} was changed: {why}")

@@ -60,7 +60,7 @@ class Recorder:
         self._meters: tuple[Meter, ...] = ()
         self._calls = 0
 
-    def watch(self, search: Meter, test: Meter) -> None:
+    def attach_meters(self, search: Meter, test: Meter) -> None:
         """Restore the budget meters from the state, and store them in all further checkpoints."""
         self._meters = (search, test)
         for meter, stored in zip(self._meters, self.state.meters, strict=False):
@@ -124,13 +124,13 @@ class Recorder:
 
         return record
 
-    def called(self, call: Call) -> None:
+    def on_call(self, call: Call) -> None:
         """Notify the listener of a finished call."""
         self._calls += 1
         if self._listener is not None:
             self._listener({"event": "call", "component": call.component, "spent": self._spent()})
 
-    def noticed(self, note: str) -> None:
+    def on_notice(self, note: str) -> None:
         """Notify the listener of something outside of the record, such as a wait for a rate limit."""
         if self._listener is not None:
             self._listener({"event": "notice", "note": note, "spent": self._spent()})
@@ -153,7 +153,7 @@ class Recorder:
         }
 
     @property
-    def untouched(self) -> bool:
+    def has_no_calls(self) -> bool:
         """Whether no call has been answered yet."""
         return not any(meter.runs for meter in self._meters) and not self._disk.count
 

@@ -30,12 +30,12 @@ _REORDERING = re.compile("[\u2028-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
 _SECRETS: set[str] = set()
 
 
-def without_controls(text: str) -> str:
+def replace_controls(text: str) -> str:
     r"""Return text with control characters and lone surrogates replaced by U+FFFD.
 
     Tabs, newlines and carriage returns are kept.
 
-    >>> without_controls("\x1b[31mred\x00\ud83d, line\n")
+    >>> replace_controls("\x1b[31mred\x00\ud83d, line\n")
     '�[31mred��, line\n'
     """
     return _CONTROLS.sub(REPLACEMENT, text) if not text.isprintable() else text
@@ -98,7 +98,7 @@ def redact_secrets(text: str) -> str:
 
 def safe(text: str) -> str:
     """Return text that is safe to record: without control characters and keys."""
-    return redact_secrets(without_controls(text))
+    return redact_secrets(replace_controls(text))
 
 
 def sanitize_for_terminal(text: str) -> str:
@@ -139,7 +139,7 @@ def underlying_stream(stream: IO[str]) -> IO[str]:
 
 
 @contextmanager
-def safe_output() -> Iterator[None]:
+def sanitized_output() -> Iterator[None]:
     """Sanitize everything printed in a block by `sanitize_for_terminal`."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast("TextIO", SafeStream(stream)) for stream in before)

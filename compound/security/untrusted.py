@@ -152,9 +152,9 @@ class UntrustedFolder:
 
     def names(self) -> list[str]:
         """Return the names in the folder, sorted; empty if it does not exist."""
-        with self._reported():
+        with self._report_errors():
             try:
-                with self._opened() as folder:
+                with self._open_folder() as folder:
                     return sorted(os.listdir(folder))
             except (FileNotFoundError, NotADirectoryError):
                 return []
@@ -219,7 +219,7 @@ class UntrustedFolder:
         Raises:
             CompoundError: it is missing, not a regular file, or cannot be read.
         """
-        with self._reported(name):
+        with self._report_errors(name):
             descriptor = self._open(name, os.O_RDONLY)
         with os.fdopen(descriptor, "rb") as file:
             yield file
@@ -231,14 +231,14 @@ class UntrustedFolder:
             CompoundError: it is missing, not a regular file, larger than the limit, or cannot be read.
         """
         most = limit.bytes
-        with self.reader(name) as file, self._reported(name):
+        with self.reader(name) as file, self._report_errors(name):
             found = file.read(most + 1)
         if len(found) > most:
             raise self._error(f"{self._shown(name)} is larger than {limit}", hint=limit.hint)
         return found
 
     def _chunk(self, name: str, file: IO[bytes]) -> bytes:
-        with self._reported(name):
+        with self._report_errors(name):
             return file.read(CHUNK)
 
     # --- writing ---------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ class UntrustedFolder:
             )
             name = self._inside[depth]
             if above.kind(name) is None:
-                with self._reported(), above._opened() as folder, suppress(FileExistsError):
+                with self._report_errors(), above._open_folder() as folder, suppress(FileExistsError):
                     os.mkdir(name, dir_fd=folder)
             elif above.kind(name) != "folder":
                 raise self._error(f"{above._shown(name)} is a file, but must be a folder")
@@ -270,7 +270,7 @@ class UntrustedFolder:
         if (found := self._status(name)) is not None:
             self._check_file_type(found, self._shown(name), stat.S_IFDIR)
         temporary = f".{last}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY}"
-        with self._reported(name), self._opened(*above) as folder:
+        with self._report_errors(name), self._open_folder(*above) as folder:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE
             descriptor = os.open(temporary, flags, 0o666, dir_fd=folder)
             try:
@@ -291,7 +291,7 @@ class UntrustedFolder:
         Raises:
             CompoundError: it is not a regular file with a single name, or cannot be written.
         """
-        with self._reported(name):
+        with self._report_errors(name):
             return os.fdopen(self._open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
     def truncate(self, name: str, size: int) -> None:
@@ -300,7 +300,7 @@ class UntrustedFolder:
         Raises:
             CompoundError: it is missing, not a regular file with a single name, or cannot be written.
         """
-        with self._reported(name):
+        with self._report_errors(name):
             descriptor = self._open(name, os.O_WRONLY)
             try:
                 os.ftruncate(descriptor, size)
@@ -310,7 +310,7 @@ class UntrustedFolder:
     def remove(self, name: str) -> None:
         """Delete a file if it exists; of a link, delete the link itself."""
         *above, last = self._parts(name)
-        with self._reported(name), self._opened(*above) as folder, suppress(FileNotFoundError):
+        with self._report_errors(name), self._open_folder(*above) as folder, suppress(FileNotFoundError):
             os.unlink(last, dir_fd=folder)
 
     def remove_temporaries(self) -> None:
@@ -331,7 +331,7 @@ class UntrustedFolder:
         return str(self.path / name) if name else str(self)
 
     @contextmanager
-    def _opened(self, *more: str) -> Iterator[int]:
+    def _open_folder(self, *more: str) -> Iterator[int]:
         """Open the folder, or one below it, without following links below the root.
 
         Raises:
@@ -355,7 +355,7 @@ class UntrustedFolder:
     def _open(self, name: str, flags: int) -> int:
         """Open a regular file; a file that is written in place must not have another name."""
         *above, last = self._parts(name)
-        with self._opened(*above) as folder:
+        with self._open_folder(*above) as folder:
             self._status_in(folder, last, self._shown(name))
             descriptor = os.open(last, flags | SAFE, 0o666, dir_fd=folder)
         try:
@@ -371,9 +371,9 @@ class UntrustedFolder:
     def _status(self, name: str) -> os.stat_result | None:
         """Return the status of a name, without following links; ``None`` if it does not exist."""
         *above, last = self._parts(name)
-        with self._reported(name):
+        with self._report_errors(name):
             try:
-                with self._opened(*above) as folder:
+                with self._open_folder(*above) as folder:
                     return self._status_in(folder, last, self._shown(name))
             except (FileNotFoundError, NotADirectoryError):
                 return None
@@ -407,6 +407,6 @@ class UntrustedFolder:
             )
 
     @contextmanager
-    def _reported(self, name: str = "") -> Iterator[None]:
+    def _report_errors(self, name: str = "") -> Iterator[None]:
         with named(self._shown(name), self._error):
             yield

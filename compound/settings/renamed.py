@@ -67,7 +67,7 @@ WITHIN = ("", "prompts.", "training.ppo.", "training.grpo.")  # where a method's
 Has = Callable[[Sequence[str]], bool]
 
 
-def new_spellings(
+def new_names(
     section: str, values: Mapping[str, object], chosen: Sequence[str], known: Sequence[str], has: Has
 ) -> Iterator[tuple[str, str]]:
     """Yield each setting of an old section with a message about its current place.
@@ -102,10 +102,10 @@ def new_spellings(
             yield leaf, f"is now optimize.{now}; method {chosen[0]!r} does not read it"
 
 
-def renamed_leaf(section: str, leaf: str, has: Has) -> str | None:
+def renamed_path(section: str, leaf: str, has: Has) -> str | None:
     """Return the current path of a setting that is spelled as in an earlier version, or None.
 
-    >>> renamed_leaf("mmgrpo", "lr", lambda path: list(path) == ["mmgrpo", "optimizer", "lr"])
+    >>> renamed_path("mmgrpo", "lr", lambda path: list(path) == ["mmgrpo", "optimizer", "lr"])
     'mmgrpo.optimizer.lr'
     """
     for table in OLD_SECTIONS.values():

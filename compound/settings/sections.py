@@ -19,7 +19,7 @@ from compound.registry.code import find_code
 from compound.registry.methods import installed, method_of, registered
 from compound.settings.base import NoSettings, Settings
 from compound.settings.common import CommonSettings
-from compound.settings.renamed import OLD_SECTIONS, new_spellings, renamed_leaf
+from compound.settings.renamed import OLD_SECTIONS, new_names, renamed_path
 
 Own = tuple[tuple[str, type[Settings] | None], ...]  # user-defined methods; None if not importable
 
@@ -164,7 +164,7 @@ def outdated(section: str, values: Mapping[str, object]) -> Iterator[tuple[str, 
         usual = registered()["better_together"].settings().model_dump()["stages"]
         stages = usual if method == "better_together" else ()
     chosen = [str(name) for name in (method, *stages)]
-    yield from new_spellings(section, values, chosen, list(registered()), lambda path: _has(root, path))
+    yield from new_names(section, values, chosen, list(registered()), lambda path: _has(root, path))
 
 
 def describe_errors(error: ValidationError, values: Mapping[str, object]) -> list[str]:
@@ -195,7 +195,7 @@ def hint(loc: Sequence[str | int], root: type[BaseModel]) -> str:
         has_none = name in registered()  # a method with settings is a field of the model
         return f"method {name!r} has no settings" if has_none else nearest(name, model.model_fields)
     section, *path = parents
-    if (now := renamed_leaf(section, name, lambda place: _has(root, place))) is not None:
+    if (now := renamed_path(section, name, lambda place: _has(root, place))) is not None:
         return f"use optimize.{now}"
     others = [other for other in registered() if other != section and _has(root, (other, *path, name))]
     if others:

@@ -121,17 +121,17 @@ def read_lines(file: BinaryIO, limit: Limit = LINE) -> Iterator[Line]:
             return
         end += len(raw)
         try:
-            value, found = _opened_line(raw, checksum)
+            value, found = _parse_sealed_line(raw, checksum)
         except Damaged as error:
             raise Damaged(f"{number}: {error}") from None
         checksum = found
         yield Line(value, checksum, end)
 
 
-def _opened_line(raw: bytes, before: str) -> tuple[dict[str, object], str]:
+def _parse_sealed_line(raw: bytes, before: str) -> tuple[dict[str, object], str]:
     match = _LINE.search(raw)
     if match is None:
-        value, found = _parsed_line(raw), ""
+        value, found = _parse_line(raw), ""
         if isinstance(value, dict) and NAME in value:
             raise Damaged("its checksum is misplaced")
         if before:
@@ -141,13 +141,13 @@ def _opened_line(raw: bytes, before: str) -> tuple[dict[str, object], str]:
         body = raw[: match.start()]
         if _checksum(before.encode(), body) != found:
             raise Damaged("it does not match its checksum: it or a previous line was changed")
-        value = _parsed_line(body + b"}")
+        value = _parse_line(body + b"}")
     if not isinstance(value, dict):
         raise Damaged("it must be a JSON object")
     return value, found
 
 
-def _parsed_line(raw: bytes) -> object:
+def _parse_line(raw: bytes) -> object:
     try:
         return parse(raw)
     except Damaged as error:

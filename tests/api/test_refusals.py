@@ -482,9 +482,9 @@ class TestMessages:
             (Usage(0, 90), "to 90 of 80 (100 in all: the rest"),
             (Usage(cost=0.9), "$0.9000 of $0.8000 ($1.0000 in all: the rest"),
         ):
-            assert said in meter._over(usage)
+            assert said in meter._limit_problem(usage)
         meter._earlier_seconds = 240.0
-        assert "4.0 of 4 minutes are used (5 in all: the rest is reserved" in meter._over(Usage())
+        assert "4.0 of 4 minutes are used (5 in all: the rest is reserved" in meter._limit_problem(Usage())
 
     def test_a_missing_input_is_told_in_the_words_of_the_door(self, qa: Path, cli: Any) -> None:
         ran = cli("run", "qa.yaml")

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compound.api.progress import Lines, describe
+from compound.api.progress import Lines, format_event
 from compound.components.engines.remote import first_line
 from compound.components.function import Function
 from compound.components.llm import LLM
@@ -37,8 +37,8 @@ from compound.security.sanitize import (
     remember_secret,
     replace_surrogates,
     safe,
-    safe_output,
     sanitize_for_terminal,
+    sanitized_output,
 )
 from compound.testing import ScriptedLM
 
@@ -181,11 +181,11 @@ def test_nothing_that_a_terminal_obeys_is_printed(text: str) -> None:
     said.encode("utf-8")
     assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", said)
     assert not re.search(r"\r(?!\n)", said.rstrip("\n").rstrip("\r"))
-    assert not set(describe({"event": "note", "note": text})) & {"\x1b", "\x9b", "\x00", "\x07"}
+    assert not set(format_event({"event": "note", "note": text})) & {"\x1b", "\x9b", "\x00", "\x07"}
 
 
 def test_a_line_that_is_to_be_overwritten_may_be(capsys: pytest.CaptureFixture[str]) -> None:
-    with safe_output():
+    with sanitized_output():
         print("3 runs", end="\r")
         sys.stderr.write("\x1b[2Jcleared")
     print("\x1b[0m", end="")
