@@ -12,7 +12,7 @@ from compound.settings.references import MethodName
 
 COUNTS: Mapping[str, str] = {
     "system_runs": "system runs on train and validation examples; cached and forked runs count as a "
-    "fraction, runs on the test split and proposal requests do not count",
+    "fraction, while runs on the test split and proposal requests do not count",
     "calls": "model calls, including proposal requests and the test split",
     "tokens": "prompt and completion tokens, including proposals and the test split",
     "cost": "US dollars, including proposals and the test split",
