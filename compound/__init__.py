@@ -1,6 +1,6 @@
-"""`compound`: declare a compound AI system as a typed graph, and let data improve it.
+"""`compound`: declare a compound AI system as a typed graph, and optimize it on data.
 
-Public names are loaded when they are first used, so ``import compound`` loads neither torch,
+Public names are loaded on first use, so ``import compound`` loads neither torch,
 transformers, optuna nor litellm.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # so that type checkers see what `__getattr__` finds
+if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.api.optimize import Result as Result
     from compound.api.sync import evaluate as evaluate
     from compound.api.sync import load_result as load_result
@@ -163,7 +163,7 @@ _HOME = {
 __all__ = sorted(_HOME)  # noqa: PLE0605 - the names are loaded lazily
 
 
-if not TYPE_CHECKING:  # which would believe that every name is there
+if not TYPE_CHECKING:  # type checkers would treat every name as defined
 
     def __getattr__(name: str) -> object:
         if name not in _HOME:

@@ -1,4 +1,4 @@
-"""The engine protocol, and the requests, completions and token usage that pass through it."""
+"""Engine protocol, with its requests, completions and usage records."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class UsageDocument(TypedDict, total=False):
     unpriced: int
 
 
-UsageRow = Sequence[float]  # the numbers alone, as earlier versions wrote them
+UsageRow = Sequence[float]  # bare numbers, the format of earlier versions
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a call cost: engine calls, tokens, and money in US dollars.
+    """Usage of a call: engine calls, tokens, and cost in US dollars.
 
-    ``unpriced`` counts the calls whose price is not known; they add nothing to ``cost``.
+    ``unpriced`` counts the calls whose price is unknown; they add nothing to ``cost``.
 
     >>> Usage(calls=1, prompt_tokens=10) + Usage(calls=1, completion_tokens=4)
     Usage(calls=2, prompt_tokens=10, completion_tokens=4, cost=0.0, unpriced=0)
@@ -41,11 +41,11 @@ class Usage:
 
     @property
     def tokens(self) -> int:
-        """Prompt and completion tokens together."""
+        """Total of prompt and completion tokens."""
         return self.prompt_tokens + self.completion_tokens
 
     def to_json(self) -> UsageDocument:
-        """Return the numbers by name.
+        """Return the fields as JSON.
 
         >>> Usage(calls=1, cost=0.5).to_json()
         {'calls': 1, 'prompt_tokens': 0, 'completion_tokens': 0, 'cost': 0.5, 'unpriced': 0}
@@ -60,7 +60,7 @@ class Usage:
 
     @staticmethod
     def from_json(data: UsageDocument | UsageRow) -> Usage:
-        """Read what `to_json` wrote, or the bare list of numbers that earlier versions wrote.
+        """Parse the output of `to_json`, or the bare list of numbers written by earlier versions.
 
         >>> Usage.from_json([1, 10, 4, 0.0]) == Usage(1, 10, 4)
         True
@@ -86,7 +86,7 @@ NO_USAGE = Usage()
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a chat."""
+    """One chat message."""
 
     role: Role
     content: str
@@ -97,11 +97,11 @@ TokenRow = tuple[Sequence[int], Sequence[int], Sequence[float], FinishReason, st
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TokenRecord:
-    """What was sampled, token by token, captured at sampling time and never re-tokenized.
+    """Tokens of one completion, captured at sampling time and never re-tokenized.
 
     ``prompt`` and ``sampled`` are token ids; ``logprobs[i]`` is the sampler's log-probability (nats) of
     ``sampled[i]`` under the distribution it was drawn from (after temperature). A sampled end-of-turn
-    token is part of ``sampled``. ``adapter`` is the digest of the adapter that sampled, ``""`` for the base.
+    token is part of ``sampled``. ``adapter`` is the digest of the adapter used, ``""`` for the base model.
     """
 
     prompt: tuple[int, ...]
@@ -112,12 +112,12 @@ class TokenRecord:
 
     @property
     def row(self) -> TokenRow:
-        """The values in the order of their names, as JSON types."""
+        """The field values in declaration order, as JSON types."""
         return list(self.prompt), list(self.sampled), list(self.logprobs), self.finish_reason, self.adapter
 
     @staticmethod
-    def of_row(row: TokenRow) -> TokenRecord:
-        """Return the record that has these values."""
+    def from_row(row: TokenRow) -> TokenRecord:
+        """Build a record from a row."""
         prompt, sampled, logprobs, reason, adapter = row
         return TokenRecord(tuple(prompt), tuple(sampled), tuple(logprobs), reason, adapter)
 
@@ -128,7 +128,7 @@ class TokenRecord:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A LoRA adapter: its folder, and the digest of what the folder holds, which is its version."""
+    """A LoRA adapter: its folder, and the digest of the folder's content, which serves as its version."""
 
     path: str
     sha256: str
@@ -136,13 +136,13 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One thing asked of a language model.
+    """A request to a language model.
 
-    ``seed`` names the request's own random stream (64 bits): the same request with the same seed gives
-    the same text on an engine that can promise it. ``temperature`` 0 means greedy. ``stop`` strings end
-    the text and are not part of it. ``adapter`` is what to sample with, besides the base model.
-    ``want_tokens`` asks for a `TokenRecord`. ``cue`` is how the answer begins: engines that can put words
-    into the model's mouth do so, others show the cue at the end of the last message; it is never part of the
+    ``seed`` (64 bits) selects the random stream: the same request with the same seed gives
+    the same text on an engine that supports it. ``temperature`` 0 means greedy. ``stop`` strings end
+    the text and are not part of it. ``adapter`` is applied to the base model.
+    ``want_tokens`` requests a `TokenRecord`. ``cue`` is the start of the answer: engines that support
+    prefilling prefill it, others append it to the last message; it is never part of the
     completion's text.
     """
 
@@ -158,7 +158,7 @@ class Request:
 
     @property
     def cued(self) -> tuple[Message, ...]:
-        """The messages with the cue shown, for engines that cannot begin the answer."""
+        """Messages with the cue appended, for engines without prefilling."""
         if not self.cue:
             return self.messages
         *earlier, last = self.messages
@@ -167,7 +167,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A model's answer."""
+    """Answer of a language model."""
 
     text: str
     usage: Usage = NO_USAGE
@@ -179,28 +179,28 @@ class Completion:
 class Engine(Protocol):
     """A language model that answers requests.
 
-    ``concurrency`` is how many requests may be in flight at once; the executor enforces it.
-    Errors worth retrying are raised as `TransientError`, others as `CallError` or anything else.
+    ``concurrency`` is the maximum number of requests in flight, enforced by the executor.
+    Raise `TransientError` for errors worth retrying, and `CallError` or any other exception otherwise.
     """
 
     @property
     def name(self) -> str:
-        """The name that goes into cache keys: a model and whatever changes its answers."""
+        """Name used in cache keys: the model and every option that changes its answers."""
         ...
 
     @property
     def concurrency(self) -> int:
-        """How many requests may be in flight at once."""
+        """Maximum number of requests in flight."""
         ...
 
     @property
     def remote(self) -> bool:
-        """Whether an answer may never come; time limits do not count a wait for a model in this process."""
+        """Whether an answer may never arrive; time limits exclude waits for a model in this process."""
         ...
 
     @property
     def priced(self) -> bool:
-        """Whether the cost in `Usage` is known; if not, the engine cannot be used under a cost budget."""
+        """Whether the cost in `Usage` is known; an unpriced engine cannot be used under a cost budget."""
         ...
 
     async def generate(self, request: Request) -> Completion:
@@ -208,9 +208,9 @@ class Engine(Protocol):
         ...
 
     def worst_case(self, request: Request) -> Usage:
-        """Return an upper bound of what the request can cost, for the budget to reserve."""
+        """Return an upper bound of the request's usage, which the budget reserves."""
         ...
 
     async def aclose(self) -> None:
-        """Free what the engine holds."""
+        """Release the engine's resources."""
         ...

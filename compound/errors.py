@@ -1,7 +1,7 @@
-"""Every error a user can meet, and the functions that make their messages useful.
+"""Exceptions of the package, and helpers for their messages.
 
-A message states what is required, what was found, where, and how to fix it. Errors that refine a builtin
-inherit it as well, so that ``except ValueError`` keeps working.
+A message states the requirement, the actual value, its location, and the fix. Errors that refine a builtin
+also inherit from it, so that ``except ValueError`` keeps working.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from compound.engine import Usage
 
 
-FRESH = "pass new=True, or another run_dir"  # the command line says it in its own words
+FRESH = "pass new=True, or another run_dir"  # the command line replaces this by its own options
 
 
 class CompoundError(Exception):
-    """Base of every error this package raises on purpose.
+    """Base class of all errors raised deliberately by this package.
 
-    ``hint`` states how to fix it; the command line prints it on a line of its own.
+    ``hint`` states how to fix the problem; the command line prints it on a separate line.
     """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
@@ -33,19 +33,19 @@ class CompoundError(Exception):
 
 
 class DeclarationError(CompoundError, ValueError):
-    """A component, a space or a system is declared wrongly."""
+    """A component, a space or a system is declared incorrectly."""
 
 
 class WiringError(DeclarationError):
-    """Two ends of an edge do not fit, or an edge is missing, doubled or part of a cycle."""
+    """The ends of an edge have incompatible types, or an edge is missing, duplicated or part of a cycle."""
 
 
 class ConfigurationError(CompoundError, ValueError):
-    """A configuration names what the system does not have, or holds a value outside its space."""
+    """A configuration has an unknown key, or a value outside its space."""
 
 
 class SpecError(CompoundError, ValueError):
-    """A YAML file is wrong. ``problems`` holds every mistake found, one ``file:line:column: …`` each."""
+    """A YAML file is invalid. ``problems`` lists every error as ``file:line:column: …``."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -53,15 +53,15 @@ class SpecError(CompoundError, ValueError):
 
 
 class DataError(CompoundError, ValueError):
-    """A data file is missing, or one of its rows is unusable."""
+    """A data file is missing, or one of its rows is invalid."""
 
 
 class MissingOutput(DataError, KeyError):
-    """A metric reads an output that the system does not have."""
+    """A metric reads an output that the system does not produce."""
 
 
 class SeveralErrors(DataError):
-    """Several mistakes were found at once; ``errors`` holds each."""
+    """Several errors were found at once; ``errors`` lists them."""
 
     def __init__(self, errors: Iterable[CompoundError]) -> None:
         self.errors = tuple(errors)
@@ -69,7 +69,7 @@ class SeveralErrors(DataError):
 
 
 class MissingExtra(CompoundError, ImportError):
-    """A feature needs a library that is not installed."""
+    """A feature requires a library that is not installed."""
 
     def __init__(self, feature: str, library: str, extra: str) -> None:
         super().__init__(
@@ -79,27 +79,27 @@ class MissingExtra(CompoundError, ImportError):
 
 
 class ModelNotFound(CompoundError):
-    """A model's weights are not on this machine."""
+    """The weights of a model are not on this machine."""
 
 
 class RunDirectoryError(CompoundError):
-    """A run directory is foreign, broken, in use, or belongs to another configuration."""
+    """A run directory is invalid, damaged, in use, or belongs to another configuration."""
 
 
 class BudgetExhausted(CompoundError):
-    """The next step's worst case does not fit into what is left of the budget."""
+    """The worst case of the next step exceeds the remaining budget."""
 
 
 class AdapterNotServed(CompoundError):
-    """A server samples with something other than the adapter that it was given and has acknowledged."""
+    """A server does not sample with the adapter that it was sent and has acknowledged."""
 
 
 class TooManyFailures(CompoundError):
-    """More runs failed than the stated share allows."""
+    """The share of failed runs exceeds the limit."""
 
 
 class RunFailed(CompoundError):
-    """A run of a system failed. ``trace`` holds what each component did, and where it failed."""
+    """A system run failed. ``trace`` records all calls, including the failed one."""
 
     def __init__(self, message: str, *, trace: object, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -107,19 +107,19 @@ class RunFailed(CompoundError):
 
 
 class QuotaExhausted(CompoundError):
-    """The account at a provider has no credit left. It ends the run, which can be continued later."""
+    """A provider account has no credit left. The run stops and can be resumed later."""
 
 
 class CallError(CompoundError):
-    """One call failed. The executor records it; it ends a trace, never a run.
+    """A call failed. The executor records it; it ends the trace but not the run.
 
     Args:
-        message: what happened, and where.
+        message: the failure and its location.
         hint: how to fix it.
-        outputs: what was produced before the failure (the fields that did parse).
-        kind: the kind of the recorded failure; that of the class by default.
-        charged: what an engine's failed request is charged: `NO_USAGE` for one that was refused before it was
-            processed; ``None`` where nobody knows, which charges its worst case.
+        outputs: outputs produced before the failure (the fields that were parsed).
+        kind: kind of the recorded failure; default: that of the class.
+        charged: usage charged for the failed request: `NO_USAGE` if it was rejected before
+            processing; ``None`` if unknown, in which case its worst case is charged.
     """
 
     kind = "error"
@@ -141,21 +141,21 @@ class CallError(CompoundError):
 
 
 class ParseError(CallError):
-    """A model's text does not hold the fields its component declares."""
+    """The text of a model lacks fields that its component declares."""
 
     kind = "parse"
 
 
 class OutputTypeError(CallError):
-    """A component returned something other than what its ports declare."""
+    """A component returned outputs that do not match its ports."""
 
     kind = "type"
 
 
 class TransientError(CallError):
-    """A failure that may pass: a dropped connection, an overloaded server, a timeout.
+    """A transient failure: a dropped connection, an overloaded server, a timeout.
 
-    ``retry_after`` is the wait that the server asks for, in seconds.
+    ``retry_after`` is the wait requested by the server, in seconds.
     """
 
     kind = "transient"
@@ -168,7 +168,7 @@ class TransientError(CallError):
 
 
 class RateLimited(TransientError):
-    """A server refused a request because of its rate limit. It is sent again after a wait, free of charge."""
+    """A server rejected a request because of its rate limit. It is retried after a wait, uncharged."""
 
     kind = "rate_limit"
 
@@ -189,7 +189,7 @@ def nearest(name: str, possible: Iterable[str]) -> str:
 
 
 def first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first single error of a group."""
+    """Return the first leaf exception of a group."""
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

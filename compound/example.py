@@ -1,4 +1,4 @@
-"""Examples, their scores, and the metric protocol."""
+"""Examples, scores, and the metric protocol."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ CallValues = tuple[Values, Values]  # inputs and outputs of one call
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a metric says of one output.
+    """Score of one output.
 
-    ``value`` is the number to raise, ``feedback`` words for optimizers that read, ``parts`` named
+    ``value`` is the number to maximize, ``feedback`` text for optimizers that use it, ``parts`` named
     sub-scores for the report.
     """
 
@@ -27,7 +27,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Example:
-    """One row of data: what the system reads (``inputs``) and what the metric compares with (``gold``)."""
+    """One row of data: the system's ``inputs`` and the metric's reference values (``gold``)."""
 
     id: str
     inputs: Values
@@ -39,11 +39,11 @@ class Example:
 
 @runtime_checkable
 class Metric(Protocol):
-    """Scores a system's outputs against one example; `score` may also return an awaitable."""
+    """Scores the outputs of a system against an example; `score` may return an awaitable."""
 
     @property
     def name(self) -> str:
-        """A short name for tables."""
+        """Short name for tables."""
         ...
 
     def score(self, outputs: Values, example: Example) -> Score | Awaitable[Score]:

@@ -1,7 +1,7 @@
-"""Optional libraries: which extra installs each of them, and the error that says so.
+"""Optional libraries, the extra that installs each, and the error raised when one is missing.
 
-Code that needs one imports it where it is used, as usual. An import that fails is turned into `MissingExtra`
-here, wherever it surfaces, so that no feature has to remember to do so.
+Code imports an optional library where it is used. A failed import is turned into `MissingExtra`
+at the entry points, so that features need no import handling.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LIBRARIES: Mapping[str, tuple[str, str]] = {
     "gguf": ("gguf", "local"),
     "safetensors": ("safetensors", "local"),
     "accelerate": ("accelerate", "local"),
-    "huggingface_hub": ("transformers", "local"),  # which brings it
+    "huggingface_hub": ("transformers", "local"),  # a dependency of transformers
     "litellm": ("litellm", "remote"),
     "httpx": ("httpx", "vllm"),
     "optuna": ("optuna", "search"),
@@ -28,7 +28,7 @@ LIBRARIES: Mapping[str, tuple[str, str]] = {
     "sklearn": ("scikit-learn", "rewards"),
     "peft": ("peft", "train"),
 }
-"""By module: the library's name on the package index, and our extra that installs it."""
+"""Maps a module to the library's name on PyPI and the extra that installs it."""
 
 
 def raise_missing_extra(error: BaseException, feature: str = "this") -> None:

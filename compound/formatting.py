@@ -1,6 +1,6 @@
-"""Format values, lists of names and counts as short texts.
+"""Short text representations of values, lists of names and counts.
 
-A notebook shows the repr of whatever a cell ends with, and error messages quote it: it must not grow with
+Notebooks and error messages show reprs, so a repr must not grow with
 prompts, demonstrations or the number of paths through a graph.
 """
 
@@ -17,7 +17,7 @@ _SHORT.maxlevel = 3
 
 
 def short(value: object) -> str:
-    """Return a repr of at most a few lines, whatever the value holds.
+    """Return a repr of bounded length.
 
     >>> short({"question": "word " * 100})
     "{'question': 'word word word word word word word w... word word word word word word word '}"
@@ -25,10 +25,10 @@ def short(value: object) -> str:
     return _SHORT.repr(dict(value) if isinstance(value, Mapping) else value)
 
 
-def listed(names: Iterable[str], most: int = MOST_NAMES) -> str:
-    """Return names in brackets, the first of them when there are many.
+def format_names(names: Iterable[str], most: int = MOST_NAMES) -> str:
+    """Return names in brackets, truncated to the first ``most``.
 
-    >>> listed("abc"), listed("abcdef", most=2)
+    >>> format_names("abc"), format_names("abcdef", most=2)
     ('[a, b, c]', '[a, b, … 4 more]')
     """
     found = list(names)
@@ -36,10 +36,10 @@ def listed(names: Iterable[str], most: int = MOST_NAMES) -> str:
     return f"[{', '.join(shown)}]"
 
 
-def shown(kind: str, *positional: str, **parts: str) -> str:
-    """Return ``Kind(positional, name=part)``; parts that are ``""`` are left out.
+def format_repr(kind: str, *positional: str, **parts: str) -> str:
+    """Return ``Kind(positional, name=part)``, omitting empty parts.
 
-    >>> shown("Row", "'e1'", score="0.5", failure="")
+    >>> format_repr("Row", "'e1'", score="0.5", failure="")
     "Row('e1', score=0.5)"
     """
     named = [f"{name}={part}" for name, part in parts.items() if part]
@@ -47,7 +47,7 @@ def shown(kind: str, *positional: str, **parts: str) -> str:
 
 
 def plural(n: int, noun: str) -> str:
-    """Return a number with its noun.
+    """Return a count with its noun.
 
     >>> plural(1, "example"), plural(2000, "example")
     ('1 example', '2,000 examples')

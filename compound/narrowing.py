@@ -1,4 +1,4 @@
-"""Entries of mappings that may hold anything, read as the types that are needed."""
+"""Typed access to the entries of untyped mappings."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Kind = TypeVar("Kind")
 
 
 def entry(values: Mapping[str, object], name: str, kind: type[Kind] | tuple[type[Kind], ...]) -> Kind:
-    """Return an entry that is of one type, or of one of several.
+    """Return an entry, checked to be an instance of ``kind``.
 
     Raises:
-        KeyError: There is no such entry.
-        TypeError: It is of another type.
+        KeyError: The entry does not exist.
+        TypeError: The entry has another type.
 
     Example:
         >>> entry({"k": 5}, "k", int)

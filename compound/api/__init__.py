@@ -1,1 +1,1 @@
-"""The Python interface: run, evaluate and optimize a system; sweep, estimate and check."""
+"""Python API: run, evaluate and optimize a system; sweep, estimate and check."""

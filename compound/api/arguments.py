@@ -1,7 +1,7 @@
-"""Turn what a caller passes to `run`, `evaluate` and `optimize` into typed values, before anything is called.
+"""Convert arguments of `run`, `evaluate` and `optimize` to typed values, before anything is called.
 
-What has one meaning is accepted: rows as a list of dictionaries or as a data frame, a metric by its name, a
-number of system runs as a budget. Everything else is refused with the way to write it.
+Unambiguous values are accepted: rows as a list of dictionaries or as a data frame, a metric by its name, a
+number of system runs as a budget. Other values are rejected with a hint on the correct form.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from compound.settings.common import BudgetSettings
 
 
 class PolarsFrame(Protocol):
-    """A data frame with the method of polars."""
+    """A data frame with the interface of polars."""
 
     def to_dicts(self) -> list[dict[str, object]]:
         """Return the rows."""
@@ -36,7 +36,7 @@ class PolarsFrame(Protocol):
 
 
 class ArrowTable(Protocol):
-    """A table with the method of pyarrow."""
+    """A table with the interface of pyarrow."""
 
     def to_pylist(self) -> list[dict[str, object]]:
         """Return the rows."""
@@ -50,15 +50,15 @@ GivenBudget = Budget | BudgetSettings | Mapping[str, object] | float
 GivenEngines = Mapping[str, Engine | str] | Callable[[str], Engine]
 
 
-def as_data(data: GivenData, *, splits: bool) -> Dataset:
-    """Return a data set.
+def to_dataset(data: GivenData, *, splits: bool) -> Dataset:
+    """Convert an argument to a data set.
 
     Args:
-        data: a `Dataset`, the path of one, rows by split, or rows alone.
-        splits: whether the rows of different splits are needed; if not, rows alone stand for every split.
+        data: a `Dataset` or its path, rows by split, or a single set of rows.
+        splits: whether separate splits are required; if not, a single set of rows serves as every split.
 
     Raises:
-        DeclarationError: it is none of these, or rows alone where splits are needed.
+        DeclarationError: the value has another type, or is a single set of rows where splits are required.
     """
     if isinstance(data, Dataset):
         return data
@@ -75,31 +75,31 @@ def as_data(data: GivenData, *, splits: bool) -> Dataset:
     rows = _rows(data)
     if splits:
         raise DeclarationError(
-            "data must say which rows to learn from and which to decide by, but is one list of rows",
+            "data must be divided into splits, but is a single list of rows",
             hint="give {'train': rows, 'valid': rows, 'test': rows}, or cp.Dataset(path)",
         )
     return Dataset.of(train=rows, valid=rows, test=rows)
 
 
 def _rows(data: object, role: str = "") -> list[Mapping[str, object]]:
-    """Return rows as dictionaries; a data frame's missing values are None."""
+    """Return rows as dictionaries; missing values of a data frame become None."""
     if hasattr(data, "to_dicts"):  # polars
         data = data.to_dicts()
     elif hasattr(data, "to_pylist"):  # pyarrow
         data = data.to_pylist()
     elif hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
         records = data.to_dict("records")
-        data = [{str(key): _present(value) for key, value in row.items()} for row in records]
+        data = [{str(key): _missing_to_none(value) for key, value in row.items()} for row in records]
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
         raise DeclarationError(
             f"data must be rows, but is {type(data).__name__} {data!r:.60}",
-            hint="give a list of dictionaries, a data frame, or cp.Dataset(path)",
+            hint="pass a list of dictionaries, a data frame, or cp.Dataset(path)",
         )
     rows = [_row(row, i) for i, row in enumerate(data, 1)]
     if not rows:
         raise DeclarationError(
             f"the {role} split of the data has no rows" if role else "data has no rows",
-            hint=f"give it rows, or leave {role!r} out" if role else "give at least one",
+            hint=f"add rows, or omit {role!r}" if role else "pass at least one row",
         )
     return rows
 
@@ -115,22 +115,24 @@ def _row(row: object, number: int) -> Mapping[str, object]:
     )
 
 
-def _present(value: object) -> object:
-    if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a number of numpy
+def _missing_to_none(value: object) -> object:
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a numpy scalar
         value = value.item()
     return None if value is None or (isinstance(value, float) and math.isnan(value)) else value
 
 
-def metric_for(metric: GivenMetric, system: System) -> Metric:
-    """Return a metric for a system; a name stands for the metric of the system's only output.
+def resolve_metric(metric: GivenMetric, system: System) -> Metric:
+    """Convert an argument to a metric; a name selects the metric of the system's only output.
 
     Raises:
-        DeclarationError: no metric has that name, or the system has several outputs.
+        DeclarationError: the name is unknown, or the system has several outputs.
     """
     name = next((name for name, factory in METRICS.items() if factory is metric), metric)
     if not isinstance(name, str):
         if callable(metric) or isinstance(metric, Metric):
-            return as_metric(cast("Scoring | Metric", metric))  # functions that make metrics have names
+            return as_metric(
+                cast("Scoring | Metric", metric)
+            )  # metric factories were replaced by their names
         raise DeclarationError(
             f"metric must be a metric or a function of (outputs, example), but is {metric!r:.80}",
             hint=f"such as cp.{next(iter(METRICS))}('answer')",
@@ -141,28 +143,28 @@ def metric_for(metric: GivenMetric, system: System) -> Metric:
     if len(system.outputs) > 1:
         outputs = ", ".join(system.outputs)
         raise DeclarationError(
-            f"metric {name!r} must say which output it reads: system {system.name!r} has {outputs}",
+            f"metric {name!r} needs the output to read: system {system.name!r} has {outputs}",
             hint=f"metric={'cp.' if name in METRICS else ''}{name}({next(iter(system.outputs))!r})",
         )
     return make(next(iter(system.outputs)))
 
 
-def inputs_for(system: System, inputs: object) -> Mapping[str, object]:
-    """Return the inputs of one run.
+def check_inputs(system: System, inputs: object) -> Mapping[str, object]:
+    """Validate the inputs of one run.
 
     Raises:
-        DeclarationError: they are no dictionary.
+        DeclarationError: they are not a dictionary.
     """
     if isinstance(inputs, Mapping):
         return inputs
     example = ", ".join(f"{name!r}: …" for name in system.inputs)
     raise DeclarationError(
-        f"inputs must be a dictionary, but got {type(inputs).__name__}", hint=f"give {{{example}}}"
+        f"inputs must be a dictionary, but got {type(inputs).__name__}", hint=f"pass {{{example}}}"
     )
 
 
 def budget_settings(budget: GivenBudget) -> dict[str, object]:
-    """Return the limits of a budget by name; a number is a number of system runs.
+    """Return the limits of a budget by name; a bare number limits the system runs.
 
     >>> budget_settings(100)
     {'system_runs': 100}
@@ -181,11 +183,11 @@ def budget_settings(budget: GivenBudget) -> dict[str, object]:
     )
 
 
-def engines_for(system: System, engines: GivenEngines | None) -> Callable[[str], Engine]:
-    """Return what finds the engine of a model.
+def resolve_engines(system: System, engines: GivenEngines | None) -> Callable[[str], Engine]:
+    """Return a function that finds the engine of a model.
 
-    A model is looked for in ``engines`` first, where a text names another model; then among the engines of
-    the file that the system came from; then by the form of its name (`compound.registry.engines`).
+    A model is looked up in ``engines`` first, where a string redirects to another model; then in the
+    engines of the system's file; then by the form of its name (`compound.registry.engines`).
 
     Raises:
         DeclarationError: ``engines`` is neither a mapping to engines nor a function.
@@ -197,9 +199,9 @@ def engines_for(system: System, engines: GivenEngines | None) -> Callable[[str],
         if callable(engines) and not isinstance(engines, Engine):
             return engines
         raise DeclarationError(
-            f"engines must map the names of models to engines, but is {engines!r:.80}",
+            f"engines must map model names to engines, but is {engines!r:.80}",
             hint="such as engines={'fast': cp.LiteLLM('openai/gpt-4o-mini')}; "
-            "the model of a system is chosen by System(…, lm=…) or system.with_lm(…)",
+            "to choose the model of a system, use System(…, lm=…) or system.with_lm(…)",
         )
     known = dict(engines)
     given: Mapping[str, object] = known

@@ -1,6 +1,6 @@
-"""Check a file beyond its text: its method, its data and its metric, as far as they are on this machine.
+"""Check a file's method, data and metric, as far as they are available on this machine.
 
-A file is often checked before its data has been fetched. What is not there is no mistake, but is listed as
+A file is often checked before its data is downloaded. Missing parts are not errors, but are listed as
 not checked. No model is loaded, and nothing is downloaded.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from compound.api.optimize import make_problem
 from compound.errors import CompoundError, SeveralErrors, SpecError
 from compound.evaluation.dataset import ROLES, Dataset
-from compound.evaluation.duplicates import check_no_overlaps, in_data
+from compound.evaluation.duplicates import check_no_overlaps, find_in_data
 from compound.evaluation.examples import read_examples
 from compound.evaluation.hub import HUB
 from compound.evaluation.metrics import check_rows
@@ -30,14 +30,14 @@ _WHERE = re.compile(r"(?P<where>(?:[\w-]+|'[^']*')(?:\.(?:[\w-]+|'[^']*'))*): ")
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckResult:
     """Result of checking one file.
 
     Attributes:
-        program: what was checked.
-        warnings: examples that are in several splits.
-        notes: what is allowed, but worth knowing.
-        not_checked: the parts that are not on this machine, each with the reason.
+        program: the checked program.
+        warnings: examples that occur in several splits.
+        notes: valid but noteworthy facts.
+        not_checked: parts that are missing on this machine, each with the reason.
     """
 
     program: Program
@@ -46,7 +46,7 @@ class Checked:
     not_checked: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, object]:
-        """Return the result for machines."""
+        """Return the result as JSON."""
         system = self.program.system
         return {
             "file": str(self.program.path),
@@ -69,10 +69,10 @@ class Checked:
 
 
 def problems_of(error: CompoundError, file: Path) -> list[dict[str, object]]:
-    """Return the mistakes that an error tells of, for machines.
+    """Return the problems reported by an error, as JSON.
 
-    Each is ``file, line, column, where, message``: the place in the file, or in the data where that is wrong,
-    as far as it is known.
+    Each has ``file, line, column, where, message``: the location in the YAML file or in the data file,
+    as far as known.
 
     >>> problems_of(SpecError(["a.yaml:3:1: optimize.sed: no such key"]), Path("a.yaml"))
     [{'file': 'a.yaml', 'line': 3, 'column': 1, 'where': 'optimize.sed', 'message': 'no such key'}]
@@ -84,7 +84,7 @@ def problems_of(error: CompoundError, file: Path) -> list[dict[str, object]]:
 
 
 def _problem(text: str, file: Path, *, spec: bool = True) -> dict[str, object]:
-    """Return one mistake, read from its message."""
+    """Parse one problem from its message."""
     found = _PLACED.match(text)
     if found is None and spec:
         found = re.match(f"(?P<file>{re.escape(str(file))}): (?P<rest>.*)", text)
@@ -100,29 +100,29 @@ def _problem(text: str, file: Path, *, spec: bool = True) -> dict[str, object]:
     }
 
 
-def check_program(program: Program, *, strict: bool = False) -> Checked:
+def check_program(program: Program, *, strict: bool = False) -> CheckResult:
     """Check the method, the data, the metric and the prospects of a file.
 
     Args:
         program: the file.
-        strict: whether to refuse examples that are in several splits.
+        strict: whether to reject examples that occur in several splits.
 
     Raises:
-        DeclarationError: the method that the file names cannot work on its system, or the budget holds
-            nothing to try.
-        DataError: a row of the data is unusable, holds a value of another type than its input, or nothing
-            that the metric can compare with; or, with ``strict``, splits share examples.
-        SeveralErrors: there are several of these mistakes.
+        DeclarationError: the method is not applicable to the system, or the budget is too small to
+            try anything.
+        DataError: a row is invalid, a value does not match the type of its input, or an example has no gold
+            value for the metric; or, with ``strict``, splits share examples.
+        SeveralErrors: several of these errors occurred.
     """
-    checked = Checked(program)
+    checked = CheckResult(program)
     problems: list[CompoundError] = []
-    with _noted(problems):
+    with _collecting_errors(problems):
         checked.notes.extend(_check_method(program))
     checked.not_checked.extend([*_missing_corpora(program), *_check_data(program, problems)])
     if problems:
         raise problems[0] if len(problems) == 1 else SeveralErrors(problems)
     if program.data is not None and is_local(program.data):
-        found = in_data(program.data, list(program.system.inputs))
+        found = find_in_data(program.data, list(program.system.inputs))
         if strict:
             check_no_overlaps(found)
         checked.warnings.extend(map(str, found))
@@ -131,8 +131,8 @@ def check_program(program: Program, *, strict: bool = False) -> Checked:
 
 
 @contextmanager
-def _noted(problems: list[CompoundError]) -> Iterator[None]:
-    """Collect the error that a block raises: a user wants to hear of all mistakes at once."""
+def _collecting_errors(problems: list[CompoundError]) -> Iterator[None]:
+    """Collect the error raised by a block, so that all errors are reported together."""
     try:
         yield
     except CompoundError as error:
@@ -165,7 +165,7 @@ def _prospects(program: Program) -> list[str]:
     except NothingToTune:
         if named:
             raise
-        return []  # the note about the method says so
+        return []  # reported by the note about the method
     return list(outlook(problem)["told"]) if named else []
 
 
@@ -179,7 +179,7 @@ def _check_method(program: Program) -> Iterator[str]:
         fit = methods.fitting(system, settings, folder)
         if fit:
             others = ", ".join(fit)
-            yield f"the default method {name!r} finds nothing to tune; set optimize.method to one of {others}"
+            yield f"the default method {name!r} has nothing to tune; set optimize.method to one of {others}"
         return
     except CompoundError:
         if "method" in settings.model_fields_set:
@@ -196,18 +196,18 @@ def _missing_corpora(program: Program) -> Iterator[str]:
 
 
 def _check_data(program: Program, problems: list[CompoundError]) -> Iterator[str]:
-    """Read every split that is on this machine; yield what could not be checked, and note mistakes."""
+    """Read every split on this machine; yield what could not be checked, and collect errors."""
     data = program.data
     if data is None:
         return
     if not is_local(data):
         path = str(data.path)
-        hub = "; a data set on the hub is not loaded by a check" if path.startswith(HUB) else ""
+        hub = "; `check` does not load data sets from the hub" if path.startswith(HUB) else ""
         yield f"data: there is no file or folder {path.removeprefix(HUB)!r}{hub}"
         return
     for role in ROLES:
         if data.has(role):
-            with _noted(problems):
+            with _collecting_errors(problems):
                 examples = read_examples(data, role, program.system.inputs)
                 if program.metric is not None:
                     check_rows(program.metric, program.system.outputs, examples)

@@ -1,4 +1,4 @@
-"""Estimate the cost of an optimization, and what it can detect, before it runs."""
+"""Estimate the cost of an optimization and the effects it can detect, before it runs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from compound.api.optimize import make_problem, resolved
+from compound.api.optimize import make_problem, resolved_settings
 from compound.engine import Completion, Engine, Request, Usage
 from compound.errors import CompoundError
 from compound.evaluation.dataset import Dataset
-from compound.evaluation.duplicates import check_no_overlaps, overlaps
+from compound.evaluation.duplicates import check_no_overlaps, find_overlaps
 from compound.evaluation.metrics import Comparison
 from compound.execution.executor import Executor
 from compound.graph.bounds import CallBound, Use
@@ -21,33 +21,33 @@ from compound.optimization.budget_plan import stochastic
 from compound.optimization.method import Job
 from compound.optimization.preflight import missing_keys
 from compound.optimization.problem import Problem
-from compound.optimization.prospects import outlook, planned
+from compound.optimization.prospects import outlook, plan_by_runs
 from compound.optimizers import methods
 from compound.settings.common import COUNTS, BudgetSettings
 
 if TYPE_CHECKING:
     from compound.spec import Program
 
-ASSUMED = (
-    "Tries of a request that failed come on top, and so do runs that are cancelled when too many fail.",
-    "Prompts are counted by bytes where no tokenizer has seen them, about four times their tokens in "
-    "English; every call is counted as the longest one, and a cached run as a new one.",
+ASSUMPTIONS = (
+    "Retries of failed requests, and runs that are cancelled when too many fail, are not included.",
+    "Prompts without a known tokenizer are counted in bytes, about four times their tokens in English; "
+    "every call is counted as the longest one, and a cached run as a new one.",
 )
-OF_METRIC = "Calls that a metric of your own makes are neither counted nor bounded."
+METRIC_ASSUMPTION = "Calls made by a user-defined metric are neither counted nor bounded."
 
 
 def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
     """Return the resolved settings, sizes, plan, prospects and upper bounds of a program's optimization.
 
-    Reads the data and corpora, loads no model. The bounds cover system runs, the test split, requests for
-    proposals, and the same for each baseline.
+    Reads the data and corpora but loads no model. The bounds cover system runs, the test split, proposal
+    requests, and the same for each baseline.
 
     Args:
-        program: says what is to be optimized, with data and a metric.
-        strict: whether to refuse examples that are in several splits.
+        program: the program, with data and a metric.
+        strict: whether to reject examples that occur in several splits.
 
     Raises:
-        DataError: some are, with ``strict``.
+        DataError: splits share examples, with ``strict``.
     """
     assert program.data is not None
     assert program.metric is not None
@@ -60,9 +60,11 @@ def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
     for name, method in zip(settings.baselines, others, strict=True):
         own = settings.model_copy(update={"method": name, "baselines": ()})
         bounds.append(bound(replace(problem, settings=own, method=method)))
-    plan, free = planned(problem)
+    plan, free = plan_by_runs(problem)
+    # usage of these is unknown in advance
+    other_limits = [name for name in settings.budget.limits() if name != "system_runs"]
     splits = {"train": problem.train, "valid": problem.valid, "test": problem.test}
-    equal = overlaps(splits, program.data.id)
+    equal = find_overlaps(splits, program.data.id)
     if strict:
         check_no_overlaps(equal)
     return {
@@ -72,7 +74,7 @@ def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
         "plan": {"decisions": plan.decisions, "level": plan.level, "runs_per_decision": plan.cost},
         "methods": [settings.method, *settings.baselines],
         "notes": list(problem.method.notes),
-        "steps": _steps(problem.method.jobs, free, _others(settings.budget)),
+        "steps": _steps(problem.method.jobs, free, other_limits),
         "prospects": outlook(problem),
         "duplicates": [str(overlap) for overlap in equal],
         "shared": any(overlap.across for overlap in equal),
@@ -82,20 +84,20 @@ def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
             name: {"limit": limit, "counts": COUNTS[name]} for name, limit in settings.budget.limits().items()
         },
         "keys": missing_keys(problem),
-        "assumed": [*ASSUMED, *([] if isinstance(problem.metric, Comparison) else [OF_METRIC])],
-        "optimize": resolved(problem),
+        "assumed": [*ASSUMPTIONS, *([] if isinstance(problem.metric, Comparison) else [METRIC_ASSUMPTION])],
+        "optimize": resolved_settings(problem),
     }
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the table of bounds.
+class BoundRow:
+    """A row of the table of bounds.
 
     Attributes:
-        method: whose.
-        what: is bounded.
-        runs: system runs, where it is made of these.
-        amount: what they can take.
+        method: name of the method.
+        what: description of the bounded activity.
+        runs: number of system runs, if applicable.
+        amount: upper bound of the usage.
     """
 
     method: str
@@ -104,32 +106,32 @@ class Row:
     amount: Amount
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON types; infinite numbers are ``None``."""
+        """Return the row as JSON types; infinite numbers become ``None``."""
         runs = None if self.runs is None or not math.isfinite(self.runs) else self.runs
         return {"method": self.method, "what": self.what, "system_runs": runs, **_amount(self.amount)}
 
 
 @dataclass(frozen=True)
-class Bound:
-    """The bounds of one method.
+class MethodBounds:
+    """Upper bounds of one method.
 
     Attributes:
-        rows: what it is made of, and last the sum within the budget.
-        runs: system runs, those on the test split included.
-        allowed: what its jobs may ask for.
+        rows: the components, and last the total within the budget.
+        runs: number of system runs, including the test split.
+        allowed: proposal requests of its jobs.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[BoundRow]
     runs: float
     allowed: Allowance
 
 
-def bound(problem: Problem) -> Bound:
-    """Return the bounds of the method of a problem."""
-    settings, find = problem.settings, _Opened(problem)
+def bound(problem: Problem) -> MethodBounds:
+    """Return the bounds of a problem's method."""
+    settings, find = problem.settings, _Engines(problem)
     name, system = settings.method, problem.system
     own = (system.lm,) if system.lm else ()
-    plan, free = planned(problem)
+    plan, free = plan_by_runs(problem)
     allowed = allowance(problem, free, plan.decisions, read_corpora=True, lms=own)
     limit = settings.budget.system_runs
     runs = math.inf if limit is None else limit
@@ -139,53 +141,53 @@ def bound(problem: Problem) -> Bound:
     tests = 2 * len(problem.test) * (settings.repeats if stochastic(system) else 1)
     test = _whole_run(allowed, find).times(tests)
     rows = [
-        Row(name, "system runs on train and validation examples", runs, search),
-        *(Row(name, what, None, amount) for what, amount in _proposals(allowed, find, own)),
+        BoundRow(name, "system runs on train and validation examples", runs, search),
+        *(BoundRow(name, what, None, amount) for what, amount in _proposals(allowed, find, own)),
     ]
     sum_ = sum((row.amount for row in rows), Amount())
-    rows.append(Row(name, "system runs on the test split", tests, test))
-    total = _within(sum_, settings.budget, 1 - settings.budget.test_share)
-    total += _within(test, settings.budget, settings.budget.test_share)
-    return Bound([*rows, Row(name, "total", runs + tests, total)], runs + tests, allowed)
+    rows.append(BoundRow(name, "system runs on the test split", tests, test))
+    total = _capped(sum_, settings.budget, 1 - settings.budget.test_share)
+    total += _capped(test, settings.budget, settings.budget.test_share)
+    return MethodBounds([*rows, BoundRow(name, "total", runs + tests, total)], runs + tests, allowed)
 
 
-def _search(allowed: Allowance, find: _Opened) -> Amount:
-    """Return what one system run can take, when runs are counted by the calls that were really made.
+def _search(allowed: Allowance, find: _Engines) -> Amount:
+    """Return the upper bound of one system run, where runs are counted by executed calls.
 
-    A run whose other calls come from the cache counts as a part of one: so many parts may all be the most
-    expensive call.
+    A run whose other calls are cached counts as a fraction of a run, and all fractions may consist of
+    the most expensive call.
     """
     largest = Amount()
     for name, use in allowed.survey.uses.items():
         each = _call(name, use, find)
         uncached = not allowed.outlook.system.components[name].cacheable
         if use.requests is not None and each.calls and uncached and allowed.survey.counted:
-            each = unbounded(f"{name!r} asks a model in every run, even in one that is cached")
+            each = unbounded(f"{name!r} calls a model in every run, even a cached one")
         largest = largest.joined(each)
     return largest.times(allowed.survey.counted) if allowed.survey.counted else _whole_run(allowed, find)
 
 
-def _whole_run(allowed: Allowance, find: _Opened) -> Amount:
-    """Return what one run can take in which nothing is cached."""
+def _whole_run(allowed: Allowance, find: _Engines) -> Amount:
+    """Return the upper bound of a run without cached calls."""
     calls = (_call(name, use, find).times(use.calls) for name, use in allowed.survey.uses.items())
     return sum(calls, Amount())
 
 
-def _call(name: str, use: Use, find: _Opened) -> Amount:
-    """Return what one call of a component can take."""
+def _call(name: str, use: Use, find: _Engines) -> Amount:
+    """Return the upper bound of one call of a component."""
     if use.requests is None:
-        return unbounded(f"component {name!r} does not declare what it asks of models (Component.reach)")
+        return unbounded(f"component {name!r} does not declare its model requests (Component.reach)")
     if not math.isfinite(use.calls) and use.requests:
-        return unbounded(f"how often {name!r} is called is known only at run time")
+        return unbounded(f"the number of calls of {name!r} is known only at run time")
     return sum((find.max_request_cost(request).times(request.calls) for request in use.requests), Amount())
 
 
-def _proposals(allowed: Allowance, find: _Opened, own: tuple[str, ...]) -> list[tuple[str, Amount]]:
-    """Return what requests for proposals can take, by optimizer and purpose."""
+def _proposals(allowed: Allowance, find: _Engines, own: tuple[str, ...]) -> list[tuple[str, Amount]]:
+    """Return the upper bounds of proposal requests, by optimizer and purpose."""
     found: dict[str, Amount] = {}
     for each in allowed.jobs:
         if each.bound is None:
-            hint = f"optimizer {each.job.optimizer!r} declares no bound: give a budget of calls"
+            hint = f"optimizer {each.job.optimizer!r} declares no bound; set a budget of calls"
             found[f"requests by {each.job.optimizer}"] = unbounded(hint)
         for request in each.requests:
             what = f"{each.job.optimizer}: {request.purpose}"
@@ -194,8 +196,8 @@ def _proposals(allowed: Allowance, find: _Opened, own: tuple[str, ...]) -> list[
     return [(what, amount) for what, amount in found.items() if amount.calls]
 
 
-def _within(amount: Amount, budget: BudgetSettings, part: float) -> Amount:
-    """Return an amount that a part of the budget's limits ends."""
+def _capped(amount: Amount, budget: BudgetSettings, part: float) -> Amount:
+    """Return an amount capped by a share of the budget's limits."""
 
     def least(name: str, value: float) -> float:
         limit = getattr(budget, name)
@@ -211,14 +213,14 @@ def _within(amount: Amount, budget: BudgetSettings, part: float) -> Amount:
     return replace(found, why=() if all(map(math.isfinite, numbers)) else amount.why)
 
 
-class _Opened:
-    """The engines of a problem, as far as they can be opened without loading a model."""
+class _Engines:
+    """Engines of a problem that can be opened without loading a model."""
 
     def __init__(self, problem: Problem) -> None:
         self._find = Executor(problem.engines).engine
 
     def max_request_cost(self, request: CallBound) -> Amount:
-        """Return what one request can take, of any of the models that it may go to."""
+        """Return the upper bound of one request, over all models that it may be sent to."""
         found = Amount()
         for lm in request.lms:
             found = found.joined(amount_of(self._engine(lm), request))
@@ -227,22 +229,22 @@ class _Opened:
     def _engine(self, lm: str) -> Engine:
         try:
             return self._find(lm)
-        except CompoundError:  # the run will say so; here its prompts are counted by bytes
-            return _Unknown()
+        except CompoundError:  # reported by the run; here its prompts are counted in bytes
+            return _UnknownEngine()
 
 
-class _Unknown:
-    """Stands for an engine that cannot be opened here: it has no price, and a token for each byte."""
+class _UnknownEngine:
+    """Placeholder for an engine that cannot be opened: no price, and one token per byte."""
 
     name, concurrency, remote, priced = "", 1, True, False
 
     def worst_case(self, request: Request) -> Usage:
-        """Return a token for each byte of the prompt."""
+        """Return one token per byte of the prompt."""
         size = sum(len(message.content.encode()) + 16 for message in request.messages) + 128
         return Usage(1, size, request.max_tokens)
 
     async def generate(self, request: Request) -> Completion:
-        """Refuse: an estimate sends no requests."""
+        """Raise: an estimate sends no requests."""
         raise CompoundError("an estimate sends no requests to a model")
 
     async def aclose(self) -> None:
@@ -254,26 +256,22 @@ def _amount(amount: Amount) -> dict[str, Any]:
         return None if value is None or not math.isfinite(value) else value
 
     whole = {
+        # float sums may exceed a whole number by rounding
         name: None if (value := finite(getattr(amount, name))) is None else math.ceil(value - 1e-9)
         for name in ("calls", "prompt_tokens", "completion_tokens", "tokens")
     }
     return {**whole, "cost": finite(amount.cost), "priced": amount.cost is not None, "why": list(amount.why)}
 
 
-def _total(bounds: Sequence[Bound]) -> dict[str, Any]:
-    """Return the sum over all methods."""
+def _total(bounds: Sequence[MethodBounds]) -> dict[str, Any]:
+    """Return the total over all methods."""
     amount = sum((each.rows[-1].amount for each in bounds), Amount())
     runs = sum(each.runs for each in bounds)
     return {"system_runs": runs if math.isfinite(runs) else None, **_amount(amount)}
 
 
-def _others(budget: BudgetSettings) -> list[str]:
-    """Return the limits other than system runs: what a run takes of these is not known beforehand."""
-    return [name for name in budget.limits() if name != "system_runs"]
-
-
 def _steps(jobs: Sequence[Job], free: float, others: Sequence[str]) -> list[dict[str, Any]]:
-    """Return how many steps of each job the budget holds, of jobs that go by steps."""
+    """Return the number of steps of each job that the budget allows, for jobs with steps."""
     share = free / max(1, len(jobs))
     return [
         {

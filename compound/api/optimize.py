@@ -1,4 +1,4 @@
-"""The front door of optimization: problem in, run directory and result out."""
+"""Main entry point of optimization: takes a problem, writes a run directory, returns a result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compound import report as reports
 from compound.concurrency.blocking import blocking
 from compound.errors import FRESH, CompoundError, DataError, RunDirectoryError
 from compound.evaluation.dataset import Dataset, Split
-from compound.evaluation.duplicates import check_no_overlaps, overlaps
+from compound.evaluation.duplicates import check_no_overlaps, find_overlaps
 from compound.evaluation.evaluate import Evaluation, gain_interval
 from compound.evaluation.examples import read_examples
 from compound.evaluation.metrics import check_rows
@@ -23,10 +23,10 @@ from compound.evaluation.statistics import Interval
 from compound.example import Example, Metric
 from compound.execution.executor import Executor
 from compound.execution.sender import Engines
-from compound.formatting import plural, shown
+from compound.formatting import format_repr, plural
 from compound.graph.configuration import Configuration, digest, load, readable
 from compound.graph.draw import as_document
-from compound.graph.fingerprint import described
+from compound.graph.fingerprint import describe_code
 from compound.graph.system import System
 from compound.loop.loop import OptimizationLoop, final_configuration
 from compound.loop.retry import retry_failed as retry_rows
@@ -45,7 +45,7 @@ from compound.runs.directory import (
     load_checkpoint,
     read_json,
     read_records,
-    room,
+    report_full_disk,
     understood,
 )
 from compound.runs.recorder import MEMORY_FOLDER, Interrupted, Listener, Recorder
@@ -60,7 +60,7 @@ from compound.storage.state import StateError
 FOR_MEMORY = (
     "optimize.*.optimizer.micro_tokens",
     "optimize.*.rollouts.max_length",
-)  # what its error says to lower
+)  # settings that an out-of-memory error suggests lowering
 MAY_CHANGE = (
     "optimize.budget.",
     "optimize.concurrency",
@@ -73,16 +73,16 @@ VERSIONS = ("compound-ai", "torch", "transformers", "litellm", "optuna", "gepa",
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What a run found.
+    """Result of a run.
 
     Attributes:
-        best: the configuration to use.
-        before, after: on the validation split, before the search and for ``best``.
-        test_before, test_after: on the test split; ``None`` when there is none or the budget ended.
-        accepted: how many proposals were accepted.
-        spent: system runs, calls, tokens, cost and seconds, test split included.
+        best: the best configuration.
+        before, after: evaluations on the validation split, before the search and for ``best``.
+        test_before, test_after: the same on the test split; ``None`` if there is none or the budget ended.
+        accepted: number of accepted proposals.
+        spent: system runs, calls, tokens, cost and seconds, including the test split.
         path: the run directory.
-        baselines: results of the methods run beside this one.
+        baselines: results of the baselines, by method.
     """
 
     best: Configuration
@@ -102,7 +102,7 @@ class Result:
 
     @property
     def test_gain(self) -> Interval | None:
-        """The mean gain on the test split with its 95 % interval, paired by example."""
+        """Mean gain on the test split with its 95 % confidence interval, paired by example."""
         before, after = self.test_before, self.test_after
         return None if before is None or after is None else gain_interval(before, after)
 
@@ -110,7 +110,7 @@ class Result:
         def mean(of: Evaluation | None) -> str:
             return "" if of is None else f"{of.mean:.4g}"
 
-        return shown(
+        return format_repr(
             "Result",
             before=mean(self.before),
             after=mean(self.after),
@@ -122,7 +122,7 @@ class Result:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result for machines."""
+        """Return the result as JSON."""
         spent = self.spent
         return {
             "before": self.before.summary(),
@@ -162,39 +162,39 @@ def optimize(
     """Optimize a system, or resume an interrupted run in the same directory.
 
     Args:
-        system: what to optimize, bound to the configuration to start from.
+        system: the system to optimize, bound to the initial configuration.
         data: train, validation and test examples.
-        metric: the number to raise.
+        metric: the metric to maximize.
         settings: method, budget, sizes, seed; see `OptimizeSettings`.
-        run_dir: where the run is recorded; ``runs/<system name>`` by default.
-        engines: models by name; resolved by convention when left out.
-        folder: where code and files that the settings name are looked for first.
-        text: the file the system came from, kept in the run directory.
+        run_dir: the run directory; default: ``runs/<system name>``.
+        engines: engines by model name; default: resolved by convention.
+        folder: folder searched first for code and files named in the settings.
+        text: content of the system's YAML file, stored in the run directory.
         listener: receives events during the run.
         on_start: receives the recorder, whose `Recorder.stop` ends the run after the next step.
-        strict: whether to refuse examples that are in several splits; they are named in any case.
-        retry_failed: run the failed test rows of a finished run again (`compound.loop.retry`), rather than
-            refuse it.
+        strict: whether to reject examples that occur in several splits; otherwise they are only reported.
+        retry_failed: whether to rerun the failed test rows of a finished run (`compound.loop.retry`),
+            instead of rejecting it.
 
     Raises:
         DataError: with ``strict``, splits share examples.
-        DeclarationError: the budget of system runs holds nothing to try.
-        RunDirectoryError: the directory holds a finished run, or one of another configuration, or its disk is
-            full; or failed rows are to be run again, and the run is not finished.
-        KeyboardInterrupt: the user interrupted the run; the same call continues it.
+        DeclarationError: the budget of system runs is too small to try anything.
+        RunDirectoryError: the directory holds a finished run or one of another configuration, its disk is
+            full, or failed rows of an unfinished run were to be rerun.
+        KeyboardInterrupt: the user interrupted the run; the same call resumes it.
     """
     settings = settings or OptimizeSettings()
     path = Path(run_dir) if run_dir is not None else run_folder(system.name)
     problem = make_problem(system, data, metric, settings, engines or find_engine, folder)
     splits = {"train": problem.train, "valid": problem.valid, "test": problem.test}
-    equal = overlaps(splits, data.id)
+    equal = find_overlaps(splits, data.id)
     if strict:
         check_no_overlaps(equal)
     problem = replace(problem, outlook={**outlook(problem), "duplicates": [str(item) for item in equal]})
-    described = describe(problem)
+    describe_code = describe(problem)
     new = UntrustedFolder(path).kind("config.json") is None
-    with room(path):
-        run = open_run(path, text, described)
+    with report_full_disk(path):
+        run = open_run(path, text, describe_code)
         recorder = Recorder(run, listener=listener)
         if retry_failed:
             _retry(problem, recorder, listener)
@@ -211,9 +211,9 @@ def _run(
     *,
     new: bool,
 ) -> None:
-    """Search, then do the same for each baseline, and report; close the recorder whatever happens.
+    """Run the search and the baselines, and write the report; always close the recorder.
 
-    A ``new`` run that is refused before its first call leaves nothing behind: it would be listed as begun.
+    A ``new`` run that fails before its first call is deleted, since it would be listed as started.
     """
     try:
         if on_start is not None:
@@ -231,7 +231,7 @@ def _run(
             recorder.event("done")
         report(recorder)
     except CompoundError as error:
-        if new and recorder.untouched and not isinstance(error, Interrupted):
+        if new and recorder.has_no_calls and not isinstance(error, Interrupted):
             recorder.discard()
         raise
     finally:
@@ -239,26 +239,26 @@ def _run(
 
 
 def _search(problem: Problem, recorder: Recorder, main: Recorder) -> None:
-    """Run the loop from wherever the state says to the end, and write ``best.json``.
+    """Run the loop from the stored state to the end, and write ``best.json``.
 
-    ``main`` records the run that a user continues: for a baseline, the one that it belongs to.
+    ``main`` is the recorder of the run that a user resumes: for a baseline, that of the main run.
     """
     path = str(main.run.path)
-    stopped = f"stopped; everything so far is saved in {path}; optimize with run_dir={path!r} to continue"
+    stopped = f"stopped; progress is saved in {path}; optimize with run_dir={path!r} to resume"
     check_stored_folders(problem, recorder)
-    with continued(recorder):
+    with resume_errors(recorder):
         blocking(OptimizationLoop(problem, recorder).run(), interrupted=stopped)
     save_best(problem, recorder)
 
 
 @contextmanager
-def continued(recorder: Recorder) -> Iterator[None]:
-    """Name the checkpoint where a run cannot continue from it.
+def resume_errors(recorder: Recorder) -> Iterator[None]:
+    """Name the checkpoint if a run cannot be resumed from it.
 
-    The state of a method is checked by the method, which does not know the place of the checkpoint.
+    The state of a method is validated by the method, which does not know the location of the checkpoint.
 
     Raises:
-        RunDirectoryError: the block failed before anything was recorded.
+        RunDirectoryError: the block failed before anything new was recorded.
     """
     step = recorder.run.step
     try:
@@ -272,17 +272,17 @@ def continued(recorder: Recorder) -> Iterator[None]:
         if not recorder.resumed or recorder.run.step != step:
             raise
         raise RunDirectoryError(
-            f"{recorder.run.path}/checkpoint.json holds a state that the run cannot continue from: "
+            f"{recorder.run.path}/checkpoint.json holds a state from which the run cannot be resumed: "
             f"{type(error).__name__}: {error}",
-            hint=f"it was damaged, or written by another version: {FRESH}; --debug shows where it failed",
+            hint=f"it was damaged, or written by another version: {FRESH}; --debug shows the traceback",
         ) from error
 
 
 def check_stored_folders(problem: Problem, recorder: Recorder) -> None:
-    """Refuse a state that refers to a folder outside of the run which the system did not start from.
+    """Reject a state that refers to a folder outside of the run, unless the system started from it.
 
     Raises:
-        RunDirectoryError: it does; the message names the entry.
+        RunDirectoryError: the state does; the message names the entry.
     """
     started = [value["sha256"] for value in problem.system.configuration.values() if is_reference(value)]
     search = recorder.state.search
@@ -298,14 +298,14 @@ def check_stored_folders(problem: Problem, recorder: Recorder) -> None:
 
 
 def report(recorder: Recorder) -> None:
-    """Write the report of a finished run, and note that it is there."""
+    """Write the report of a finished run, and record that it exists."""
     reports.write(recorder.run.path)
     recorder.state.reported = True
     recorder.save()
 
 
 def is_reported(recorder: Recorder) -> bool:
-    """Return whether a run is finished and has its report; a kill may come between the two."""
+    """Return whether a run is finished and has its report; a kill may occur between the two."""
     return recorder.state.done and recorder.state.reported
 
 
@@ -316,8 +316,8 @@ def _baseline(
     listener: Listener | None,
     on_start: Callable[[Recorder], None] | None,
 ) -> None:
-    """Run another method with the same budget; equal calls are shared but paid for."""
-    other, recorder = _beside(name, problem, parent, listener)
+    """Run another method with the same budget; cached calls are shared but charged."""
+    other, recorder = _open_baseline(name, problem, parent, listener)
     if on_start is not None:
         on_start(recorder)
     try:
@@ -329,7 +329,7 @@ def _baseline(
         recorder.close()
 
 
-def _beside(
+def _open_baseline(
     name: str, problem: Problem, parent: Recorder, listener: Listener | None
 ) -> tuple[Problem, Recorder]:
     """Return the problem of a baseline, and the recorder of its run."""
@@ -337,31 +337,31 @@ def _beside(
     method = methods.method(name, problem.system, settings, problem.folder)
     other = replace(problem, settings=settings, method=method)
     run = open_run(parent.run.path / "baselines" / name, "", describe(other))
-    return other, Recorder(run, parent=parent, listener=_labelled(listener, name))
+    return other, Recorder(run, parent=parent, listener=_label_events(listener, name))
 
 
 def _retry(problem: Problem, recorder: Recorder, listener: Listener | None) -> None:
-    """Run the failed test rows of a finished run and its baselines again, and write the report anew."""
+    """Rerun the failed test rows of a finished run and its baselines, and rewrite the report."""
     try:
         if not recorder.state.done:
             raise RunDirectoryError(
-                f"{recorder.run.path} is not finished: there are no rows to run again",
-                hint="continue it first: give the same command without --retry-failed",
+                f"{recorder.run.path} is not finished: there are no rows to rerun",
+                hint="resume it first: run the same command without --retry-failed",
             )
-        with continued(recorder):
+        with resume_errors(recorder):
             blocking(retry_rows(problem, recorder))
         for name in problem.settings.baselines:
-            other, beside = _beside(name, problem, recorder, listener)
+            other, other_recorder = _open_baseline(name, problem, recorder, listener)
             try:
-                blocking(retry_rows(other, beside))
+                blocking(retry_rows(other, other_recorder))
             finally:
-                beside.close()
+                other_recorder.close()
         report(recorder)
     finally:
         recorder.close()
 
 
-def _labelled(listener: Listener | None, method: str) -> Listener | None:
+def _label_events(listener: Listener | None, method: str) -> Listener | None:
     if listener is None:
         return None
     return lambda event: listener({**event, "method": method})
@@ -378,10 +378,10 @@ def make_problem(
     """Read the data and resolve the method.
 
     Raises:
-        DataError: the train or the validation split is empty, a value does not belong to the type of its
-            input, or an example holds nothing that the metric can compare with.
-        DeclarationError: the budget of system runs holds nothing to try, or the cost is limited and a model
-            has no price.
+        DataError: the train or the validation split is empty, a value does not match the type of its input,
+            or an example has no gold value for the metric.
+        DeclarationError: the budget of system runs is too small to try anything, or the cost is limited and
+            a model has no price.
     """
     sizes: Mapping[Split, int | None] = {
         "train": settings.train_size,
@@ -402,11 +402,11 @@ def make_problem(
         check_rows(metric, system.outputs, rows)
     method = methods.method(settings.method, system, settings, folder)
     others = [methods.method(name, system, settings, folder) for name in settings.baselines]
-    for each in (method, *others):  # what cannot be done is refused before anything is spent
+    for each in (method, *others):  # reject impossible methods before anything is spent
         methods.check_trainable(each, system, Executor(engines).engine)
     engines = for_system(engines, system)
     method = replace(method, jobs=[job.within(len(splits["train"])) for job in method.jobs])
-    _decidable(len(splits["valid"]), settings.alpha)
+    _check_decidable(len(splits["valid"]), settings.alpha)
     problem = Problem(
         system, splits["train"], splits["valid"], splits["test"], metric, settings, method, engines, folder
     )
@@ -416,18 +416,18 @@ def make_problem(
     return problem
 
 
-def _decidable(n: int, alpha: float) -> None:
-    """Refuse a validation split on which not even a gain on every example could be accepted."""
+def _check_decidable(n: int, alpha: float) -> None:
+    """Reject a validation split too small to accept even a gain on every example."""
     least = math.ceil(-math.log2(alpha))
     if n < least:
         raise DataError(
             f"{plural(n, 'validation example')} cannot show an improvement at alpha={alpha:g}",
-            hint=f"give at least {least}; 40 is a good default",
+            hint=f"provide at least {least}; 40 is a good default",
         )
 
 
 def describe(problem: Problem) -> dict[str, Any]:
-    """Return the resolved configuration of a run: what must be equal for it to be continued."""
+    """Return the resolved configuration of a run, which must be equal for the run to be resumed."""
     splits = {"train": problem.train, "valid": problem.valid, "test": problem.test}
     return {
         "format": changes.FORMAT,
@@ -437,33 +437,33 @@ def describe(problem: Problem) -> dict[str, Any]:
         "settings": dict(problem.system.settings),
         "start": problem.system.configuration.to_json(),
         "graph": as_document(problem.system),
-        "structure": changes.structure(problem.system),
+        "structure": changes.describe_structure(problem.system),
         "engines": engine_names(problem),
         "data": {
             role: {"n": len(rows), "digest": digest(readable([[e.id, e.inputs, e.gold] for e in rows]))}
             for role, rows in splits.items()
         },
-        "metric": described(problem.metric),
-        "optimize": resolved(problem),
-        **_named(problem.method.sections, problem.folder),
-        "versions": versions(),
+        "metric": describe_code(problem.metric),
+        "optimize": resolved_settings(problem),
+        **_referenced_digests(problem.method.sections, problem.folder),
+        "versions": library_versions(),
     }
 
 
-def resolved(problem: Problem) -> dict[str, Any]:
-    """Return the common settings and those of the method, defaults included, as JSON."""
+def resolved_settings(problem: Problem) -> dict[str, Any]:
+    """Return the common settings and those of the method, including defaults, as JSON."""
     common = {name: value for name, value in problem.settings if name not in problem.settings.sections}
     sections = {name: own.model_dump(mode="json") for name, own in problem.method.sections.items()}
     return {**OptimizeSettings.model_validate(common).model_dump(mode="json"), **sections}
 
 
-def _named(sections: Mapping[str, Settings], folder: Path) -> dict[str, Any]:
-    """Return what the code and the files that the settings of a method name hold, where they name any."""
+def _referenced_digests(sections: Mapping[str, Settings], folder: Path) -> dict[str, Any]:
+    """Return digests of the code and configuration files named in the method's settings."""
     found: dict[str, dict[str, Any]] = {}
     for section in sections.values():
         for each in references(section):
             if each.kind == "code" and each.name:
-                found.setdefault("code", {})[each.name] = described(find_code(each.name, folder))
+                found.setdefault("code", {})[each.name] = describe_code(find_code(each.name, folder))
             elif each.kind == "configuration" and each.name:
                 path = folder / each.name
                 digest_of = load(path).digest if path.exists() else None
@@ -471,8 +471,8 @@ def _named(sections: Mapping[str, Settings], folder: Path) -> dict[str, Any]:
     return found
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the libraries that can change a result."""
+def library_versions() -> dict[str, str]:
+    """Return the versions of Python and of libraries that can affect a result."""
     found = {"python": platform.python_version()}
     for name in VERSIONS:
         try:
@@ -483,14 +483,14 @@ def versions() -> dict[str, str]:
 
 
 def open_run(path: Path, text: str, config: Mapping[str, Any]) -> RunDirectory:
-    """Create a run directory, or open one of the same configuration.
+    """Create a run directory, or open one with the same configuration.
 
     Raises:
         RunDirectoryError: the directory belongs to another configuration; the message names the keys.
     """
     if UntrustedFolder(path).kind("config.json") is None:
         return RunDirectory.create(path, text, config)
-    keys = changed(path, config)
+    keys = list_changes(path, config)
     if keys:
         raise RunDirectoryError(
             f"{path} belongs to another configuration; changed: {'; '.join(keys)}",
@@ -506,15 +506,15 @@ def open_run(path: Path, text: str, config: Mapping[str, Any]) -> RunDirectory:
 
 
 def _record_engines(run: RunDirectory, engines: Mapping[str, str]) -> None:
-    """Add models that a run did not use before, for example because its budget was smaller."""
+    """Record models that a run did not use before, for example because its budget was smaller."""
     stored = read_json(run.path, "config.json")
     if "engines" in stored and (more := {k: v for k, v in engines.items() if k not in stored["engines"]}):
         run.write_json("config.json", {**stored, "engines": {**stored["engines"], **more}})
 
 
-def changed(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...] = MAY_CHANGE) -> list[str]:
-    """Return the changes by which a configuration differs from that of a run directory."""
-    return changes.changed(path, config, ignoring)
+def list_changes(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...] = MAY_CHANGE) -> list[str]:
+    """Return the differences between a configuration and that of a run directory."""
+    return changes.list_changes(path, config, ignoring)
 
 
 def save_best(problem: Problem, recorder: Recorder) -> None:
@@ -528,7 +528,7 @@ def read_result(path: str | Path) -> Result:
     """Read the result of a run from its directory.
 
     Raises:
-        RunDirectoryError: it is no run directory, has no result yet, or one of its files is damaged.
+        RunDirectoryError: it is not a run directory, has no result yet, or one of its files is damaged.
     """
     return _read_result(UntrustedFolder(path))
 
@@ -537,7 +537,7 @@ def _read_result(folder: UntrustedFolder) -> Result:
     stored = load_checkpoint(folder)
     if stored is None or stored.state.before is None or stored.state.search is None:
         raise RunDirectoryError(
-            f"{folder} has no result yet", hint="continue it with the command that started it"
+            f"{folder} has no result yet", hint="resume it with the command that started it"
         )
     state, search = stored.state, stored.state.search
     with understood(folder):

@@ -1,6 +1,6 @@
-"""Live news of a run: on a terminal a bar below what happened, otherwise one plain line per event.
+"""Live progress of a run: on a terminal, events and a progress bar; otherwise one plain line per event.
 
-Always on stderr.
+Output always goes to stderr.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from compound.formatting import plural
 from compound.optimization.method import ROLLOUTS
 from compound.runs.recorder import Listener
-from compound.security.sanitize import printable, raw
+from compound.security.sanitize import sanitize_for_terminal, underlying_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from compound.execution.trace import Trace
 
 
-BAR = 28  # letters wide
-QUIET = 10.0  # seconds between two lines about waiting, where lines cannot be replaced
+BAR_WIDTH = 28  # width in characters
+NOTICE_INTERVAL = 10.0  # minimum seconds between notices, if lines cannot be replaced
 
 
-def describe(event: Mapping[str, Any]) -> str:
-    """Return an event as one line of text.
+def format_event(event: Mapping[str, Any]) -> str:
+    """Format an event as one line of text.
 
-    >>> describe({"event": "start", "mean": 0.25, "low": 0.1, "high": 0.4, "n": 40, "failed": 0})
+    >>> format_event({"event": "start", "mean": 0.25, "low": 0.1, "high": 0.4, "n": 40, "failed": 0})
     'start     valid 0.250 [0.100, 0.400] on 40'
     """
     kind = event["event"]
@@ -48,11 +48,11 @@ def describe(event: Mapping[str, Any]) -> str:
         "test_before": lambda: f"test, before {_score(event)}",
         "test_after": lambda: f"test, after {_score(event)}",
     }.get(kind, lambda: str(event.get("note") or event.get("reason") or ""))()
-    return printable(f"{prefix}{kind:<9} {text}".rstrip())
+    return sanitize_for_terminal(f"{prefix}{kind:<9} {text}".rstrip())
 
 
 def _progress(event: Mapping[str, Any]) -> str:
-    """Return how far a job is, and its note."""
+    """Format the progress of a job, with its note."""
     note = str(event["note"])
     if event.get("step") is None:
         return note
@@ -76,9 +76,9 @@ def _job(event: Mapping[str, Any]) -> str:
     changed = ", ".join(event["values"])
     before, after = event["train_before"], event["train_after"]
     compared = before is not None and after is not None and not event.get("facts", {}).get(ROLLOUTS)
-    chosen = event.get("facts", {}).get("best_step") is not None  # whose note says more
-    told = f"train {before:.3f} -> {after:.3f}" if compared and not chosen else event["note"]
-    return f"{event['optimizer']} on {keys}: {told}{', ' if told else ''}proposes {changed}"
+    chosen = event.get("facts", {}).get("best_step") is not None  # the note is more informative
+    result = f"train {before:.3f} -> {after:.3f}" if compared and not chosen else event["note"]
+    return f"{event['optimizer']} on {keys}: {result}{', ' if result else ''}proposes {changed}"
 
 
 def _decision(event: Mapping[str, Any]) -> str:
@@ -91,14 +91,14 @@ def _decision(event: Mapping[str, Any]) -> str:
     )
 
 
-def status(event: Mapping[str, Any], started: float, limits: Mapping[str, Any]) -> str:
-    """Return what is spent so far, with limits, as one line."""
+def format_status(event: Mapping[str, Any], started: float, limits: Mapping[str, Any]) -> str:
+    """Format what is spent so far, with limits, as one line."""
     spent = event.get("spent") or {}
     limit = limits.get("system_runs")
     runs = f"{spent.get('system_runs', 0):.0f}" + (f" of {limit:g}" if limit else "")
     tokens = spent.get("prompt_tokens", 0) + spent.get("completion_tokens", 0)
     money = f" · ${spent['cost']:.4f}" if spent.get("cost") else ""
-    money += " · price not known" if spent.get("unpriced") else ""
+    money += " · price unknown" if spent.get("unpriced") else ""
     return (
         f"{runs} system runs (+{spent.get('test_runs', 0):.0f} test) · {spent.get('calls', 0)} calls · "
         f"{tokens:,} tokens{money} · {clock(time.monotonic() - started)}"
@@ -106,7 +106,7 @@ def status(event: Mapping[str, Any], started: float, limits: Mapping[str, Any]) 
 
 
 def clock(seconds: float) -> str:
-    """Return a duration as a clock shows it.
+    """Format a duration as a clock.
 
     >>> clock(59.6), clock(3599), clock(7325)
     ('1:00', '59:59', '2:02:05')
@@ -120,11 +120,11 @@ class Steps:
     """Progress of a job with a known number of steps.
 
     Attributes:
-        job: its number.
-        done: completed steps.
-        total: steps in all.
-        note: about the last one.
-        method: the method it belongs to, where it is a baseline's.
+        job: number of the job.
+        done: number of completed steps.
+        total: total number of steps.
+        note: note about the last step.
+        method: name of the method, if it is a baseline.
     """
 
     job: int
@@ -135,7 +135,7 @@ class Steps:
 
     @staticmethod
     def of(event: Mapping[str, Any]) -> Steps | None:
-        """Return the steps that an event reports, ``None`` if it reports none.
+        """Return the steps reported by an event, or ``None``.
 
         >>> Steps.of({"event": "progress", "job": 0, "note": "mean reward 0.250", "step": 3, "of": 40})
         Steps(job=0, done=3, total=40, note='mean reward 0.250', method='')
@@ -145,14 +145,14 @@ class Steps:
             return None
         return Steps(event["job"], event["step"], event["of"], event["note"], event.get("method") or "")
 
-    def left(self, first: Steps, seconds: float) -> float | None:
-        """Return how many seconds the remaining steps will take.
+    def seconds_left(self, first: Steps, seconds: float) -> float | None:
+        """Estimate the seconds until the remaining steps are done.
 
         Args:
-            first: the first steps seen of the job.
-            seconds: how long ago that was.
+            first: the first observed steps of the job.
+            seconds: time since then.
 
-        >>> Steps(0, 5, 40).left(Steps(0, 3, 40), 10.0)
+        >>> Steps(0, 5, 40).seconds_left(Steps(0, 3, 40), 10.0)
         175.0
         """
         made = self.done - first.done
@@ -160,10 +160,10 @@ class Steps:
 
 
 @contextmanager
-def watching(
+def progress_display(
     limits: Mapping[str, Any], *, quiet: bool = False, plain: bool | None = None
 ) -> Iterator[Listener]:
-    """Give a listener that shows events for as long as the context lasts."""
+    """Yield a listener that displays events within the context."""
     started = time.monotonic()
     if quiet:
         yield lambda event: None
@@ -175,10 +175,10 @@ def watching(
 
 
 class Lines:
-    """Prints one line for each event; of notices, such as waits for a rate limit, one in a while.
+    """Prints one line per event; notices, such as waits for a rate limit, are thinned out.
 
     Args:
-        clock: in seconds.
+        clock: function that returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -191,10 +191,10 @@ class Lines:
             return
         if event["event"] == "notice":
             now = self._clock()
-            if now - self._noticed < QUIET:
+            if now - self._noticed < NOTICE_INTERVAL:
                 return
             self._noticed = now
-        print(describe(event), file=sys.stderr, flush=True)
+        print(format_event(event), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -203,18 +203,18 @@ def _live(limits: Mapping[str, Any], started: float) -> Iterator[Listener]:
     from rich.live import Live
     from rich.text import Text
 
-    console = Console(file=raw(sys.stderr))
+    console = Console(file=underlying_stream(sys.stderr))
     with Live(Text("starting", style="dim"), console=console, refresh_per_second=4, transient=True) as live:
         yield Screen(live, limits, started).listen
 
 
 class Screen:
-    """What a terminal shows: events scroll by; below stand a bar for the job under way, and what is spent.
+    """Terminal display: scrolling events above a progress bar of the current job and the amounts spent.
 
     Args:
-        live: rich's.
-        limits: of the budget.
-        started: when, by the monotonic clock.
+        live: live display of rich.
+        limits: limits of the budget.
+        started: start of the run by the monotonic clock.
     """
 
     def __init__(self, live: Live, limits: Mapping[str, Any], started: float) -> None:
@@ -222,22 +222,23 @@ class Screen:
         self._shown = 0.0
         self._steps: Steps | None = None
         self._left: float | None = None
-        self._first: tuple[Steps, float] | None = None  # of the job, that was seen here, and when
+        self._first: tuple[Steps, float] | None = None  # first observed steps of the job, and their time
         self._notice = ""
 
     def listen(self, event: Mapping[str, Any]) -> None:
-        """Show an event; a step of a long job only moves the bar, or it would push all else away."""
+        """Show an event; a step of a long job only moves the bar, so that other events stay visible."""
         from rich.text import Text
 
         called, noticed = event["event"] == "call", event["event"] == "notice"
-        self._notice = printable(str(event["note"])) if noticed else ""
+        self._notice = sanitize_for_terminal(str(event["note"])) if noticed else ""
         if not called and not noticed:
             self._follow(Steps.of(event))
             if self._steps is None:
                 style = {"decision": "bold green" if event.get("accepted") else "yellow"}.get(
                     event["event"], ""
                 )
-                self._live.console.print(Text(describe(event), style=style))
+                self._live.console.print(Text(format_event(event), style=style))
+        # call events are frequent: redraw at most five times per second
         if not called or time.monotonic() - self._shown > 0.2:
             self._shown = time.monotonic()
             self._live.update(self._view(event))
@@ -250,16 +251,16 @@ class Screen:
         if self._first is None or (steps.job, steps.method) != (self._first[0].job, self._first[0].method):
             self._first = steps, now
         first, since = self._first
-        self._left = steps.left(first, now - since)
+        self._left = steps.seconds_left(first, now - since)
 
     def _view(self, event: Mapping[str, Any]) -> RenderableType:
-        """Return the lines below: the bar, if the job tells its steps, and what is spent."""
+        """Return the bottom lines: the progress bar, if the job reports steps, and the amounts spent."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
-        line = status(event, self._started, self._limits)
+        line = format_status(event, self._started, self._limits)
         spent = Text(f"{line} · {self._notice}" if self._notice else line, style="dim")
         steps = self._steps
         if steps is None:
@@ -269,15 +270,15 @@ class Screen:
         row = Table.grid(padding=(0, 1))
         row.add_row(
             Text(f"{method}step {steps.done} of {steps.total}"),
-            ProgressBar(total=steps.total, completed=steps.done, width=BAR),
-            Text(printable(f"{steps.note}{ahead}")),
+            ProgressBar(total=steps.total, completed=steps.done, width=BAR_WIDTH),
+            Text(sanitize_for_terminal(f"{steps.note}{ahead}")),
         )
         return Group(row, spent)
 
 
 @contextmanager
-def counting(*, quiet: bool = False) -> Iterator[Callable[[Example, Trace], None]]:
-    """Give an ``on_trace`` that shows how many examples are done and their running mean."""
+def count_display(*, quiet: bool = False) -> Iterator[Callable[[Example, Trace], None]]:
+    """Yield an ``on_trace`` callback that shows the number of finished examples and their mean score."""
     scores: list[float] = []
 
     def count(_: Example, trace: Trace) -> None:

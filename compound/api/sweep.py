@@ -1,7 +1,7 @@
-"""Sweeps: several files, methods and seeds, run one after the other with equal budgets, and one table of all.
+"""Sweeps: run several files, methods and seeds in sequence with equal budgets, and tabulate the results.
 
-Every run has a directory of its own under the sweep's. What is finished is skipped and what was interrupted
-goes on, so the same command can be given again until all is done.
+Every run has its own directory below the sweep's. Finished runs are skipped and interrupted runs resumed, so
+the same command can be repeated until everything is done.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compound.api.optimize import FOR_MEMORY, changed, describe, make_problem, optimize
+from compound.api.optimize import FOR_MEMORY, describe, list_changes, make_problem, optimize
 from compound.errors import CompoundError, DeclarationError, RunDirectoryError
 from compound.optimizers import methods
 from compound.report import comparison
@@ -27,22 +27,26 @@ if TYPE_CHECKING:
     from compound.report.comparison import SweepFacts, SweepRun
     from compound.spec import Program
 
-MAY_DIFFER = ("optimize.concurrency", "versions.", *FOR_MEMORY)  # between the runs of one sweep
+MAY_DIFFER = (
+    "optimize.concurrency",
+    "versions.",
+    *FOR_MEMORY,
+)  # settings that may differ between the runs of a sweep
 Watch = Callable[[Mapping[str, Any]], AbstractContextManager[Listener]]
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """One run of a sweep.
 
     Attributes:
-        file: the name of its system's file, without folder and ending.
-        method: the method's name.
-        seed: of its random streams.
-        path: its directory.
-        program: what the file says; its method and seed are those above.
-        inapplicable: why the method cannot work on this system; ``""`` when it can.
+        file: name of the system's file, without folder and suffix.
+        method: name of the method.
+        seed: seed of the random streams.
+        path: the run directory.
+        program: the program of the file; its method and seed are replaced by those above.
+        inapplicable: why the method is not applicable to the system, or ``""``.
     """
 
     file: str
@@ -61,7 +65,7 @@ class Planned:
 
     @property
     def finished(self) -> bool:
-        """Whether its directory holds a finished run; a broken one is not, and fails when it is tried."""
+        """Whether the directory holds a finished run; a damaged one does not, and fails when it is run."""
         try:
             stored = load_checkpoint(self.path)
         except RunDirectoryError:
@@ -74,32 +78,32 @@ class Planned:
 
 @dataclass
 class Stopper:
-    """Ends a sweep after the step under way."""
+    """Stops a sweep after the current step."""
 
-    asked: bool = False
+    is_requested: bool = False
     recorder: Recorder | None = None
 
     def stop(self) -> None:
-        """Ask the sweep, and the run under way, to end."""
-        self.asked = True
+        """Request the sweep and the current run to stop."""
+        self.is_requested = True
         if self.recorder is not None:
             self.recorder.stop()
 
     def attach(self, recorder: Recorder) -> None:
-        """Take up the run that begins."""
+        """Set the current run."""
         self.recorder = recorder
-        if self.asked:
+        if self.is_requested:
             recorder.stop()
 
 
 def plan(
     programs: Sequence[Program], methods: Sequence[str], seeds: Sequence[int], folder: Path
-) -> list[Planned]:
-    """Return the runs of a sweep, all of the first seed first, so that every row of the table fills early.
+) -> list[PlannedRun]:
+    """Return the runs of a sweep, ordered by seed first, so that every row of the table fills early.
 
     Raises:
-        DeclarationError: there is no such method, or two files have one name.
-        RunDirectoryError: the folder holds runs that were made otherwise, or is itself a run.
+        DeclarationError: a method does not exist, or two files have the same name.
+        RunDirectoryError: the folder is a run, or holds runs with other settings.
     """
     if UntrustedFolder(folder).kind("config.json") is not None:
         raise RunDirectoryError(f"{folder} is a run, not a sweep", hint="choose another --run")
@@ -107,14 +111,15 @@ def plan(
     for what, given in (("file name", files), ("method", methods), ("seed", seeds)):
         if not given or len(set(given)) < len(given):
             raise DeclarationError(
-                f"a sweep needs at least one {what}, and none twice: {', '.join(map(str, given)) or 'none'}"
+                f"a sweep needs at least one {what}, and no duplicates, "
+                f"but got {', '.join(map(str, given)) or 'none'}"
             )
     runs = [
-        Planned(file, method, seed, folder / file / _folder(method) / str(seed), program, reason)
+        PlannedRun(file, method, seed, folder / file / _folder(method) / str(seed), program, reason)
         for seed in seeds
         for file, program in zip(files, programs, strict=True)
         for method in methods
-        for reason in [_inapplicable(program, method)]
+        for reason in [_inapplicable_reason(program, method)]
     ]
     for run in runs:
         _check_same_configuration(run)
@@ -122,55 +127,55 @@ def plan(
 
 
 def sweep(
-    runs: Sequence[Planned],
+    runs: Sequence[PlannedRun],
     folder: Path,
     *,
     watch: Watch | None = None,
-    say: Say = lambda _: None,
+    log: Log = lambda _: None,
     stopper: Stopper | None = None,
 ) -> SweepFacts:
-    """Run what is not finished yet, and write ``sweep.md`` and ``sweep.json`` after every run.
+    """Execute unfinished runs, and write ``sweep.md`` and ``sweep.json`` after every run.
 
     Args:
-        runs: made by `plan`.
-        folder: the sweep's directory; a file named ``STOP`` there ends the sweep after the step under way.
-        watch: gives a listener for one run's events, from its budget.
-        say: told which run begins and how it ended.
-        stopper: ends the sweep from outside.
+        runs: the runs returned by `plan`.
+        folder: the sweep's directory; a file named ``STOP`` in it ends the sweep after the current step.
+        watch: returns a context manager of a listener for one run's events, given its limits.
+        say: receives one-line messages about the start and end of each run.
+        stopper: stops the sweep from outside.
 
     Returns:
-        What ``sweep.json`` holds.
+        The content of ``sweep.json``.
 
     Raises:
         Interrupted: the sweep was asked to stop; the same call resumes it.
     """
     UntrustedFolder(folder).make()
     stopper = stopper or Stopper()
-    failed: dict[Planned, str] = {}
-    facts = _written(runs, folder, failed)
+    failed: dict[PlannedRun, str] = {}
+    facts = _write_table(runs, folder, failed)
     for number, run in enumerate(runs, 1):
         place = f"[{number} of {len(runs)}] {run}"
         if run.inapplicable or run.finished:
-            say(f"{place}: {run.inapplicable or 'finished before'}")
+            log(f"{place}: {run.inapplicable or 'finished before'}")
             continue
-        _end_if_asked(stopper, folder)
-        say(place)
+        _stop_if_requested(stopper, folder)
+        log(place)
         try:
             _run(run, folder, watch or (lambda _: nullcontext(lambda event: None)), stopper)
         except KeyboardInterrupt:
-            _written(runs, folder, failed)
+            _write_table(runs, folder, failed)
             raise
         except Interrupted:
-            _written(runs, folder, failed)
-            _end_if_asked(stopper, folder, always=True)
+            _write_table(runs, folder, failed)
+            _stop_if_requested(stopper, folder, always=True)
         except Exception as error:  # noqa: BLE001 - one run's failure must not end the others
-            failed[run] = _told(error)
-            say(f"{place} failed: {failed[run]}")
-        facts = _written(runs, folder, failed)
+            failed[run] = _error_text(error)
+            log(f"{place} failed: {failed[run]}")
+        facts = _write_table(runs, folder, failed)
     return facts
 
 
-def _run(run: Planned, folder: Path, watch: Watch, stopper: Stopper) -> None:
+def _run(run: PlannedRun, folder: Path, watch: Watch, stopper: Stopper) -> None:
     program, settings = run.program, run.settings
     assert program.data is not None
     assert program.metric is not None
@@ -188,17 +193,15 @@ def _run(run: Planned, folder: Path, watch: Watch, stopper: Stopper) -> None:
         )  # fmt: skip
 
 
-def _end_if_asked(stopper: Stopper, folder: Path, *, always: bool = False) -> None:
+def _stop_if_requested(stopper: Stopper, folder: Path, *, always: bool = False) -> None:
     place = UntrustedFolder(folder)
-    if always or stopper.asked or place.kind(STOP) is not None:
+    if always or stopper.is_requested or place.kind(STOP) is not None:
         place.remove(STOP)
-        raise Interrupted(
-            f"stopped; everything so far is saved in {folder}", hint="run the same command to resume"
-        )
+        raise Interrupted(f"stopped; progress is saved in {folder}", hint="run the same command to resume")
 
 
-def _written(runs: Sequence[Planned], folder: Path, failed: Mapping[Planned, str]) -> SweepFacts:
-    """Write the table of what is done so far; returns its facts."""
+def _write_table(runs: Sequence[PlannedRun], folder: Path, failed: Mapping[PlannedRun, str]) -> SweepFacts:
+    """Write the table of the results so far, and return its facts."""
     budgets = {run.file: run.settings.budget.limits() for run in runs}
     facts: SweepFacts = comparison.compare(list(_states(runs, folder, failed)), folder, budgets)
     text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False)
@@ -207,7 +210,7 @@ def _written(runs: Sequence[Planned], folder: Path, failed: Mapping[Planned, str
     return facts
 
 
-def _states(runs: Sequence[Planned], folder: Path, failed: Mapping[Planned, str]) -> Iterator[SweepRun]:
+def _states(runs: Sequence[PlannedRun], folder: Path, failed: Mapping[PlannedRun, str]) -> Iterator[SweepRun]:
     """Yield each run with its state: ``finished``, ``failed``, ``not applicable`` or ``unfinished``."""
     for run in runs:
         if run.inapplicable:
@@ -227,12 +230,12 @@ def _states(runs: Sequence[Planned], folder: Path, failed: Mapping[Planned, str]
 
 
 def _folder(method: str) -> str:
-    """Return a method's name as a folder's: one of your own has a colon."""
+    """Return the folder name for a method: user-defined methods contain a colon."""
     return re.sub(r"[^\w.-]", "-", method)
 
 
-def _inapplicable(program: Program, method: str) -> str:
-    """Return why a method that exists cannot work on a system."""
+def _inapplicable_reason(program: Program, method: str) -> str:
+    """Return why a method is not applicable to a system, or ``""``."""
     methods.factory(method, program.folder)
     try:
         methods.method(method, program.system, program.optimize, program.folder)
@@ -241,8 +244,8 @@ def _inapplicable(program: Program, method: str) -> str:
     return ""
 
 
-def _check_same_configuration(run: Planned) -> None:
-    """Refuse a directory whose run was begun with other settings: the table would compare unlike things."""
+def _check_same_configuration(run: PlannedRun) -> None:
+    """Reject a directory whose run has other settings, since the table would compare different things."""
     if run.inapplicable or UntrustedFolder(run.path).kind("config.json") is None:
         return
     program = run.program
@@ -253,14 +256,14 @@ def _check_same_configuration(run: Planned) -> None:
             program.system, program.data, program.metric, run.settings, program.find_engine, program.folder
         )
     except CompoundError:
-        return  # its data is gone or broken: that run will say so, and the others go on
-    keys = changed(run.path, describe(problem), MAY_DIFFER)
+        return  # missing or invalid data is reported by the run, so that others continue
+    keys = list_changes(run.path, describe(problem), MAY_DIFFER)
     if keys:
         raise RunDirectoryError(
             f"{run.path} was started with another configuration; changed: {'; '.join(keys)}",
-            hint="all runs of a sweep have the file's settings; choose another --run, or remove that folder",
+            hint="all runs of a sweep use the file's settings; choose another --run, or remove that folder",
         )
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return error.message if isinstance(error, CompoundError) else f"{type(error).__name__}: {error}"

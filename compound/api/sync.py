@@ -1,4 +1,4 @@
-"""The sync doors: run, evaluate, optimize and list from ordinary code."""
+"""Synchronous Python API: run, evaluate, optimize and list."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from compound.api.arguments import (
     GivenData,
     GivenEngines,
     GivenMetric,
-    as_data,
     budget_settings,
-    engines_for,
-    inputs_for,
-    metric_for,
+    check_inputs,
+    resolve_engines,
+    resolve_metric,
+    to_dataset,
 )
 from compound.api.optimize import Result, read_result
 from compound.api.optimize import optimize as run_optimization
-from compound.api.progress import watching
+from compound.api.progress import progress_display
 from compound.concurrency.blocking import blocking
 from compound.errors import DataError, DeclarationError, RunDirectoryError, nearest
 from compound.evaluation.dataset import Split
@@ -37,7 +37,7 @@ from compound.runs.directory import APPENDED, CHECKPOINT, CONFIG, load_checkpoin
 from compound.security.untrusted import UntrustedFolder
 from compound.settings.optimize import OptimizeSettings, make_settings
 from compound.spec import load as load_program
-from compound.storage.paths import cache_folder, run_folder, unused
+from compound.storage.paths import cache_folder, run_folder, unused_path
 
 
 def run(
@@ -52,20 +52,20 @@ def run(
     """Run ``system`` on one set of inputs and return its trace; use `Executor` inside async code.
 
     Args:
-        system: what to run, with the configuration it is bound to.
+        system: the system to run, bound to a configuration.
         inputs: a value for each input of the system.
-        engines: models by name, such as ``{"fast": cp.LiteLLM("openai/gpt-4o-mini")}``. Other names are those
-            of the system's file, or resolved as in YAML (``smollm2``, ``openai/gpt-4o-mini`` …).
-        seed: names the random streams.
-        sample: which sample of the stochastic parts to draw.
-        check: whether a failed run raises; with ``False`` it is returned like any other, without outputs.
+        engines: engines by model name, such as ``{"fast": cp.LiteLLM("openai/gpt-4o-mini")}``. Other names
+            are resolved by the system's file, or as in YAML (``smollm2``, ``openai/gpt-4o-mini`` …).
+        seed: seed of the random streams.
+        sample: sample index of the stochastic components.
+        check: whether a failed run raises; if false, its trace is returned, without outputs.
 
     Raises:
-        RunFailed: a component failed; the error's ``trace`` holds what was done.
-        DeclarationError: an input is missing, unknown or of another type, or a model has no engine.
+        RunFailed: a component failed; the error's ``trace`` holds all calls.
+        DeclarationError: an input is missing, unknown or of the wrong type, or a model has no engine.
     """
-    find = engines_for(system, engines)
-    values = inputs_for(system, inputs)
+    find = resolve_engines(system, engines)
+    values = check_inputs(system, inputs)
 
     async def once() -> Trace:
         executor = Executor(for_system(find, system), seed=seed)
@@ -91,31 +91,31 @@ def evaluate(
     cache: bool = True,
     on_trace: OnTrace | None = None,
 ) -> Evaluation:
-    """Run and score ``system`` on a split of ``data``.
+    """Run ``system`` on a split of ``data`` and score it.
 
-    Outcomes of equal calls are kept in the user's cache folder and shared between evaluations, unless
-    ``cache`` is false.
+    Call results are cached in the user's cache folder and shared between evaluations, unless ``cache`` is
+    false.
 
     Args:
-        system: what to measure, with the configuration it is bound to.
+        system: the system to evaluate, bound to a configuration.
         data: a `Dataset` or its path, rows by split, or rows: a list of dictionaries or a data frame.
         metric: a metric, a function of outputs and example, or the name of a metric of the only output.
-        split: which split to read; rows without splits are used whichever it is.
-        limit: read at most so many examples.
-        repeats: how often each example is run.
+        split: the split to read; rows without splits serve as any split.
+        limit: maximum number of examples.
+        repeats: number of runs per example.
         settings: seed, concurrency and the treatment of failures.
-        engines: models by name, as in `run`.
-        cache: whether outcomes of equal calls are reused and kept.
-        on_trace: receives each scored trace, in input order.
+        engines: engines by model name, as in `run`.
+        cache: whether to read and write the cache.
+        on_trace: called with each scored trace, in input order.
 
     Raises:
-        DataError: the split is empty, a value does not belong to the type of its input, or an example holds
-            nothing that the metric can compare with.
+        DataError: the split is empty, a value does not match the type of its input, or an example has no gold
+            value for the metric.
         TooManyFailures: more runs failed than ``settings.max_failed`` allows.
     """
     settings = settings or OptimizeSettings()
-    find, scoring = engines_for(system, engines), metric_for(metric, system)
-    data = as_data(data, splits=False)
+    find, scoring = resolve_engines(system, engines), resolve_metric(metric, system)
+    data = to_dataset(data, splits=False)
     examples = read_examples(data, split, system.inputs, limit=limit, seed=settings.seed)
     if not examples:
         raise DataError(f"the {split} split is empty")
@@ -140,7 +140,7 @@ def evaluate(
             if store is not None:
                 store.close()
 
-    kept = "; finished calls are kept: the same call continues" if cache else ""
+    kept = "; finished calls are cached: repeat the call to resume" if cache else ""
     return blocking(all_of_them(), interrupted=f"the evaluation was interrupted{kept}")
 
 
@@ -160,32 +160,32 @@ def optimize(
     """Optimize a system, or resume an interrupted run in the same directory.
 
     Args:
-        system: what to optimize, bound to the configuration to start from.
+        system: the system to optimize, bound to the initial configuration.
         data: train, validation and test examples: a `Dataset` or its path, or rows by split, each a list of
             dictionaries or a data frame.
-        metric: the number to raise, a function of outputs and example that returns it, or the name of a
+        metric: the metric to maximize, a function of outputs and example, or the name of a
             metric of the only output.
         budget: hard limits; replaces ``settings.budget``. A number is a number of system runs.
-        settings: everything else; see `OptimizeSettings`.
-        run_dir: where the run is recorded; ``runs/<system name>`` by default.
-        engines: models by name, as in `run`.
+        settings: all other settings; see `OptimizeSettings`.
+        run_dir: the run directory; default: ``runs/<system name>``.
+        engines: engines by model name, as in `run`.
         progress: show progress on stderr.
-        new: start a fresh run beside an existing one, in ``<run_dir>-2`` or the next free number.
-        **changes: single settings, such as ``method="search"`` or ``seed=1``, and sections of methods.
+        new: start a new run next to an existing one, in ``<run_dir>-2`` or the next free number.
+        **changes: individual settings, such as ``method="search"`` or ``seed=1``, and sections of methods.
 
     Raises:
         RunDirectoryError: the directory holds a finished run, or one of another configuration.
-        KeyboardInterrupt: the run was interrupted; the same call continues it.
+        KeyboardInterrupt: the run was interrupted; the same call resumes it.
     """
     base = dict((settings or OptimizeSettings()).given)
     if budget is not None:
         base["budget"] = budget_settings(budget)
     resolved = make_settings({**base, **changes})
-    find, scoring = engines_for(system, engines), metric_for(metric, system)
-    data = as_data(data, splits=True)
+    find, scoring = resolve_engines(system, engines), resolve_metric(metric, system)
+    data = to_dataset(data, splits=True)
     path = Path(run_dir) if run_dir is not None else run_folder(system.name)
-    path = unused(path) if new else path
-    with watching(resolved.budget.limits(), quiet=not progress) as listener:
+    path = unused_path(path) if new else path
+    with progress_display(resolved.budget.limits(), quiet=not progress) as listener:
         return run_optimization(
             system, data, scoring, resolved, run_dir=path, engines=find, listener=listener
         )
@@ -200,7 +200,7 @@ def load_result(path: str | Path) -> Result:
         path: the run directory, such as ``runs/qa``.
 
     Raises:
-        RunDirectoryError: it is no run directory, a file of it is damaged, or the run is not finished.
+        RunDirectoryError: it is not a run directory, one of its files is damaged, or the run is unfinished.
     """
     folder = UntrustedFolder(path)
     read_json(folder, "config.json")
@@ -208,26 +208,26 @@ def load_result(path: str | Path) -> Result:
     if stored is None or not stored.state.done:
         raise RunDirectoryError(
             f"{path} holds a run that is not finished",
-            hint="continue it with the command that started it; `compound report` shows what it found so far",
+            hint="resume it with the command that started it; `compound report` shows its results so far",
         )
     return read_result(path)
 
 
 def load_system(path: str | Path, *, allow_import: bool = True, trust: Collection[str] = ()) -> System:
-    """Read the system of a YAML file, with the engines that it names.
+    """Load the system of a YAML file, with the engines that it names.
 
-    ``allow_import=False`` refuses files that name Python code. ``trust`` gives consent to the servers and
-    keys that the file names, such as ``["LLM_KEY@llm.example.com"]``.
+    ``allow_import=False`` rejects files that name Python code. ``trust`` lists trusted servers and
+    keys named in the file, such as ``["LLM_KEY@llm.example.com"]``.
     """
     return load_program(Path(path), allow_import=allow_import, trust=trust).system
 
 
 def read_inputs(system: System, arguments: Sequence[str]) -> dict[str, Any]:
-    """Turn ``NAME=VALUE`` arguments into the system's inputs.
+    """Parse ``NAME=VALUE`` arguments as the system's inputs.
 
     Raises:
-        DeclarationError: an argument has another form, names no input, or does not fit its type; or an input
-            has no argument.
+        DeclarationError: an argument is malformed, its name is unknown, its value has the wrong type, or an
+            input is missing.
     """
     values: dict[str, Any] = {}
     for argument in arguments:
@@ -237,7 +237,7 @@ def read_inputs(system: System, arguments: Sequence[str]) -> dict[str, Any]:
                 f"{argument!r} must be NAME=VALUE", hint=f"inputs: {', '.join(system.inputs)}"
             )
         if name not in system.inputs:
-            raise DeclarationError(f"no input {name!r}; {nearest(name, system.inputs)}")
+            raise DeclarationError(f"unknown input {name!r}; {nearest(name, system.inputs)}")
         values[name] = _value(name, text, system.inputs[name])
     for name, kind in system.inputs.items():
         if name not in values:
@@ -255,16 +255,16 @@ def _value(name: str, text: str, kind: object) -> object:
 
 
 def list_runs(folder: Path) -> list[dict[str, Any]]:
-    """Return the run directories in a folder: where, finished or not, and the result."""
+    """Return the path, status and result of each run directory in a folder."""
     return [_listed(path) for path in run_directories(folder)]
 
 
 def run_directories(folder: Path, levels: int = 4) -> list[Path]:
-    """Return the run directories in a folder, and what cannot be looked into.
+    """Return the run directories in a folder, and folders that cannot be inspected.
 
     Args:
-        folder: where to look.
-        levels: how many folders deep; a sweep has its runs in ``SYSTEM/METHOD/SEED``.
+        folder: the folder to search.
+        levels: maximum depth; a sweep has its runs in ``SYSTEM/METHOD/SEED``.
 
     Raises:
         RunDirectoryError: the folder cannot be read.
@@ -284,7 +284,7 @@ def run_directories(folder: Path, levels: int = 4) -> list[Path]:
 
 
 def is_run(path: Path) -> bool:
-    """Return whether anything of a run lies in a folder, or it cannot be looked into."""
+    """Return whether a folder contains files of a run, or cannot be inspected."""
     folder = UntrustedFolder(path)
     try:
         return any(folder.kind(name) is not None for name in (CONFIG, CHECKPOINT, *APPENDED))
@@ -293,8 +293,8 @@ def is_run(path: Path) -> bool:
 
 
 def _listed(path: Path) -> dict[str, Any]:
-    """Return a run directory's row; one that cannot be read says why."""
-    row = {"run": str(path), "system": "", "status": "begun", "result": ""}
+    """Return the table row of a run directory; a damaged one shows the error."""
+    row = {"run": str(path), "system": "", "status": "started", "result": ""}
     try:
         with understood(path):
             row["system"] = str(read_json(path, "config.json").get("system", ""))

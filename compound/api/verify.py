@@ -1,4 +1,4 @@
-"""Check whether a run directory is as it was written: every file, and that the files fit together."""
+"""Verify the integrity of a run directory: every file, and their consistency."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from contextlib import closing
 from pathlib import Path
 
 from compound.errors import CompoundError
-from compound.execution.cache import CURRENT, FORMAT, WAIT, bounded, check_files, read_row, restrict, table
+from compound.execution.cache import (
+    CURRENT,
+    FORMAT,
+    WAIT,
+    check_files,
+    limit_steps,
+    read_row,
+    restrict,
+    table_statement,
+)
 from compound.graph.configuration import Configuration, load
 from compound.rewards.model import read as read_rewards
 from compound.runs.checkpoint import Checkpoint
@@ -28,15 +37,15 @@ from compound.security.untrusted import UntrustedFolder
 from compound.storage.artifacts import is_reference, verified
 from compound.storage.records import Damaged, parse
 
-SHOWN = 5  # damaged entries of a cache that are named
+SHOWN = 5  # maximum number of damaged cache entries to report
 BEST = "best.json"
 REWARDS = f"{MEMORY_FOLDER}/rewards"
 
 
 def verify(path: str | Path) -> list[str]:
-    """Return what is wrong with a run directory, and with those of its baselines; nothing where all is well.
+    """Return the problems of a run directory and of its baselines; empty if there are none.
 
-    Nothing is changed. Files of earlier versions have no checksums: of those only the form is checked.
+    Nothing is modified. Files of earlier versions have no checksums, so only their format is checked.
 
     Example:
         >>> import tempfile
@@ -47,18 +56,18 @@ def verify(path: str | Path) -> list[str]:
         []
     """
     folder = UntrustedFolder(path)
-    return [problem for one in (folder, *_baselines(folder)) for problem in _verified(one)]
+    return [problem for one in (folder, *_baselines(folder)) for problem in _run_problems(one)]
 
 
 def _baselines(folder: UntrustedFolder) -> list[UntrustedFolder]:
     try:
         return baselines(folder)
     except CompoundError:
-        return []  # the folder's own check says why
+        return []  # reported by the check of the folder itself
 
 
-def _verified(folder: UntrustedFolder) -> list[str]:
-    """Return what is wrong with one run directory."""
+def _run_problems(folder: UntrustedFolder) -> list[str]:
+    """Return the problems of one run directory."""
     problems: list[str] = []
 
     def attempt(check: Callable[[], object]) -> None:
@@ -91,32 +100,32 @@ def _check_records(folder: UntrustedFolder, name: str, stored: Checkpoint | None
     if stored is not None:
         last = last_checksum(folder, name, stored.lengths[name])
         if stored.checksums.get(name, last) != last:
-            raise CompoundError(f"{folder}/{name} was changed: its last record is not the checkpoint's")
+            raise CompoundError(f"{folder}/{name} was changed: its last record does not match the checkpoint")
     for _ in read_records(folder, name):
         pass
 
 
 def _check_artifacts(folder: UntrustedFolder, stored: Checkpoint) -> None:
-    """Read the folders that the best configuration refers to."""
+    """Verify the folders referenced by the best configuration."""
     for value in (stored.state.best or {}).values():
         if is_reference(value):
             verified(value, folder.path / MEMORY_FOLDER)
 
 
 def _check_best(folder: UntrustedFolder, stored: Checkpoint) -> None:
-    """Compare ``best.json``, which a run that is finished must have, with the rest of the run."""
+    """Compare ``best.json``, which a finished run must have, with the rest of the run."""
     if folder.kind(BEST) is None:
         if stored.state.done:
             raise CompoundError(f"{folder}/{BEST} is missing")
         return
     found, config = load(folder.path / BEST), read_json(folder, CONFIG)
     if stored.state.done and found.digest != Configuration(stored.state.best or {}).digest:
-        raise CompoundError(f"{folder}/{BEST} holds another configuration than the run found")
-    made_for = parse(folder.read(BEST))
+        raise CompoundError(f"{folder}/{BEST} does not hold the best configuration of the run")
+    document = parse(folder.read(BEST))
     for name in ("system", "signature"):
-        said = made_for.get(name) if isinstance(made_for, dict) else None
-        if said != config.get(name):
-            raise CompoundError(f"{folder}/{BEST} says that its {name} is {said!r:.80}")
+        actual = document.get(name) if isinstance(document, dict) else None
+        if actual != config.get(name):
+            raise CompoundError(f"{folder}/{BEST} has {name} {actual!r:.80}, unlike the run")
 
 
 def _check_rewards(folder: UntrustedFolder) -> None:
@@ -125,8 +134,8 @@ def _check_rewards(folder: UntrustedFolder) -> None:
 
 
 def _cache_problems(folder: UntrustedFolder, stored: Checkpoint | None) -> list[str]:
-    """Return what is wrong with a cache, which is opened for reading only."""
-    unfinished = check_files(folder, CACHE)  # SQLite looks at no journal of what it only reads
+    """Return the problems of a cache, which is opened read-only."""
+    unfinished = check_files(folder, CACHE)  # SQLite ignores the journal of a read-only database
     path = folder.place(CACHE)
     if folder.kind(CACHE) is None:
         return [f"{path} is missing"] if stored is not None and stored.cached else []
@@ -137,13 +146,13 @@ def _cache_problems(folder: UntrustedFolder, stored: Checkpoint | None) -> list[
         for step, problem in () if unfinished else _entries(folder, path, problems):
             if problem:
                 damaged += 1
-                shown += [problem] * (damaged <= SHOWN)  # there may be many
+                shown += [problem] * (damaged <= SHOWN)  # the number is unbounded, so only some are reported
             else:
                 covered += stored is not None and step < stored.step
     except sqlite3.DataError:
         return [
             *problems,
-            f"{path}: a recorded call is larger than {LINE}; to check it and those after it, set "
+            f"{path}: a recorded call is larger than {LINE}; to check it and later ones, set "
             f"{LINE.variable} to a larger number of mebibytes",
         ]
     except sqlite3.Error as error:
@@ -157,18 +166,18 @@ def _cache_problems(folder: UntrustedFolder, stored: Checkpoint | None) -> list[
 
 
 def _entries(folder: UntrustedFolder, path: Path, problems: list[str]) -> Iterator[tuple[int, str]]:
-    """Yield the step of each entry of a cache, and what is wrong with it; note what else is wrong."""
-    alone = not folder.size(f"{CACHE}-wal")  # SQLite then leaves nothing behind, and needs to write nothing
-    address = f"{path.absolute().as_uri()}?{'immutable=1' if alone else 'mode=ro'}"
-    with closing(sqlite3.connect(address, uri=True, timeout=WAIT)) as db, bounded(db, path):
+    """Yield the step and the problem of each entry of a cache; collect other problems."""
+    has_no_log = not folder.size(f"{CACHE}-wal")  # SQLite then needs to write nothing
+    address = f"{path.absolute().as_uri()}?{'immutable=1' if has_no_log else 'mode=ro'}"
+    with closing(sqlite3.connect(address, uri=True, timeout=WAIT)) as db, limit_steps(db, path):
         restrict(db)
-        made = table(db, path)
-        if made is None:
+        statement = table_statement(db, path)
+        if statement is None:
             return
         found = [text for (text,) in db.execute("PRAGMA quick_check")]
         problems += [f"{path}: {text}" for text in found if text != "ok"]
         (version,) = db.execute("PRAGMA user_version").fetchone()
-        checksum = "checksum" if made == CURRENT else "NULL"
+        checksum = "checksum" if statement == CURRENT else "NULL"
         query = f"SELECT key, step, value, {checksum} FROM outcome"  # nosec B608  # one of two constants
         for key, *row in db.execute(query):
             try:

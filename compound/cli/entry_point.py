@@ -1,4 +1,4 @@
-"""Run the command line: parse arguments, explain errors, and set the exit code."""
+"""Command line entry point: parse arguments, explain errors, and set the exit code."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import sys
 from typing import NoReturn
 
-from compound.cli.errors import explain, explain_system, explain_unforeseen, explained_imports
+from compound.cli.errors import explain, explain_imports, explain_os_error, explain_unforeseen
 from compound.cli.options import app
 from compound.errors import (
     CompoundError,
 )
-from compound.security.sanitize import safe_output
+from compound.security.sanitize import sanitized_output
 
 # Each module registers its commands; `--help` lists them in this order.
 # isort: split
@@ -28,39 +28,41 @@ from compound.cli import models  # noqa: F401
 
 
 def main() -> NoReturn:
-    """Run the command line; every foreseeable error becomes a message and an exit code."""
+    """Run the command line, turning every expected error into a message and an exit code."""
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
+    # otherwise litellm downloads its price list on import
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     if arguments == ["--version"]:
         from compound import __version__
 
         print(f"compound {__version__}")
         sys.exit(0)
-    with safe_output():
-        _answer(arguments, debug)
+    with sanitized_output():
+        _run_app(arguments, debug)
 
 
-def _answer(arguments: list[str], debug: bool) -> NoReturn:
+def _run_app(arguments: list[str], debug: bool) -> NoReturn:
     try:
-        with explained_imports():
+        with explain_imports():
             app(arguments, prog_name="compound")
     except CompoundError as error:
         if debug:
             raise
         sys.exit(explain(error))
-    except (KeyboardInterrupt, SystemExit) as ended:  # typer turns the one into the other
+    except (KeyboardInterrupt, SystemExit) as ended:  # typer converts KeyboardInterrupt to exit code 130
         if isinstance(ended, SystemExit) and ended.code != 130:
             raise
         print("interrupted; run the same command to resume", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
+        # Python flushes stdout at exit, which would raise again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
         if debug:
             raise
-        if isinstance(error, OSError) and explain_system(error):
+        if isinstance(error, OSError) and explain_os_error(error):
             sys.exit(2)
         explain_unforeseen(error)
         sys.exit(1)

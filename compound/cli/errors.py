@@ -1,4 +1,4 @@
-"""Explain errors to the user of the command line."""
+"""Error messages, hints and exit codes of the command line."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from compound.errors import (
     TooManyFailures,
 )
 
-FRESH_HERE = "pass --new for a fresh run, or choose another --run"
+FRESH_OPTION = "pass --new to start a new run, or choose another --run"
 
 
-def explain_system(error: OSError) -> bool:
-    """Print what the operating system refused, and what to do; False where it named no place."""
-    from compound.security.untrusted import advice, reason
+def explain_os_error(error: OSError) -> bool:
+    """Print an operating system error with advice; return False if its location is unknown."""
+    from compound.security.untrusted import error_hint, error_text
 
     place = error.filename or _unnamed(error)
     if place is None:
         return False
-    print(f"error: {reason(error, place)}", file=sys.stderr)
-    if hint := advice(error):
+    print(f"error: {error_text(error, place)}", file=sys.stderr)
+    if hint := error_hint(error):
         print(f"hint: {hint}", file=sys.stderr)
     return True
 
 
 def _unnamed(error: OSError) -> str | None:
-    """Return what an error without a file name is about, as far as it can be known."""
+    """Return the likely subject of an error that has no file name, or None."""
     try:
         os.getcwd()
     except OSError:
         return "the current folder"
-    lost = isinstance(error, ConnectionError | TimeoutError)  # of a component, or of a model's server
+    lost = isinstance(error, ConnectionError | TimeoutError)  # from a component or a model server
     return None if lost or error.errno is None else "a file or the output"
 
 
@@ -47,14 +47,14 @@ def explain_unforeseen(error: Exception) -> None:
     from compound.registry.user_code import place_of_error
 
     place = place_of_error(error)
-    defect = "this is a defect of compound; run again with --debug for the traceback"
+    defect = "this is a bug in compound; run again with --debug for the traceback"
     print(f"error: {type(error).__name__}: {error}{place}", file=sys.stderr)
     print(f"hint: {'--debug shows the traceback' if place else defect}", file=sys.stderr)
 
 
 @contextmanager
-def explained_imports() -> Iterator[None]:
-    """Name the extra that installs an optional library."""
+def explain_imports() -> Iterator[None]:
+    """Turn a failed import of an optional library into an error that names its extra."""
     try:
         yield
     except ImportError as error:
@@ -65,7 +65,7 @@ def explained_imports() -> Iterator[None]:
 
 
 def explain(error: CompoundError) -> int:
-    """Print an error, with what to do about it, and return the exit code."""
+    """Print an error with its hint, and return the exit code."""
     from compound.runs.recorder import Interrupted
 
     if isinstance(error, SpecError):
@@ -73,10 +73,10 @@ def explain(error: CompoundError) -> int:
         return 2
     if isinstance(error, SeveralErrors):
         return max(map(explain, error.errors))
-    if isinstance(error, Interrupted):  # which the user asked for
+    if isinstance(error, Interrupted):  # requested by the user, so not an error
         print(str(error), file=sys.stderr)
         return 130
     print(f"error: {error.message}", file=sys.stderr)
     if error.hint:
-        print(f"hint: {error.hint.replace(FRESH, FRESH_HERE)}", file=sys.stderr)
+        print(f"hint: {error.hint.replace(FRESH, FRESH_OPTION)}", file=sys.stderr)
     return 1 if isinstance(error, BudgetExhausted | TooManyFailures) else 2

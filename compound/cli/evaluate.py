@@ -1,4 +1,4 @@
-"""The commands that run and evaluate a system."""
+"""Commands that run and evaluate a system."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from compound.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
     from compound.evaluation.dataset import Dataset, Split
-    from compound.example import Example
-    from compound.execution.trace import Trace
 
 from compound.cli.options import (
     AsJson,
@@ -28,15 +23,15 @@ from compound.cli.options import (
     Sets,
     TrustOption,
     app,
-    examples,
+    format_examples,
     load_program,
-    measurable,
-    show,
+    print_json,
+    require_data,
 )
 
 
 @app.command(
-    epilog=examples(
+    epilog=format_examples(
         "evaluate system.yaml --split dev --limit 8 --no-cache --json",
         "evaluate system.yaml --config runs/demo/best.json --min-score 0.4",
     )
@@ -48,9 +43,9 @@ def evaluate(
     repeats: Annotated[int, typer.Option(min=1, help="Runs per example.")] = 1,
     config: Config = None,
     min_score: Annotated[
-        float | None, typer.Option(help="Exit with code 1 if the mean is below this score.")
+        float | None, typer.Option(help="Exit with code 1 if the mean score is below this value.")
     ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Ignore the cache.")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache.")] = False,
     sets: Sets = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -61,11 +56,12 @@ def evaluate(
 
     Prints the mean score with its 95 % interval, failures, and the cost.
     """
+    from compound.api.progress import count_display
     from compound.api.sync import evaluate as run_evaluation
 
     program = load_program(file, sets, no_import, config, trust)
-    data, metric = measurable(program, "evaluate")
-    with _counting(quiet) as count:
+    data, metric = require_data(program, "evaluate")
+    with count_display(quiet=quiet) as count:
         evaluation = run_evaluation(
             program.system, data, metric, _role(data, split),
             limit=limit, repeats=repeats, settings=program.optimize, engines=program.find_engine,
@@ -74,9 +70,11 @@ def evaluate(
     summary = evaluation.summary()
     if as_json:
         usage = evaluation.usage
-        show({**summary, "failures": evaluation.failures(), "calls": usage.calls, "tokens": usage.tokens,
-              "cost": usage.cost, "unpriced_calls": usage.unpriced,
-              "rows": [[r.example, r.score] for r in evaluation.rows]})  # fmt: skip
+        print_json({
+            **summary, "failures": evaluation.failures(), "calls": usage.calls, "tokens": usage.tokens,
+            "cost": usage.cost, "unpriced_calls": usage.unpriced,
+            "rows": [[r.example, r.score] for r in evaluation.rows],
+        })  # fmt: skip
     else:
         from compound.report.facts.text import money
 
@@ -94,7 +92,7 @@ def evaluate(
 
 
 @app.command(
-    epilog=examples(
+    epilog=format_examples(
         "run system.yaml question='Who wrote Emma?'",
         "run system.yaml --config runs/demo/best.json question='…' --json",
         "run system.yaml question='…' --trace",
@@ -102,12 +100,12 @@ def evaluate(
 )
 def run(
     file: File,
-    inputs: Annotated[Optional[list[str]], typer.Argument(help="NAME=VALUE of each input.")] = None,  # noqa: UP045
+    inputs: Annotated[Optional[list[str]], typer.Argument(help="Inputs as NAME=VALUE.")] = None,  # noqa: UP045
     config: Config = None,
     sample: Annotated[
-        int, typer.Option(help="Sample index: selects the random streams of stochastic components.")
+        int, typer.Option(help="Sample index; selects the random streams of stochastic components.")
     ] = 0,
-    trace: Annotated[bool, typer.Option("--trace", help="Show every call with its messages.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Print every call with its messages.")] = False,
     sets: Sets = None,
     as_json: AsJson = False,
     no_import: NoImport = False,
@@ -115,7 +113,7 @@ def run(
 ) -> None:
     """Run a system once and print its outputs.
 
-    With --trace, also prints every call; with --json, the whole trace.
+    With --trace, also prints every call. With --json, prints the whole trace.
     """
     from compound.api.sync import read_inputs
     from compound.api.sync import run as run_system
@@ -123,17 +121,17 @@ def run(
 
     program = load_program(file, sets, no_import, config, trust)
     values = read_inputs(program.system, inputs or [])
-    made = run_system(program.system, values, engines=program.find_engine, sample=sample, check=False)
+    result = run_system(program.system, values, engines=program.find_engine, sample=sample, check=False)
     if as_json:
-        show(to_json(made))
+        print_json(to_json(result))
     else:
         if trace:
-            print(as_text(made), end="\n\n")
-        for name, value in made.outputs.items():
-            print(value if len(made.outputs) == 1 and isinstance(value, str) else f"{name}: {value}")
-    if made.failure is not None:
-        where = next((f"{call.address}: " for call in made.calls if call.failure is not None), "")
-        print(f"error: {where}{made.failure.kind}: {made.failure.message}", file=sys.stderr)
+            print(as_text(result), end="\n\n")
+        for name, value in result.outputs.items():
+            print(value if len(result.outputs) == 1 and isinstance(value, str) else f"{name}: {value}")
+    if result.failure is not None:
+        where = next((f"{call.address}: " for call in result.calls if call.failure is not None), "")
+        print(f"error: {where}{result.failure.kind}: {result.failure.message}", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -143,11 +141,5 @@ def _role(data: Dataset, split: str) -> Split:
     if data.test:
         names[data.test] = "test"
     if split not in names:
-        raise SpecError([f"--split {split}: no such split; possible: {', '.join(sorted(names))}"])
+        raise SpecError([f"--split {split}: unknown split; possible: {', '.join(sorted(names))}"])
     return names[split]
-
-
-def _counting(quiet: bool) -> AbstractContextManager[Callable[[Example, Trace], None]]:
-    from compound.api.progress import counting
-
-    return counting(quiet=quiet)

@@ -1,4 +1,4 @@
-"""The commands that check files, and show what runs left."""
+"""Commands that check files and inspect runs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from compound.cli.options import (
     Strict,
     TrustOption,
     app,
-    examples,
+    format_examples,
     load_program,
-    show,
+    print_json,
 )
 from compound.errors import (
     CompoundError,
@@ -28,9 +28,9 @@ from compound.errors import (
 )
 
 
-@app.command(epilog=examples("check system.yaml", "check *.yaml", "check a.yaml --no-import"))
+@app.command(epilog=format_examples("check system.yaml", "check *.yaml", "check a.yaml --no-import"))
 def check(
-    files: Annotated[list[Path], typer.Argument(help="YAML files of systems.", show_default=False)],
+    files: Annotated[list[Path], typer.Argument(help="System YAML files.", show_default=False)],
     sets: Sets = None,
     strict: Strict = False,
     no_import: NoImport = False,
@@ -39,10 +39,10 @@ def check(
 ) -> None:
     """Check files without running them.
 
-    Checks syntax, names, types, wiring, settings, the method, and data that is on this machine.
+    Checks syntax, names, types, wiring, settings, the method, and data available locally.
 
-    Loads no model and downloads nothing; what is not there is listed as not checked. With --json, several
-    files give a list; every file is in it, with its problems. Exit code 2 when a file is wrong.
+    Loads no model and downloads nothing; missing data is listed as not checked. With --json, several files
+    give a list with an entry for every file, including its problems. Exit code 2 if a file is invalid.
     """
     from compound.api.check import check_program, problems_of
 
@@ -63,13 +63,13 @@ def check(
         if not as_json:
             print(checked)
     if as_json:
-        show(found if len(files) > 1 else found[0])
+        print_json(found if len(files) > 1 else found[0])
     if codes:
         raise typer.Exit(max(codes))
 
 
 @app.command(
-    epilog=examples(
+    epilog=format_examples(
         "graph system.yaml",
         "graph system.yaml --format mermaid",
         "graph system.yaml --format svg > graph.svg",
@@ -88,24 +88,24 @@ def graph(
     print(draw(load_program(file, sets, no_import, trust=trust).system, form))
 
 
-@app.command(epilog=examples("report runs/demo", "report runs/demo --json"))
+@app.command(epilog=format_examples("report runs/demo", "report runs/demo --json"))
 def report(
     run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)], as_json: AsJson = False
 ) -> None:
-    """Write the report of a run again.
+    """Regenerate the report of a run.
 
     Prints the paths of report.md and report.html.
     """
     from compound.report import closing, summarize, write
 
     if as_json:
-        show(summarize(run))
+        print_json(summarize(run))
         return
     write(run)
     print(closing(run))
 
 
-@app.command(epilog=examples("runs", "runs --dir results", "runs --verify", "runs runs/demo --verify"))
+@app.command(epilog=format_examples("runs", "runs --dir results", "runs --verify", "runs runs/demo --verify"))
 def runs(
     paths: Annotated[
         Optional[list[Path]],  # noqa: UP045 - typer reads this at run time
@@ -117,7 +117,7 @@ def runs(
     check_files: Annotated[
         bool,
         typer.Option(
-            "--verify", help="Verify the checksums of all files; exit with code 1 if any is damaged."
+            "--verify", help="Verify the checksums of all files; exit with code 1 if one is damaged."
         ),
     ] = False,
     as_json: AsJson = False,
@@ -129,10 +129,10 @@ def runs(
         _verify(paths or [], folder, as_json)
         return
     if paths:
-        raise SpecError([f"{paths[0]}: run directories are given together with --verify; to list, use --dir"])
+        raise SpecError([f"{paths[0]}: RUN requires --verify; to list the runs in a folder, use --dir"])
     rows = list_runs(folder)
     if as_json:
-        show(rows)
+        print_json(rows)
         return
     if not rows:
         print(f"no runs in {folder}")
@@ -141,15 +141,15 @@ def runs(
 
 
 def _verify(paths: list[Path], folder: Path, as_json: bool) -> None:
-    """Print what is wrong with run directories, and exit with 1 if anything is."""
+    """Print the problems of run directories, and exit with code 1 if there are any."""
     from compound.api.sync import is_run, run_directories
     from compound.api.verify import verify
 
     chosen = paths or run_directories(folder)
-    none = {str(path): ["it is not a run directory"] for path in chosen if not is_run(path)}
+    none = {str(path): ["not a run directory"] for path in chosen if not is_run(path)}
     found = {str(path): none.get(str(path)) or verify(path) for path in chosen}
     if as_json:
-        show(found)
+        print_json(found)
     else:
         if not found:
             print(f"no runs in {folder}")
@@ -164,19 +164,19 @@ def _verify(paths: list[Path], folder: Path, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-@app.command(epilog=examples("schema > system.schema.json"))
+@app.command(epilog=format_examples("schema > system.schema.json"))
 def schema() -> None:
-    """Print the JSON Schema of the YAML file, for editors."""
+    """Print the JSON Schema of system YAML files, for editors."""
     from compound.spec import schema as spec_schema
 
-    show(spec_schema())
+    print_json(spec_schema())
 
 
-@app.command(epilog=examples("plugins", "plugins --json"))
+@app.command(epilog=format_examples("plugins", "plugins --json"))
 def plugins(as_json: AsJson = False) -> None:
-    """List extensions that are installed.
+    """List installed extensions.
 
-    Shows what each adds, its package, and whether it can be loaded.
+    Shows what each provides, its package, and whether it can be loaded.
     """
     from compound.evaluation.named_metrics import BUILT_IN as METRICS
     from compound.registry.engines import BUILT_IN as ENGINES
@@ -206,11 +206,11 @@ def plugins(as_json: AsJson = False) -> None:
             }
         )  # fmt: skip
     if as_json:
-        show(found)
+        print_json(found)
         return
     for row in found:
         print(
             f"{row['group']}: {row['name']} ({row['value']}, from {row['package']}) {row['problem']}".rstrip()
         )
     if not found:
-        print("no installed package adds extensions", file=sys.stderr)
+        print("no installed package provides extensions", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The commands for models."""
+"""Commands for local models."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from typing import Annotated
 
 import typer
 
-from compound.cli.options import AsJson, app, examples, show
+from compound.cli.options import AsJson, app, format_examples, print_json
 
 models = typer.Typer(
-    help="List or fetch models that run in this process.", no_args_is_help=True, rich_markup_mode=None
+    help="List or download models that run in this process.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(models, name="models")
 
 
-@models.command("get", epilog=examples("models get smollm2"))
+@models.command("get", epilog=format_examples("models get smollm2"))
 def models_get(name: Annotated[str, typer.Argument(help="Name of the model.")] = "smollm2") -> None:
-    """Fetch the weights of a model."""
+    """Download the weights of a model."""
     from compound.components.engines.models import get
 
     print(get(name))
 
 
-@models.command("list", epilog=examples("models list"))
+@models.command("list", epilog=format_examples("models list"))
 def models_list(as_json: AsJson = False) -> None:
     """List known models and the location of their weights."""
     from compound.components.engines.models import available
 
     found = available()
     if as_json:
-        show(found)
+        print_json(found)
     else:
         for model in found:
             print(f"{model.name:<12} {model.state:<9} {model.where}")

@@ -1,4 +1,4 @@
-"""The commands that optimize."""
+"""Commands that optimize systems."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from compound.cli.options import (
     Strict,
     TrustOption,
     app,
-    examples,
+    format_examples,
     load_program,
-    measurable,
-    show,
+    print_json,
+    require_data,
 )
 
 
 @app.command(
-    epilog=examples(
+    epilog=format_examples(
         "optimize system.yaml",
         "optimize system.yaml --run second --set optimize.seed=1",
         "optimize system.yaml --config runs/first/best.json",
@@ -53,9 +53,7 @@ def optimize(
     config: Config = None,
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="Print the plan and upper bounds of the cost, without running anything."
-        ),
+        typer.Option("--dry-run", help="Print the plan and upper bounds of the cost; run nothing."),
     ] = False,
     strict: Strict = False,
     as_json: AsJson = False,
@@ -63,39 +61,39 @@ def optimize(
     no_import: NoImport = False,
     trust: TrustOption = None,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Evaluate failed test rows of a finished run again.")
+        bool, typer.Option("--retry-failed", help="Rerun failed test rows of a finished run.")
     ] = False,
 ) -> None:
     """Optimize a system, or resume an interrupted run.
 
-    With --retry-failed, test rows of a finished run that failed for lack of an answer are run again, with the
-    same examples and random streams and within the test split's share of the budget. Decisions stay as they
-    were made; the report says what was run again.
+    With --retry-failed, the test rows of a finished run that failed because no answer was received are
+    rerun with the same examples and random streams, within the test split's share of the budget.
+    Decisions do not change; the report lists the rerun rows.
     """
     from compound.api.optimize import optimize as run_optimization
-    from compound.api.progress import watching
+    from compound.api.progress import progress_display
 
     program = load_program(file, sets, no_import, config, trust)
-    data, metric = measurable(program, "optimize")
+    data, metric = require_data(program, "optimize")
     path = _run_path(program.system.name, run, run_dir, new)
     if dry_run:
         _dry_run(program, path, as_json=as_json, strict=strict)
         return
     print(f"run directory: {path}", file=sys.stderr)
 
-    def begun(recorder: Recorder) -> None:
+    def on_start(recorder: Recorder) -> None:
         if recorder.run.path == path and recorder.resumed and not recorder.state.done:
             print("continuing the run from its last checkpoint", file=sys.stderr)
         _stop_on_interrupt(recorder)
 
-    with watching(program.optimize.budget.limits(), quiet=quiet) as listener:
+    with progress_display(program.optimize.budget.limits(), quiet=quiet) as listener:
         result = run_optimization(
             program.system, data, metric, program.optimize,
             run_dir=path, engines=program.find_engine, folder=program.folder, text=program.text,
-            listener=listener, on_start=begun, strict=strict, retry_failed=retry_failed,
+            listener=listener, on_start=on_start, strict=strict, retry_failed=retry_failed,
         )  # fmt: skip
     if as_json:
-        show(result.to_json())
+        print_json(result.to_json())
     else:
         from compound.report import closing
 
@@ -103,19 +101,19 @@ def optimize(
 
 
 @app.command(
-    epilog=examples(
+    epilog=format_examples(
         "sweep system.yaml --methods search,random",
         "sweep a.yaml b.yaml --methods optimas,hbc --seeds 0,1,2 --run runs/table",
         "sweep system.yaml --methods search,mipro --set optimize.budget.system_runs=400",
     )
 )
 def sweep(
-    files: Annotated[list[Path], typer.Argument(help="YAML files of systems.", show_default=False)],
+    files: Annotated[list[Path], typer.Argument(help="System YAML files.", show_default=False)],
     methods: Annotated[str, typer.Option(help="Comma-separated methods.")],
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0",
     run: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Folder of the sweep.", show_default="runs/sweep"),
+        typer.Option(help="Sweep directory.", show_default="runs/sweep"),
     ] = None,
     sets: Sets = None,
     as_json: AsJson = False,
@@ -127,10 +125,10 @@ def sweep(
 
     The same command resumes an interrupted sweep.
 
-    Every run has the file's budget and a folder of its own. Finished runs are skipped. The table is in
-    sweep.md and sweep.json. Exit code 1 when a run failed.
+    Every run gets the budget set in its file and its own folder. Finished runs are skipped. The table is
+    in sweep.md and sweep.json. Exit code 1 if a run failed.
     """
-    from compound.api.progress import watching
+    from compound.api.progress import progress_display
     from compound.api.sweep import Stopper, plan
     from compound.api.sweep import sweep as run_sweep
     from compound.report.comparison import closing
@@ -139,59 +137,59 @@ def sweep(
     programs = []
     for file in files:
         programs.append(load_program(file, sets, no_import, trust=trust))
-        measurable(programs[-1], "sweep")
+        require_data(programs[-1], "sweep")
     run = run if run is not None else run_folder("sweep")
-    planned = plan(programs, _listed(methods), _numbers(seeds), run)
+    planned = plan(programs, _split_list(methods), _parse_seeds(seeds), run)
     print(f"sweep directory: {run}", file=sys.stderr)
     stopper = Stopper()
     _stop_on_interrupt(stopper)
     facts = run_sweep(
         planned, run,
-        watch=lambda limits: watching(limits, quiet=quiet),
-        say=lambda line: None if quiet else print(line, file=sys.stderr, flush=True),
+        watch=lambda limits: progress_display(limits, quiet=quiet),
+        log=lambda line: None if quiet else print(line, file=sys.stderr, flush=True),
         stopper=stopper,
     )  # fmt: skip
     if as_json:
-        show(facts)
+        print_json(facts)
     else:
         print(f"{closing(facts)}\n\ntable: {run / 'sweep.md'}")
     if any(row["status"] == "failed" for row in facts["runs"]):
         raise typer.Exit(1)
 
 
-def _listed(text: str) -> list[str]:
+def _split_list(text: str) -> list[str]:
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
-def _numbers(text: str) -> list[int]:
-    items = _listed(text)
+def _parse_seeds(text: str) -> list[int]:
+    items = _split_list(text)
     wrong = [item for item in items if not item.isdecimal()]
     if wrong:
-        raise SpecError([f"--seeds {text}: {wrong[0]!r} is no seed; give whole numbers such as 0,1,2"])
+        raise SpecError([f"--seeds {text}: {wrong[0]!r} is not a seed; give whole numbers such as 0,1,2"])
     return [int(item) for item in items]
 
 
 def _run_path(system: str, run: str, run_dir: Path | None, new: bool) -> Path:
-    from compound.storage.paths import run_folder, unused
+    from compound.storage.paths import run_folder, unused_path
 
     path = run_dir if run_dir is not None else run_folder(run or system)
-    return unused(path) if new else path
+    return unused_path(path) if new else path
 
 
 def _dry_run(program: Program, path: Path, *, as_json: bool, strict: bool) -> None:
-    """Print what a run can cost at most and what it can find."""
+    """Print upper bounds of a run's cost and the effects it can detect."""
     from compound.api.estimate import estimate
     from compound.report.forecast import forecast
 
     facts = {"run": str(path), **estimate(program, strict=strict)}
     if as_json:
-        show(facts)
+        print_json(facts)
     else:
         print(forecast(facts))
 
 
 def _stop_on_interrupt(running: Recorder | Stopper) -> None:
-    """First Ctrl-C: finish the step and save. Second: stop now (still resumable)."""
+    """Handle Ctrl-C: the first finishes the step and saves, the second stops now (still resumable)."""
     import signal
 
     def handle(_signal: int, _frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""The application, and the options that several commands share."""
+"""Application object, and options shared by several commands."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Declare compound AI systems as graphs, and optimize them on data.",
-    epilog="With --debug, every command shows the traceback of an error.",
+    help="Declare compound AI systems as graphs and optimize them on data.",
+    epilog="Every command accepts --debug to show the traceback of an error.",
 )
 
 
-def examples(*commands: str) -> str:
-    """Return the end of a help text: one example in each line."""
+def format_examples(*commands: str) -> str:
+    """Return a help epilog with one example per line."""
     lines = "\n".join(f"  compound {command}" for command in commands)
     return f"\b\nExamples:\n{lines}"
 
@@ -43,7 +43,7 @@ NoImport = Annotated[
     bool,
     typer.Option(
         "--no-import",
-        help="Refuse files that name code, programs, servers, keys, or paths outside their folder.",
+        help="Reject files that name code, programs, servers, keys, or paths outside their folder.",
     ),
 ]
 TrustOption = Annotated[
@@ -51,15 +51,15 @@ TrustOption = Annotated[
     typer.Option(
         "--trust",
         metavar="[NAME@]HOST",
-        help="Trust a server that the file names; with NAME, send it that environment variable as the key.",
+        help="Trust a server named in the file; with NAME, send that environment variable to it as the key.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Config = Annotated[
     Optional[Path],  # noqa: UP045 - typer reads this at run time
-    typer.Option("--config", help="Configuration to use, such as best.json of a run."),
+    typer.Option("--config", help="Configuration to use, such as the best.json of a run."),
 ]
-Strict = Annotated[bool, typer.Option("--strict", help="Refuse data whose splits share examples.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Reject data whose splits share examples.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
 
 
@@ -70,7 +70,8 @@ def load_program(
     config: Path | None = None,
     trust: list[str] | None = None,
 ) -> Program:
-    """Read a YAML file with its overrides, and bind a configuration."""
+    """Load a YAML file, apply overrides, and bind a configuration."""
+    # commands import their modules when called, to keep --help fast
     from dataclasses import replace
 
     from compound.graph.configuration import load
@@ -88,13 +89,13 @@ def load_program(
     return replace(program, system=program.system.bind(load(config)))
 
 
-def show(value: object) -> None:
+def print_json(value: object) -> None:
     """Print JSON to stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
-def measurable(program: Program, what: str) -> tuple[Dataset, Metric]:
-    """Return the data and the metric of a program, which `what` needs."""
+def require_data(program: Program, what: str) -> tuple[Dataset, Metric]:
+    """Return the data and metric of a program, or raise that command `what` needs them."""
     data, metric = program.data, program.metric
     if data is None or metric is None:
         missing = [key for key, found in (("data", data), ("metric", metric)) if found is None]

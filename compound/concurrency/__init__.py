@@ -1,1 +1,1 @@
-"""Combine threads and event loops."""
+"""Bridges between threads and event loops, and locks."""

@@ -1,7 +1,7 @@
-"""One event loop for the whole process, in a thread of its own.
+"""A process-wide event loop in a background thread.
 
-For a library that keeps its connections and queues once per process and binds them to an event loop: our own
-callers each bring one (every `System.run` starts a loop, and servers and notebooks run several at once).
+For libraries that keep connections and queues once per process and bind them to an event loop, whereas our
+callers each bring their own (every `System.run` starts a loop, and servers and notebooks run several).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LOCK = threading.Lock()
 
 
 async def in_background(work: Coroutine[object, None, Value]) -> Value:
-    """Run a coroutine on the process's own loop and wait for it on the caller's; cancelling reaches it.
+    """Run a coroutine on the process-wide loop and await it on the caller's; cancellation is propagated.
 
     >>> async def where() -> str:
     ...     return threading.current_thread().name
@@ -41,7 +41,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the loop until it is stopped, then end what is left on it."""
+    """Run the loop until it is stopped, then cancel its remaining tasks."""
     asyncio.set_event_loop(loop)
     loop.run_forever()
     for task in (left := asyncio.all_tasks(loop)):
@@ -51,10 +51,11 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, owner: int) -> None:
-    if os.getpid() == owner:  # a fork has no such thread
+    if os.getpid() == owner:  # the thread does not exist in a forked process
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(timeout=5)
+        thread.join(timeout=5)  # a stuck task must not block the exit
 
 
+# the loop's thread does not survive a fork: the child starts its own on demand
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_loop.cache_clear)

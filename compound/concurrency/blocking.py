@@ -1,7 +1,7 @@
-"""Wait for async code from ordinary code, also where an event loop is running already, as in a notebook.
+"""Run async code from synchronous code, even if an event loop is already running, as in a notebook.
 
-An interrupt (Ctrl-C, or a notebook's stop button) cancels the work, which then closes its files; a second one
-does not wait for that.
+An interrupt (Ctrl-C, or a notebook's stop button) cancels the coroutine, which then closes its files; a
+second interrupt does not wait for that.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Result = TypeVar("Result")
 
 
 def blocking(coroutine: Coroutine[object, None, Result], *, interrupted: str = "") -> Result:
-    """Run a coroutine to its end and return its result.
+    """Run a coroutine to completion and return its result.
 
     Args:
-        coroutine: what to run: on an event loop of its own, which is in another thread where this one has a
-            running loop.
-        interrupted: what a `KeyboardInterrupt` says, such as where the state is and how to continue.
+        coroutine: the coroutine; runs on a new event loop, in another thread if this one has a running
+            loop.
+        interrupted: message of the `KeyboardInterrupt`, such as where the state is and how to continue.
 
     Raises:
-        KeyboardInterrupt: the user interrupted it; the coroutine has been cancelled.
-        MissingExtra: an optional library that it needs is not installed.
+        KeyboardInterrupt: the user interrupted the coroutine, which has been cancelled.
+        MissingExtra: a required optional library is not installed.
 
     >>> async def answer() -> int:
     ...     return 42
@@ -53,21 +53,21 @@ def blocking(coroutine: Coroutine[object, None, Result], *, interrupted: str = "
 
 
 class _Elsewhere(Generic[Result]):
-    """Runs a coroutine on an event loop in a thread of its own."""
+    """Runs a coroutine on an event loop in a new thread."""
 
     def __init__(self, coroutine: Coroutine[object, None, Result]) -> None:
         self._coroutine = coroutine
         self._loop = asyncio.new_event_loop()
         self._task: asyncio.Task[object] | None = None
-        self._asked = False
+        self._cancel_requested = False
         self._waiting = False
-        self._early = False  # whether an interrupt came before the thread ran
-        self._outcome: Future[Result] = Future()
+        self._early = False  # whether an interrupt arrived before the thread was waiting
+        self._result: Future[Result] = Future()
 
     def result(self) -> Result:
         """Run the coroutine and return its result; an interrupt of the waiting thread cancels it."""
-        run = contextvars.copy_context().run  # a notebook routes what is printed by the context
-        # A daemon, so that work which cannot be cancelled does not keep the process from ending.
+        run = contextvars.copy_context().run  # notebooks route printed output by context
+        # A daemon, so that work that cannot be cancelled does not block the exit of the process.
         thread = threading.Thread(target=run, args=(self._work,), name="compound-blocking", daemon=True)
         with self._handled():
             thread.start()
@@ -75,17 +75,17 @@ class _Elsewhere(Generic[Result]):
                 self._waiting = True
                 if self._early:
                     signal.raise_signal(signal.SIGINT)
-                return self._outcome.result()
+                return self._result.result()
             except KeyboardInterrupt:
-                if not self._outcome.done():
+                if not self._result.done():
                     print("stopping; interrupt again to stop at once", file=sys.stderr, flush=True)
                     self._cancel()
-                    wait([self._outcome])
+                    wait([self._result])
                 raise
 
     @contextlib.contextmanager
     def _handled(self) -> Iterator[None]:
-        """Let Ctrl-C raise here: the running loop's own handler would wait for the code that blocks it."""
+        """Raise on Ctrl-C here: the running loop's own handler would wait for the code that blocks it."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -101,8 +101,8 @@ class _Elsewhere(Generic[Result]):
         self._early = True
 
     def _cancel(self) -> None:
-        self._asked = True
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the work has just ended
+        self._cancel_requested = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the coroutine has just finished
             self._loop.call_soon_threadsafe(self._cancel_task)
 
     def _cancel_task(self) -> None:
@@ -111,7 +111,7 @@ class _Elsewhere(Generic[Result]):
 
     async def _main(self) -> Result:
         self._task = asyncio.current_task()
-        if self._asked:
+        if self._cancel_requested:
             self._coroutine.close()
             raise asyncio.CancelledError
         return await self._coroutine
@@ -120,7 +120,7 @@ class _Elsewhere(Generic[Result]):
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             try:
                 value = runner.run(self._main())
-            except BaseException as error:  # noqa: BLE001 - it is raised again by whoever waits
-                self._outcome.set_exception(error)  # at once: closing the loop waits for its threads
+            except BaseException as error:  # noqa: BLE001 - reraised in the waiting thread
+                self._result.set_exception(error)  # before closing the loop, which waits for its threads
                 return
-        self._outcome.set_result(value)
+        self._result.set_result(value)

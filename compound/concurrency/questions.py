@@ -1,6 +1,6 @@
-"""A synchronous function in a thread of its own, whose questions an event loop answers.
+"""Run a synchronous function in a thread, and answer its questions from an event loop.
 
-The other way round from `compound.concurrency.blocking`: for libraries that call back while they work.
+The inverse of `compound.concurrency.blocking`, for libraries that use callbacks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ Question = TypeVar("Question")
 
 
 class Stopped(BaseException):
-    """Nobody answers any more. No ``except Exception`` on the way out of the function holds it up."""
+    """Raised inside the function when the consumer has stopped.
+
+    Derives from BaseException so that ``except Exception`` in library code does not swallow it.
+    """
 
 
 @dataclass(frozen=True)
@@ -28,14 +31,14 @@ _STOP = object()
 
 
 class Questions(Generic[Question]):
-    """What a function asks: iterate, and answer each question before the next.
+    """Questions of a function: iterate, and answer each question before the next.
 
-    The iteration ends when the function does, and raises what it raised. Leaving the ``with`` block
-    earlier raises `Stopped` from the question it waits in, and waits for its thread to end.
+    The iteration ends when the function returns, and raises its exception. Leaving the ``with`` block
+    earlier raises `Stopped` from the pending question, and waits for the thread to end.
 
     Args:
-        function: gets ``ask``, which returns the answer to a question.
-        name: the thread's name.
+        function: called with ``ask``, which returns the answer to a question.
+        name: name of the thread.
 
     >>> async def doubled() -> list[int]:
     ...     found: list[int] = []
@@ -49,7 +52,7 @@ class Questions(Generic[Question]):
 
     def __init__(self, function: Callable[[Callable[[Question], object]], object], name: str) -> None:
         self._loop = asyncio.get_running_loop()
-        self._asked: asyncio.Queue[Question | _End] = asyncio.Queue()
+        self._questions: asyncio.Queue[Question | _End] = asyncio.Queue()
         self._answers: SimpleQueue[object] = SimpleQueue()
         self._thread = Thread(target=self._run, args=(function,), name=name, daemon=True)
 
@@ -65,7 +68,7 @@ class Questions(Generic[Question]):
         return self
 
     async def __anext__(self) -> Question:
-        asked = await self._asked.get()
+        asked = await self._questions.get()
         if not isinstance(asked, _End):
             return asked
         if asked.error is not None:
@@ -80,17 +83,17 @@ class Questions(Generic[Question]):
         error: BaseException | None = None
         try:
             function(self._ask)
-        except BaseException as raised:  # noqa: BLE001 - raised again where the questions are answered
+        except BaseException as raised:  # noqa: BLE001 - reraised in the event loop
             error = raised
-        self._tell(_End(error))
+        self._put(_End(error))
 
     def _ask(self, question: Question) -> object:
-        self._tell(question)
+        self._put(question)
         answer = self._answers.get()
         if answer is _STOP:
-            self._answers.put(_STOP)  # for what the function may ask on its way out
+            self._answers.put(_STOP)  # for further questions while the function exits
             raise Stopped
         return answer
 
-    def _tell(self, asked: Question | _End) -> None:
-        self._loop.call_soon_threadsafe(self._asked.put_nowait, asked)
+    def _put(self, asked: Question | _End) -> None:
+        self._loop.call_soon_threadsafe(self._questions.put_nowait, asked)

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 
 
 class RWLock:
-    """A lock that is held by any number of readers, or by one writer.
+    """A lock held by any number of readers, or by one writer.
 
-    Readers and writers alternate: all readers that waited for a writer are admitted when it releases the
-    lock, before the next writer. Neither side can starve the other.
+    Readers and writers alternate: all readers waiting for a writer are admitted when it releases the lock,
+    before the next writer, so that neither side can starve the other.
 
     >>> async def passing(lock: RWLock, name: str, seen: list[str]) -> None:
     ...     async with lock.read():
@@ -42,9 +42,9 @@ class RWLock:
 
     @contextlib.asynccontextmanager
     async def read(self) -> AsyncIterator[None]:
-        """Hold the lock together with other readers; wait while a writer holds it or waits for it."""
+        """Hold the lock together with other readers; wait while a writer holds or awaits it."""
         if self._closed:
-            await self._admitted()
+            await self._wait_for_admission()
         else:
             self._enter()
         try:
@@ -54,7 +54,7 @@ class RWLock:
 
     @contextlib.asynccontextmanager
     async def write(self) -> AsyncIterator[None]:
-        """Hold the lock alone: refuse new readers, and wait until all readers have released it."""
+        """Hold the lock exclusively: block new readers, and wait until all readers have released it."""
         async with self._turn:
             self._closed = True
             try:
@@ -64,7 +64,7 @@ class RWLock:
                 self._closed = False
                 self._admit()
 
-    async def _admitted(self) -> None:
+    async def _wait_for_admission(self) -> None:
         """Wait until the writer releases the lock; it counts this task as a reader."""
         admission = asyncio.get_running_loop().create_future()
         self._waiting.append(admission)
@@ -76,7 +76,7 @@ class RWLock:
             raise
 
     def _admit(self) -> None:
-        """Let in all tasks that wait."""
+        """Admit all waiting tasks."""
         while self._waiting:
             admission = self._waiting.popleft()
             if not admission.done():

@@ -1,7 +1,7 @@
-"""One thread for heavy computation beside the event loop.
+"""Run CPU-bound work in one dedicated thread.
 
-The C library keeps what a thread has freed for that thread alone: training in whichever thread is idle would
-take the memory of a step once for each of them.
+glibc keeps per-thread arenas, so running training steps on a thread pool would hold one step's peak memory
+per worker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _THREAD = ThreadPoolExecutor(1, "compute")
 
 
 async def compute(function: Callable[P, T], /, *arguments: P.args, **named: P.kwargs) -> T:
-    """Run a function in the thread for heavy computation, and wait for it; one at a time.
+    """Run a function in the compute thread, one at a time, and await its result.
 
     >>> import threading
     >>> async def names() -> set[str]:

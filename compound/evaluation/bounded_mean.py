@@ -1,12 +1,12 @@
-"""Confidence limits for the mean of independent values that lie in a known range.
+"""Confidence limits for the mean of independent values in a known range.
 
 `lower_limit` implements Gaffke's bound. Add one imaginary value at the lower end of the range to the n
 values, weigh all n + 1 by uniform random weights that sum to one (a flat Dirichlet distribution, as in the
-Bayesian bootstrap) and take a low quantile of the weighted mean. The upper limit is the mirror image. For
-values 0 and 1 the two limits are those of Clopper and Pearson, which hold the true mean at least as often as
-stated; no distribution on a bounded range is known for which Gaffke's bound holds it less often. Limits need
-no random numbers, do not depend on the order of the values, never leave the range, and stay apart however
-few values there are and however equal.
+Bayesian bootstrap), and take a low quantile of the weighted mean. The upper limit is the mirror image. For
+values 0 and 1, both limits equal those of Clopper and Pearson, which cover the true mean at least as often
+as stated; no distribution on a bounded range is known for which Gaffke's bound covers it less often. The
+limits need no random numbers, do not depend on the order of the values, stay within the range, and have
+a positive distance even for few or equal values.
 
 References:
     Clopper and Pearson (1934), "The use of confidence or fiducial limits illustrated in the case of the
@@ -25,20 +25,20 @@ from scipy import special
 
 Vector = NDArray[np.float64]
 
-_STEP, _REACH = 0.055, 17.0  # of the integration; tests compare it with closed forms
-_BLOCK = 2_000  # points whose factors are held in memory at once
+_STEP, _REACH = 0.055, 17.0  # step and range of the integration; tested against closed forms
+_BLOCK = 2_000  # points whose factors are in memory at a time
 _U = np.arange(0.0, _REACH, _STEP)
 _SINH, _COSH = np.sinh(_U), np.cosh(_U)
 _CLOSE = 1e-12
-_TINY = 1e-100  # values below it count as 0: squares of their inverses overflow
+_TINY = 1e-100  # smaller values count as 0: squares of their inverses overflow
 
 
 def lower_limit(values: Vector, level: float) -> float:
     """Return the one-sided lower confidence limit of the mean of values in [0, 1].
 
     Args:
-        values: The values, any number of them.
-        level: How often limits made like this are below the true mean.
+        values: The values.
+        level: Confidence level: the probability that the limit is below the true mean.
 
     >>> round(lower_limit(np.array([1.0, 1.0, 1.0]), 0.95), 4)  # the cube root of 0.05
     0.3684
@@ -58,7 +58,7 @@ def _solve(points: Vector, share: float) -> float:
     from scipy import optimize
 
     low, mean = float(points.min()), float(points.mean())
-    if weighted_mean_cdf(points, mean) <= share:  # only for levels far below those in use
+    if weighted_mean_cdf(points, mean) <= share:  # only for levels far below those used
         return mean
     least = low + (mean - low) * _CLOSE
 
@@ -71,7 +71,7 @@ def _solve(points: Vector, share: float) -> float:
 def weighted_mean_cdf(points: Vector, t: float) -> float:
     """Return the probability that the mean of points with flat Dirichlet weights is at most ``t``.
 
-    ``t`` must lie above the least point and not above the points' mean. The weights are exponential
+    ``t`` must be above the minimum and at most the mean of the points. The weights are exponential
     variables E over their sum, so the event is ``sum(E * (points - t)) <= 0``. The inversion integral of its
     moment generating function is taken on the line through the saddlepoint, where the integrand hardly
     oscillates.
@@ -87,6 +87,7 @@ def weighted_mean_cdf(points: Vector, t: float) -> float:
         return float(np.sum(c / (1 - c * theta)) - 1 / theta)
 
     edge = 1 / float(c.min())  # the moment generating function exists between here and 0
+    # the slope is infinite at both ends of the interval
     theta = float(optimize.brentq(slope, edge * (1 - 1e-13), edge * 1e-13, xtol=1e-300, rtol=1e-9))
     scaled = c / (1 - c * theta)
     width = 1 / np.sqrt(np.sum(scaled**2) + 1 / theta**2)

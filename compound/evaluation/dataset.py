@@ -1,7 +1,7 @@
-"""Data sets: where examples come from, one row at a time, with every unusable row named.
+"""Data sets: sources of examples, read row by row, with every invalid row reported.
 
-A `Dataset` only says where the rows lie; reading happens in `Dataset.examples`. No row is ever dropped:
-a row that cannot be used is a `DataError` at ``file:line``. Only blank lines are skipped.
+A `Dataset` only describes the location of rows; `Dataset.examples` reads them. No row is dropped silently:
+an invalid row raises a `DataError` with ``file:line``. Only blank lines are skipped.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Literal
 import numpy as np
 
 from compound.errors import DataError, DeclarationError, nearest
-from compound.evaluation.hub import HUB, absent, hub_rows
-from compound.evaluation.rows import DataFile, Row, data_file, digest_of, file_of_split, rows_of
+from compound.evaluation.hub import HUB, hub_rows, missing_path_error
+from compound.evaluation.rows import DataFile, DataRow, data_file, digest_of, find_split_file, iterate_rows
 from compound.example import Example
 from compound.execution.rng import generator
 from compound.security.untrusted import UntrustedFolder, named
 
 Split = Literal["train", "valid", "test"]
 ROLES: tuple[Split, ...] = ("train", "valid", "test")
-VALID = ("dev", "valid", "validation", "val")
-"""Usual names of the validation split: the others stand in for the first, the default."""
+VALID_NAMES = ("dev", "valid", "validation", "val")
+"""Usual names of the validation split; the others substitute for the first, the default."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,19 @@ class Dataset:
 
     Attributes:
         path: A folder of ``<split>.jsonl`` or ``.csv`` files (also ``.gz``), one such file with
-            ``split_by``, or, if nothing lies there, the id of a data set on the Hugging Face hub,
-            ``owner/name``; ``hf://datasets/owner/name`` is never looked for on this machine.
-        train, valid, test: The split each role reads: a file's stem, a value of the ``split_by``
-            column, or a hub split. ``test=None`` says that there is no test split. Where there is no
-            file or hub split ``dev``, the one called ``valid``, ``validation`` or ``val`` is read.
-        fields: Names for columns: the system's input or the gold field, and the column it is read from;
+            ``split_by``, or, if the path does not exist, the id of a data set on the Hugging Face hub,
+            ``owner/name``; ``hf://datasets/owner/name`` always refers to the hub.
+        train, valid, test: The split of each role: a file's stem, a value of the ``split_by``
+            column, or a hub split. ``test=None`` means no test split. If there is no
+            file or hub split ``dev``, ``valid``, ``validation`` or ``val`` is read instead.
+        fields: Maps a system input or gold field to the column it is read from;
             ``a.b`` reads entry ``b`` of column ``a``.
-        id: The column that identifies a row; a row without it is called ``<split>-<line>``.
-        split_by: For one file: the column that names the split, or the share of each role. A row's
-            role then follows from its id alone, so that more rows move none of the others.
-        subset: The hub's name of a part of the data set.
+        id: The column that identifies a row; a row without it is named ``<split>-<line>``.
+        split_by: For a single file: the column with the split, or the share of each role. A row's
+            role then depends only on its id, so that added rows do not move others.
+        subset: Name of a subset on the hub.
         rows: The rows of a data set in memory; see `of`.
-        within: A folder around ``path``, below which no link is followed: a YAML file's own.
+        within: A parent folder of ``path`` below which links are not followed: that of a YAML file.
 
     >>> data = Dataset.of(train=[{"q": "2 + 2?", "answer": "4"}], fields={"question": "q"})
     >>> data.examples("train", ["question"])[0].inputs["question"]
@@ -62,7 +62,7 @@ class Dataset:
     id: str = "id"
     split_by: str | Mapping[Split, float] | None = None
     subset: str | None = None
-    rows: Mapping[Split, Sequence[Row]] | None = field(default=None, repr=False)
+    rows: Mapping[Split, Sequence[DataRow]] | None = field(default=None, repr=False)
     within: Path | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class Dataset:
             shares = self.split_by
             if set(shares) - set(ROLES) or min(shares.values(), default=0) <= 0:
                 raise DeclarationError(
-                    f"split_by: give train, valid, test shares above 0, got {dict(shares)}"
+                    f"split_by: train, valid, test shares must be above 0, got {dict(shares)}"
                 )
             if abs(sum(shares.values()) - 1) > 1e-9:
                 raise DeclarationError(f"split_by: the shares must sum to 1, got {sum(shares.values())}")
@@ -78,18 +78,22 @@ class Dataset:
     @classmethod
     def of(
         cls,
-        train: Iterable[Row] = (),
-        valid: Iterable[Row] = (),
-        test: Iterable[Row] = (),
+        train: Iterable[DataRow] = (),
+        valid: Iterable[DataRow] = (),
+        test: Iterable[DataRow] = (),
         fields: Mapping[str, str] = MappingProxyType({}),
         id: str = "id",  # noqa: A002 - the field's name
     ) -> Dataset:
-        """Make a data set of rows in memory; a row's line is its position, counted from 1."""
-        rows: dict[Split, Sequence[Row]] = {"train": tuple(train), "valid": tuple(valid), "test": tuple(test)}
+        """Create a data set from rows in memory; the line of a row is its position, starting at 1."""
+        rows: dict[Split, Sequence[DataRow]] = {
+            "train": tuple(train),
+            "valid": tuple(valid),
+            "test": tuple(test),
+        }
         return cls("memory", "train", "valid", "test", fields, id, rows=rows)
 
     def has(self, role: Split) -> bool:
-        """Return whether a role is declared at all; reads nothing."""
+        """Return whether a role is declared; reads nothing."""
         if self.rows is not None:
             return bool(self.rows.get(role))
         if isinstance(self.split_by, Mapping):
@@ -102,33 +106,35 @@ class Dataset:
         """Return the examples of a role, in file order.
 
         Args:
-            role: Which part to read.
+            role: The split to read.
             inputs: The system's inputs; each is read from the column of its name or from `fields`.
-            limit: Return at most so many: the first ones or, with a seed, a random sample in file order.
-                A sample is part of every larger sample of the same seed.
-            seed: What the sample depends on, together with the role.
+            limit: Maximum number of examples: the first ones or, with a seed, a random sample in file order.
+                A sample is contained in every larger sample with the same seed.
+            seed: Seed of the sample, combined with the role.
 
         Returns:
-            Examples whose gold fields are all columns of the row and the names in `fields`, read-only.
+            Read-only examples, whose gold fields are all columns of the row and the names in `fields`.
 
         Raises:
-            DataError: Something is missing, or a row is unusable; the message names file and line.
+            DataError: Data is missing or a row is invalid; the message names file and line.
         """
         if role not in ROLES:
-            raise DeclarationError(f"no role {role!r}", hint=f"roles: {', '.join(ROLES)}")
+            raise DeclarationError(f"unknown role {role!r}", hint=f"roles: {', '.join(ROLES)}")
         if limit is not None and limit < 1:
             raise DeclarationError(f"limit >= 1 must hold, got {limit}")
         if not self.has(role):
-            raise DataError(f"{self.path} has no {role} split", hint=f"give {role}= its name, or its rows")
+            raise DataError(
+                f"{self.path} has no {role} split", hint=f"set {role}= to its name, or pass its rows"
+            )
         found = list(self.stream(role, inputs))
         return [found[i] for i in _sample(len(found), limit, seed, role)]
 
     def stream(self, role: Split, inputs: Sequence[str]) -> Iterator[Example]:
-        """Yield all examples of a role, in file order, without holding them; raises like `examples`."""
+        """Yield all examples of a role in file order, with constant memory; raises like `examples`."""
         split, location = self._locate(role)
         source = str(location.path) if isinstance(location, DataFile) else f"{self.path} {split}"
-        rows: Iterable[tuple[int, Row]] = (
-            rows_of(location) if isinstance(location, DataFile) else enumerate(location, 1)
+        rows: Iterable[tuple[int, DataRow]] = (
+            iterate_rows(location) if isinstance(location, DataFile) else enumerate(location, 1)
         )
         wanted = role if isinstance(self.split_by, Mapping) else split
         lines: dict[str, int] = {}
@@ -139,8 +145,8 @@ class Dataset:
             identity = self._identity(row, wanted, place, line)
             if identity in lines:
                 raise DataError(
-                    f"{place}: id {identity!r} was already used on line {lines[identity]}",
-                    hint=f"ids must differ; they are read from column {self.id!r}",
+                    f"{place}: id {identity!r} is already used on line {lines[identity]}",
+                    hint=f"ids must be unique; they are read from column {self.id!r}",
                 )
             lines[identity] = line
             splits.add(split := self._split(row, identity, wanted, place))
@@ -151,7 +157,7 @@ class Dataset:
             raise DataError(f"{source}: no rows of split {wanted!r}", hint=nearest(wanted, splits))
 
     def digest(self, role: Split) -> str:
-        """Return the sha256 of the bytes a role is read from (of its rows as JSON, if it is no file)."""
+        """Return the SHA-256 of a role's file, or of its rows as JSON if it has no file."""
         _, location = self._locate(role)
         if isinstance(location, DataFile):
             return digest_of(location)
@@ -159,27 +165,29 @@ class Dataset:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def file(self, role: Split) -> Path | None:
-        """Return the file that a role is read from; None where it is read from the hub or from memory.
+        """Return the file of a role; None if it is read from the hub or from memory.
 
         Raises:
-            DataError: There is none, or several could be meant.
+            DataError: There is no file, or several match.
         """
         found = self._local(role)
         return Path(found[1].path) if found else None
 
-    def _locate(self, role: Split) -> tuple[str, DataFile | Sequence[Row]]:
-        """Return the split of a role, and the file it is read from, or its rows if it is no file."""
+    def _locate(self, role: Split) -> tuple[str, DataFile | Sequence[DataRow]]:
+        """Return the split of a role, and its file, or its rows if it has no file."""
         if self.rows is not None:
             return getattr(self, role), self.rows.get(role, ())
         return self._local(role) or hub_rows(str(self.path), self.subset, self._names(role))
 
     def _names(self, role: Split) -> Sequence[str]:
-        """Return the split of a role, and the names that stand in for it."""
+        """Return the split of a role and its alternative names."""
         split = getattr(self, role)
-        return VALID if role == "valid" and split == VALID[0] and self.split_by is None else (split,)
+        return (
+            VALID_NAMES if role == "valid" and split == VALID_NAMES[0] and self.split_by is None else (split,)
+        )
 
     def _local(self, role: Split) -> tuple[str, DataFile] | None:
-        """Return the split of a role and its file, None where it is read from the hub or from memory."""
+        """Return the split of a role and its file; None if it is read from the hub or from memory."""
         if self.rows is not None or str(self.path).startswith(HUB):
             return None
         path = Path(self.path)
@@ -193,20 +201,20 @@ class Dataset:
             file = data_file(path, self.within)
             folder, kind = file.folder.below(file.name), file.folder.kind(file.name)
         if kind == "folder":
-            return file_of_split(folder, self._names(role))
+            return find_split_file(folder, self._names(role))
         if kind is None and self.within is not None:
-            raise absent(str(path), path.relative_to(self.within).as_posix())
+            raise missing_path_error(str(path), path.relative_to(self.within).as_posix())
         if kind is None:
             return None
         if self.split_by is None:
             raise DataError(
-                f"{path} is one file, and nothing says which of its rows are for {role}",
-                hint="give split_by: a column, or shares such as {train: 0.6, valid: 0.2, test: 0.2}",
+                f"{path} is a single file without split_by, so its rows for {role} are unknown",
+                hint="set split_by to a column, or shares such as {train: 0.6, valid: 0.2, test: 0.2}",
             )
         return getattr(self, role), data_file(path, self.within)
 
-    def _identity(self, row: Row, split: str, place: str, line: int) -> str:
-        # Only the default column may be missing: an id column that was named on purpose must exist.
+    def _identity(self, row: DataRow, split: str, place: str, line: int) -> str:
+        # Only the default column may be missing: an explicitly configured id column must exist.
         identity = row.get("id") if self.id == "id" else _value(row, self.id, "id", place)
         if identity is None:
             # With shares the split follows from the id, so the id cannot name the split.
@@ -216,28 +224,28 @@ class Dataset:
             raise DataError(f"{place}: id column {self.id!r} must hold text or a number, got {identity!r}")
         return str(identity)
 
-    def _split(self, row: Row, identity: str, default: str, place: str) -> str:
-        """Return the split a row belongs to; ``default`` if the whole source is one split."""
+    def _split(self, row: DataRow, identity: str, default: str, place: str) -> str:
+        """Return the split of a row; ``default`` if the whole source is one split."""
         if isinstance(self.split_by, str):
             return str(_value(row, self.split_by, "split_by", place))
         return default if self.split_by is None else _role_of(identity, self.split_by)
 
-    def _example(self, identity: str, row: Row, inputs: Sequence[str], place: str) -> Example:
+    def _example(self, identity: str, row: DataRow, inputs: Sequence[str], place: str) -> Example:
         columns = {**{name: name for name in inputs}, **self.fields}
         values = {name: _value(row, column, name, place) for name, column in columns.items()}
         given = MappingProxyType({name: values[name] for name in inputs})
         return Example(identity, given, MappingProxyType({**row, **values}))
 
 
-def _value(row: Row, column: str, name: str, place: str) -> object:
-    """Look up a column, or the entry of a column that a dotted path names."""
+def _value(row: DataRow, column: str, name: str, place: str) -> object:
+    """Look up a column, or a nested entry given by a dotted path."""
     if column in row:
         return row[column]
     value: object = row
     for i, part in enumerate(parts := column.split(".")):
         if not isinstance(value, Mapping) or part not in value:
             entry = f"entry {part!r} in {'.'.join(parts[:i])!r}" if i else f"column {column!r}"
-            hint = nearest(part, map(str, value)) if isinstance(value, Mapping) else "it is no object"
+            hint = nearest(part, map(str, value)) if isinstance(value, Mapping) else "it is not an object"
             raise DataError(f"{place}: no {entry}, which {name!r} is read from", hint=hint)
         value = value[part]
     return value
@@ -248,11 +256,12 @@ def _role_of(identity: str, shares: Mapping[Split, float]) -> Split:
     point = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:8], "big") / 2**64
     present = [role for role in ROLES if role in shares]
     bounds = np.cumsum([shares[role] for role in present])
+    # rounding may leave the last bound below 1
     return present[min(int(np.searchsorted(bounds, point, side="right")), len(present) - 1)]
 
 
 def _sample(n: int, limit: int | None, seed: int | None, role: str) -> list[int]:
-    """Return which of ``n`` rows to keep: the head of one permutation, so that samples are nested."""
+    """Return indices of a sample of ``n`` rows: the head of one permutation, so that samples are nested."""
     if limit is None or limit >= n:
         return list(range(n))
     if seed is None:

@@ -1,8 +1,8 @@
-"""Equal examples in several splits, or several times in one.
+"""Detect duplicate examples within and across splits.
 
-An example that is learned from and then measured on says nothing about new data. Examples are compared as
-they are, and normalised: Unicode NFKC, letters in lower case, runs of white space as one space. Only digests
-are kept, so that files larger than memory can be compared.
+Scores on examples that were used for learning say nothing about new data. Examples are compared exactly
+and after normalisation: Unicode NFKC, lower case, runs of white space as one space. Only digests are
+stored, so that files larger than memory can be compared.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ NAMES = {"train": "train", "valid": "validation", "test": "test"}
 
 @dataclass(frozen=True)
 class Overlap:
-    """Examples of one split that equal examples of another, or earlier ones of the same.
+    """Examples of one split that duplicate examples of another, or earlier ones of the same split.
 
     Attributes:
-        first, second: the splits; the same twice for repetitions within one.
-        exact: examples of the second split whose inputs equal those of an example of the first.
-        normalised: the same after normalisation; holds those that are exact.
-        with_gold: of the normalised, those whose other columns are equal, too.
+        first, second: the splits; equal for duplicates within one split.
+        exact: number of examples of the second split whose inputs equal those of an example of the first.
+        normalised: the same after normalisation; includes the exact ones.
+        with_gold: number of normalised duplicates whose other columns are also equal.
         example: ids of one pair.
     """
 
@@ -42,7 +42,7 @@ class Overlap:
 
     @property
     def across(self) -> bool:
-        """Whether two different splits are concerned."""
+        """Whether the splits differ."""
         return self.first != self.second
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Overlap:
         )
         same = f"{self.exact} exactly, {self.normalised - self.exact} after normalisation"
         other = self.normalised - self.with_gold
-        gold = f"; {other} of them with other gold values" if other else ""
+        gold = f"; {other} of them with different gold values" if other else ""
         return f"{where} ({same}{gold}), such as {self.second} {self.example[1]!r} and {self.first} " \
                f"{self.example[0]!r}"  # fmt: skip
 
@@ -64,22 +64,22 @@ Digests = dict[bytes, str]
 
 @dataclass(frozen=True)
 class _Seen:
-    """Digests of a split's examples with the id of the first example of each."""
+    """Digests of a split's examples, each with the id of the first example that has it."""
 
     exact: Digests
     normalised: Digests
     gold: Digests
 
 
-def overlaps(splits: Mapping[str, Iterable[Example]], id_column: str = "id") -> list[Overlap]:
-    """Return what is equal between splits and within each, in the order train, valid, test.
+def find_overlaps(splits: Mapping[str, Iterable[Example]], id_column: str = "id") -> list[Overlap]:
+    """Return duplicates across and within splits, in the order train, valid, test.
 
     Args:
-        splits: examples by role; each is read once.
-        id_column: the column that identifies a row, which does not count as gold.
+        splits: examples by role; each is iterated once.
+        id_column: the column that identifies a row; it does not count as gold.
 
     >>> one, two = Example("a", {"q": "Lima?"}), Example("b", {"q": "  LIMA?"})
-    >>> [(o.first, o.second, o.exact, o.normalised) for o in overlaps({"train": [one], "test": [two]})]
+    >>> [(o.first, o.second, o.exact, o.normalised) for o in find_overlaps({"train": [one], "test": [two]})]
     [('train', 'test', 0, 1)]
     """
     seen: dict[str, _Seen] = {}
@@ -104,7 +104,7 @@ def overlaps(splits: Mapping[str, Iterable[Example]], id_column: str = "id") -> 
 
 @dataclass
 class _Count:
-    """How many examples of one split are equal to one of another, and the first two that are."""
+    """Number of duplicates between two splits, and the first pair."""
 
     exact: int = 0
     normalised: int = 0
@@ -139,23 +139,23 @@ def _normalised(value: object) -> object:
     return [_normalised(item) for item in value] if isinstance(value, list) else value
 
 
-def in_data(data: Dataset, inputs: list[str]) -> list[Overlap]:
-    """Return the overlaps of all rows of a data set, whatever part of them a run would read."""
+def find_in_data(data: Dataset, inputs: list[str]) -> list[Overlap]:
+    """Return the overlaps of all rows of a data set, including rows that a run would not read."""
     splits: dict[str, Iterator[Example]] = {
         role: data.stream(role, inputs) for role in ROLES if data.has(role)
     }
-    return overlaps(splits, data.id)
+    return find_overlaps(splits, data.id)
 
 
 def check_no_overlaps(found: list[Overlap]) -> None:
-    """Raise where splits share examples.
+    """Raise an error if splits share examples.
 
     Raises:
-        DataError: with every overlap between two splits.
+        DataError: two splits overlap; the message lists all overlaps.
     """
     shared = [str(overlap) for overlap in found if overlap.across]
     if shared:
         raise DataError(
             f"splits share examples: {'; '.join(shared)}",
-            hint="remove them from one of the two splits, or leave out --strict",
+            hint="remove them from one of the two splits, or omit --strict",
         )

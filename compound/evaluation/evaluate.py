@@ -1,7 +1,7 @@
-"""Running a system over many examples and scoring it: bounded memory, results in input order.
+"""Run a system on many examples and score it, with bounded memory and results in input order.
 
-A failed run scores ``failure_score``, is counted, and stays in the mean. When more than ``max_failed`` of
-an evaluation fails, something is broken and the evaluation stops with the most frequent reason.
+A failed run scores ``failure_score``, is counted, and is part of the mean. If more than ``max_failed`` of
+the runs fail, the evaluation stops with the most frequent reason, since a defect is likely.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from compound.evaluation.statistics import (
     paired_interval,
 )
 from compound.example import Example, Metric
-from compound.execution.executor import Executor, Settings
+from compound.execution.executor import ComponentSettings, Executor
 from compound.execution.trace import Failure, FailureRow, Trace
-from compound.formatting import shown
+from compound.formatting import format_repr
 from compound.graph.system import System
 from compound.registry.user_code import located, place_in
 
-WINDOW = 4  # times the concurrency: how far runs may be ahead of the slowest one
+WINDOW = 4  # times the concurrency: maximum lead over the slowest run
 
 
 class Summary(IntervalDocument):
-    """The mean of an evaluation with its interval, and how many runs failed, as JSON types."""
+    """Mean of an evaluation with its interval, and the number of failed runs, as JSON types."""
 
     failed: int
 
 
 class EvaluationDocument(TypedDict):
-    """An `Evaluation` as JSON types; a row holds the values of a `Row` in their order."""
+    """An `Evaluation` as JSON types; a row lists the values of a `Row` in order."""
 
     configuration: str
     rows: list[tuple[str, int, float, FailureRow | None]]
@@ -60,7 +60,7 @@ class EvaluationDocument(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One scored run."""
+    """A scored run."""
 
     example: str
     sample: int
@@ -70,9 +70,9 @@ class Row:
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """Scores of one configuration on some examples, in input order, with what they cost.
+    """Scores of one configuration on some examples, in input order, with their usage.
 
-    ``bounds`` are the least and the greatest score possible, ``None`` if the metric does not state them.
+    ``bounds`` are the minimum and maximum possible score, or ``None`` if the metric does not declare them.
     """
 
     configuration: str
@@ -83,11 +83,11 @@ class Evaluation:
 
     @functools.cached_property
     def scores(self) -> tuple[float, ...]:
-        """One score for each example: the mean of its repeats."""
+        """One score per example: the mean over its repeats."""
         return tuple(sum(group) / len(group) for group in self._groups().values())
 
     def by_example(self) -> dict[str, float]:
-        """Return the score of each example, the mean of its repeats."""
+        """Return the score of each example, the mean over its repeats."""
         return dict(zip(self._groups(), self.scores, strict=True))
 
     def _groups(self) -> dict[str, list[float]]:
@@ -98,25 +98,25 @@ class Evaluation:
 
     @property
     def interval(self) -> Interval:
-        """The mean over examples with its 95 % interval."""
+        """Mean over examples with its 95 % confidence interval."""
         return cluster_mean_interval(list(self._groups().values()), bounds=self.bounds)
 
     @property
     def mean(self) -> float:
-        """The mean over examples."""
+        """Mean over examples."""
         return sum(self.scores) / len(self.scores)
 
     @property
     def failed(self) -> int:
-        """How many runs failed."""
+        """Number of failed runs."""
         return sum(row.failure is not None for row in self.rows)
 
     def failures(self) -> list[tuple[str, int]]:
-        """Return the failures' kinds and messages with their counts, most frequent first."""
+        """Return failure kinds and messages with their counts, most frequent first."""
         return Counter(f"{r.failure.kind}: {r.failure.message}" for r in self.rows if r.failure).most_common()
 
     def summary(self) -> Summary:
-        """Return ``mean, low, high, n, failed`` for reports; limits that nothing is known of are ``None``."""
+        """Return ``mean, low, high, n, failed`` for reports; unknown limits are ``None``."""
         return {**self.interval.to_json(), "failed": self.failed}
 
     def __repr__(self) -> str:
@@ -124,7 +124,7 @@ class Evaluation:
             return "Evaluation(n=0)"
         interval = self.interval.to_json()
         low, high = interval["low"], interval["high"]
-        return shown(
+        return format_repr(
             "Evaluation",
             mean=f"{interval['mean']:.4g}",
             **({} if low is None else {"interval": f"[{low:.4g}, {high:.4g}]"}),
@@ -135,7 +135,7 @@ class Evaluation:
         )
 
     def to_json(self) -> EvaluationDocument:
-        """Return everything as JSON types."""
+        """Return the evaluation as JSON types."""
         usage = self.usage
         return {
             "configuration": self.configuration,
@@ -147,7 +147,7 @@ class Evaluation:
 
     @staticmethod
     def from_json(data: EvaluationDocument) -> Evaluation:
-        """Read what `to_json` wrote; bounds that its scores do not keep count as unknown."""
+        """Parse the output of `to_json`; bounds violated by a score count as unknown."""
         rows = tuple(Row(e, s, v, Failure(*f) if f else None) for e, s, v, f in data["rows"])
         low, high = data.get("bounds") or (math.inf, -math.inf)
         bounds = (low, high) if all(low <= row.score <= high for row in rows) else None
@@ -157,10 +157,10 @@ class Evaluation:
 
 
 def gain_interval(before: Evaluation, after: Evaluation) -> Interval:
-    """Return the mean gain over the examples that both evaluations hold, with its 95 % interval.
+    """Return the mean gain over the examples in both evaluations, with its 95 % interval.
 
     Raises:
-        ValueError: they share no example.
+        ValueError: they have no example in common.
     """
     old, new = before.by_example(), after.by_example()
     both = [example for example in old if example in new]
@@ -169,7 +169,7 @@ def gain_interval(before: Evaluation, after: Evaluation) -> Interval:
 
 
 def joint_bounds(*bounds: Bounds | None) -> Bounds | None:
-    """Return bounds that hold scores of every kind given, ``None`` if one of them is unknown.
+    """Return bounds that cover all given ones, or ``None`` if one of them is unknown.
 
     >>> joint_bounds((0.0, 1.0), (-1.0, 0.5)), joint_bounds((0.0, 1.0), None)
     ((-1.0, 1.0), None)
@@ -181,22 +181,22 @@ def joint_bounds(*bounds: Bounds | None) -> Bounds | None:
 
 
 def score_bounds(metric: Metric, rules: Rules) -> Bounds | None:
-    """Return the range of the scores of an evaluation: the metric's, and what a failed run scores."""
+    """Return the range of an evaluation's scores, including the score of a failed run."""
     return joint_bounds(bounds_of(metric), (rules.failure_score, rules.failure_score))
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How an evaluation is run and how failures count.
+    """Rules for running an evaluation and counting failures.
 
-    ``settings`` are those that calls run with instead of their component's own, as in `Executor.run`.
+    ``settings`` override the settings of components, as in `Executor.run`.
     """
 
     concurrency: int = 64
     failure_score: float = 0.0
     max_failed: float = 0.5
     cache: bool = True
-    settings: Settings = field(default_factory=dict)
+    settings: ComponentSettings = field(default_factory=dict)
 
 
 OnTrace = Callable[[Example, Trace], None]
@@ -215,17 +215,17 @@ async def evaluate(
     """Run and score ``system`` on every example, once for each sample index.
 
     Args:
-        executor: runs it, with its cache and its budget.
-        system: bound to the configuration to measure.
-        examples: at least one.
-        metric: scores the outputs.
-        samples: sample indices; several are repeats of each example.
+        executor: executor, with its cache and budget.
+        system: system bound to the configuration to evaluate.
+        examples: at least one example.
+        metric: metric that scores the outputs.
+        samples: sample indices; several indices repeat each example.
         rules: concurrency and the treatment of failures.
-        on_trace: receives each scored trace, in input order.
+        on_trace: called with each scored trace, in input order.
 
     Raises:
         TooManyFailures: more than ``rules.max_failed`` of the runs failed.
-        BudgetExhausted: the budget ended before all examples were run.
+        BudgetExhausted: the budget was exhausted before all examples were run.
     """
     results = await evaluate_all(
         executor, [system], examples, metric, samples=samples, rules=rules, on_trace=on_trace
@@ -243,11 +243,11 @@ async def evaluate_all(
     rules: Rules | None = None,
     on_trace: OnTrace | None = None,
 ) -> list[Evaluation]:
-    """Evaluate several configurations on the same examples, all runs in flight together."""
+    """Evaluate several configurations concurrently on the same examples."""
     if not examples or not samples:
         raise DeclarationError("an evaluation needs at least one example and one sample index")
     rules = rules or Rules()
-    bounds = score_bounds(metric, rules)  # a metric that states impossible ones is refused before any run
+    bounds = score_bounds(metric, rules)  # rejects invalid bounds before any run
     jobs = [(system, example, sample) for system in systems for example in examples for sample in samples]
     collectors = [_Collector(executor, rules, len(examples) * len(samples), on_trace) for _ in systems]
     in_order = _InOrder(collectors, WINDOW * rules.concurrency)
@@ -255,11 +255,11 @@ async def evaluate_all(
     turn = asyncio.Lock()
 
     async def next_job() -> tuple[int, tuple[System, Example, int]] | None:
-        """Take the next job once the budget holds it: strictly in order, so that no later one overtakes."""
+        """Take the next job when the budget allows it, in order, so that no later job overtakes."""
         async with turn:
             numbered = next(waiting, None)
             if numbered is not None:
-                await in_order.near(numbered[0])
+                await in_order.wait_until_near(numbered[0])
                 await executor.meter.reserve_run()
             return numbered
 
@@ -287,9 +287,9 @@ async def evaluate_all(
 
 
 class _InOrder:
-    """Takes traces in any order and hands them on in job order, one collector after the other.
+    """Reorders traces into job order and passes them to one collector after the other.
 
-    A slow run must not let the ones behind it pile up: jobs start within ``window`` of the next in order.
+    To bound memory behind a slow run, jobs start only within ``window`` of the next one in order.
     """
 
     def __init__(self, collectors: Sequence[_Collector], window: int) -> None:
@@ -299,7 +299,7 @@ class _InOrder:
         self._next = 0
         self._moved = asyncio.Event()
 
-    async def near(self, number: int) -> None:
+    async def wait_until_near(self, number: int) -> None:
         """Wait until job ``number`` is within the window."""
         while number >= self._next + self._window:
             self._moved.clear()
@@ -309,13 +309,13 @@ class _InOrder:
         self._early[number] = (example, trace)
         while self._next in self._early:
             collector = self._collectors[self._next // self._collectors[0].total]
-            collector.take(*self._early.pop(self._next))
+            collector.add(*self._early.pop(self._next))
             self._next += 1
             self._moved.set()
 
 
 class _Collector:
-    """Adds up the traces of one evaluation."""
+    """Accumulates the traces of one evaluation."""
 
     def __init__(self, executor: Executor, rules: Rules, total: int, on_trace: OnTrace | None) -> None:
         self._executor = executor
@@ -327,9 +327,10 @@ class _Collector:
         self.usage = NO_USAGE
         self.system_runs = 0.0
 
-    def take(self, example: Example, trace: Trace) -> None:
+    def add(self, example: Example, trace: Trace) -> None:
+        # in job order, so that equal calls are charged to the first one
         self._executor.settle(trace)
-        assert trace.score is not None  # scored before it came here
+        assert trace.score is not None  # callers score traces first
         self.rows.append(Row(example.id, trace.sample, trace.score, trace.failure))
         self.usage += trace.usage
         self.system_runs += trace.equivalents
@@ -337,27 +338,24 @@ class _Collector:
             self._on_trace(example, trace)
         if trace.failure is not None:
             self._failures[f"{trace.failure.kind}: {trace.failure.message}"] += 1
-            self._stop_when_broken()
-
-    def _stop_when_broken(self) -> None:
-        if self._failures.total() > self._rules.max_failed * self.total:
-            raise_too_many_failures(self._failures.most_common(), self.total, self._rules)
+            if self._failures.total() > self._rules.max_failed * self.total:
+                raise_too_many_failures(self._failures.most_common(), self.total, self._rules)
 
 
 def raise_too_many_failures(failures: Sequence[tuple[str, int]], total: int, rules: Rules) -> NoReturn:
-    """Raise `TooManyFailures` with the most frequent of the failures."""
+    """Raise `TooManyFailures` with the most frequent failure."""
     reason, count = failures[0]
     raise TooManyFailures(
-        f"{sum(times for _, times in failures)} of {total} runs failed, more than the share max_failed="
-        f"{rules.max_failed:g} allows; most often ({count} times): {reason}",
+        f"{sum(times for _, times in failures)} of {total} runs failed, more than max_failed="
+        f"{rules.max_failed:g} allows; most frequent ({count} times): {reason}",
         hint="fix the cause, or raise max_failed",
     )
 
 
 async def score(trace: Trace, metric: Metric, example: Example, rules: Rules) -> Trace:
-    """Score a trace; a failed run gets the failure score, and so does one whose metric fails.
+    """Score a trace; a failed run, or one whose metric fails, gets the failure score.
 
-    What failed by an error that may pass, such as a judge that was gone, keeps that kind.
+    Transient errors of the metric, such as an unreachable judge, are recorded as transient failures.
     """
     if trace.failure is not None:
         return trace.scored(rules.failure_score, f"the run failed: {trace.failure.message}")
@@ -371,7 +369,7 @@ async def score(trace: Trace, metric: Metric, example: Example, rules: Rules) ->
         raise MissingOutput(f"{error.message}{place_in(error, metric)}", hint=error.hint) from error
     except CompoundError:
         raise
-    except Exception as error:  # noqa: BLE001 - a user's metric may raise anything; it is that run's failure
+    except Exception as error:  # noqa: BLE001 - a user's metric may raise anything; it fails that run
         return _metric_failed(
             trace, Failure("metric", located(error, metric, "score(outputs, example)")), rules
         )

@@ -1,6 +1,6 @@
-"""Examples as a system reads them: the values of its inputs checked and, from CSV, converted.
+"""Read examples for a system: check the values of its inputs and, for CSV, convert them.
 
-A data set knows its columns but not the system. Here rows meet the declared inputs, before anything is spent.
+A data set has columns but no knowledge of the system. The rows are checked before budget is spent.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ def read_examples(
     limit: int | None = None,
     seed: int | None = None,
 ) -> list[Example]:
-    """Return the examples of a role, each with values of the types that the inputs declare.
+    """Return the examples of a role, with values checked against the types of the inputs.
 
     Args:
-        data: where the rows are.
-        role: which part to read.
-        inputs: the types of the system's inputs by name.
+        data: the data set.
+        role: the split to read.
+        inputs: types of the system's inputs by name.
         limit, seed: as in `Dataset.examples`.
 
     Raises:
-        DataError: a row is unusable, or one of its values does not belong to the type of its input.
+        DataError: a row is invalid, or a value does not match the type of its input.
     """
     found = data.examples(role, list(inputs), limit=limit, seed=seed)
-    return typed(found, inputs, f"{data.path}, {role} split", text=_is_csv(data, role))
+    return check_types(found, inputs, f"{data.path}, {role} split", text=_is_csv(data, role))
 
 
-def typed(
+def check_types(
     examples: Sequence[Example], inputs: Mapping[str, object], where: str, *, text: bool = False
 ) -> list[Example]:
-    """Return examples whose values belong to the types of the inputs.
+    """Check the values of examples against the types of the inputs, converting CSV cells.
 
     Args:
-        examples: as they were read.
-        inputs: the types of the inputs by name.
-        where: begins the message of an error.
+        examples: the raw examples.
+        inputs: types of the inputs by name.
+        where: location that starts an error message.
         text: whether the values are cells of a CSV file, which are converted.
 
     Raises:
-        DataError: a value does not belong to its type; the message names the first one, and how many rows
-            hold such values.
+        DataError: a value does not match its type; the message names the first one and the number of such
+            rows.
 
-    >>> typed([Example("a", {"n": "5"})], {"n": int}, "dev.csv", text=True)[0].inputs["n"]
+    >>> check_types([Example("a", {"n": "5"})], {"n": int}, "dev.csv", text=True)[0].inputs["n"]
     5
     """
     found, wrong = [], []
@@ -69,17 +69,17 @@ def typed(
     if wrong:
         example, name = wrong[0]
         kind, value = inputs[name], example.inputs[name]
-        told = f"input {name!r} must be {spell(kind)}, but got {value!r:.200}"
-        many = f"; {len(wrong)} of {len(examples)} rows hold such values" if len(wrong) > 1 else ""
+        problem = f"input {name!r} must be {spell(kind)}, but got {value!r:.200}"
+        count = f"; {len(wrong)} of {len(examples)} rows hold such values" if len(wrong) > 1 else ""
         raise DataError(
-            f"{where}, row {example.id!r}: {told}{many}",
+            f"{where}, row {example.id!r}: {problem}{count}",
             hint=f"correct the data, or the type of {name!r} under inputs",
         )
     return found
 
 
 def _fitting(kind: object, value: object, text: bool) -> object:
-    """Return a value; a cell that does not belong to the type as it stands is converted, if it can be."""
+    """Return a value, converting a CSV cell of another type if possible."""
     if not text or not isinstance(value, str) or accepts(kind, value):
         return value
     try:
@@ -89,13 +89,13 @@ def _fitting(kind: object, value: object, text: bool) -> object:
 
 
 def from_text(kind: object, text: str) -> object:
-    """Read a value of a type from text: as JSON where that gives one, else as the text says.
+    """Parse a value of a type from text: as JSON if possible, else from the text itself.
 
     >>> from_text(int, "5"), from_text(str, "5"), from_text(list[str], '["a"]')
     (5, '5', ['a'])
 
     Raises:
-        ValueError: the text holds no such value.
+        ValueError: the text does not represent such a value.
     """
     if kind is str:
         return text
@@ -106,6 +106,6 @@ def from_text(kind: object, text: str) -> object:
 
 
 def _is_csv(data: Dataset, role: Split) -> bool:
-    """Return whether a role is read from a CSV file, whose cells are all text."""
+    """Return whether a role is read from a CSV file, whose cells are all strings."""
     file = data.file(role)
     return file is not None and file.name.endswith(CSV)

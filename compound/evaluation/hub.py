@@ -1,7 +1,7 @@
-"""Data sets of the Hugging Face hub: their files are downloaded, and read as data files are.
+"""Data sets of the Hugging Face hub: their files are downloaded and read like local data files.
 
-The library `datasets` is not used: it would also read the working directory, and whatever places and kinds of
-files a data set names.
+The library `datasets` is not used: it would also read from the working directory, and from any location and
+file type that a data set names.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from compound.errors import CompoundError, DataError, MissingExtra
-from compound.evaluation.rows import EXTENSIONS, DataFile, Row, chosen_split, rows_of
+from compound.evaluation.rows import EXTENSIONS, DataFile, DataRow, choose_split, iterate_rows
 from compound.security.limits import DATA
-from compound.security.sanitize import storable
+from compound.security.sanitize import replace_surrogates
 from compound.security.untrusted import UntrustedFolder
 
 HUB = "hf://datasets/"
-"""What the path of a data set starts with that is on the Hugging Face hub, whatever lies on this machine."""
-# With its owner only: a single name may be a folder or a kind of file, and then means something else.
+"""Prefix of the path of a data set on the Hugging Face hub, even if a local path of that name exists."""
+# An owner is required: a bare name may be a folder or a file format, with another meaning.
 _ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
-# A split or subset: a name that leads nowhere else in a path, and stands for itself in a pattern.
+# A split or subset name: no path separators, and no special characters of glob patterns.
 _PART = re.compile(r"[^./\\*?\[\]][^/\\*?\[\]]*")
-_EXPORT = "refs/convert/parquet"  # where the hub keeps its own copy of public data sets, by subset and split
+_EXPORT = "refs/convert/parquet"  # the hub's Parquet copy of public data sets, by subset and split
 _HINT = (
-    "check the path, or the id, subset and split on the hub; what is kept there in another form must be "
-    "downloaded, and its folder named"
+    "check the path, or the id, subset and split on the hub; download data sets in other formats and pass "
+    "their folder"
 )
 
 
 def hub_id(path: str) -> str | None:
-    """Return the id of the data set on the hub that a path can stand for, or None.
+    """Return the id of the hub data set that a path refers to, or None.
 
     >>> hub_id("owner/name"), hub_id("hf://datasets/owner/name"), hub_id("pandas"), hub_id("data/train.csv")
     ('owner/name', 'owner/name', None, None)
@@ -39,17 +39,17 @@ def hub_id(path: str) -> str | None:
     return name if _ID.fullmatch(name) and not name.endswith(EXTENSIONS) else None
 
 
-def absent(path: str, given: str) -> DataError:
-    """Return the error of a path where there is nothing, and which is no id of the hub either."""
+def missing_path_error(path: str, given: str) -> DataError:
+    """Return the error for a path that is neither a local path nor a hub id."""
     example = f"owner/{given}" if re.fullmatch(r"[\w-]+", given) else "owner/name"
     return DataError(
-        f"no file or folder {path!r} here",
-        hint=f"path is a local folder or file, or a hub id with its owner, such as {example!r}",
+        f"no file or folder {path!r}",
+        hint=f"path must be a local folder or file, or a hub id with its owner, such as {example!r}",
     )
 
 
-def hub_rows(path: str, subset: str | None, splits: Sequence[str]) -> tuple[str, Sequence[Row]]:
-    """Return which of some splits a data set on the hub has, and its rows.
+def hub_rows(path: str, subset: str | None, splits: Sequence[str]) -> tuple[str, Sequence[DataRow]]:
+    """Return the first available split of a hub data set, and its rows.
 
     Raises:
         DataError: the hub has no such data set or split, or a row cannot be read.
@@ -57,22 +57,22 @@ def hub_rows(path: str, subset: str | None, splits: Sequence[str]) -> tuple[str,
     """
     name, given = hub_id(path), path.removeprefix(HUB)
     if name is None:
-        raise absent(given, given)
-    missing = absent(given, given).message
+        raise missing_path_error(given, given)
+    missing = missing_path_error(given, given).message
     for part in (*splits, *([] if subset is None else [subset])):
         if not _PART.fullmatch(part):
-            raise DataError(f"{name}: {part!r} is no name of a split or a subset on the hub")
+            raise DataError(f"{name}: {part!r} is not a valid name of a split or a subset on the hub")
     try:
-        import huggingface_hub  # noqa: F401 - only to say here which one is missing
+        import huggingface_hub  # noqa: F401 - to report which one is missing
         import pyarrow as pa  # noqa: F401
     except ImportError as error:
         raise MissingExtra(
             f"{missing}; reading it as a hub data set", error.name or "pyarrow", "hub"
         ) from error
-    what = f"{missing}, and the hub gave no data set of that id with a split"
+    what = f"{missing}, and the hub has no data set of that id with a split"
     try:
         files = _files(name, subset, splits)
-        split = chosen_split(splits, list(files), what)
+        split = choose_split(splits, list(files), what)
         if split in files:
             return split, [row for file in files[split] for row in _rows(file)]
     except CompoundError:
@@ -80,35 +80,35 @@ def hub_rows(path: str, subset: str | None, splits: Sequence[str]) -> tuple[str,
     except Exception as error:
         raise DataError(f"{what} {splits[0]!r}: {error}", hint=_HINT) from error
     raise DataError(
-        f"{what} {splits[0]!r}: neither its copy in Parquet has one, nor is there a file {split}.jsonl, .csv "
-        "or .parquet",
+        f"{what} {splits[0]!r}: neither its Parquet copy has the split, nor is there a file {split}.jsonl, "
+        ".csv or .parquet",
         hint=_HINT,
     )
 
 
 def _files(name: str, subset: str | None, splits: Sequence[str]) -> dict[str, list[DataFile]]:
-    """Return the files by split, as far as there are any: of the hub's copy in Parquet, else its own."""
+    """Return the available files by split: those of the hub's Parquet copy, else the data set's own."""
 
     def copied(part: str) -> dict[str, list[DataFile]]:
-        return _downloaded(name, _EXPORT, {split: [f"{part}/{split}/*.parquet"] for split in splits})
+        return _download(name, _EXPORT, {split: [f"{part}/{split}/*.parquet"] for split in splits})
 
     found = copied(subset or "default")
     if not found and subset is None and (part := _only_subset(name)) is not None:
         found = copied(part)
     folders = ("", "data/") if subset is None else (f"{subset}/", f"data/{subset}/")
-    return found or _downloaded(name, None, {split: _own_names(folders, split) for split in splits})
+    return found or _download(name, None, {split: _own_names(folders, split) for split in splits})
 
 
 def _own_names(folders: Sequence[str], split: str) -> list[str]:
-    """Return patterns of where a data set keeps a split; the first that finds something counts."""
+    """Return glob patterns of the files of a split; the first that matches is used."""
     endings = ("-*-of-*.parquet", ".parquet", *EXTENSIONS)
     return [f"{folder}{split}{ending}" for folder in folders for ending in endings]
 
 
-def _downloaded(
+def _download(
     name: str, revision: str | None, patterns: Mapping[str, Sequence[str]]
 ) -> dict[str, list[DataFile]]:
-    """Return the files of each split; none where the data set has no such revision."""
+    """Return the files of each split; empty if the data set has no such revision."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError, RevisionNotFoundError
 
@@ -123,21 +123,21 @@ def _downloaded(
     for split, of_split in patterns.items():
         files = next((files for pattern in of_split if (files := sorted(folder.glob(pattern)))), [])
         if files:
-            found[split] = [_cached(file, f"{HUB}{name}/{file.relative_to(folder)}") for file in files]
+            found[split] = [_cached_file(file, f"{HUB}{name}/{file.relative_to(folder)}") for file in files]
     return found
 
 
-def _cached(path: Path, shown: str) -> DataFile:
-    """Return a file of the hub's cache, which the user trusts: it is a link to where its content is kept."""
+def _cached_file(path: Path, shown: str) -> DataFile:
+    """Return a file of the hub's cache, which is trusted: entries are links to their content."""
     kept = path.resolve()
     return DataFile(UntrustedFolder(kept.parent, error=DataError), kept.name, shown)
 
 
 def _only_subset(name: str) -> str | None:
-    """Return the subset of a data set that has one only, or None where the hub has no copy of it.
+    """Return the only subset of a data set, or None if the hub has no Parquet copy.
 
     Raises:
-        DataError: it has several.
+        DataError: the data set has several subsets.
     """
     from httpx import HTTPError
     from huggingface_hub import HfApi, snapshot_download
@@ -149,7 +149,7 @@ def _only_subset(name: str) -> str | None:
         parts = sorted(entry.path for entry in tree if isinstance(entry, RepoFolder))
     except RevisionNotFoundError:
         return None
-    except (OSError, HTTPError):  # the hub is out of reach: those that were read before
+    except (OSError, HTTPError):  # the hub is unreachable: use cached subsets
         try:
             folder = snapshot_download(
                 name, repo_type="dataset", revision=_EXPORT, allow_patterns=["none"], local_files_only=True
@@ -159,21 +159,21 @@ def _only_subset(name: str) -> str | None:
         parts = sorted(path.name for path in Path(folder).iterdir() if path.is_dir())
     if len(parts) > 1:
         raise DataError(
-            f"{name} on the hub cannot be read as a whole: it has several parts",
-            hint=f"give subset: one of {', '.join(parts)}",
+            f"{name} on the hub has several subsets",
+            hint=f"set subset to one of {', '.join(parts)}",
         )
     return parts[0] if parts else None
 
 
-def _rows(file: DataFile) -> Iterator[Row]:
+def _rows(file: DataFile) -> Iterator[DataRow]:
     if str(file.path).endswith(".parquet"):
         yield from _parquet_rows(file)
     else:
-        yield from (row for _, row in rows_of(file))
+        yield from (row for _, row in iterate_rows(file))
 
 
-def _parquet_rows(file: DataFile) -> Iterator[Row]:
-    """Yield the rows as they are stored: media stay bytes and names, and are not opened."""
+def _parquet_rows(file: DataFile) -> Iterator[DataRow]:
+    """Yield the rows as stored: media remain bytes and names, and are not opened."""
     from pyarrow import parquet
 
     total = 0
@@ -182,4 +182,4 @@ def _parquet_rows(file: DataFile) -> Iterator[Row]:
             total += batch.nbytes
             if total > DATA.bytes:
                 raise DataError(f"{file.path}: holds more than {DATA}", hint=DATA.hint)
-            yield from map(storable, batch.to_pylist())
+            yield from map(replace_surrogates, batch.to_pylist())

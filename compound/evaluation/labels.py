@@ -1,4 +1,4 @@
-"""Reading labels in what a model writes."""
+"""Recognition of labels in model output."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 _DENIAL = re.compile(
     r"(?:\b(?:not|never|nor|non|neither)|n['’]t)(?:\s+(?:a|an|the|very))?[\s\-\"'`*]*$", re.IGNORECASE
 )
-_LONGEST = 24  # characters in which a denial stands before a label
+_LONGEST = 24  # maximum length of a negation before a label
 
 
 def is_denied(text: str, start: int) -> bool:
-    """Return whether a denial stands directly before a position of a text.
+    """Return whether a negation directly precedes a position in a text.
 
     >>> is_denied("It is not positive", 10), is_denied("It is positive, not bad", 6)
     (True, False)

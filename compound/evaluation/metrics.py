@@ -1,8 +1,8 @@
-"""Metrics: how good one output is, from 0 to 1, with a few words for optimizers that read.
+"""Metrics: the quality of an output, from 0 to 1, with feedback text for optimizers that use it.
 
 A metric names the system output it reads and the field of `Example.gold` it compares with. A gold field
-may hold a list of acceptable answers: the best match counts. Text is compared after SQuAD's
-normalisation (Rajpurkar et al. 2016); labels and list items are compared as they are.
+may hold a list of acceptable answers; the best match counts. Text is compared after SQuAD's
+normalisation (Rajpurkar et al. 2016); labels and list items are compared exactly.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from compound.evaluation.statistics import ROUNDING, UNIT, Bounds
 from compound.example import Example, Metric, Score
 from compound.registry.user_code import check_signature
 
-SHOWN = 8  # labels and gold values that a message names
+MAX_SHOWN = 8  # maximum number of labels and gold values in a message
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _ANSWER = re.compile(r"\banswer(?:\s+is)?[\s*_]*:", re.IGNORECASE)
@@ -35,9 +35,9 @@ _EMPHASIS = re.compile(r"(?<!\w)_+|_+(?!\w)|\*+")
 
 
 def normalize(text: str) -> str:
-    """Lower the case, drop punctuation and articles, join by single spaces (SQuAD's normalisation).
+    """Lowercase, remove punctuation and articles, and collapse white space (SQuAD's normalisation).
 
-    A text of which nothing would be left keeps its letters, so that the label ``A`` is not ``""``.
+    A text that would become empty keeps its letters, so that the label ``A`` does not become ``""``.
 
     >>> normalize("The Eiffel   Tower!"), normalize("A")
     ('eiffel tower', 'a')
@@ -47,11 +47,11 @@ def normalize(text: str) -> str:
 
 
 def find_label(text: str, choices: Sequence[str]) -> str | None:
-    """Return the one of ``choices`` that a text decides for, or None.
+    """Return the one of ``choices`` that a text decides on, or None.
 
-    Labels count as whole words in any case (labels of one letter in their own case: "a" is a word). In
-    this order: the text is a label; a label stands right after the last ``answer:``; the last label
-    behind that marker; the only label mentioned. Two labels and no marker decide nothing.
+    Labels match as whole words, ignoring case (single letters match case: "a" is a word). Rules in order:
+    the text is a label; a label directly follows the last ``answer:``; the last label after that marker; the
+    only label mentioned. Two labels without a marker give None.
 
     >>> find_label("The diagnosis is X. Answer: yes", ["yes", "no"])
     'yes'
@@ -71,25 +71,25 @@ def find_label(text: str, choices: Sequence[str]) -> str | None:
         return by_name[plain.strip(string.punctuation + " ").lower()]
     if markers and (match := first.match(rest)):
         return by_name[match[1].lower()]
-    if behind := _affirmed(word, rest):
+    if behind := _find_affirmed(word, rest):
         return by_name[behind[-1].lower()]
-    mentioned = {label.lower() for label in _affirmed(word, plain)}
+    mentioned = {label.lower() for label in _find_affirmed(word, plain)}
     return by_name[mentioned.pop()] if len(mentioned) == 1 else None
 
 
-def _affirmed(label: re.Pattern[str], text: str) -> list[str]:
+def _find_affirmed(label: re.Pattern[str], text: str) -> list[str]:
     return [found[1] for found in label.finditer(text) if not is_denied(text, found.start())]
 
 
 @dataclass(frozen=True)
 class Comparison(ABC):
-    """A metric that reads one output and one gold field; subclasses say what the pair is worth.
+    """Base of metrics that compare one output with one gold field.
 
     Attributes:
-        name: for messages and tables.
+        name: name for messages and tables.
         output: the system output to read.
-        gold: the field of `Example.gold` that holds the right answer, or several that are all right.
-        bounds: the least and the greatest score; ``None`` unless a subclass states them.
+        gold: the field of `Example.gold` with the right answer, or with several right answers.
+        bounds: minimum and maximum score; ``None`` unless declared by a subclass.
         listed: whether the output is a list.
     """
 
@@ -108,11 +108,11 @@ class Comparison(ABC):
         return self.compare(outputs[self.output], self.accepted(example), where)
 
     def check(self, outputs: Collection[str], examples: Iterable[Example]) -> None:
-        """Refuse outputs and examples that cannot be compared, before anything is run.
+        """Reject outputs and examples that cannot be compared, before anything is run.
 
         Raises:
-            DataError: the output does not exist, an example gives no right answer, or the output is one of
-                labels that the right answer is not among.
+            DataError: the output does not exist, an example has no right answer, or the output's fixed set
+                of labels excludes the right answer.
         """
         if self.output not in outputs:
             raise DataError(f"{self.name}: no output {self.output!r}", hint=nearest(self.output, outputs))
@@ -133,35 +133,37 @@ class Comparison(ABC):
             self._raise_unmatched(labels, unmatched)
 
     def _reachable(self, labels: Sequence[object], accepted: list[object]) -> bool:
-        """Return whether any value of the output scores more than nothing."""
+        """Return whether any value of the output scores above zero."""
         try:
             return any(self.compare(label, accepted, self.name).value > 0 for label in labels)
-        except CallError:  # the metric does not read such outputs at all, and says so of each run
+        except CallError:  # outputs of this type are rejected in each run
             return True
 
     def _raise_unmatched(self, labels: Sequence[object], unmatched: Mapping[str, Sequence[str]]) -> NoReturn:
-        """Refuse gold values that no label matches: their rows would score 0 without a word, in every run.
+        """Reject gold values that no label matches: their rows would silently score 0 in every run.
 
-        An output of text can say anything, but one of labels cannot say these, whatever is optimized.
+        A free-text output could match them, but an output with a fixed set of labels cannot.
         """
         named = list(unmatched.items())
-        told = ", ".join(f"{gold} ({len(ids)} row{'s' * (len(ids) > 1)})" for gold, ids in named[:SHOWN])
-        more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
-        known = ", ".join(_shown(label[0] if isinstance(label, list) else label) for label in labels[:SHOWN])
-        cut = ", …" if len(labels) > SHOWN else ""
+        shown = ", ".join(f"{gold} ({len(ids)} row{'s' * (len(ids) > 1)})" for gold, ids in named[:MAX_SHOWN])
+        more = f" and {len(named) - MAX_SHOWN} more" if len(named) > MAX_SHOWN else ""
+        known = ", ".join(
+            _shown(label[0] if isinstance(label, list) else label) for label in labels[:MAX_SHOWN]
+        )
+        cut = ", …" if len(labels) > MAX_SHOWN else ""
         choices = getattr(self, "choices", ())
         raise DataError(
-            f"{self.name}: no label of output {self.output!r} matches the gold values {told}{more} of "
+            f"{self.name}: no label of output {self.output!r} matches the gold values {shown}{more} of "
             f"{self.gold!r}, such as example {named[0][1][0]!r}: these rows can only score 0",
             hint=f"labels: {known}{cut}{'; choices: ' + ', '.join(choices) if choices else ''}; "
-            "write the gold values, or the labels of the output, alike",
+            "make the spelling of gold values and labels equal",
         )
 
     def accepted(self, example: Example) -> list[object]:
-        """Return the right answers of an example, in the order in which it gives them.
+        """Return the right answers of an example, in the given order.
 
         Raises:
-            DataError: it gives none.
+            DataError: there are none.
         """
         where = f"{self.name}, example {example.id!r}"
         if self.gold not in example.gold:
@@ -171,19 +173,19 @@ class Comparison(ABC):
         gold = example.gold[self.gold]
         accepted = list(gold) if isinstance(gold, list | tuple) else [gold]
         if isinstance(gold, set | frozenset):
-            accepted = sorted(gold, key=repr)  # the same in every process
+            accepted = sorted(gold, key=repr)  # deterministic across processes
         if not accepted or None in accepted:
             raise DataError(f"{where}: gold field {self.gold!r} is {_shown(gold)}, nothing to compare with")
         return accepted
 
     @abstractmethod
     def compare(self, found: object, accepted: list[object], where: str) -> Score:
-        """Score an output against every acceptable answer; ``where`` opens error messages."""
+        """Score an output against all acceptable answers; ``where`` starts error messages."""
 
 
 @dataclass(frozen=True)
 class ExactMatch(Comparison):
-    """1 if the normalised texts are equal; a gold *number* is compared as a number."""
+    """1 if the normalised texts are equal; a numeric gold value is compared as a number."""
 
     bounds: ClassVar[Bounds | None] = UNIT
 
@@ -195,7 +197,7 @@ class ExactMatch(Comparison):
 
 @dataclass(frozen=True)
 class TokenF1(Comparison):
-    """Harmonic mean of the precision and recall of the words; a gold *number* is right or wrong."""
+    """Harmonic mean of word precision and recall; a numeric gold value scores 0 or 1."""
 
     bounds: ClassVar[Bounds | None] = UNIT
 
@@ -209,7 +211,7 @@ class TokenF1(Comparison):
 
 @dataclass(frozen=True)
 class Accuracy(Comparison):
-    """1 if the values are equal as they stand or, given ``choices``, if the text decides for the label."""
+    """1 if the values are equal or, given ``choices``, if the text decides on the gold label."""
 
     bounds: ClassVar[Bounds | None] = UNIT
 
@@ -241,7 +243,7 @@ class Accuracy(Comparison):
 
 @dataclass(frozen=True)
 class MRR(Comparison):
-    """One over the rank of the first right item of a list; 0 if there is none (mean reciprocal rank)."""
+    """Reciprocal rank of the first right item of a list; 0 if there is none (mean reciprocal rank)."""
 
     bounds: ClassVar[Bounds | None] = UNIT
     listed: ClassVar[bool] = True
@@ -259,7 +261,7 @@ class MRR(Comparison):
 
 @dataclass(frozen=True)
 class RecallAtK(Comparison):
-    """The share of the gold items among the first ``k`` items of a list."""
+    """Share of the gold items among the first ``k`` items of a list."""
 
     bounds: ClassVar[Bounds | None] = UNIT
     listed: ClassVar[bool] = True
@@ -276,14 +278,14 @@ class RecallAtK(Comparison):
 
 @dataclass(frozen=True)
 class Custom:
-    """A user's function as a metric; see `custom`."""
+    """A metric that calls a user function; see `custom`."""
 
     function: Scoring
     name: str
     bounds: Bounds | None = None
 
     def score(self, outputs: Mapping[str, object], example: Example) -> Score | Awaitable[Score]:
-        """Call the function; what it returns becomes a `Score`.
+        """Call the function and convert its result to a `Score`.
 
         Raises:
             MissingOutput: the function reads an output that does not exist.
@@ -296,7 +298,7 @@ class Custom:
 
 
 class _Outputs(dict[str, object]):
-    """Outputs for a function of a user: reading one that does not exist says which there are."""
+    """Outputs passed to a user function; reading an unknown one raises an error that lists the known ones."""
 
     def __init__(self, outputs: Mapping[str, object], name: str, example: Example) -> None:
         super().__init__(outputs)
@@ -316,7 +318,7 @@ def exact_match(output: str, gold: str | None = None) -> ExactMatch:
 
     Args:
         output: The system output to read.
-        gold: The field of `Example.gold` to compare with; the output's name unless given.
+        gold: The field of `Example.gold` to compare with; default: the output's name.
 
     >>> capital = Example("e1", {}, {"answer": ["Paris", "City of Paris"]})
     >>> exact_match("answer").score({"answer": "the city of Paris."}, capital).value
@@ -328,11 +330,11 @@ def exact_match(output: str, gold: str | None = None) -> ExactMatch:
 
 
 def token_f1(output: str, gold: str | None = None) -> TokenF1:
-    """Score the overlap of words with the best acceptable answer (SQuAD's F1).
+    """Score the word overlap with the best acceptable answer (SQuAD's F1).
 
     Args:
         output: The system output to read.
-        gold: The field of `Example.gold` to compare with; the output's name unless given.
+        gold: The field of `Example.gold` to compare with; default: the output's name.
 
     >>> score = token_f1("answer").score({"answer": "in Paris"}, Example("e1", {}, {"answer": "Paris"}))
     >>> round(score.value, 3), dict(score.parts)
@@ -346,8 +348,8 @@ def accuracy(output: str, gold: str | None = None, choices: Sequence[str] = ()) 
 
     Args:
         output: The system output to read.
-        gold: The field of `Example.gold` to compare with; the output's name unless given.
-        choices: The labels to look for in the output's text, by `find_label`.
+        gold: The field of `Example.gold` to compare with; default: the output's name.
+        choices: Labels to find in the output's text by `find_label`.
 
     >>> metric = accuracy("text", "label", choices=["yes", "no", "maybe"])
     >>> metric.score({"text": "It is not known. Answer: maybe"}, Example("e1", {}, {"label": "maybe"})).value
@@ -357,7 +359,7 @@ def accuracy(output: str, gold: str | None = None, choices: Sequence[str] = ()) 
         if not isinstance(choice, str) or not choice.strip():
             raise DeclarationError(
                 f"accuracy: choices must be words, got {choice!r}",
-                hint='in YAML write "yes" and "no" in quotes: bare they mean true and false',
+                hint='in YAML write "yes" and "no" in quotes: unquoted, they are booleans',
             )
     if isinstance(choices, str) or len({choice.lower() for choice in choices}) < len(choices):
         raise DeclarationError(f"accuracy: choices must be different labels, got {choices!r}")
@@ -365,11 +367,11 @@ def accuracy(output: str, gold: str | None = None, choices: Sequence[str] = ()) 
 
 
 def mrr(output: str, gold: str | None = None, key: str | None = None) -> MRR:
-    """Score a ranked list by one over the rank of its first right item.
+    """Score a ranked list by the reciprocal rank of its first right item.
 
     Args:
-        output: The system output to read, a list, best first.
-        gold: The field of `Example.gold` with the right item or items; the output's name unless given.
+        output: The system output to read, a list sorted best first.
+        gold: The field of `Example.gold` with the right item or items; default: the output's name.
         key: For lists of objects such as passages: the entry to compare, for example ``"title"``.
 
     >>> mrr("ranked", "item").score({"ranked": ["x", "y"]}, Example("e1", {}, {"item": "y"}))
@@ -382,9 +384,9 @@ def recall_at_k(output: str, gold: str | None = None, k: int = 5, key: str | Non
     """Score a list by the share of the gold items among its first ``k``.
 
     Args:
-        output: The system output to read, a list, best first.
-        gold: The field of `Example.gold` with the right item or items; the output's name unless given.
-        k: How many items of the list count.
+        output: The system output to read, a list sorted best first.
+        gold: The field of `Example.gold` with the right item or items; default: the output's name.
+        k: Number of leading items that count.
         key: For lists of objects such as passages: the entry to compare, for example ``"title"``.
 
     >>> metric = recall_at_k("hits", "titles", k=2, key="title")
@@ -397,17 +399,16 @@ def recall_at_k(output: str, gold: str | None = None, k: int = 5, key: str | Non
 
 
 def custom(function: Scoring, name: str = "", bounds: Bounds | None = None) -> Custom:
-    """Make a metric of a function of (outputs, example) that returns a number or a `Score`, async or not.
+    """Create a metric from a sync or async function of (outputs, example).
 
     Args:
-        function: What scores one run; may be async.
-        name: What reports call it; the function's name unless given.
-        bounds: The least and the greatest score that it can return, such as ``(0, 1)``. Confidence intervals
-            then stay within them, and a score outside them is a failure of the metric. Without, the range is
-            unknown.
+        function: Scores one run; returns a number or a `Score`.
+        name: Name in reports; default: the function's name.
+        bounds: Minimum and maximum score, such as ``(0, 1)``. Confidence intervals then stay within them, and
+            a score outside them is a failure of the metric. By default the range is unknown.
 
     Raises:
-        DeclarationError: The bounds are not two finite numbers in order.
+        DeclarationError: The bounds are not two finite numbers in ascending order.
         UserCodeError: The function cannot be called with outputs and an example.
 
     >>> metric = custom(lambda outputs, example: len(outputs["answer"]) < 5, "short", bounds=(0, 1))
@@ -420,12 +421,12 @@ def custom(function: Scoring, name: str = "", bounds: Bounds | None = None) -> C
 
 
 def bounds_of(metric: Metric) -> Bounds | None:
-    """Return the least and the greatest score of a metric, or ``None`` where it does not state them.
+    """Return the minimum and maximum score of a metric, or ``None`` if it does not declare them.
 
-    A metric states them by an attribute ``bounds``, a pair of numbers.
+    A metric declares them by an attribute ``bounds``, a pair of numbers.
 
     Raises:
-        DeclarationError: What it states are not two finite numbers in order.
+        DeclarationError: They are not two finite numbers in ascending order.
 
     >>> bounds_of(token_f1("answer")), bounds_of(custom(lambda outputs, example: 1.0))
     ((0.0, 1.0), None)
@@ -440,16 +441,16 @@ def _bounds(bounds: object, name: str) -> Bounds:
         if all(isinstance(b, numbers.Real) and math.isfinite(b) for b in bounds) and low < high:
             return float(low), float(high)
     raise DeclarationError(
-        f"metric {name!r}: bounds must be the least and the greatest score, but got {bounds!r}",
+        f"metric {name!r}: bounds must be the minimum and maximum score, but got {bounds!r}",
         hint="for example bounds=(0, 1)",
     )
 
 
-Scoring = Callable[[Mapping[str, Any], Example], object]  # of outputs that users know the types of
+Scoring = Callable[[Mapping[str, Any], Example], object]  # Any: only the user knows the types of outputs
 
 
 def as_metric(metric: Metric | Scoring) -> Metric:
-    """Return a metric as it is, and a function as one.
+    """Return a metric unchanged, and wrap a function by `custom`.
 
     >>> as_metric(lambda outputs, example: 1.0).score({}, None).value
     1.0
@@ -467,21 +468,21 @@ METRICS: Mapping[str, Callable[..., Metric]] = {
 
 
 def check_rows(metric: Metric, outputs: Collection[str], examples: Iterable[Example]) -> None:
-    """Refuse examples that a metric cannot score, before the first call; functions are not looked into.
+    """Reject examples that a metric cannot score, before the first call; user functions are not checked.
 
     Raises:
-        DataError: the metric reads an output that does not exist, or an example gives no right answer, or
-            none that the labels of the output can match.
+        DataError: the metric reads an unknown output, an example has no right answer, or the output's labels
+            cannot match it.
     """
     if isinstance(metric, Comparison):
         metric.check(outputs, examples)
 
 
 async def apply(metric: Metric, outputs: Mapping[str, object], example: Example) -> Score:
-    """Score outputs with a metric, sync or async, and check what it says.
+    """Score outputs with a sync or async metric, and validate the result.
 
     Raises:
-        CallError: The value is not a finite real number, or it lies outside the metric's bounds.
+        CallError: The value is not a finite real number, or is outside the metric's bounds.
     """
     value = metric.score(outputs, example)
     score = as_score(await value if inspect.isawaitable(value) else value, metric.name)
@@ -489,7 +490,7 @@ async def apply(metric: Metric, outputs: Mapping[str, object], example: Example)
 
 
 def _within(score: Score, bounds: Bounds | None, name: str) -> Score:
-    """Return the score; what is beyond a bound by rounding alone is put on it."""
+    """Return the score, clipping rounding errors at the bounds."""
     if bounds is None or bounds[0] <= score.value <= bounds[1]:
         return score
     low, high = bounds
@@ -497,13 +498,13 @@ def _within(score: Score, bounds: Bounds | None, name: str) -> Score:
     if abs(score.value - nearest_bound) <= ROUNDING * (high - low):
         return replace(score, value=nearest_bound)
     raise CallError(
-        f"metric {name!r} gave {score.value:g}, outside its bounds [{low:g}, {high:g}]",
-        hint="correct the metric, or the bounds it states",
+        f"metric {name!r} returned {score.value:g}, outside its bounds [{low:g}, {high:g}]",
+        hint="correct the metric, or the bounds it declares",
     )
 
 
 def as_score(value: object, name: str) -> Score:
-    """Turn what a metric returned into a `Score` of finite floats.
+    """Convert the result of a metric to a `Score` of finite floats.
 
     >>> as_score(True, "short")
     Score(value=1.0, feedback='', parts={})
@@ -514,23 +515,23 @@ def as_score(value: object, name: str) -> Score:
     return Score(_finite(value.value, f"metric {name!r}"), str(value.feedback), parts)
 
 
-def _finite(value: object, who: str) -> float:
+def _finite(value: object, source: str) -> float:
     if isinstance(value, numbers.Real | np.bool_) and math.isfinite(value):
         return float(value)
     if isinstance(value, Metric):
         raise CallError(
-            f"{who} must give a finite real number, got another metric",
+            f"{source} must return a finite real number, got another metric",
             hint="a function that makes a metric is called with its settings: "
             "custom: {call: …, settings: {…}}, or cp.evaluate(…, metric=function(…)) in Python",
         )
     raise CallError(
-        f"{who} must give a finite real number, got {_shown(value)} ({type(value).__name__})",
+        f"{source} must return a finite real number, got {_shown(value)} ({type(value).__name__})",
         hint="return a number, or cp.Score(number, feedback)",
     )
 
 
 def _values(kind: object) -> list[object]:
-    """Return every value of a type that is a set of labels, and each label in a list for a list of them.
+    """Return all values of a type that is a set of labels; for a list type, each label in a list.
 
     >>> _values(Literal["yes", "no"] | None), _values(bool), _values(list[bool]), _values(str)
     (['yes', 'no'], [True, False], [[True], [False]], [])
@@ -571,7 +572,7 @@ def _overlap(text: str, answer: object) -> tuple[float, float, float]:
     if not found or not wanted:
         return (float(found == wanted),) * 3
     common = (Counter(found) & Counter(wanted)).total()
-    # 2c / (f + w) is 2pr / (p + r) without its rounding, and is never 0 / 0.
+    # Equal to 2pr / (p + r), but without its rounding errors and never 0 / 0.
     return 2 * common / (len(found) + len(wanted)), common / len(found), common / len(wanted)
 
 
@@ -588,7 +589,7 @@ def _items(found: object, key: str | None, where: str) -> list[str]:
         raise CallError(f"{where}: the output must be a list, got {type(found).__name__}")
     for item in found:
         if isinstance(item, Mapping) and (key is None or key not in item):
-            hint = f"name one with key=: {', '.join(map(str, item))}"
+            hint = f"choose one with key=: {', '.join(map(str, item))}"
             if key is None:
                 raise DataError(f"{where}: its items are objects", hint=hint)
             raise CallError(f"{where}: an item has no entry {key!r}", hint=hint)

@@ -1,4 +1,4 @@
-"""Metrics by name: those that are built in, and those of installed packages."""
+"""Metrics by name: built-in ones, and those of installed packages."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ BUILT_IN = (*METRICS, "custom")
 
 
 def installed() -> Mapping[str, Plugin]:
-    """Return the metrics of installed packages that no metric built in has the name of."""
+    """Return the metrics of installed packages, except names of built-in metrics."""
     return visible("metrics", BUILT_IN)
 
 
 def metric_factory(name: str) -> Factory:
-    """Return what makes a metric.
+    """Return the factory of a metric.
 
-    An entry point of the group ``compound.metrics`` names a function or class whose typed parameters are the
-    settings, or a function of ``(outputs, example)``, which has none.
+    An entry point of the group ``compound.metrics`` names either a function or class whose typed parameters
+    are the settings, or a scoring function of ``(outputs, example)`` without settings.
 
     Raises:
-        DeclarationError: there is no such metric, or its package cannot be loaded.
+        DeclarationError: the metric does not exist, or its package cannot be loaded.
     """
     if name in METRICS:
         warn_if_hidden("metrics", name)
@@ -63,7 +63,7 @@ def _parameters(found: Callable[..., object]) -> Mapping[str, inspect.Parameter]
 
 
 def _checked(name: str, found: Callable[..., object]) -> Factory:
-    """Return a factory that reports errors in the user's code, and refuses what is no metric."""
+    """Wrap a factory: report errors in user code, and reject results that are not metrics."""
 
     @functools.wraps(found)
     def make(*arguments: object, **settings: object) -> Metric:

@@ -1,8 +1,8 @@
 """Statistical power of the acceptance test, from the number of validation examples and the level.
 
-The numbers are exact for scores of 0 and 1, where the paired permutation test of
-`compound.evaluation.statistics` is the sign test of the examples whose score changed. Graded scores can do
-better or worse, but not beyond `least_p`.
+The numbers are exact for scores of 0 and 1, for which the paired permutation test of
+`compound.evaluation.statistics` is the sign test over the examples whose score changed. Graded scores may
+have more or less power, but p-values are at least `least_p`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from scipy import special
 
 from compound.evaluation.statistics import EXACT_UP_TO, FLIPS
 
-POWER = 0.8  # how likely an effect is found that counts as detectable
+POWER = 0.8  # detection probability above which an effect counts as detectable
 MOST_EXAMPLES = 100_000
 
 
 def least_p(n: int) -> float:
-    """Return the smallest p-value that `paired_test` can give for ``n`` examples.
+    """Return the smallest p-value that `paired_test` can return for ``n`` examples.
 
     >>> least_p(5), round(least_p(40), 6)
     (0.03125, 5e-05)
@@ -30,22 +30,22 @@ def least_p(n: int) -> float:
 
 
 def least_improved(level: float) -> int:
-    """Return how many examples must improve, with none getting worse, for a p-value at ``level``.
+    """Return the number of examples that must improve, with none getting worse, for a p-value at ``level``.
 
     >>> least_improved(0.05), least_improved(0.05 / 6)
     (5, 7)
     """
-    return max(1, math.ceil(-math.log2(level) - 1e-9))
+    return max(1, math.ceil(-math.log2(level) - 1e-9))  # tolerance: log2 of a power of two may round up
 
 
 def power(n: int, level: float, better: float, worse: float = 0.0) -> float:
-    """Return how likely ``n`` examples with scores of 0 and 1 lead to an acceptance.
+    """Return the acceptance probability for ``n`` examples with scores of 0 and 1.
 
     Args:
-        n: validation examples.
-        level: of the test.
-        better: the chance that an example's score rises from 0 to 1.
-        worse: the chance that it falls from 1 to 0.
+        n: number of validation examples.
+        level: level of the test.
+        better: probability that an example's score rises from 0 to 1.
+        worse: probability that it falls from 1 to 0.
 
     >>> round(power(40, 0.05, better=0.2), 3), round(power(40, 0.05, better=0.2, worse=0.05), 3)
     (0.924, 0.485)
@@ -69,7 +69,7 @@ def _binomial(n: int, p: float) -> NDArray[np.float64]:
 
 @functools.lru_cache(maxsize=64)
 def _least_rises(n: int, level: float) -> NDArray[np.int64]:
-    """Return, by how many scores changed, how many of them must be rises; ``n + 1`` where none will do."""
+    """Return the required number of rises by number of changed scores; ``n + 1`` if impossible."""
     found = np.full(n + 1, n + 1)
     k = 1
     for changed in range(1, n + 1):
@@ -81,13 +81,13 @@ def _least_rises(n: int, level: float) -> NDArray[np.int64]:
 
 
 def detectable(n: int, level: float, worse: float = 0.0, chance: float = POWER) -> float | None:
-    """Return the smallest mean gain that is accepted with probability ``chance``; ``None`` when none is.
+    """Return the smallest mean gain accepted with probability ``chance``; ``None`` if there is none.
 
     Args:
-        n: validation examples with scores of 0 and 1.
-        level: of the test.
-        worse: the share of examples that get worse.
-        chance: the power wanted.
+        n: number of validation examples with scores of 0 and 1.
+        level: level of the test.
+        worse: share of examples that get worse.
+        chance: required power.
 
     >>> round(detectable(40, 0.05), 2), detectable(4, 0.05)
     (0.16, None)
@@ -102,7 +102,7 @@ def detectable(n: int, level: float, worse: float = 0.0, chance: float = POWER) 
 
 
 def examples_needed(gain: float, level: float, worse: float = 0.0, chance: float = POWER) -> int | None:
-    """Return how many validation examples detect a mean gain with probability ``chance``.
+    """Return the number of validation examples that detect a mean gain with probability ``chance``.
 
     >>> examples_needed(0.1, 0.05), examples_needed(0.05, 0.05)
     (66, 134)

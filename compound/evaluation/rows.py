@@ -1,8 +1,8 @@
-"""Rows of data files, one at a time, with every unusable row named.
+"""Rows of data files, read one at a time, with every invalid row reported.
 
-Data may come from somebody else. A file is opened only where it is a regular file of its own: a link in a
-data folder could lead to a secret, which would be sent to a model as a row. What a YAML file names below its
-own folder is reached through no link at all.
+Data may come from others. Only regular files are opened: a link in a data folder could lead to a secret,
+which would be sent to a model as a row. For paths in a YAML file, no link below the file's folder is
+followed.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from typing import BinaryIO
 
 from compound.errors import DataError
 from compound.security.limits import DATA, LINE
-from compound.security.sanitize import storable
+from compound.security.sanitize import replace_surrogates
 from compound.security.untrusted import CHUNK, UntrustedFolder, named
 from compound.storage.records import Damaged, parse
 
-Row = Mapping[str, object]
+DataRow = Mapping[str, object]
 EXTENSIONS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """A data file: a regular file, to which no link leads below the folder.
+    """A data file: a regular file that is not reached through links below ``folder``.
 
-    ``path`` is for messages, and its ending says what the file holds: a file in the hub's cache has none.
+    ``path`` is used in messages, and its suffix gives the format: files in the hub's cache have no suffix.
     """
 
     folder: UntrustedFolder
@@ -41,7 +41,7 @@ class DataFile:
 
     @contextmanager
     def opened(self) -> Iterator[BinaryIO]:
-        """Open it while the block runs."""
+        """Open the file for the duration of the block."""
         if self.folder.kind(self.name) != "file":
             raise DataError(f"no file {str(self.path)!r}")
         with self.folder.reader(self.name) as file:
@@ -49,7 +49,7 @@ class DataFile:
 
 
 def data_file(path: Path, within: Path | None) -> DataFile:
-    """Return a file; by default its own folder may be reached through links, as the user named it."""
+    """Return a data file; without ``within``, the path to its folder may contain links."""
     root = path.parent if within is None else within
     return DataFile(UntrustedFolder(root, error=DataError), path.relative_to(root).as_posix(), path)
 
@@ -60,23 +60,23 @@ def read_rows(path: Path, within: Path | None = None) -> Iterator[tuple[int, dic
     Rows of JSON lines are objects; cells of CSV files are text. Blank lines are skipped.
 
     Args:
-        path: The file. It may not be a link.
-        within: A folder around it, below which no link is followed either.
+        path: The file; must not be a link.
+        within: A parent folder; links below it are not followed either.
 
     Raises:
         DataError: The file is missing or damaged, a row cannot be read, or a limit of
-            `compound.security.limits` is exceeded; ``file:line`` says where.
+            `compound.security.limits` is exceeded; the message names ``file:line``.
     """
-    return rows_of(data_file(path, within))
+    return iterate_rows(data_file(path, within))
 
 
 def file_digest(path: Path, within: Path | None = None) -> str:
-    """Return the sha256 of a file's bytes; it is opened as `read_rows` does."""
+    """Return the SHA-256 of a file's bytes; opens it like `read_rows`."""
     return digest_of(data_file(path, within))
 
 
 def digest_of(file: DataFile) -> str:
-    """Return the sha256 of a file's bytes."""
+    """Return the SHA-256 of a file's bytes."""
     hashed = hashlib.sha256()
     with named(file.path, DataError), file.opened() as opened:
         while chunk := opened.read(CHUNK):
@@ -84,17 +84,17 @@ def digest_of(file: DataFile) -> str:
     return hashed.hexdigest()
 
 
-def rows_of(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield the rows of a file with their line numbers; raises as `read_rows`."""
+def iterate_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
+    """Yield the rows of a file with their line numbers; raises like `read_rows`."""
     name = str(file.path).removesuffix(".gz")
     if not name.endswith((".jsonl", ".csv")):
-        with file.opened():  # one that is missing has no wrong ending
+        with file.opened():  # report a missing file before a wrong suffix
             raise DataError(f"{file.path}: a data file must end in one of {', '.join(EXTENSIONS)}")
     yield from _csv_rows(file) if name.endswith(".csv") else _json_rows(file)
 
 
 def _lines(file: DataFile) -> Iterator[tuple[int, str]]:
-    """Yield decoded lines with their numbers; decoding line by line is what lets errors say where."""
+    """Yield decoded lines with their numbers; decodes line by line so that errors have line numbers."""
     path, number, total, longest = file.path, 0, 0, LINE.bytes
     packed = str(path).endswith(".gz")
     most = DATA.bytes if packed else math.inf
@@ -129,7 +129,7 @@ def _json_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
             ) from None
         if not isinstance(row, dict):
             raise DataError(f"{path}:{number}: a row must be an object {{…}}, got {type(row).__name__}")
-        yield number, storable(row)
+        yield number, replace_surrogates(row)
 
 
 def _csv_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
@@ -137,7 +137,7 @@ def _csv_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
     reader = csv.reader((line for _, line in _lines(file)), strict=True)
     header: list[str] = []
     while True:
-        # A quoted cell may hold line breaks: a row is named by the line it starts on.
+        # A quoted cell may contain line breaks: a row is identified by its first line.
         number = reader.line_num + 1
         try:
             cells = next(reader)
@@ -159,29 +159,29 @@ def _csv_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
             yield number, dict(zip(header, cells, strict=True))
 
 
-def file_of_split(folder: UntrustedFolder, names: Sequence[str]) -> tuple[str, DataFile]:
-    """Return the split of the first name that has files, or of the only other name that has, and its file."""
+def find_split_file(folder: UntrustedFolder, names: Sequence[str]) -> tuple[str, DataFile]:
+    """Return the first name that has a file, or the only other one that has, and its file."""
     with named(folder, DataError):
         present = [name for name in folder.names() if name.endswith(EXTENSIONS)]
     files = {split: [f for f in (split + end for end in EXTENSIONS) if f in present] for split in names}
-    split = chosen_split(names, [split for split in names if files[split]], f"{folder}: no file of split")
+    split = choose_split(names, [split for split in names if files[split]], f"{folder}: no file of split")
     fitting = [name for name in files[split] if folder.kind(name) == "file"]
     if len(fitting) == 1:
         return split, DataFile(folder, fitting[0], folder.path / fitting[0])
     count, hint = "several files" if fitting else "no file", f"files: {', '.join(present) or 'none'}"
     if split in present:
         stem = split.removesuffix(next(end for end in EXTENSIONS if split.endswith(end)))
-        hint = f"write it without its ending: {stem}"
+        hint = f"write it without the suffix: {stem}"
     elif split == "test" and not fitting:
-        hint += "; without a test split, say test: null"
+        hint += "; if there is no test split, set test: null"
     raise DataError(f"{folder}: {count} of split {split!r}", hint=hint)
 
 
-def chosen_split(names: Sequence[str], present: Sequence[str], missing: str) -> str:
-    """Return the first name where it is present or none is, else the only one that is.
+def choose_split(names: Sequence[str], present: Sequence[str], missing: str) -> str:
+    """Return the first name if it is present or if none is, else the only present one.
 
     Raises:
-        DataError: several are, but not the first.
+        DataError: several names are present, but not the first.
     """
     if not present or names[0] in present:
         return names[0]
@@ -189,6 +189,6 @@ def chosen_split(names: Sequence[str], present: Sequence[str], missing: str) -> 
         listed = " and ".join(sorted(present)) if len(present) == 2 else ", ".join(sorted(present))
         raise DataError(
             f"{missing} {names[0]!r}",
-            hint=f"{listed} could be meant: say which, such as valid: {min(present)}",
+            hint=f"{listed} match: choose one, such as valid: {min(present)}",
         )
     return present[0]

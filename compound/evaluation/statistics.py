@@ -1,9 +1,9 @@
 """Confidence intervals and tests for scores.
 
-Intervals of scores whose range is known cannot leave it (`compound.evaluation.bounded_mean`);
-benchmarks/measure/interval_coverage.py measures how often they hold the true mean, beside the alternatives
+Intervals of scores with a known range stay within it (`compound.evaluation.bounded_mean`);
+benchmarks/measure/interval_coverage.py compares their coverage of the true mean with that of alternatives
 (docs/adr/0024). An improvement is accepted by `paired_test`, which is valid for any score (no normality).
-The loop divides ``alpha`` over its planned decisions, so that a run errs with probability ``alpha`` at most.
+The loop divides ``alpha`` among its planned decisions, so that a run errs with probability ``alpha`` at most.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from scipy import special
 
 from compound.evaluation.bounded_mean import lower_limit
 
-EXACT_UP_TO = 14
+EXACT_UP_TO = 14  # differences: 2**14 sign patterns, about as many as FLIPS
 FLIPS = 20_000
-_CHUNK = 1_000
+_CHUNK = 1_000  # permutations at a time, to bound the memory
 
 Values = Sequence[float] | NDArray[np.float64]
 Bounds = tuple[float, float]
-"""The least and the greatest value that a score can have."""
+"""Minimum and maximum possible score."""
 
 UNIT: Bounds = (0.0, 1.0)
-ROUNDING = 1e-9  # of the range: what a sum of floats may be beyond it
+ROUNDING = 1e-9  # tolerance of bounds for float sums, relative to the range
 
 
 class IntervalDocument(TypedDict):
-    """An `Interval` as JSON types; limits that are infinite are ``None``."""
+    """An `Interval` as JSON types; infinite limits are ``None``."""
 
     mean: float
     low: float | None
@@ -42,7 +42,7 @@ class IntervalDocument(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean, its confidence limits (infinite where nothing bounds them), and how many values it rests on."""
+    """A mean, its confidence limits (infinite if unknown), and the number of values it is based on."""
 
     mean: float
     low: float
@@ -50,7 +50,7 @@ class Interval:
     n: int
 
     def to_json(self) -> IntervalDocument:
-        """Return the four numbers by name; limits that are infinite are ``None``."""
+        """Return the four numbers by name; infinite limits are ``None``."""
         low, high = (limit if math.isfinite(limit) else None for limit in (self.low, self.high))
         return {"mean": self.mean, "low": low, "high": high, "n": self.n}
 
@@ -58,18 +58,18 @@ class Interval:
 def mean_interval(values: Values, level: float = 0.95, *, bounds: Bounds | None = None) -> Interval:
     """Return the mean of independent values with a two-sided confidence interval.
 
-    With ``bounds`` the interval is Gaffke's: it lies within the bounds, contains the mean, makes no
-    assumption on the distribution, and is never of zero width. Without, it is Student's, which assumes means
-    that are close to normal and may leave a range that is not stated; its limits are infinite where it has
-    nothing to go by: for one value, and for values that are all equal.
+    With ``bounds``, the interval is Gaffke's: it lies within the bounds, contains the mean, makes no
+    distributional assumption, and never has zero width. Without, it is Student's, which assumes nearly
+    normal means and may exceed an undeclared range; its limits are infinite if there is no variance to
+    estimate, that is, for a single value and for equal values.
 
     Args:
         values: The values, at least one, all finite.
-        level: How often intervals made like this hold the true mean.
-        bounds: The least and the greatest value possible, or ``None`` if they are not known.
+        level: Confidence level: the probability that the interval contains the true mean.
+        bounds: Minimum and maximum possible value, or ``None`` if unknown.
 
     Raises:
-        ValueError: There is no value, one is not finite, or one lies outside the bounds.
+        ValueError: There is no value, one is not finite, or one is outside the bounds.
 
     >>> interval = mean_interval([1.0, 1.0, 1.0], bounds=(0.0, 1.0))
     >>> interval.mean, round(interval.low, 3), interval.high
@@ -78,7 +78,7 @@ def mean_interval(values: Values, level: float = 0.95, *, bounds: Bounds | None 
     >>> interval.mean, round(interval.low, 3), round(interval.high, 3)
     (2.0, -0.484, 4.484)
     """
-    numbers = _checked(values)
+    numbers = _validated(values)
     _check_share(level=level)
     if bounds is not None:
         return _bounded(numbers, level, _checked_bounds(numbers, bounds))
@@ -92,15 +92,15 @@ def mean_interval(values: Values, level: float = 0.95, *, bounds: Bounds | None 
 def cluster_mean_interval(
     clusters: Iterable[Values], level: float = 0.95, *, bounds: Bounds | None = None
 ) -> Interval:
-    """Return the mean over examples of which each was run several times.
+    """Return the mean over examples that were each run several times.
 
-    Repeats of one example are not independent: each example's repeats are averaged first, every example
-    weighs the same, and ``n`` counts examples.
+    Repeats of one example are not independent: each example's repeats are averaged first, all examples
+    have equal weight, and ``n`` counts examples.
 
     >>> cluster_mean_interval([[1.0, 1.0, 1.0], [0.0]]).mean
     0.5
     """
-    means = [float(_checked(repeats).mean()) for repeats in clusters]
+    means = [float(_validated(repeats).mean()) for repeats in clusters]
     return mean_interval(means, level, bounds=bounds)
 
 
@@ -109,7 +109,7 @@ def paired_interval(
 ) -> Interval:
     """Return the mean of ``after - before`` over the same examples, with its interval.
 
-    ``bounds`` are those of the scores; the difference of scores in [0, 1] lies in [-1, 1].
+    ``bounds`` are the bounds of the scores; differences of scores in [0, 1] are in [-1, 1].
 
     >>> interval = paired_interval([0.0, 0.5, 1.0], [1.0, 1.0, 1.0], bounds=(0.0, 1.0))
     >>> interval.mean, round(interval.low, 3), round(interval.high, 3)
@@ -120,18 +120,18 @@ def paired_interval(
 
 
 def interval_of_means(values: Values, level: float = 0.95, *, bounds: Bounds | None = None) -> Interval:
-    """Return the mean of a few values that are means of many scores themselves, such as one for each seed.
+    """Return the mean of a few values that are themselves means of many scores, such as one per seed.
 
-    Such values are close to normal, which `mean_interval` cannot know: of three values that may be anything
-    in [0, 1] it can say little. With ``bounds`` this is Wilson's score interval with Student's quantile and
-    the variance of the values in place of the binomial one; it equals Student's in the middle of the range
-    and cannot leave it. Its limits are infinite for a single value, and for values that are all equal.
+    Such values are close to normal, which `mean_interval` does not assume: from three arbitrary values in
+    [0, 1] it can infer little. With ``bounds``, this is Wilson's score interval with Student's quantile and
+    the sample variance in place of the binomial one; it equals Student's in the middle of the range and
+    stays within the range. Its limits are infinite for a single value and for equal values.
 
     >>> interval = interval_of_means([0.98, 0.99, 1.0], bounds=(0.0, 1.0))
     >>> round(interval.mean, 3), round(interval.low, 3), round(interval.high, 3)
     (0.99, 0.924, 0.999)
     """
-    numbers = _checked(values)
+    numbers = _validated(values)
     _check_share(level=level)
     n, mean = len(numbers), float(numbers.mean())
     if np.ptp(numbers) == 0:
@@ -149,12 +149,12 @@ def interval_of_means(values: Values, level: float = 0.95, *, bounds: Bounds | N
 
 
 def paired_test(before: Values, after: Values, *, rng: np.random.Generator) -> float:
-    """Return the p-value of "``after`` is no better than ``before``" over the same examples.
+    """Return the p-value of the hypothesis that ``after`` is no better than ``before`` on the same examples.
 
-    A one-sided sign-flip permutation test of the mean difference: if nothing changed, every difference
-    is as likely as its negative. Zero differences carry no evidence. With up to 14 others all sign
-    patterns are counted and ``rng`` is not touched; with more, 20,000 random ones, where the +1
-    correction keeps the test valid (Phipson and Smyth 2010). The order of the examples does not matter.
+    A one-sided sign-flip permutation test of the mean difference: under the hypothesis, every difference is
+    as likely as its negative. Zero differences carry no evidence. With up to 14 nonzero differences, all
+    sign patterns are enumerated and ``rng`` is not used; with more, 20,000 random patterns are drawn, and the
+    +1 correction keeps the test valid (Phipson and Smyth 2010). The order of the examples does not matter.
 
     >>> paired_test([0, 0, 0, 0], [1, 1, 1, 1], rng=np.random.default_rng(0))
     0.0625
@@ -163,7 +163,7 @@ def paired_test(before: Values, after: Values, *, rng: np.random.Generator) -> f
     differences = np.sort(every[every != 0])
     if not len(differences):
         return 1.0
-    # Patterns whose sum equals the observed one must count in spite of rounding.
+    # Patterns whose sum equals the observed one must count despite rounding.
     threshold = differences.sum() - 1e-9 * np.abs(differences).sum()
     if len(differences) <= EXACT_UP_TO:
         patterns = np.arange(2 ** len(differences))[:, None] >> np.arange(len(differences)) & 1
@@ -190,7 +190,7 @@ def binomial_upper(successes: int, n: int, level: float = 0.95) -> float:
 
 
 def binomial_tail(successes: int, n: int, share: float) -> float:
-    """Return the probability of at least so many successes of ``n``, each of which has the same chance.
+    """Return the probability of at least ``successes`` successes in ``n`` trials of probability ``share``.
 
     >>> round(binomial_tail(7, 8, 0.5), 4)
     0.0352
@@ -201,7 +201,9 @@ def binomial_tail(successes: int, n: int, share: float) -> float:
 def _bounded(numbers: NDArray[np.float64], level: float, bounds: Bounds) -> Interval:
     low, high = bounds
     mean = min(max(float(numbers.mean()), low), high)
-    shares = np.clip((numbers - low) / (high - low), 0.0, 1.0)  # of rounding only: all lie within the bounds
+    shares = np.clip(
+        (numbers - low) / (high - low), 0.0, 1.0
+    )  # clips rounding errors only: the bounds are checked
     one_sided = (1 + level) / 2
     least = low + (high - low) * lower_limit(shares, one_sided)
     most = high - (high - low) * lower_limit(1 - shares, one_sided)
@@ -224,14 +226,14 @@ def _checked_bounds(numbers: NDArray[np.float64], bounds: Bounds) -> Bounds:
 
 def _differences(before: Values, after: Values) -> NDArray[np.float64]:
     if len(before) != len(after):
-        raise ValueError(f"paired scores must be of the same examples, got {len(before)} and {len(after)}")
-    return _checked(after) - _checked(before)
+        raise ValueError(f"paired scores must have equal lengths, got {len(before)} and {len(after)}")
+    return _validated(after) - _validated(before)
 
 
-def _checked(values: Values) -> NDArray[np.float64]:
+def _validated(values: Values) -> NDArray[np.float64]:
     numbers = np.asarray(values, dtype=np.float64)
     if numbers.ndim != 1 or not len(numbers) or not np.isfinite(numbers).all():
-        raise ValueError(f"at least one value and only finite ones must be given, got {values!r:.80}")
+        raise ValueError(f"values must be non-empty and finite, got {values!r:.80}")
     return numbers
 
 

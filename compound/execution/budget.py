@@ -1,7 +1,7 @@
-"""Budgets are promises: a request's worst case is reserved before it is sent.
+"""Budgets as hard limits: the worst case of a request is reserved before the request is sent.
 
-What was reserved and not used is given back. When the rest does not fit, callers wait for reservations
-in flight to settle, and only then the budget counts as exhausted.
+Unused reservations are released. If a request does not fit, it waits for reservations in flight to settle;
+the budget is exhausted only if it still does not fit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from compound.errors import BudgetExhausted, DeclarationError
 from compound.storage.state import State
 
 HINT = "raise the limit, and run the same command to resume"
-MARGIN = 0.2  # of the runs that limits other than system_runs are expected to hold
+MARGIN = 0.2  # share of the runs estimated from other limits that is held back
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Budget:
     """Hard limits; ``None`` means no limit.
 
     Attributes:
-        system_runs: runs of the system, forks and cached runs counting as the fraction really executed.
+        system_runs: system runs; forks and cached runs count as the fraction executed.
         calls: engine calls.
         tokens: prompt and completion tokens.
         cost: US dollars.
@@ -54,7 +54,7 @@ class Budget:
                 raise DeclarationError(f"budget: {item.name} must be >= 0, but got {value!r}")
 
     def share(self, part: float) -> Budget:
-        """Return this budget with everything but ``system_runs`` scaled; counts are rounded down."""
+        """Return this budget with all limits except ``system_runs`` scaled; counts are rounded down."""
         return Budget(
             system_runs=self.system_runs,
             calls=None if self.calls is None else int(self.calls * part),
@@ -74,7 +74,7 @@ StoredUsage = Annotated[Usage, AfterValidator(_checked_usage)]
 
 
 class MeterState(State):
-    """Spending, as a checkpoint stores it; see the attributes of `Meter`."""
+    """Spending as stored in a checkpoint; see the attributes of `Meter`."""
 
     usage: StoredUsage
     system_runs: NonNegativeFloat
@@ -84,17 +84,17 @@ class MeterState(State):
 
 
 class Meter:
-    """Counts what is spent and reserved against a `Budget`.
+    """Tracks usage and reservations against a `Budget`.
 
     Args:
         budget: the limits.
-        clock: in seconds.
-        whole: what the budget is a part of: messages then say the user's own numbers, too.
-        rest: what the other part is for, in words.
+        clock: function that returns the time in seconds.
+        whole: budget that this one is a part of; messages then also quote its limits.
+        rest: text that says what the other part is reserved for.
 
     Attributes:
-        incidents: how often something went wrong at a server: ``rate_limited`` and ``lost`` requests,
-            ``usage_corrected`` answers, and the ``milliseconds_waited`` for rate limits.
+        incidents: counts of server incidents: ``rate_limited`` and ``lost`` requests, ``usage_corrected``
+            answers, and the ``milliseconds_waited`` for rate limits.
 
     >>> meter = Meter(Budget(system_runs=10))
     >>> meter.charge_runs(0.25)
@@ -126,28 +126,28 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """Wall-clock seconds of this attempt and the ones before it, pauses left out."""
+        """Wall-clock seconds of this and earlier attempts, excluding pauses."""
         return self._earlier_seconds + (0.0 if self._started is None else self._clock() - self._started)
 
     def pause(self) -> None:
-        """Stop the clock until `proceed`."""
+        """Stop the clock until `resume`."""
         self._earlier_seconds, self._started = self.seconds, None
 
-    def proceed(self) -> None:
-        """Let the clock go on after a `pause`."""
+    def resume(self) -> None:
+        """Restart the clock after `pause`."""
         if self._started is None:
             self._started = self._clock()
 
     def seconds_left(self) -> float | None:
-        """Return how many seconds the limit of minutes leaves; ``None`` without such a limit."""
+        """Return the seconds left until the limit of minutes; ``None`` without such a limit."""
         return None if self.budget.minutes is None else self.budget.minutes * 60 - self.seconds
 
     @asynccontextmanager
     async def deadline(self) -> AsyncIterator[None]:
-        """End whatever is awaited in a block when the minutes are used.
+        """Cancel the block when the limit of minutes is reached.
 
         Raises:
-            BudgetExhausted: they are.
+            BudgetExhausted: the limit is reached.
         """
         left = self.seconds_left()
         if left is None:
@@ -161,16 +161,16 @@ class Meter:
                 raise
             minutes = self.budget.minutes
             raise BudgetExhausted(
-                f"budget: {minutes:g} of {minutes:g} minutes are used{self._part('minutes')}; "
-                "calls in flight were ended",
+                f"budget: {minutes:g} of {minutes:g} minutes are used{self._of_whole('minutes')}; "
+                "calls in flight were cancelled",
                 hint=HINT,
             ) from None
 
     def remaining_runs(self) -> float:
-        """Return how many system runs are left (infinity without a limit).
+        """Return the number of system runs left (infinity without a limit).
 
-        What the runs so far took, of every other limit, says how many more fit into it; `MARGIN` of that is
-        kept back, since other configurations may take more.
+        For each other limit, the number is estimated from the average usage per run so far, minus a margin
+        (`MARGIN`), since other configurations may use more.
         """
         budget, usage, done = self.budget, self.usage, self.system_runs
         lefts = [float("inf") if budget.system_runs is None else budget.system_runs - done]
@@ -187,7 +187,7 @@ class Meter:
 
     @contextmanager
     def capped(self, runs: float) -> Iterator[None]:
-        """Let no more than so many system runs be spent in a block, whatever the budget still holds."""
+        """Limit the system runs spent in a block, in addition to the budget."""
         before, self._cap = self._cap, min(self._cap, self.system_runs + runs)
         try:
             yield
@@ -195,38 +195,39 @@ class Meter:
             self._cap = before
 
     async def reserve_run(self, size: float = 1.0) -> None:
-        """Hold one system run, or a part of one, until `charge_runs` says what it really took.
+        """Reserve a system run, or a fraction of one, until `charge_runs` reports the actual amount.
 
         Raises:
-            BudgetExhausted: it does not fit, even when every run in flight has settled.
+            BudgetExhausted: it does not fit, even after every run in flight has settled.
         """
         budget = self.budget.system_runs
         limit = min(self._cap, float("inf") if budget is None else budget)
-        if problem := self._late():
+        if problem := self._time_limit_problem():
             raise BudgetExhausted(f"budget: {problem}", hint=HINT)
+        # tolerance: fractional runs are summed as floats
         while self.system_runs + self._runs_held + size > limit + 1e-9:
             if self._runs_held < 1e-9:
                 raise BudgetExhausted(
                     f"budget: {self.system_runs:.1f} of {limit:g} system runs are used",
                     hint=HINT,
                 )
-            await self._settlement()
+            await self._wait_for_settlement()
         self._runs_held += size
 
     def charge_runs(self, equivalents: float, held: float = 1.0) -> None:
-        """Count a finished run, and give back the rest of what was held for it."""
+        """Charge a finished run, and release the rest of its reservation."""
         self.runs += 1
         self.system_runs += equivalents
         self._runs_held = max(0.0, self._runs_held - held)
-        self._wake()
+        self._wake_waiters()
 
     def release_runs(self) -> None:
-        """Give back every run held: none of them will finish."""
+        """Release all reserved runs, because none of them will finish."""
         self._runs_held = 0.0
-        self._wake()
+        self._wake_waiters()
 
-    async def count(self, usage: Usage) -> None:
-        """Count usage as `reserve` would: what a record holds must fit as a call must.
+    async def charge_recorded(self, usage: Usage) -> None:
+        """Charge recorded usage, subject to the same limits as a new call.
 
         Raises:
             BudgetExhausted: it does not fit.
@@ -236,71 +237,75 @@ class Meter:
 
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[list[Usage]]:
-        """Hold ``worst`` while a request is in flight; put what it really used into the list given.
+        """Reserve ``worst`` while a request is in flight; append its actual usage to the yielded list.
 
-        A request whose usage is not reported (it failed on the way) is charged its worst case.
+        A request without reported usage (it failed in transit) is charged its worst case.
 
         Raises:
-            BudgetExhausted: the worst case does not fit, even when everything in flight has settled.
+            BudgetExhausted: the worst case does not fit, even after all requests in flight have settled.
         """
-        while problem := self._over(self._reserved + worst):
-            if self._reserved == NO_USAGE or self._over(worst):
+        while problem := self._limit_problem(self._reserved + worst):
+            # waiting can only help if a reservation in flight may be released
+            if self._reserved == NO_USAGE or self._limit_problem(worst):
                 raise BudgetExhausted(f"budget: {problem}", hint=HINT)
-            await self._settlement()
+            await self._wait_for_settlement()
         self._reserved += worst
         used: list[Usage] = []
         try:
             yield used
         finally:
-            self._reserved = _minus(self._reserved, worst)
+            self._reserved = _subtract(self._reserved, worst)
             for item in used or [worst]:
                 self.usage += item
-            self._wake()
+            self._wake_waiters()
 
-    async def _settlement(self) -> None:
+    async def _wait_for_settlement(self) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         await waiter
 
-    def _wake(self) -> None:
+    def _wake_waiters(self) -> None:
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _late(self) -> str:
+    def _time_limit_problem(self) -> str:
+        """Return that the minutes are used, as text, or ``""``."""
         minutes = self.budget.minutes
         if minutes is not None and self.seconds >= minutes * 60:
-            return f"{self.seconds / 60:.1f} of {minutes:g} minutes are used{self._part('minutes')}"
+            return f"{self.seconds / 60:.1f} of {minutes:g} minutes are used{self._of_whole('minutes')}"
         return ""
 
-    def _part(self, name: str) -> str:
-        """Return the user's own number of a limit, where this one is a part of it."""
+    def _of_whole(self, name: str) -> str:
+        """Return the user's own limit for messages, if this one is a part of it."""
         whole = getattr(self._whole, name)
         if whole is None or whole == getattr(self.budget, name):
             return ""
         amount = f"${whole:.4f}" if name == "cost" else f"{whole:g}" if name == "minutes" else str(whole)
         return f" ({amount} in all: {self._rest})"
 
-    def _over(self, more: Usage) -> str:
+    def _limit_problem(self, more: Usage) -> str:
+        """Return the limit that further usage would exceed, as text, or ``""``."""
         budget, total = self.budget, self.usage + more
-        if late := self._late():
+        if late := self._time_limit_problem():
             return late
         if budget.calls is not None and total.calls > budget.calls:
-            return f"the next call would be number {total.calls} of {budget.calls}{self._part('calls')}"
+            return f"the next call would be number {total.calls} of {budget.calls}{self._of_whole('calls')}"
         if budget.tokens is not None and total.tokens > budget.tokens:
             return (
-                f"the next call could bring tokens to {total.tokens} of {budget.tokens}{self._part('tokens')}"
+                f"the next call could bring tokens to {total.tokens} of {budget.tokens}"
+                f"{self._of_whole('tokens')}"
             )
-        if budget.cost is not None and total.cost > budget.cost + 1e-12:
+        if budget.cost is not None and total.cost > budget.cost + 1e-12:  # float sum
             return (
                 f"the next call could bring the cost to ${total.cost:.4f} of ${budget.cost:.4f}"
-                f"{self._part('cost')}"
+                f"{self._of_whole('cost')}"
             )
         return ""
 
     def snapshot(self) -> MeterState:
-        """Return the state a checkpoint stores."""
+        """Return the state stored in a checkpoint."""
         return MeterState(
             usage=self.usage,
             system_runs=self.system_runs,
@@ -321,9 +326,9 @@ class Meter:
 
 
 def bounded(usage: Usage, worst: Usage) -> tuple[Usage, str]:
-    """Return usage between nothing and the worst case, and what was wrong with it.
+    """Clip usage to the worst case; return it with a description of the invalid numbers.
 
-    Numbers that are not whole, where they must be, count with the worst case.
+    Invalid numbers, such as fractional token counts, are replaced by the worst case.
 
     >>> bounded(Usage(1, -5, 20), Usage(1, 100, 50))
     (Usage(calls=1, prompt_tokens=100, completion_tokens=20, cost=0.0, unpriced=0), 'prompt_tokens -5')
@@ -342,7 +347,7 @@ def bounded(usage: Usage, worst: Usage) -> tuple[Usage, str]:
     return Usage(calls, prompt, completion, cost, worst.unpriced if calls else 0), ", ".join(wrong)
 
 
-def _minus(a: Usage, b: Usage) -> Usage:
+def _subtract(a: Usage, b: Usage) -> Usage:
     rest = Usage(
         a.calls - b.calls,
         a.prompt_tokens - b.prompt_tokens,

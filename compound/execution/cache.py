@@ -1,9 +1,9 @@
-"""A content-addressed store of call outcomes, in memory or in one SQLite file.
+"""Content-addressed cache of call results, in memory or in one SQLite file.
 
-A key digests what determines an outcome: component version, the values it reads, its inputs, and for
-stochastic components their random stream (which names seed, example, address and sample). So an entry
-is what executing again would give, and sharing it changes no result. Rows are JSON, never pickles, and have
-checksums: a damaged row is reported and dropped, and its call is made again.
+A key is a digest of everything that determines a result: component version, values, inputs, and for
+stochastic components their random stream (named by seed, example, address and sample). An entry therefore
+equals the result of a new execution, and sharing it changes no result. Rows are JSON, never pickles, with
+checksums: a damaged row is reported and dropped, and its call is repeated.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from compound.security.limits import LINE
 from compound.security.untrusted import UntrustedFolder, named
 from compound.storage.records import Damaged, parse
 
-FORMAT = 2  # rows have checksums; files of format 0 may hold rows without
-BESIDE = ("", "-wal", "-shm", "-journal")  # files of one database
+FORMAT = 2  # rows have checksums; files of format 0 may have rows without them
+SUFFIXES = ("", "-wal", "-shm", "-journal")  # suffixes of the files of a database
 NO_FILE = ":memory:"
-WAIT, PAUSE = 30.0, 0.01  # seconds: for another process, and between two attempts
-SPARE, BETWEEN = 10**6, 10**5  # steps of SQLite: allowed beyond the size of a file, and between two counts
-MEMORY = 2000  # kibibytes of pages; a file may ask for more
-MAGIC = bytes.fromhex("d9d505f920a163d7")  # what journals begin with; one that names a file ends with it, too
-HEADER, SECTOR = 28, 2**16  # bytes of a journal's header, and the most that it has with the zeros after it
+WAIT, PAUSE = 30.0, 0.01  # seconds to wait for another process, and between attempts
+SPARE, BETWEEN = 10**6, 10**5  # SQLite steps: allowed beyond the file size, and between two checks
+MEMORY = 2000  # KiB of cached pages; overrides larger values set in the file
+MAGIC = bytes.fromhex("d9d505f920a163d7")  # start of a journal; also ends one that names a file
+HEADER, SECTOR = 28, 2**16  # journal header in bytes; maximum with zero padding
 _TABLE = "CREATE TABLE outcome (key TEXT PRIMARY KEY, step INTEGER, value TEXT{}) WITHOUT ROWID"
-CURRENT, UNCHECKED = _TABLE.format(", checksum TEXT"), _TABLE.format("")  # format 0 may have either
-AGAIN = "delete the file to start an empty one: recorded calls that are needed are then made again"
+CURRENT, UNCHECKED = _TABLE.format(", checksum TEXT"), _TABLE.format("")  # both occur in format 0
+RESET_HINT = "delete the file to start an empty one: needed calls are then repeated"
 logger = logging.getLogger(__name__)
 
 
 class Cache(Protocol):
-    """Where the executor looks before it calls."""
+    """Storage of call results, queried before a call is made."""
 
     def get(self, key: str) -> Mapping[str, object] | None:
-        """Return the outcome stored under ``key``."""
+        """Return the result stored under ``key``, or ``None``."""
         ...
 
-    def put(self, key: str, outcome: Mapping[str, object]) -> None:
-        """Store an outcome."""
+    def put(self, key: str, result: Mapping[str, object]) -> None:
+        """Store a result."""
         ...
 
     def take_pending(self, key: str) -> bool:
-        """Return once whether the entry was made after the checkpoint this attempt resumed from."""
+        """Return True once if the entry was stored after the checkpoint this attempt resumed from."""
         ...
 
 
 class MemoryCache:
-    """A cache that lives as long as its process.
+    """A cache in the memory of the process.
 
     >>> cache = MemoryCache()
     >>> cache.put("k", {"outputs": {"a": 1}})
@@ -66,38 +66,37 @@ class MemoryCache:
         self._rows: dict[str, str] = {}
 
     def get(self, key: str) -> Mapping[str, object] | None:
-        """Return the outcome stored under ``key``."""
+        """Return the result stored under ``key``, or ``None``."""
         row = self._rows.get(key)
         return None if row is None else json.loads(row)
 
-    def put(self, key: str, outcome: Mapping[str, object]) -> None:
-        """Store an outcome."""
-        self._rows[key] = json.dumps(outcome, ensure_ascii=False)
+    def put(self, key: str, result: Mapping[str, object]) -> None:
+        """Store a result."""
+        self._rows[key] = json.dumps(result, ensure_ascii=False)
 
     def take_pending(self, key: str) -> bool:
-        """Return ``False``: a memory cache does not outlive a crash."""
+        """Return ``False``: a memory cache has no entries from an earlier attempt."""
         return False
 
 
 class DiskCache:
     """A cache in one SQLite file, shared by threads and processes; each entry is durable once stored.
 
-    ``step`` is the number of the checkpoint that will cover what is stored now. When a run resumes from
-    checkpoint ``step``, entries stored at or after it are *pending*: the first time each is read it is
-    charged to the budget as if it had just been called, so that a resumed run counts what an
-    uninterrupted one would have counted.
+    ``step`` is the number of the checkpoint that will cover new entries. When a run resumes from checkpoint
+    ``step``, entries stored at or after it are *pending*: the first read of each is charged to the budget
+    like a new call, so that a resumed run counts the same usage as an uninterrupted one.
 
     Args:
-        path: the file, which is created where it does not exist.
-        step: the checkpoint that a run resumes from.
-        recorded: how many entries that checkpoint covers.
+        path: the file; created if missing.
+        step: the checkpoint that the run resumes from.
+        recorded: number of entries covered by that checkpoint.
 
     Attributes:
-        count: how many entries there are; only counted in a run.
-        problems: what was found to be damaged or missing so far, in words.
+        count: number of entries; only maintained in a run.
+        problems: messages about damaged or missing entries found so far.
 
     Raises:
-        RunDirectoryError: the file is no cache, or cannot be written.
+        RunDirectoryError: the file is not a cache, or cannot be written.
     """
 
     def __init__(self, path: str | Path, *, step: int | None = None, recorded: int = 0) -> None:
@@ -106,10 +105,10 @@ class DiskCache:
         if str(path) != NO_FILE:
             check_files(UntrustedFolder(self._path.parent).make(), self._path.name)
         try:
-            self._db = _opened(self._path)
+            self._db = _open_database(self._path)
         except sqlite3.DatabaseError as error:
-            raise _unusable(self._path, error) from None
-        with self._reported(), bounded(self._db, self._path):
+            raise _unusable_error(self._path, error) from None
+        with self._report_errors(), limit_steps(self._db, self._path):
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
             self._checked = version >= FORMAT
             self.step = 0 if step is None else step
@@ -118,24 +117,24 @@ class DiskCache:
         if (lost := recorded - (self.count - len(self._pending))) > 0:
             self._report(
                 f"{lost} of {recorded} recorded calls are missing, perhaps because {self._path.name}-wal was "
-                "deleted; those that are needed are made again"
+                "deleted; needed calls are repeated"
             )
 
     def _stored_since(self, step: int) -> set[str]:
         return {key for (key,) in self._db.execute("SELECT key FROM outcome WHERE step >= ?", (step,))}
 
     def _count(self) -> int:
-        # COUNT(*) would be one step, which nothing interrupts
+        # COUNT(*) would be a single SQLite step, which the progress handler could not interrupt
         (count,) = self._db.execute("SELECT COUNT(key) FROM outcome").fetchone()
         return int(count)
 
     def get(self, key: str) -> Mapping[str, object] | None:
-        """Return the outcome stored under ``key``; one that is damaged is dropped, and counts as missing.
+        """Return the result stored under ``key``; drop a damaged one and return ``None``.
 
         Raises:
             RunDirectoryError: the file cannot be read.
         """
-        with self._reported():
+        with self._report_errors():
             try:
                 row = self._row(key)
                 return None if row is None else read_row(key, *row, checked=self._checked)
@@ -143,7 +142,7 @@ class DiskCache:
                 self._db.execute("DELETE FROM outcome WHERE key = ?", (key,))
                 self.count -= 1
                 self._pending.discard(key)
-                self._report(f"the recorded call {key[:16]}… is damaged ({error}); it is made again")
+                self._report(f"the recorded call {key[:16]}… is damaged ({error}); the call is repeated")
                 return None
 
     def _row(self, key: str) -> tuple[object, object, object] | None:
@@ -151,23 +150,23 @@ class DiskCache:
         try:
             row: tuple[object, object, object] | None = self._db.execute(query, (key,)).fetchone()
         except sqlite3.DataError:
-            raise Damaged(f"it is larger than {LINE}") from None
+            raise Damaged(f"the entry is larger than {LINE}") from None
         return row
 
-    def put(self, key: str, outcome: Mapping[str, object]) -> None:
-        """Store an outcome; an existing one stays, and one beyond the limit is only reported.
+    def put(self, key: str, result: Mapping[str, object]) -> None:
+        """Store a result; keep an existing entry, and only report an entry beyond the size limit.
 
         Raises:
             RunDirectoryError: the file cannot be written.
         """
-        value = json.dumps(outcome, ensure_ascii=False)
-        with self._reported():
+        value = json.dumps(result, ensure_ascii=False)
+        with self._report_errors():
             try:
                 stored = self._db.execute(
                     "INSERT OR IGNORE INTO outcome (key, step, value, checksum) VALUES (?, ?, ?, ?)",
                     (key, self.step, value, row_checksum(key, self.step, value)),
                 )
-            except (sqlite3.DataError, OverflowError):  # the latter beyond 2 GiB
+            except (sqlite3.DataError, OverflowError):  # OverflowError above 2 GiB
                 self._report(
                     f"the call {key[:16]}… is larger than {LINE} and is not recorded; to record it, set "
                     f"{LINE.variable} to a larger number of mebibytes"
@@ -176,7 +175,7 @@ class DiskCache:
         self.count += stored.rowcount
 
     def take_pending(self, key: str) -> bool:
-        """Return once whether the entry was made after the checkpoint this attempt resumed from."""
+        """Return True once if the entry was stored after the checkpoint this attempt resumed from."""
         if key in self._pending:
             self._pending.discard(key)
             return True
@@ -187,11 +186,11 @@ class DiskCache:
         logger.warning("%s: %s", self._path, problem)
 
     @contextmanager
-    def _reported(self) -> Iterator[None]:
+    def _report_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
-            raise _unusable(self._path, error) from error
+            raise _unusable_error(self._path, error) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -199,128 +198,133 @@ class DiskCache:
 
 
 def check_files(folder: UntrustedFolder, name: str) -> bool:
-    """Return whether the process that made a database was killed before it was done; it is then empty.
+    """Return whether the process that created a database was killed before completing it; it is then empty.
 
-    SQLite itself brings a database into order when it is opened. By a journal it does so before anything of
-    the database can be asked, and then deletes the file that the journal names, wherever that is. A
-    write-ahead log, which a cache has instead, names no file. Only the first page of a new database is
-    written with a journal: a header, to which no page and no name has been added.
+    SQLite recovers a database when it is opened. With a rollback journal, it does so before anything can
+    be queried, and then deletes the file named in the journal, wherever it is. A write-ahead log, which a
+    cache uses instead, names no file. Only the first page of a new database is written with a journal,
+    which consists of a header without pages or names.
 
     Raises:
-        RunDirectoryError: a file of the database is not one of its own, or could lead to another file.
+        RunDirectoryError: a file of the database is invalid, or could refer to another file.
     """
     path = folder.path / name
-    for ending in BESIDE:
+    for ending in SUFFIXES:
         if folder.kind(name + ending) == "folder":
-            raise RunDirectoryError(f"{path}{ending} is not a usable cache: it is a folder", hint=AGAIN)
+            raise RunDirectoryError(f"{path}{ending} is not a usable cache: it is a folder", hint=RESET_HINT)
         folder.place(name + ending)
     journal = _journal(folder, f"{name}-journal")
     if not journal:
         return False
-    if _is_first(journal) and folder.size(name) <= SECTOR:
+    if _is_initial(journal) and folder.size(name) <= SECTOR:
         return True
     raise RunDirectoryError(
-        f"{path}-journal is no file of a cache: by such a journal SQLite could delete files elsewhere",
-        hint="delete this file; where the cache turns out to be damaged without it, delete that too",
+        f"{path}-journal does not belong to a cache: SQLite could delete other files because of it",
+        hint="delete this file; if the cache is damaged without it, delete the cache too",
     )
 
 
 def _journal(folder: UntrustedFolder, name: str) -> bytes:
-    """Return as much of a journal as tells what it is; nothing where there is none."""
+    """Return the start of a journal, long enough to identify it; empty if there is none."""
     if folder.kind(name) is None:
         return b""
     try:
         with folder.reader(name) as file, named(folder.path / name):
             return file.read(SECTOR + 1)
     except RunDirectoryError:
-        if folder.kind(name) is None:  # another process has made the database meanwhile
+        if folder.kind(name) is None:  # another process has completed the database meanwhile
             return b""
         raise
 
 
-def _is_first(journal: bytes) -> bool:
-    """Return whether a journal says that the database was empty, and nothing else."""
+def _is_initial(journal: bytes) -> bool:
+    """Return whether a journal records only that the database was empty."""
     return (
-        journal[: len(MAGIC)] in (MAGIC, bytes(len(MAGIC)))  # zeros until the journal is on the disk
-        and not any(journal[16:20])  # the number of pages there were
+        journal[: len(MAGIC)] in (MAGIC, bytes(len(MAGIC)))  # zeros until the journal is synced
+        and not any(journal[16:20])  # initial number of pages
         and HEADER + len(MAGIC) <= len(journal) <= SECTOR
         and not any(journal[HEADER:])
     )
 
 
 @contextmanager
-def bounded(db: sqlite3.Connection, path: Path) -> Iterator[None]:
-    """Interrupt reading that takes more steps than the files of a database have bytes.
+def limit_steps(db: sqlite3.Connection, path: Path) -> Iterator[None]:
+    """Interrupt a read that takes more steps than the database files have bytes.
 
-    A few pages that name each other several times hold as many rows as somebody likes. An entry of a cache
-    takes more bytes than steps.
+    A few pages that refer to each other repeatedly can hold arbitrarily many rows. A valid entry takes
+    more bytes than steps.
 
     Raises:
-        sqlite3.DatabaseError: the reading was interrupted.
+        sqlite3.DatabaseError: the read was interrupted.
     """
     folder = UntrustedFolder(path.parent)
-    size = 0 if str(path) == NO_FILE else sum(folder.size(path.name + ending) for ending in BESIDE)
+    size = 0 if str(path) == NO_FILE else sum(folder.size(path.name + ending) for ending in SUFFIXES)
     left = (size + SPARE) // BETWEEN + 1
 
-    def is_enough() -> bool:
+    def exceeds_limit() -> bool:
         nonlocal left
         left -= 1
         return left < 0
 
-    db.set_progress_handler(is_enough, BETWEEN)
+    db.set_progress_handler(exceeds_limit, BETWEEN)
     try:
         yield
     except sqlite3.Error as error:
         if left < 0:
-            raise sqlite3.DatabaseError("its pages repeat without end") from error
+            raise sqlite3.DatabaseError("its pages refer to each other endlessly") from error
         raise
     finally:
         db.set_progress_handler(None, 0)
 
 
 def restrict(db: sqlite3.Connection) -> None:
-    """Let nothing in a file decide what is run when it is read, or how much memory that takes."""
+    """Prevent file content from running code on reading, and bound the memory used."""
     db.text_factory = _text
-    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(LINE.bytes, 10**9))
+    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(LINE.bytes, 10**9))  # SQLite's default maximum is 10**9
     for setting in ("trusted_schema=OFF", "cell_size_check=ON", f"cache_size=-{MEMORY}"):
         db.execute(f"PRAGMA {setting}")
 
 
-def table(db: sqlite3.Connection, path: Path) -> str | None:
-    """Return the statement that made the table of entries; ``None`` in a new file.
+def table_statement(db: sqlite3.Connection, path: Path) -> str | None:
+    """Return the CREATE statement of the entry table; ``None`` for a new file.
 
     Raises:
-        RunDirectoryError: there is anything else: triggers, views, indexes and other tables could make the
-            storing of one call write or compute without end.
+        RunDirectoryError: the file holds anything else: triggers, views, indexes and other tables could make
+            the storing of a call write or compute endlessly.
     """
-    made = None
+    found = None
     for kind, name, statement in db.execute("SELECT type, name, sql FROM sqlite_master"):
         if (kind, name) != ("table", "outcome"):
             known = kind if kind in ("table", "view", "index", "trigger") else "object"
             reason = f"it holds the {known} {str(name)[:80]!r}"
         elif statement not in (CURRENT, UNCHECKED):
-            reason = "its table is not the one of a cache"
+            reason = "its table is not that of a cache"
         else:
-            made = str(statement)
+            found = str(statement)
             continue
-        raise RunDirectoryError(f"{path} is not a usable cache: {reason}", hint=AGAIN)
-    return made
+        raise RunDirectoryError(f"{path} is not a usable cache: {reason}", hint=RESET_HINT)
+    return found
 
 
-def _opened(path: Path) -> sqlite3.Connection:
+def _open_database(path: Path) -> sqlite3.Connection:
+    # autocommit makes each entry durable; the connection is used from several threads
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=WAIT)
     try:
-        with bounded(db, path):
+        with limit_steps(db, path):
             restrict(db)
-            made = table(db, path)  # before anything is written into a database of something else
-        _keep_log(db)
-        db.execute("PRAGMA synchronous=NORMAL")
-        if made is None:
+            statement = table_statement(db, path)  # before writing: it may be another program's database
+        _enable_wal(db)
+        db.execute(
+            "PRAGMA synchronous=NORMAL"
+        )  # with WAL, a power failure may lose the last entries but not damage the file
+        if statement is None:
             db.execute("BEGIN IMMEDIATE")
-            db.execute(CURRENT.replace("TABLE", "TABLE IF NOT EXISTS", 1))  # another process may have made it
+            db.execute(
+                CURRENT.replace("TABLE", "TABLE IF NOT EXISTS", 1)
+            )  # another process may have created it
             db.execute(f"PRAGMA user_version={FORMAT}")
             db.execute("COMMIT")
-        elif made == UNCHECKED:
+        elif statement == UNCHECKED:
             with suppress(sqlite3.OperationalError):  # another process may be adding it
                 db.execute("ALTER TABLE outcome ADD COLUMN checksum TEXT")
             db.execute("SELECT checksum FROM outcome LIMIT 0")
@@ -330,8 +334,8 @@ def _opened(path: Path) -> sqlite3.Connection:
     return db
 
 
-def _keep_log(db: sqlite3.Connection) -> None:
-    """Let a database have a write-ahead log; SQLite itself does not wait for a process that is doing so."""
+def _enable_wal(db: sqlite3.Connection) -> None:
+    """Switch a database to a write-ahead log; retry because SQLite does not wait for other processes here."""
     end = time.monotonic() + WAIT
     while True:
         try:
@@ -345,45 +349,45 @@ def _keep_log(db: sqlite3.Connection) -> None:
 
 
 def _text(raw: bytes) -> str:
-    return raw.decode(errors="surrogateescape")  # what is no UTF-8 will not match its checksum
+    return raw.decode(errors="surrogateescape")  # invalid UTF-8 will not match its checksum
 
 
 def row_checksum(key: str, step: int, value: str) -> str:
-    """Return the checksum of an entry; it covers the key, so that entries cannot change places."""
+    """Return the checksum of an entry; it covers the key, so that swapped entries are detected."""
     text = f"{key} {step} {value}"
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def read_row(key: str, step: object, value: object, checksum: object, *, checked: bool) -> dict[str, object]:
-    """Return what an entry holds.
+    """Validate an entry and return its content.
 
     Args:
-        key: the entry's key.
-        step: the checkpoint it belongs to.
-        value: the outcome as JSON.
-        checksum: of all of them; ``None`` for entries of earlier versions.
-        checked: whether the file has no such entries.
+        key: key of the entry.
+        step: checkpoint that the entry belongs to.
+        value: result as JSON.
+        checksum: checksum of all three; ``None`` for entries of earlier versions.
+        checked: whether every entry of the file must have a checksum.
 
     Raises:
-        Damaged: it is not what was stored.
+        Damaged: the entry is not what was stored.
     """
     if not isinstance(value, str) or not isinstance(step, int):
-        raise Damaged("it is of another type")
+        raise Damaged("it has the wrong type")
     if checksum is not None or checked:
         if checksum != row_checksum(key, step, value):
             raise Damaged("it does not match its checksum")
         found = parse(value)
     else:
         found = parse(value)
-        if not _is_outcome(found):
-            raise Damaged("it is not the outcome of a call")
+        if not _is_call_result(found):
+            raise Damaged("it is not the result of a call")
     if not isinstance(found, dict):
         raise Damaged("it must be a JSON object")
     return found
 
 
-def _is_outcome(value: object) -> bool:
-    """Return whether an entry without a checksum has the form of a stored call, or of a stored answer."""
+def _is_call_result(value: object) -> bool:
+    """Return whether an entry without a checksum has the form of a stored call or answer."""
     match value:
         case {"text": str(), "usage": usage}:
             return _is_usage(usage)
@@ -403,16 +407,16 @@ def _is_usage(value: object) -> bool:
     )
 
 
-def _unusable(path: Path, error: sqlite3.Error) -> RunDirectoryError:
-    """Return the error of a database that cannot be used now, with what to do."""
-    said = str(error)
-    if "is full" in said:
-        hint = "free some space, then run the same command again: the run continues from its last checkpoint"
-        return RunDirectoryError(f"there is no room left on the disk of {path}: {said}", hint=hint)
-    if "readonly" in said or "unable to open" in said:
-        hint = "change its permissions and those of its folder, or choose another place"
-    elif "locked" in said:
-        hint = "another process is using it: wait for that one to end"
+def _unusable_error(path: Path, error: sqlite3.Error) -> RunDirectoryError:
+    """Return the error for an unusable database, with a hint."""
+    text = str(error)
+    if "is full" in text:
+        hint = "free some space, then run the same command again to resume from the last checkpoint"
+        return RunDirectoryError(f"no space left on the disk of {path}: {text}", hint=hint)
+    if "readonly" in text or "unable to open" in text:
+        hint = "change its permissions and those of its folder, or choose another location"
+    elif "locked" in text:
+        hint = "another process is using it; wait until it ends"
     else:
-        hint = AGAIN
-    return RunDirectoryError(f"{path} is not a usable cache: {said}", hint=hint)
+        hint = RESET_HINT
+    return RunDirectoryError(f"{path} is not a usable cache: {text}", hint=hint)

@@ -1,7 +1,7 @@
-"""Making one call: cache, single flight, retries, timeouts, type checks.
+"""Execution of single calls: cache, single flight, retries, timeouts, type checks.
 
-A failure of the component is data (`Failure`); a mistake of the user (a missing library or model, a wrong
-file) and an exhausted budget are errors and end the run.
+A component failure is data (`Failure`). User errors (a missing library or model, an invalid file) and an
+exhausted budget are exceptions and end the run.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from compound.errors import CallError, CompoundError, OutputTypeError, Transient
 from compound.example import CallValues
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
-from compound.execution.exchange import Exchange, exchanged
-from compound.execution.outcomes import Outcome, OutcomeRow, from_row, read_outputs, to_row
+from compound.execution.exchange import Exchange, record_exchange
+from compound.execution.outcomes import CallResult, CallResultRow, from_row, read_outputs, to_row
 from compound.execution.sender import Engines, Notify, Sender
 from compound.execution.throttle import FIRST_WAIT, LONGEST_WAIT
 from compound.execution.trace import Call, Failure
@@ -34,18 +34,18 @@ from compound.graph.configuration import digest
 from compound.graph.types import accepts, spell
 from compound.registry.policies import score
 from compound.registry.user_code import located, short_place
-from compound.security.sanitize import storable
+from compound.security.sanitize import replace_surrogates
 from compound.storage.artifacts import Reference, addressed
 
 RUN = "run(self, inputs, values, call)"
-ASK_RETRIES, ASK_SECONDS = 3, 120.0  # of requests that are no node's calls
+ASK_RETRIES, ASK_SECONDS = 3, 120.0  # for requests outside of nodes
 
 
 Copied = TypeVar("Copied")
 
 
 class AnswerRow(TypedDict):
-    """An answer to a request that is no node's call, as the cache keeps it."""
+    """Cached answer to a request outside of nodes."""
 
     text: str
     usage: UsageDocument
@@ -53,7 +53,7 @@ class AnswerRow(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What is to be called."""
+    """A call to execute."""
 
     component: Operation
     address: str
@@ -66,7 +66,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class Context:
-    """What a running component may use; see `compound.graph.component.CallContext`."""
+    """Resources of a running component; see `compound.graph.component.CallContext`."""
 
     address: str
     seed: int
@@ -81,33 +81,34 @@ class Context:
 
     @property
     def rng(self) -> np.random.Generator:
-        """The call's own random stream."""
+        """Random generator of the call."""
         if self._rng is None:
             self._rng = np.random.Generator(np.random.Philox(self.seed))
         return self._rng
 
     async def generate(self, lm: str, request: Request) -> Completion:
-        """Ask the engine ``lm``, within the budget and the engine's concurrency."""
+        """Send a request to engine ``lm``, within the budget and the engine's concurrency."""
         completion = await self.caller.generate(lm, request, self)
         if completion.tokens is not None:
             self.tokens.append(completion.tokens)
-        self.exchanges += exchanged(lm, request, completion)
+        self.exchanges += record_exchange(lm, request, completion)
         return completion
 
     async def scores(self, reward: Reference, component: str, calls: Sequence[CallValues]) -> Sequence[float]:
-        """Score (inputs, outputs) of a component by a stored reward."""
+        """Score (inputs, outputs) pairs of a component by a stored reward."""
         return await score(reward, self.caller.folder, component, calls)
 
-    def wait(self) -> None:
-        """Stop the clock of the time limit: a request waits for its turn."""
+    def pause(self) -> None:
+        """Stop the timeout's clock while a request is queued."""
         if self.timer is not None:
             if not self._queued:
+                # concurrent requests of one component share the clock: the first one to wait stops it
                 self._seconds_left = (self.timer.when() or 0.0) - asyncio.get_running_loop().time()
                 self.timer.reschedule(None)
             self._queued += 1
 
-    def go(self) -> None:
-        """Start the clock again: it is the request's turn."""
+    def resume(self) -> None:
+        """Restart the timeout's clock when the request is sent."""
         if self.timer is not None:
             self._queued -= 1
             if not self._queued:
@@ -116,14 +117,14 @@ class Context:
 
 @dataclass
 class _Batch:
-    """How many batches are open, and what failed in them; all callers of one budget tree share it."""
+    """Number of open batches, and failures in them; shared by all callers of one budget tree."""
 
     open: int = 0
-    failed: dict[str, Outcome] = field(default_factory=dict)
+    failed: dict[str, CallResult] = field(default_factory=dict)
 
 
 class Caller:
-    """Makes calls for an executor."""
+    """Executes calls for an executor."""
 
     def __init__(
         self,
@@ -139,22 +140,22 @@ class Caller:
         self._meter = meter
         self._sleep = sleep
         self._sender = Sender(engines, sleep, notify)
-        self._in_flight: dict[str, asyncio.Future[Outcome]] = {}
-        self._unsettled: Counter[str] = Counter()  # executions that no trace has been counted for
+        self._in_flight: dict[str, asyncio.Future[CallResult]] = {}
+        self._unsettled: Counter[str] = Counter()  # executions not yet counted for a trace
         self._batch = _Batch()
 
-    def charging(self, meter: Meter) -> Caller:
-        """Return a caller that shares everything but the budget."""
+    def with_meter(self, meter: Meter) -> Caller:
+        """Return a caller that shares everything except the budget."""
         other = copy.copy(self)
         other._meter = meter
         return other
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Let equal calls share failures, too, until the block ends.
+        """Let equal calls also share failures within a block.
 
-        A failed call is not kept, since it may succeed another time. But how often it is made in one batch
-        must not depend on whether equal calls happen to be in flight together.
+        A failed call is not cached, since it may succeed later. But the number of attempts in a batch must
+        not depend on whether equal calls happen to be in flight at the same time.
         """
         self._batch.open += 1
         try:
@@ -169,29 +170,29 @@ class Caller:
         return self._sender.engine(lm)
 
     async def generate(self, lm: str, request: Request, context: Context | None = None) -> Completion:
-        """Ask an engine, at the rate it admits and within the budget; ``context`` is charged for it."""
+        """Send a request within rate limit and budget, and charge its usage to ``context``."""
         if request.adapter is not None and self.folder is not None:
             located = str(self.folder.absolute() / request.adapter.path)
             request = replace(request, adapter=replace(request.adapter, path=located))
         return await self._sender.send(lm, request, self._meter, context or Context("", 0, self))
 
     async def ask(self, lm: str, request: Request) -> Completion:
-        """Ask an engine for something that is no node's call; the answer is kept like a call's."""
+        """Send a request outside of nodes; its answer is cached like that of a call."""
         key = digest(["ask", self.engine(lm).name, asdict(request)])
         row = cast("AnswerRow | None", self._cache.get(key)) if self._cache is not None else None
         if row is not None:
             usage = Usage.from_json(row["usage"])
             if self._cache is not None and self._cache.take_pending(key):
-                await self._meter.count(usage)
+                await self._meter.charge_recorded(usage)
             return Completion(row["text"], usage)
-        completion = await self._asked(lm, request)
+        completion = await self._ask_with_retries(lm, request)
         if self._cache is not None:
             kept: AnswerRow = {"text": completion.text, "usage": completion.usage.to_json()}
             self._cache.put(key, kept)
         return completion
 
-    async def _asked(self, lm: str, request: Request) -> Completion:
-        """Ask until it works, or the retries are used up; the usage is that of all tries."""
+    async def _ask_with_retries(self, lm: str, request: Request) -> Completion:
+        """Send a request with retries; the usage covers all attempts."""
         usage, tries = NO_USAGE, 0
         async with self._meter.deadline():
             while True:
@@ -208,67 +209,69 @@ class Caller:
                     passing = error if isinstance(error, TransientError) else TransientError(str(error))
                     await self._sleep(_wait(passing, tries, request.seed))
 
-    async def call(self, attempt: Attempt) -> Outcome:
-        """Make a call, or take its outcome from the cache or from an equal call in flight."""
+    async def call(self, attempt: Attempt) -> CallResult:
+        """Make a call, or reuse the result from the cache or from an equal call in flight."""
         if self._cache is None or attempt.bypass or not attempt.component.cacheable:
             return await self._recorded(attempt, "")
         try:
             key = self._key(attempt)
-        except (TypeError, ValueError):  # inputs that JSON cannot hold have no address
+        except (TypeError, ValueError):  # inputs without a JSON form have no key
             return await self._recorded(attempt, "")
-        while (flying := self._in_flight.get(key)) is not None:
-            await asyncio.wait([flying])
-            if not flying.cancelled():
-                return flying.result().again()
+        while (pending := self._in_flight.get(key)) is not None:
+            await asyncio.wait([pending])
+            # a cancelled call has no result: look again, since another waiter may have restarted it
+            if not pending.cancelled():
+                return pending.result().as_cached()
         if key in self._batch.failed:
-            return self._batch.failed[key].again()
+            return self._batch.failed[key].as_cached()
         stored = self._cache.get(key)
         if stored is not None:
-            return await self._recall(key, attempt.component, stored)
-        return await self._fly(attempt, key)
+            return await self._reuse(key, attempt.component, stored)
+        return await self._execute_shared(attempt, key)
 
-    async def _fly(self, attempt: Attempt, key: str) -> Outcome:
-        """Execute while equal calls wait for this one; if it is cancelled, they are too."""
-        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    async def _execute_shared(self, attempt: Attempt, key: str) -> CallResult:
+        """Execute while equal calls wait for this one; its cancellation cancels them."""
+        future: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
         self._in_flight[key] = future
         try:
-            outcome = await self._recorded(attempt, key)
+            result = await self._recorded(attempt, key)
             self._unsettled[key] += 1
-            if outcome.failure is None or outcome.failure.kind in ("parse", "type"):
-                self._store(key, attempt.component, outcome)
+            # a wrong answer is a result like any other; other failures may be transient and are not cached
+            if result.failure is None or result.failure.kind in ("parse", "type"):
+                self._store(key, attempt.component, result)
             elif self._batch.open:
-                self._batch.failed[key] = outcome
+                self._batch.failed[key] = result
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
                 future.cancel()
             else:
                 future.set_exception(error)
-                future.exception()  # retrieved here: nobody may be waiting for it
+                future.exception()  # mark as retrieved; there may be no waiter
             raise
         else:
-            future.set_result(outcome)
-            return outcome
+            future.set_result(result)
+            return result
         finally:
             del self._in_flight[key]
 
-    def _store(self, key: str, component: Component, outcome: Outcome) -> None:
-        """Keep an outcome, unless JSON would give back something else than what the call returned."""
+    def _store(self, key: str, component: Component, result: CallResult) -> None:
+        """Cache a result, unless its JSON form reads back as something else."""
         assert self._cache is not None
-        row = to_row(outcome)
-        if row is not None and read_outputs(row, component) == outcome.outputs:
+        row = to_row(result)
+        if row is not None and read_outputs(row, component) == result.outputs:
             self._cache.put(key, row)
 
-    async def _recall(self, key: str, component: Component, row: Mapping[str, object]) -> Outcome:
+    async def _reuse(self, key: str, component: Component, row: Mapping[str, object]) -> CallResult:
         assert self._cache is not None
-        outcome = from_row(cast("OutcomeRow", row), key, component)  # the cache checks its rows
+        result = from_row(cast("CallResultRow", row), key, component)  # rows are validated by the cache
         if not self._cache.take_pending(key):
-            return outcome.again()
+            return result.as_cached()
         self._unsettled[key] += 1
-        await self._meter.count(outcome.usage)
-        return outcome
+        await self._meter.charge_recorded(result.usage)
+        return result
 
     def settle(self, calls: Sequence[Call]) -> None:
-        """Say which of equal calls were executed: the first in order, whichever were first in time."""
+        """Mark which of several equal calls was executed: the first in order, regardless of timing."""
         for call in calls:
             if call.key:
                 call.reused = not self._unsettled[call.key]
@@ -283,24 +286,20 @@ class Caller:
             [
                 component.version,
                 {name: addressed(value) for name, value in values.items()},
-                list(attempt.inputs.items()),  # their order is the order in a prompt
+                list(attempt.inputs.items()),  # order matters: it is the order in the prompt
                 self.engine(lm).name if isinstance(lm, str) else None,
                 None if component.deterministic(values) else attempt.seed,
             ]
         )
 
-    async def _recorded(self, attempt: Attempt, key: str) -> Outcome:
-        """Make a call, and keep what was sent to models and what they answered."""
-        outcome = await self._execute(attempt, key)
-        return replace(outcome, exchanges=tuple(attempt.exchanges))
-
-    async def _execute(self, attempt: Attempt, key: str) -> Outcome:
-        """Make a call; it ends with the minutes of the run."""
+    async def _recorded(self, attempt: Attempt, key: str) -> CallResult:
+        """Make a call, and record its exchanges with models; cancel it when the run's minutes are used up."""
         async with self._meter.deadline():
-            return await self._try(attempt, key)
+            result = await self._try(attempt, key)
+        return replace(result, exchanges=tuple(attempt.exchanges))
 
-    async def _try(self, attempt: Attempt, key: str) -> Outcome:
-        """Try until it works, fails for good, or the retries are used up."""
+    async def _try(self, attempt: Attempt, key: str) -> CallResult:
+        """Retry until the call succeeds, fails permanently, or has no retries left."""
         component = attempt.component
         usage, tries = NO_USAGE, 0
         while True:
@@ -313,25 +312,25 @@ class Caller:
                 if tries <= component.retries:
                     await self._sleep(_wait(error, tries, attempt.seed))
                     continue
-                return Outcome({}, Failure(error.kind, str(error)), usage, (), tries, key=key)
+                return CallResult({}, Failure(error.kind, str(error)), usage, (), tries, key=key)
             except CallError as error:
                 failure = Failure(error.kind, str(error))
                 usage += context.usage
-                return Outcome(error.outputs, failure, usage, tuple(context.tokens), tries, key=key)
+                return CallResult(error.outputs, failure, usage, tuple(context.tokens), tries, key=key)
             except CompoundError:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever a component raises is its failed call
+            except Exception as error:  # noqa: BLE001 - any exception of a component is a failed call
                 raise_missing_extra(error, attempt.address)
                 failure = Failure("error", located(error, component, RUN))
-                return Outcome({}, failure, usage + context.usage, tuple(context.tokens), tries, key=key)
-            return Outcome(outputs, None, usage + context.usage, tuple(context.tokens), tries, key=key)
+                return CallResult({}, failure, usage + context.usage, tuple(context.tokens), tries, key=key)
+            return CallResult(outputs, None, usage + context.usage, tuple(context.tokens), tries, key=key)
 
     @staticmethod
     async def _once(attempt: Attempt, context: Context) -> Mapping[str, object]:
-        """Try once.
+        """Make one attempt.
 
         Raises:
-            TransientError: it took too long, or what it needs, such as a search server, did not answer.
+            TransientError: the attempt timed out, or a service such as a search server did not answer.
         """
         component = attempt.component
         try:
@@ -345,7 +344,7 @@ class Caller:
                 raise TransientError(f"{attempt.address} took longer than {component.timeout:g} s") from None
             raise TransientError(f"{type(error).__name__}: {error}") from error
         _check_outputs(component, attempt.address, outputs)
-        return storable(outputs)
+        return replace_surrogates(outputs)
 
     async def aclose(self) -> None:
         """Close every engine opened here."""
@@ -353,7 +352,7 @@ class Caller:
 
 
 def _wait(error: TransientError, tries: int, seed: int) -> float:
-    """Return seconds to wait: the server's wish, or exponential backoff with seeded jitter."""
+    """Return the seconds to wait: as requested by the server, or exponential backoff with seeded jitter."""
     if error.retry_after is not None:
         return min(error.retry_after, LONGEST_WAIT)
     jitter = 0.5 + (seed + tries) % 1000 / 1000
@@ -363,7 +362,9 @@ def _wait(error: TransientError, tries: int, seed: int) -> float:
 def _running(attempt: Attempt, context: Context) -> Awaitable[Mapping[str, object]]:
     """Start a component; refuse one that does not run asynchronously."""
     component = attempt.component
-    started: object = component.run(_own(attempt.inputs), _own(attempt.values), context)
+    started: object = component.run(
+        _copy_containers(attempt.inputs), _copy_containers(attempt.values), context
+    )
     if not inspect.isawaitable(started):
         raise OutputTypeError(
             f"run of {attempt.address} returned {type(started).__name__}, which cannot be awaited"
@@ -395,10 +396,10 @@ def _check_outputs(component: Operation, address: str, outputs: object) -> None:
             )
 
 
-def _own(value: Copied) -> Copied:
-    """Copy mappings and lists, so that a component may change what it gets and nobody else sees it."""
+def _copy_containers(value: Copied) -> Copied:
+    """Copy mappings and lists, so that components can modify their arguments without side effects."""
     if isinstance(value, dict) and type(value) is dict:
-        return cast("Copied", {key: _own(item) for key, item in value.items()})
+        return cast("Copied", {key: _copy_containers(item) for key, item in value.items()})
     if isinstance(value, list) and type(value) is list:
-        return cast("Copied", [_own(item) for item in value])
+        return cast("Copied", [_copy_containers(item) for item in value])
     return value

@@ -1,7 +1,7 @@
-"""The messages of a model call, word for word, as traces and caches record them.
+"""Verbatim messages of model calls, as recorded in traces and caches.
 
-Long texts are cut, so that a trace stays readable. ``COMPOUND_RECORD_MESSAGES=0`` records nothing of this:
-prompts and answers then leave no copy beside the inputs and outputs of components.
+Long texts are truncated to keep traces readable. ``COMPOUND_RECORD_MESSAGES=0`` disables the recording:
+prompts and answers are then not stored in addition to the inputs and outputs of components.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypedDict
 
 from compound.engine import Completion, Message, Request, Role
 
-LONGEST = 20_000  # characters of one text
+MAX_CHARACTERS = 20_000  # maximum characters per text
 SWITCH = "COMPOUND_RECORD_MESSAGES"
 
 
@@ -34,13 +34,13 @@ class ExchangeDocument(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One request to a model, and its answer.
+    """A request to a model, and its answer.
 
     Attributes:
-        model: the model's name in the configuration.
-        messages: what was sent; the beginning of the answer, where one is asked for, ends the last message.
-        completion: the answer as it came, before it is read.
-        finish_reason: ``stop``, or ``length`` where it was cut at ``max_tokens``.
+        model: name of the model in the configuration.
+        messages: messages as sent; a requested start of the answer ends the last message.
+        completion: the raw answer, before parsing.
+        finish_reason: ``stop``, or ``length`` if the answer was cut at ``max_tokens``.
     """
 
     model: str
@@ -59,7 +59,7 @@ class Exchange:
 
     @staticmethod
     def from_json(data: ExchangeDocument) -> Exchange:
-        """Read what `to_json` wrote."""
+        """Parse the output of `to_json`."""
         messages = tuple(Message(m["role"], m["content"]) for m in data["messages"])
         return Exchange(data["model"], messages, data["completion"], data["finish_reason"])
 
@@ -68,18 +68,18 @@ class Exchange:
         return f"{sent}\n[{self.model}: {self.finish_reason}]\n{self.completion}"
 
 
-def exchanged(model: str, request: Request, completion: Completion) -> tuple[Exchange, ...]:
-    """Return the exchange to record, or nothing where recording is switched off."""
+def record_exchange(model: str, request: Request, completion: Completion) -> tuple[Exchange, ...]:
+    """Return the exchange to record; empty if recording is disabled."""
     if os.environ.get(SWITCH, "1") == "0":
         return ()
-    messages = tuple(Message(message.role, _kept(message.content)) for message in request.cued)
-    return (Exchange(model, messages, _kept(completion.text), completion.finish_reason),)
+    messages = tuple(Message(message.role, _truncated(message.content)) for message in request.cued)
+    return (Exchange(model, messages, _truncated(completion.text), completion.finish_reason),)
 
 
-def _kept(text: str) -> str:
-    """Return a text that any file can hold, without its middle where it is too long."""
+def _truncated(text: str) -> str:
+    """Return an encodable text, with the middle omitted if it is too long."""
     whole = text.encode(errors="replace").decode()
-    if len(whole) <= LONGEST:
+    if len(whole) <= MAX_CHARACTERS:
         return whole
-    half = LONGEST // 2
-    return f"{whole[:half]}\n… {len(whole) - 2 * half} characters left out …\n{whole[-half:]}"
+    half = MAX_CHARACTERS // 2
+    return f"{whole[:half]}\n… {len(whole) - 2 * half} characters omitted …\n{whole[-half:]}"

@@ -1,9 +1,9 @@
-"""Execution: one async core that runs a system on an example, or forks a trace.
+"""Executor: the async core that runs a system on an example, or forks a trace.
 
-Ready nodes run together. A value carries the addresses of the calls it came from, so the calls of a run
-form a DAG, and a fork re-executes exactly the calls that descend from the one it changes; loops, maps
-and conditions need no special case. Results do not depend on timing: random streams are named, and
-calls are ordered by their place in the graph.
+Ready nodes run concurrently. A value carries the addresses of the calls that produced it, so the calls of
+a run form a DAG, and a fork re-executes exactly the descendants of the changed call; loops, maps and
+conditions need no special case. Results do not depend on timing: random streams are named, and calls are
+ordered by their position in the graph.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from compound.execution.budget import Meter
 from compound.execution.cache import Cache
 from compound.execution.caller import Attempt, Caller
 from compound.execution.forks import Fork, make_fork
-from compound.execution.outcomes import Outcome
+from compound.execution.outcomes import CallResult
 from compound.execution.rng import derive_seed
 from compound.execution.schedule import (
     ABSENT,
     FAILED,
     ExecutionPlan,
     Step,
-    finish,
-    gather,
+    collect_outputs,
+    gather_inputs,
     prepare,
-    read,
+    read_source,
     setting_type_error,
     skipped_output,
     values_of,
@@ -46,19 +46,19 @@ from compound.graph.system import System
 from compound.graph.types import accepts, spell
 
 Place = tuple[int, ...]
-Settings = Mapping[str, Values]  # by component: what its calls run with, instead of its own
+ComponentSettings = Mapping[str, Values]  # by component: settings that override its own
 
 
 @dataclass(slots=True)
 class _Run:
-    """The state of one run."""
+    """State of one run."""
 
     system: System
     example: str
     sample: int
     seed: int
     bypass: bool
-    settings: Settings
+    settings: ComponentSettings
     fork: Fork | None = None
     samples: Mapping[str, int] = field(default_factory=dict)
     calls: list[tuple[Place, Call]] = field(default_factory=list)
@@ -68,14 +68,14 @@ class Executor:
     """Runs systems.
 
     Args:
-        engines: model name -> `Engine`, or a function that finds one.
-        cache: where outcomes of cacheable calls are kept; ``None`` keeps nothing.
-        meter: the budget that engine calls are reserved from.
-        seed: names the random streams of everything run here.
+        engines: model name -> `Engine`, or a function that returns one.
+        cache: cache for cacheable calls; ``None`` disables caching.
+        meter: budget from which engine calls are reserved.
+        seed: seed of all random streams.
         on_call: called with each finished call, for live progress.
-        folder: where relative paths of stored folders start; the working directory by default.
-        on_notice: receives what a user should know while it happens, such as a wait for a rate limit, as one
-            line of text; logged as a warning by default.
+        folder: base of relative paths of stored folders; default: the working directory.
+        on_notice: receives one-line notices during the run, such as a wait for a rate limit; default: logged
+            as a warning.
 
     Example:
         >>> from compound import Input, System
@@ -103,14 +103,15 @@ class Executor:
         self.meter = meter or Meter()
         self._caller = Caller(engines, cache, self.meter, sleep, folder, on_notice)
         self._on_call = on_call
+        # systems are immutable, so plans stay valid; weak keys release those of discarded systems
         self._plans: weakref.WeakKeyDictionary[System, dict[int, ExecutionPlan]] = weakref.WeakKeyDictionary()
 
-    def charging(self, meter: Meter) -> Executor:
-        """Return an executor that shares cache and engines but draws on another budget."""
+    def with_meter(self, meter: Meter) -> Executor:
+        """Return an executor that shares cache and engines but charges another budget."""
         other = object.__new__(Executor)
         other.__dict__.update(self.__dict__)
         other.meter = meter
-        other._caller = self._caller.charging(meter)
+        other._caller = self._caller.with_meter(meter)
         return other
 
     async def run(
@@ -121,26 +122,26 @@ class Executor:
         example: str = "",
         sample: int = 0,
         cache: bool = True,
-        settings: Settings | None = None,
+        settings: ComponentSettings | None = None,
         samples: Mapping[str, int] | None = None,
     ) -> Trace:
         """Run a system once.
 
         Args:
-            system: what to run, with the configuration it is bound to.
+            system: system to run, bound to a configuration.
             inputs: a value for each input of the system.
-            example: the example's id; a part of every random stream.
-            sample: which sample of the stochastic parts to draw.
+            example: id of the example; part of every random stream.
+            sample: sample index of the stochastic components.
             cache: ``False`` bypasses the cache for this run.
-            settings: by component, settings that its calls run with instead of its own, such as the
-                temperature of a rollout. They are no part of the configuration.
-            samples: by component, the sample indices of those that draw another sample than ``sample``.
+            settings: by component, settings that override its own, such as the temperature of a rollout. They
+                are not part of the configuration.
+            samples: by component, sample indices that override ``sample``.
 
         Returns:
-            The trace. A failed call is in it; it does not raise.
+            The trace. A failed call is recorded in it; it does not raise.
 
         Raises:
-            DeclarationError: an input is missing, unknown or of another type.
+            DeclarationError: an input is missing, unknown or of the wrong type.
             BudgetExhausted: the next engine call does not fit into the budget.
         """
         _check_inputs(system, inputs)
@@ -157,23 +158,23 @@ class Executor:
         resample: int | None = None,
         settings: Mapping[str, object] | None = None,
         sample: int | None = None,
-        others: Settings | None = None,
+        others: ComponentSettings | None = None,
     ) -> Trace:
-        """Run again only what depends on one call of a trace, with that call changed.
+        """Rerun only the descendants of one call of a trace, with that call changed.
 
-        Either put in ``outputs``, or draw the call again with sample index ``resample``, perhaps with other
-        ``settings``. Everything that does not descend from the call is taken from the trace.
+        Either replace the call's ``outputs``, or resample the call with sample index ``resample`` and
+        optional ``settings``. All calls that do not descend from it are taken from the trace.
 
         Args:
-            system: the system the trace came from, bound to the same configuration.
+            system: system of the trace, bound to the same configuration.
             trace: the trace to fork.
-            address: the call to change.
-            outputs: the outputs to put in its place.
-            resample: the sample index to draw it with.
-            settings: settings of the component that this one call runs with, instead of its own.
-            sample: the sample index of the calls after it; the trace's own by default, so that two
-                forks of one call share their downstream randomness (common random numbers).
-            others: by component, settings that all calls made by the fork run with, as in `run`.
+            address: address of the call to change.
+            outputs: outputs that replace those of the call.
+            resample: sample index to resample the call with.
+            settings: settings that override the component's own in this call.
+            sample: sample index of downstream calls; default: the trace's, so that two forks of one call
+                share their downstream randomness (common random numbers).
+            others: by component, settings that override its own in all calls of the fork, as in `run`.
         """
         fork = make_fork(system, trace, address, outputs, resample, settings)
         index = trace.sample if sample is None else sample
@@ -189,71 +190,71 @@ class Executor:
         settings: Mapping[str, object] | None = None,
         sample: int = 0,
     ) -> Call:
-        """Make one call of a trace again, alone: nothing that depends on it runs.
+        """Resample one call of a trace, without running its descendants.
 
         Args:
-            system: the system the trace came from, bound to the same configuration.
-            trace: holds the call.
-            address: the call; its inputs are kept.
-            settings: settings of the component that it runs with, instead of its own.
-            sample: the sample index to draw it with.
+            system: system of the trace, bound to the same configuration.
+            trace: trace with the call.
+            address: address of the call; its inputs are reused.
+            settings: settings that override the component's own.
+            sample: sample index.
         """
         make_fork(system, trace, address, None, sample, settings)
         call = trace.call(address)
         component = system.components[call.component]
-        assert isinstance(component, Operation)  # `make_fork` refuses a composite
+        assert isinstance(component, Operation)  # `make_fork` rejects composites
         wired = {name: value for name, value in call.inputs.items() if name in component.settings}
         values = {**values_of(component, system), **wired, **(settings or {})}
         seed = derive_seed(trace.seed, "call", trace.example, address, sample)
-        outcome = await self._caller.call(Attempt(component, address, call.inputs, values, seed, False))
+        result = await self._caller.call(Attempt(component, address, call.inputs, values, seed, False))
         return replace(
             call,
-            outputs=outcome.outputs, failure=outcome.failure, usage=outcome.usage, sample=sample,
-            reused=outcome.reused, attempts=outcome.attempts, tokens=outcome.tokens, key=outcome.key,
-            exchanges=outcome.exchanges,
+            outputs=result.outputs, failure=result.failure, usage=result.usage, sample=sample,
+            reused=result.reused, attempts=result.attempts, tokens=result.tokens, key=result.key,
+            exchanges=result.exchanges,
         )  # fmt: skip
 
     def settle_call(self, call: Call, trace: Trace) -> Call:
-        """Count a call made `again` as its share of the trace's run; call it in order, like `settle`."""
+        """Charge a resampled call as its share of the trace's run; call in order, like `settle`."""
         self._caller.settle([call])
         share = trace.share(call)
         self.meter.charge_runs(0.0 if call.reused else share, held=share)
         return call
 
     def batch(self) -> AbstractContextManager[None]:
-        """Return a block in which equal calls share their failures, as they share what the cache keeps."""
+        """Return a context manager in which equal calls also share failures, not only cached results."""
         return self._caller.batch()
 
     def engine(self, lm: str) -> Engine:
-        """Return the engine of a model."""
+        """Return the engine of a model name."""
         return self._caller.engine(lm)
 
     async def ask(self, lm: str, request: Request) -> Completion:
-        """Ask a model for something that is no node's call; cached, and within the budget."""
+        """Send a request outside of nodes; cached, and within the budget."""
         return await self._caller.ask(lm, request)
 
     def settle(self, trace: Trace, held: float = 1.0) -> Trace:
-        """Count a trace against the budget; call it in input order, so that counts ignore timing.
+        """Charge a trace to the budget; call in input order, so that counts do not depend on timing.
 
         Of equal calls made by several traces at once, the first in this order counts as executed.
 
         Args:
-            trace: what was run.
-            held: the part of a run that was reserved for it.
+            trace: the finished trace.
+            held: fraction of a run that was reserved for it.
         """
         self._caller.settle(trace.calls)
         self.meter.charge_runs(trace.equivalents, held)
         return trace
 
     async def aclose(self) -> None:
-        """Close the engines opened here."""
+        """Close the engines opened by this executor."""
         await self._caller.aclose()
 
     async def _traced(self, run: _Run, inputs: Mapping[str, object]) -> Trace:
         values = {name: Value(inputs[name]) for name in run.system.inputs}
         results = await self._graph(run, run.system, "", (), values)
         calls = _in_order(run.calls)
-        outputs, failure = finish(run.system, results, calls)
+        outputs, failure = collect_outputs(run.system, results, calls)
         return Trace(
             example=run.example,
             system=run.system.identity,
@@ -270,7 +271,7 @@ class Executor:
     async def _graph(
         self, run: _Run, system: System, prefix: str, place: Place, inputs: Mapping[str, Value]
     ) -> dict[str, Value]:
-        """Run every node of one graph; returns the values of its outputs."""
+        """Run every node of a graph and return the values of its outputs."""
         plan = self._plan(system, run.system)
         results: dict[str, Mapping[str, Value]] = {}
         waiting = plan.waiting.copy()
@@ -286,6 +287,7 @@ class Executor:
                 for other in ready[1:]:
                     assert group is not None  # a plan with a branch point is not sequential
                     group.create_task(work(other, group))
+                # continue with one successor in this task: chains need no further tasks
                 name = ready[0] if ready else None
 
         if plan.sequential:
@@ -297,7 +299,7 @@ class Executor:
                         group.create_task(work(root, group))
             except BaseExceptionGroup as errors:
                 raise first_of(errors) from None
-        return {key: read(source, inputs, results) for key, source in system.outputs.items()}
+        return {key: read_source(source, inputs, results) for key, source in system.outputs.items()}
 
     async def _node(
         self,
@@ -308,9 +310,9 @@ class Executor:
         inputs: Mapping[str, Value],
         results: Mapping[str, Mapping[str, Value]],
     ) -> Mapping[str, Value]:
-        """Run one node: decide whether it runs at all, then call it or drive its body."""
+        """Run one node: check its inputs and condition, then call it or drive its body."""
         node = step.node
-        arguments, parents, mark = gather(step, inputs, results)
+        arguments, parents, mark = gather_inputs(step, inputs, results)
         outputs = node.component.outputs
         if mark is not None:
             return {name: Value(mark, parents) for name in outputs}
@@ -351,7 +353,7 @@ class Executor:
         arguments: Mapping[str, Value],
         values: Mapping[str, object],
     ) -> Mapping[str, Value] | Failure | None:
-        """Run a composite; ``None`` when a call inside it failed, a failure when it is its own."""
+        """Run a composite; return ``None`` if an inner call failed, its own failure if it failed itself."""
         skipped: dict[int, str] = {}
         failed = False
 
@@ -386,7 +388,7 @@ class Executor:
         arguments: Mapping[str, Value],
         values: Mapping[str, object],
     ) -> Call:
-        """Return the node's call: kept from the forked trace, put in by the fork, or really made."""
+        """Return the node's call: reused from the forked trace, replaced by the fork, or executed."""
         sample = run.samples.get(step.node.component.name, run.sample)
         fork = run.fork
         inputs = {port: value.data for port, value in arguments.items()}
@@ -414,14 +416,14 @@ class Executor:
             else:
                 fork.dirty.add(address)
         seed = derive_seed(run.seed, "call", run.example, address, sample)
-        assert isinstance(node.component, Operation)  # `connect` takes nothing else that is no composite
+        assert isinstance(node.component, Operation)  # `connect` accepts only operations and composites
         attempt = Attempt(node.component, address, inputs, values, seed, run.bypass)
         started = time.perf_counter()
-        outcome = await self._caller.call(attempt)
-        return _made(node, address, parents, inputs, outcome, time.perf_counter() - started, sample)
+        result = await self._caller.call(attempt)
+        return _to_call(node, address, parents, inputs, result, time.perf_counter() - started, sample)
 
     def _plan(self, system: System, bound: System) -> ExecutionPlan:
-        """Return the prepared graph; values come from the outermost system's configuration."""
+        """Return the cached plan of a graph; values come from the outermost system's configuration."""
         plans = self._plans.setdefault(bound, {})
         plan = plans.get(id(system))
         if plan is None:
@@ -429,12 +431,12 @@ class Executor:
         return plan
 
 
-def _made(
+def _to_call(
     node: Node,
     address: str,
     parents: tuple[str, ...],
     inputs: Mapping[str, object],
-    outcome: Outcome,
+    result: CallResult,
     seconds: float,
     sample: int,
 ) -> Call:
@@ -444,22 +446,22 @@ def _made(
         component=node.component.name,
         parents=parents,
         inputs=inputs,
-        outputs=outcome.outputs,
-        failure=outcome.failure,
-        usage=outcome.usage,
+        outputs=result.outputs,
+        failure=result.failure,
+        usage=result.usage,
         seconds=seconds,
         sample=sample,
-        reused=outcome.reused,
+        reused=result.reused,
         counted=node.component.cacheable,
-        attempts=outcome.attempts,
-        tokens=outcome.tokens,
-        key=outcome.key,
-        exchanges=outcome.exchanges,
+        attempts=result.attempts,
+        tokens=result.tokens,
+        key=result.key,
+        exchanges=result.exchanges,
     )
 
 
 def _in_order(calls: Sequence[tuple[Place, Call]]) -> tuple[Call, ...]:
-    """Order calls by their place in the graph and number each component's invocations."""
+    """Order calls by their position in the graph and number the invocations of each component."""
     ordered = [call for _, call in sorted(calls, key=lambda item: item[0])]
     counts: Counter[str] = Counter()
     for call in ordered:

@@ -1,4 +1,4 @@
-"""Validate forks: which calls of a trace change, and which may be kept."""
+"""Validation of forks: the call to change, and the calls to reuse."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from compound.graph.types import accepts, spell
 
 @dataclass(slots=True)
 class Fork:
-    """A fork under way: the calls of the trace, the one to change, and those that are changed by now.
+    """A fork in progress: the calls of the trace, the one to change, and the calls changed so far.
 
-    Either ``outputs`` are put in, or the call is drawn again with sample index ``resample`` and ``settings``.
+    Either ``outputs`` replace the call's outputs, or the call is resampled with sample index ``resample`` and
+    ``settings``.
     """
 
     kept: Mapping[str, Call]
@@ -36,15 +37,15 @@ def make_fork(
     resample: int | None,
     settings: Mapping[str, object] | None,
 ) -> Fork:
-    """Return the fork that `Executor.fork` asks for.
+    """Validate the arguments of `Executor.fork` and return the fork.
 
     Raises:
-        DeclarationError: the trace is another system's, or the call cannot be changed like that.
+        DeclarationError: the trace belongs to another system, or the call cannot be changed this way.
     """
     if (outputs is None) == (resample is None):
-        raise DeclarationError("fork takes either outputs or resample")
+        raise DeclarationError("fork needs either outputs or resample")
     if outputs is not None and settings:
-        raise DeclarationError("a call whose outputs are put in does not run: it takes no settings")
+        raise DeclarationError("settings are not allowed with outputs, because the call does not run")
     if system.identity != trace.system:
         raise DeclarationError(
             "the trace was made by another system", hint="fork with the system that made it"
@@ -59,8 +60,8 @@ def make_fork(
     component = system.components.get(kept[address].component)
     if component is None or isinstance(component, Composite):
         raise DeclarationError(
-            f"cannot fork at {address!r}: it is no call of a component of system {system.name!r}",
-            hint="fork at one of the calls inside it",
+            f"cannot fork at {address!r}: it is not a call of a component of system {system.name!r}",
+            hint="fork at a call inside it",
         )
     _check_outputs(component, address, outputs)
     unknown = sorted(set(settings or ()) - set(component.settings))

@@ -1,6 +1,6 @@
-"""Things made side by side whose system runs are reserved and counted in order.
+"""Run awaitables concurrently, but reserve and charge system runs in input order.
 
-What fits into a budget, and what is counted for it, then never depends on which of them was faster.
+The result and the amount spent therefore do not depend on which task finishes first.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ T = TypeVar("T")
 
 async def gather_ordered(
     executor: Executor,
-    making: Sequence[Callable[[], Awaitable[T]]],
-    settle: Callable[[int, T], object],
-    concurrency: int,
-    sizes: Sequence[float] | None = None,
+    factories: Sequence[Callable[[], Awaitable[T]]],
+    charge: Callable[[int, T], object],
+    max_concurrency: int,
+    costs: Sequence[float] | None = None,
 ) -> list[T]:
-    """Make things, so many at once as may be; return them in order.
+    """Run the awaitables with bounded concurrency and return their results in order.
 
     Args:
-        executor: whose budget counts.
-        making: starts each of them.
-        settle: counts one against the budget, given its number; called in order.
-        concurrency: how many may be in flight.
-        sizes: the system runs that each may take; one whole run by default.
+        executor: executor whose budget is charged.
+        making: functions that start each awaitable.
+        settle: charges a result to the budget, given its index; called in order.
+        concurrency: maximum number of awaitables in flight.
+        sizes: system runs to reserve for each; default: one.
 
     Raises:
-        BudgetExhausted: the next one does not fit. Those in flight are given up, and not counted.
+        BudgetExhausted: the next one does not fit. Those in flight are cancelled and not charged.
     """
-    places, turn = asyncio.Semaphore(concurrency), asyncio.Lock()
-    made: dict[int, T] = {}
-    settled = 0
+    slots, turn = asyncio.Semaphore(max_concurrency), asyncio.Lock()
+    finished: dict[int, T] = {}
+    charged = 0
 
-    async def one(number: int, make: Callable[[], Awaitable[T]]) -> T:
-        nonlocal settled
-        async with places:
+    async def run_one(number: int, make: Callable[[], Awaitable[T]]) -> T:
+        nonlocal charged
+        async with slots:
             async with turn:
-                await executor.meter.reserve_run(1.0 if sizes is None else sizes[number])
-            made[number] = found = await make()
-            while settled in made:
-                settle(settled, made.pop(settled))
-                settled += 1
+                await executor.meter.reserve_run(1.0 if costs is None else costs[number])
+            finished[number] = found = await make()
+            while charged in finished:
+                charge(charged, finished.pop(charged))
+                charged += 1
             return found
 
     try:
         with executor.batch():
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(i, make)) for i, make in enumerate(making)]
+                tasks = [group.create_task(run_one(i, make)) for i, make in enumerate(factories)]
     except BaseExceptionGroup as errors:
         executor.meter.release_runs()
         raise first_of(errors) from None

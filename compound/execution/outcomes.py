@@ -1,4 +1,4 @@
-"""Outcomes of calls, and their representation in the cache."""
+"""Results of calls, and their representation in the cache."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from compound.graph.types import convert
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of a call."""
+class CallResult:
+    """Result of one component call: outputs or failure, usage, token records."""
 
     outputs: Mapping[str, object]
     failure: Failure | None = None
@@ -29,17 +29,17 @@ class Outcome:
     key: str = ""
     exchanges: tuple[Exchange, ...] = ()
 
-    def again(self) -> Outcome:
-        """Return the outcome as an equal call has it: reused, and not made."""
+    def as_cached(self) -> CallResult:
+        """Return a copy marked as reused from an equal call."""
         return replace(self, reused=True)
 
 
-class OutcomeRow(TypedDict):
-    """An `Outcome` as JSON types.
+class CallResultRow(TypedDict):
+    """An `CallResult` as JSON types.
 
     Attributes:
         outputs: the outputs.
-        typed: whether they hold models and the like, and are to be read through the ports.
+        typed: whether the outputs hold models or similar objects, to be converted by the ports' types.
         failure: kind and message.
     """
 
@@ -58,27 +58,27 @@ def _json(model: object) -> object:
     return model.model_dump(mode="json")
 
 
-def to_row(outcome: Outcome) -> OutcomeRow | None:
-    """Return an outcome as JSON types, or ``None`` when its outputs have no JSON form."""
-    usage, failure = outcome.usage, outcome.failure
+def to_row(result: CallResult) -> CallResultRow | None:
+    """Return the result as JSON types, or ``None`` if its outputs have no JSON form."""
+    usage, failure = result.usage, result.failure
     try:
-        text = json.dumps(outcome.outputs, ensure_ascii=False, default=_json)
+        text = json.dumps(result.outputs, ensure_ascii=False, default=_json)
         outputs = json.loads(text.encode())
     except (TypeError, ValueError, AttributeError):
         return None
     return {
         "outputs": outputs,
-        "typed": outputs != outcome.outputs,
+        "typed": outputs != result.outputs,
         "failure": failure.row if failure else None,
         "usage": usage.to_json(),
-        "tokens": [record.row for record in outcome.tokens],
-        "attempts": outcome.attempts,
-        "exchanges": [exchange.to_json() for exchange in outcome.exchanges],
+        "tokens": [record.row for record in result.tokens],
+        "attempts": result.attempts,
+        "exchanges": [exchange.to_json() for exchange in result.exchanges],
     }
 
 
-def read_outputs(row: OutcomeRow, component: Component) -> Mapping[str, object]:
-    """Return the outputs of a row, of the types that the component declares."""
+def read_outputs(row: CallResultRow, component: Component) -> Mapping[str, object]:
+    """Return the outputs of a row, converted to the declared types."""
     outputs = row["outputs"]
     if not row.get("typed"):
         return outputs
@@ -88,13 +88,13 @@ def read_outputs(row: OutcomeRow, component: Component) -> Mapping[str, object]:
         return {}
 
 
-def from_row(row: OutcomeRow, key: str, component: Component) -> Outcome:
-    """Return the outcome that a row holds."""
-    return Outcome(
+def from_row(row: CallResultRow, key: str, component: Component) -> CallResult:
+    """Parse a row."""
+    return CallResult(
         outputs=read_outputs(row, component),
         failure=Failure(*row["failure"]) if row["failure"] else None,
         usage=Usage.from_json(row["usage"]),
-        tokens=tuple(map(TokenRecord.of_row, row["tokens"])),
+        tokens=tuple(map(TokenRecord.from_row, row["tokens"])),
         attempts=row["attempts"],
         key=key,
         exchanges=tuple(map(Exchange.from_json, row.get("exchanges", ()))),

@@ -1,7 +1,7 @@
-"""Random streams by name: every random choice draws from one named by who makes it and for what.
+"""Named random streams: every random choice uses a stream named by its consumer and purpose.
 
-No choice draws from a global generator, so nothing depends on import order, threads or completion order.
-Where a library knows no other one, `fork_torch_rng` lends it its own, and gives it back as it was.
+No choice uses a global generator, so results do not depend on import order, threads or completion order.
+For libraries that only use torch's global generator, `fork_torch_rng` temporarily replaces its state.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ import numpy as np
 
 
 def derive_seed(*names: str | int | float) -> int:
-    """Return the 63-bit seed of the stream with these names.
+    """Return a 63-bit seed derived from the names of a stream.
 
     >>> derive_seed(0, "call", "example-1") == derive_seed(0, "call", "example-1")
     True
     >>> derive_seed(0, "a", "b") == derive_seed(0, "ab")
     False
     """
+    # types and a separator keep (1,) and ("1",), and ("a", "b") and ("ab",), apart
     text = "\x1f".join([f"{type(name).__name__}:{name}" for name in names])
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    return (
+        int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    )  # 63 bits fit a signed integer
 
 
 def generator(*names: str | int | float) -> np.random.Generator:
-    """Return numpy's counter-based generator for the stream with these names."""
+    """Return numpy's counter-based generator for a named stream."""
     return np.random.Generator(np.random.Philox(derive_seed(*names)))
 
 
@@ -36,9 +39,9 @@ _LENT = threading.Lock()
 
 @contextmanager
 def fork_torch_rng(*names: str | int | float) -> Iterator[None]:
-    """Make torch's global generator the stream with these names, for code that draws from no other one.
+    """Seed torch's global generator with a named stream, for code that only uses that generator.
 
-    Afterwards it is as it was. One thread at a time holds it.
+    The previous state is restored at the end. The block holds a lock: one thread at a time.
 
     >>> import torch
     >>> state = torch.get_rng_state()

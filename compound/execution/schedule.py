@@ -1,7 +1,7 @@
-"""The schedule of a graph: what runs in which order, and how values flow between nodes.
+"""Execution plan of a graph: the order of its nodes, and the flow of values between them.
 
-Everything that does not depend on the example is prepared once, in an `ExecutionPlan`. A value carries the
-addresses of the calls it came from, through loops, maps and conditions too.
+Everything independent of the example is computed once, in an `ExecutionPlan`. A value carries the addresses
+of the calls that produced it, also through loops, maps and conditions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from compound.graph.types import accepts, spell
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A node with its place in the order, its wires, and the values of its settings."""
+    """A node with its position in the order, its wires, and the values of its settings."""
 
     node: Node
     place: int
@@ -30,7 +30,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionPlan:
-    """Steps in order, who waits for whom, and whether two nodes can ever be ready together."""
+    """Steps in order, their dependencies, and whether at most one node can be ready at a time."""
 
     steps: Mapping[str, Step]
     successors: Mapping[str, tuple[str, ...]]
@@ -40,7 +40,7 @@ class ExecutionPlan:
 
 
 def prepare(system: System, bound: System) -> ExecutionPlan:
-    """Plan the execution of ``system`` (or the body of a composite) with the configuration of ``bound``."""
+    """Plan the execution of ``system`` (or a composite's body) with the configuration of ``bound``."""
     steps = {
         name: Step(
             node=node,
@@ -61,7 +61,7 @@ def prepare(system: System, bound: System) -> ExecutionPlan:
 
 
 def setting_type_error(step: Step, values: Mapping[str, object]) -> str:
-    """Return which setting got a value of another type over its wire, or ``""``."""
+    """Return an error message if a wired setting received a value of the wrong type, else ``""``."""
     for name in step.wired_settings:
         kind = step.node.inputs[name].type
         if not accepts(kind, values[name]):
@@ -70,44 +70,46 @@ def setting_type_error(step: Step, values: Mapping[str, object]) -> str:
 
 
 def values_of(component: Component, bound: System) -> dict[str, object]:
-    """Return the settings a component runs with: configured, fixed, or the system's default."""
+    """Return the values of a component's settings: configured, fixed, or the system's default."""
     values: dict[str, object] = {}
     for name, setting in component.settings.items():
         value = setting
-        if isinstance(setting, Space):  # a setting that is wired at every node has no key
+        if isinstance(setting, Space):  # a setting wired at every node has no key
             value = bound.configuration.get(f"{component.name}.{name}", setting.value)
         values[name] = bound.defaults.get(name) if value is None else value
     return values
 
 
 class Mark:
-    """A stand-in for a value that is not there."""
+    """Placeholder for a missing value."""
 
 
-ABSENT = Mark()  # its node was skipped by a condition
-FAILED = Mark()  # its node failed, or waits for one that did
+ABSENT = Mark()  # the node was skipped by a condition
+FAILED = Mark()  # the node failed, or depends on one that did
 
 
-def read(source: Source, inputs: Mapping[str, Value], results: Mapping[str, Mapping[str, Value]]) -> Value:
-    """Return the value at a source: an input of the graph, or an output of a node that is done."""
+def read_source(
+    source: Source, inputs: Mapping[str, Value], results: Mapping[str, Mapping[str, Value]]
+) -> Value:
+    """Return the value of a source: an input of the graph, or an output of a finished node."""
     if isinstance(source, Input):
         return inputs[source.name]
     return results[source.node.name][source.field]
 
 
-def gather(
+def gather_inputs(
     step: Step, inputs: Mapping[str, Value], results: Mapping[str, Mapping[str, Value]]
 ) -> tuple[dict[str, Value], tuple[str, ...], Mark | None]:
-    """Read a node's wires and its condition: its arguments, the calls it depends on, why it cannot run.
+    """Return a node's arguments, the calls it depends on, and a mark if it cannot run.
 
-    A node that its condition leaves out is absent whatever became of its inputs.
+    A node that is skipped by its condition is absent even if its inputs failed.
     """
     node = step.node
     arguments: dict[str, Value] = {}
     sources: tuple[str, ...] = ()
     mark: Mark | None = None
     for port, source in step.wires:
-        value = read(source, inputs, results)
+        value = read_source(source, inputs, results)
         sources = joined(sources, value.sources)
         if value.data is FAILED:
             mark = FAILED
@@ -116,13 +118,13 @@ def gather(
         elif not node.inputs[port].optional:
             mark = mark or ABSENT
     if node.when is not None:
-        guard = read(node.when.source, inputs, results)
+        guard = read_source(node.when.source, inputs, results)
         sources = joined(sources, guard.sources)
         if guard.data is FAILED:
             mark = FAILED
         elif guard.data is ABSENT or guard.data != node.when.value:
             mark = ABSENT
-        if isinstance(node.component, Composite):  # what runs inside it obeys the condition too
+        if isinstance(node.component, Composite):  # the condition also applies to the body
             arguments = {p: Value(v.data, joined(v.sources, guard.sources)) for p, v in arguments.items()}
     for port, declared in node.inputs.items():
         if port not in arguments:
@@ -130,10 +132,10 @@ def gather(
     return arguments, sources, mark
 
 
-def finish(
+def collect_outputs(
     system: System, results: Mapping[str, Value], calls: Sequence[Call]
 ) -> tuple[dict[str, object], Failure | None]:
-    """Return the outputs, or why there are none: a run fails when one of its outputs is missing."""
+    """Return the outputs, or the failure if one of them is missing."""
     for name, value in results.items():
         if value.data is FAILED:
             reasons = [call.failure for call in calls if call.failure is not None]
@@ -144,5 +146,5 @@ def finish(
 
 
 def skipped_output(system: System, output: str) -> str:
-    """Return how messages name an output that is not there."""
+    """Return the description of a missing output for messages."""
     return f"output {output!r} ({system.outputs[output].label})"

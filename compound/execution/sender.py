@@ -1,6 +1,6 @@
-"""Send requests to engines: within the budget, at the rate that servers admit, charged for what they cost.
+"""Send requests to engines within the budget and the rate limits of servers, and charge their usage.
 
-What an engine returns is made harmless here, whichever engine it is: see `compound.security.sanitize`.
+Everything that an engine returns is sanitized; see `compound.security.sanitize`.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from compound.registry.engine_checks import checked_engine, worst_case
 from compound.registry.engine_checks import completion as completion_of
 from compound.security.sanitize import safe
 
-MAX_WAIT = 600.0  # seconds that a call may wait for rate limits, where the engine does not say
+MAX_WAIT = 600.0  # default maximum seconds that a call waits for rate limits
 WAIT_HINT = "lower the engine's concurrency, or raise its max_wait"
-IN_PROCESS = Usage(calls=1)  # charged for a failed call of a model in this process: nobody bills its tokens
+IN_PROCESS = Usage(calls=1)  # charge for a failed call in this process; its tokens are free
 
 Engines = Mapping[str, Engine] | Callable[[str], Engine]
 Notify = Callable[[str], object]
 
 
 class Clock(Protocol):
-    """The clock of a call's time limit, and what the call has cost."""
+    """Clock of a call's timeout, and the usage of the call."""
 
     usage: Usage
 
-    def wait(self) -> None:
+    def pause(self) -> None:
         """Stop the clock."""
 
-    def go(self) -> None:
-        """Start the clock again."""
+    def resume(self) -> None:
+        """Restart the clock."""
 
 
 class Sender:
-    """Sends requests to engines, each opened once.
+    """Sends requests to engines, opening each engine once.
 
     Args:
-        engines: model name -> `Engine`, or a function that finds one.
-        sleep: how to wait.
-        notify: receives what a user should know while it happens, as one line of text.
+        engines: model name -> `Engine`, or a function that returns one.
+        sleep: async sleep function.
+        notify: receives one-line notices during the run.
     """
 
     def __init__(
@@ -62,42 +62,42 @@ class Sender:
         self._corrected: set[str] = set()
 
     def engine(self, lm: str) -> Engine:
-        """Return the engine of a model, opening it once."""
+        """Return the engine of a model name, opening it on first use."""
         if lm not in self._engines:
             self._engines[lm] = checked_engine(lm, self._find(lm))
         return self._engines[lm]
 
     async def send(self, lm: str, request: Request, meter: Meter, clock: Clock) -> Completion:
-        """Send a request and return the answer; wait and send it again while the server limits the rate.
+        """Send a request and return the answer; wait and retry while the server limits the rate.
 
         Raises:
             BudgetExhausted: the worst case of the request does not fit into the budget.
-            CallError: the request failed, or waited longer than the engine's ``max_wait`` for the rate limit.
-            DeclarationError: the cost is limited, and the model has no price.
+            CallError: the request failed, or the rate limit lasted longer than the engine's ``max_wait``.
+            DeclarationError: the cost is limited, and the price of the model is unknown.
         """
         engine = self.engine(lm)
-        clock.wait()
+        clock.pause()
+        # the call's timeout excludes loading a model and waiting for the rate limit
         if warm_up := getattr(engine, "warm_up", None):
             await warm_up()
         if meter.budget.cost is not None and not engine.priced:
             raise unpriced(lm)
         most = getattr(engine, "max_wait", MAX_WAIT)
         try:
-            return await self._admitted(engine, lm, request, meter, clock)
+            return await self._send_when_admitted(engine, lm, request, meter, clock)
         except NeverAdmitted:
             most = getattr(engine, "max_wait", MAX_WAIT)
             raise CallError(
-                f"{lm} limits the rate: it has admitted no request for as long as max_wait allows, "
-                f"{_seconds(most)}",
+                f"{lm}: rate limit: no request was admitted within max_wait, {_seconds(most)}",
                 hint=WAIT_HINT,
                 kind=RateLimited.kind,
                 charged=NO_USAGE,
             ) from None
 
-    async def _admitted(
+    async def _send_when_admitted(
         self, engine: Engine, lm: str, request: Request, meter: Meter, clock: Clock
     ) -> Completion:
-        """Send a request as often as the server refuses it because of its rate limit."""
+        """Send a request, and retry while the server rejects it because of its rate limit."""
         most = getattr(engine, "max_wait", MAX_WAIT)
         throttle, worst = self._throttle(engine), worst_case(engine, request)
         waited, tries, refusal = 0.0, 0, ""
@@ -108,7 +108,7 @@ class Sender:
                 waited += turn.waited
                 meter.incidents["milliseconds_waited"] += round(1000 * turn.waited)
                 if engine.remote:
-                    clock.go()
+                    clock.resume()
                 try:
                     completion = await completion_of(engine, request)
                 except RateLimited as error:
@@ -119,27 +119,27 @@ class Sender:
                     if waited + ahead > most:
                         raise _waited_too_long(error, lm, waited, ahead, most) from error
                     in_flight = f"{throttle.sent - 1} in flight"
-                    refusal = f"{lm} limits the rate: waiting {_seconds(ahead)}, {in_flight}" if first else ""
+                    refusal = f"{lm}: rate limit: waiting {_seconds(ahead)}, {in_flight}" if first else ""
                 except BaseException as error:
-                    lost = self._failed(error, engine, worst, meter)
+                    lost = self._charge_failure(error, engine, worst, meter)
                     used.append(lost)
                     clock.usage += lost
                     raise
                 else:
                     throttle.speed_up()
-                    completion = self._received(completion, lm, worst, meter)
+                    completion = self._charge_completion(completion, lm, worst, meter)
                     used.append(completion.usage)
                     clock.usage += completion.usage
                     return completion
                 finally:
                     if not engine.remote:
-                        clock.go()
-            clock.wait()
+                        clock.resume()
+            clock.pause()
             if refusal:
                 self._notify(refusal)
 
-    def _failed(self, error: BaseException, engine: Engine, worst: Usage, meter: Meter) -> Usage:
-        """Return what a failed request is charged; make its error harmless."""
+    def _charge_failure(self, error: BaseException, engine: Engine, worst: Usage, meter: Meter) -> Usage:
+        """Return the usage charged for a failed request, and sanitize its error."""
         if isinstance(error, CompoundError):
             error.message, error.hint = safe(error.message), safe(error.hint)
             error.args = (error.message,)
@@ -150,18 +150,20 @@ class Sender:
         meter.incidents["lost"] += 1
         return worst
 
-    def _received(self, completion: Completion, lm: str, worst: Usage, meter: Meter) -> Completion:
-        """Return an answer with harmless text, charged no more than was reserved."""
+    def _charge_completion(self, completion: Completion, lm: str, worst: Usage, meter: Meter) -> Completion:
+        """Return an answer with sanitized text, charged at most its reservation."""
         usage, wrong = bounded(completion.usage, worst)
         if wrong:
             meter.incidents["usage_corrected"] += 1
             if lm not in self._corrected:
                 self._corrected.add(lm)
-                self._notify(f"{lm} reports impossible usage ({wrong}); charging what is possible")
+                self._notify(
+                    f"{lm} reports impossible usage ({wrong}); charging the reserved maximum instead"
+                )
         return replace(completion, text=safe(completion.text), usage=usage)
 
     def _throttle(self, engine: Engine) -> Throttle:
-        """Return the throttle of an engine: one in each event loop, whatever names it goes by."""
+        """Return the throttle of an engine, one per event loop and engine object."""
         loop = asyncio.get_running_loop()
         owner, throttle = self._throttles.get(id(engine), (None, None))
         if throttle is None or owner is not loop:
@@ -170,7 +172,7 @@ class Sender:
         return throttle
 
     async def aclose(self) -> None:
-        """Close every engine opened here."""
+        """Close every engine opened by this sender."""
         for engine in self._engines.values():
             await engine.aclose()
         self._engines.clear()
@@ -178,18 +180,18 @@ class Sender:
 
 
 def unpriced(lm: str) -> DeclarationError:
-    """Return the error of a model without a price under a limit of cost."""
+    """Return the error for a model without a price under a cost limit."""
     return DeclarationError(
-        f"budget.cost is set, but the price of {lm!r} is not known",
-        hint="give the model a price under engines: price: [dollars per million prompt tokens, "
-        "dollars per million completion tokens]; [0, 0] for a server of your own",
+        f"budget.cost is set, but the price of {lm!r} is unknown",
+        hint="set the model's price under engines: price: [dollars per million prompt tokens, "
+        "dollars per million completion tokens]; [0, 0] for your own server",
     )
 
 
 def _waited_too_long(error: RateLimited, lm: str, waited: float, ahead: float, most: float) -> CallError:
     return CallError(
-        f"{lm} limits the rate: after {_seconds(waited)} of waiting it asks for another {_seconds(ahead)}, "
-        f"and max_wait is {_seconds(most)} ({safe(error.message)})",
+        f"{lm}: rate limit: waited {_seconds(waited)}, and the server requests another {_seconds(ahead)}, "
+        f"but max_wait is {_seconds(most)} ({safe(error.message)})",
         hint=WAIT_HINT,
         kind=error.kind,
         charged=NO_USAGE,

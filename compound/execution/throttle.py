@@ -1,7 +1,7 @@
-"""Admission to one engine: how many requests are in flight, and when nobody may send any.
+"""Admission control of one engine: the number of requests in flight, and pauses after rate limits.
 
-A server that refuses a request because of its rate limit makes all callers of its engine wait, and halves how
-many are in flight; each answer lets that number grow again (additive increase, multiplicative decrease).
+A rejection because of a rate limit pauses all callers of the engine and halves the number of requests in
+flight; each answer increases that number again (additive increase, multiplicative decrease).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds, where the server does not say how long
-JITTER = 0.25  # the most that is added to a wait, as a share of it
+FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds, if the server requests no wait
+JITTER = 0.25  # maximum jitter, as a share of the wait
 
 
 class NeverAdmitted(Exception):
-    """A server has refused everything for longer than a request may wait."""
+    """A server has rejected all requests for longer than a request may wait."""
 
 
 @dataclass(slots=True)
@@ -26,8 +26,8 @@ class Turn:
     """Permission to send one request.
 
     Attributes:
-        round: how often the engine had been slowed down when the request was sent.
-        waited: the seconds that its sender waited for the rate limit.
+        round: number of slowdowns of the engine before the request was sent.
+        waited: seconds that the sender waited for the rate limit.
     """
 
     round: int = 0
@@ -35,16 +35,16 @@ class Turn:
 
 
 class Throttle:
-    """Limits the requests that are in flight to one engine, in one event loop.
+    """Limits the requests in flight to one engine, in one event loop.
 
     Args:
-        most: how many may be in flight when the server refuses none.
-        sleep: how to wait.
+        most: maximum number of requests in flight without rejections.
+        sleep: async sleep function.
 
     Attributes:
-        limit: how many may be in flight now.
-        sent: how many are.
-        round: how often it was slowed down.
+        limit: current maximum number of requests in flight.
+        sent: number of requests in flight.
+        round: number of slowdowns.
 
     Example:
         >>> async def scenario() -> tuple[int, float]:
@@ -60,24 +60,24 @@ class Throttle:
         self.most = most
         self.limit = float(most)
         self.sent = 0
-        self._held = 0  # turns given: those that wait for the rate limit, too
+        self._held = 0  # turns granted, including those that wait for the rate limit
         self._queue: deque[asyncio.Future[None]] = deque()
         self._sleep = sleep
         self.round = 0
-        self._until = float("-inf")  # by the loop's clock
-        self._refused = 0  # times in a row that it was slowed down
-        self._refusing_since = float("inf")  # by the loop's clock: the first refusal after the last answer
+        self._until = float("-inf")  # end of the pause, in loop time
+        self._refused = 0  # consecutive slowdowns
+        self._refusing_since = float("inf")  # loop time of the first rejection after the last answer
 
     @asynccontextmanager
     async def turn(self, seed: int = 0, patience: float = float("inf")) -> AsyncIterator[Turn]:
         """Wait for a turn and hold it.
 
         Args:
-            seed: names the jitter of the wait.
-            patience: how many seconds the server may refuse everything until nobody waits for it any more.
+            seed: seed of the wait's jitter.
+            patience: maximum seconds of continuous rejection to wait through.
 
         Raises:
-            NeverAdmitted: it has, and the next request may not be sent yet.
+            NeverAdmitted: the patience is exceeded, and the next request may not be sent yet.
         """
         turn = Turn()
         await self._enter()
@@ -94,16 +94,17 @@ class Throttle:
             self._admit()
 
     def speed_up(self) -> None:
-        """Note an answer."""
+        """Record an answer: end the series of rejections and raise the limit."""
         self._refused, self._refusing_since = 0, float("inf")
         if self.limit < self.most:
+            # about one more request in flight per round of answers
             self.limit = min(float(self.most), self.limit + 1 / self.limit)
             self._admit()
 
     def slow_down(self, turn: Turn, retry_after: float | None) -> float:
-        """Note a refusal because of the rate limit; return the seconds that everybody waits.
+        """Record a rejection because of the rate limit; return the seconds that all callers wait.
 
-        Requests that were in flight together and are all refused slow the engine down once.
+        Requests in flight together that are all rejected slow the engine down once.
         """
         now = asyncio.get_running_loop().time()
         self._refusing_since = min(self._refusing_since, now)
@@ -126,7 +127,7 @@ class Throttle:
         try:
             await waiter
         except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():  # a turn was given that nobody will use
+            if waiter.done() and not waiter.cancelled():  # the granted turn will not be used
                 self._held -= 1
                 self._admit()
             with contextlib.suppress(ValueError):
@@ -134,7 +135,7 @@ class Throttle:
             raise
 
     def _admit(self) -> None:
-        """Hand free turns to those who wait, in their order."""
+        """Grant free turns to waiters in their order."""
         while self._queue and self._held < int(self.limit):
             waiter = self._queue.popleft()
             if not waiter.done():
@@ -142,7 +143,7 @@ class Throttle:
                 waiter.set_result(None)
 
     async def _wait(self, turn: Turn, seed: int, patience: float) -> None:
-        """Wait until the rate limit is over, however often it is extended meanwhile."""
+        """Wait until the rate limit ends, including extensions in the meantime."""
         clock, waited_for = asyncio.get_running_loop().time, float("-inf")
         while self._until > max(clock(), waited_for):
             if self._until - self._refusing_since > patience:
@@ -150,4 +151,6 @@ class Throttle:
             waited_for = self._until
             seconds = waited_for - clock()
             turn.waited += seconds
-            await self._sleep(seconds * (1 + JITTER * (seed % 1009) / 1009))
+            await self._sleep(
+                seconds * (1 + JITTER * (seed % 1009) / 1009)
+            )  # 1009: a prime, to spread consecutive seeds

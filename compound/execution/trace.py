@@ -1,7 +1,7 @@
 """Traces: the calls of a run, which form a directed acyclic graph.
 
 An address names a call: the node's path with loop and map indices, ``agent[1]/reader``. A failed call
-keeps its error and whatever it produced before failing.
+keeps its error and the outputs produced before the failure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NotRequired, TypedDict
 from compound.engine import NO_USAGE, TokenRecord, TokenRow, Usage, UsageDocument, UsageRow
 from compound.errors import RunFailed
 from compound.execution.exchange import Exchange, ExchangeDocument
-from compound.formatting import listed, short, shown
+from compound.formatting import format_names, format_repr, short
 from compound.graph.configuration import readable, readable_values
 from compound.security.sanitize import safe
 
@@ -22,7 +22,7 @@ FailureRow = Sequence[str]  # kind and message
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a call failed: a kind and a message, which is harmless to record and to print.
+    """Failure of a call: a kind and a sanitized message.
 
     Kinds are ``parse`` and ``type`` (of an answer), ``empty`` and ``refusal`` (instead of one),
     ``transient``, ``rate_limit``, ``skipped`` and ``error``.
@@ -36,26 +36,26 @@ class Failure:
 
     @property
     def row(self) -> FailureRow:
-        """The kind and the message, as JSON types."""
+        """Kind and message, as JSON types."""
         return [self.kind, self.message]
 
 
 @dataclass(slots=True, repr=False)
 class Call:
-    """One execution of one node. Treat it as immutable; it is not frozen because it is made in hot code.
+    """One execution of a node. Treat it as immutable; it is not frozen because it is created in hot code.
 
     Attributes:
         address: path of the node, with indices.
-        node: the node's name inside its own graph.
-        component: the component's name.
-        invocation: how many calls of this component came before it in the trace.
-        parents: addresses of the calls whose outputs it read or whose condition it obeyed.
-        sample: the sample index its random stream was drawn with.
-        reused: the outputs came from the cache or from the forked trace; nothing was executed.
-        counted: whether the call counts towards the cost of a run (engines and indexes do).
-        attempts: how many times it was tried.
-        key: what identifies the outcome in the cache; ``""`` when it was never looked up.
-        exchanges: what models were sent and what they answered, word for word.
+        node: name of the node inside its own graph.
+        component: name of the component.
+        invocation: number of earlier calls of this component in the trace.
+        parents: addresses of the calls whose outputs it read or that its condition depends on.
+        sample: sample index of its random stream.
+        reused: whether the outputs came from the cache or from the forked trace without execution.
+        counted: whether the call counts toward the cost of a run (those of engines and indexes do).
+        attempts: number of attempts.
+        key: cache key of the result; ``""`` if it was never looked up.
+        exchanges: verbatim messages sent to models, and their answers.
     """
 
     address: str
@@ -77,17 +77,17 @@ class Call:
     exchanges: tuple[Exchange, ...] = ()
 
     def __repr__(self) -> str:
-        return shown("Call", repr(self.address), **_outcome(self.failure, self.outputs))
+        return format_repr("Call", repr(self.address), **_outcome(self.failure, self.outputs))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Trace:
-    """Everything one run of a system did, calls in an order that does not depend on timing.
+    """Record of one system run; the order of calls does not depend on timing.
 
-    ``outputs`` is empty when the run failed; ``equivalents`` is the fraction of the run that was really
-    executed (a fork or a cached run costs less than one system run). ``system`` and ``configuration`` are
-    digests of what ran. ``ends`` are the addresses of the calls that the outputs came from; ``None`` where
-    that is not known, as in traces stored before it was recorded.
+    ``outputs`` is empty if the run failed. ``equivalents`` is the executed fraction of the run (a fork or a
+    cached run costs less than one system run). ``system`` and ``configuration`` are digests of what ran.
+    ``ends`` are the addresses of the calls that produced the outputs; ``None`` if unknown, as in traces
+    stored before it was recorded.
     """
 
     example: str
@@ -106,7 +106,7 @@ class Trace:
 
     @property
     def usage(self) -> Usage:
-        """What the calls of this run really cost; reused calls cost nothing."""
+        """Usage of the executed calls; reused calls cost nothing."""
         total = NO_USAGE
         for call in self.calls:
             if not call.reused:
@@ -115,14 +115,14 @@ class Trace:
 
     @property
     def equivalents(self) -> float:
-        """Executed share of the run, over the calls that a cache could have answered."""
+        """Executed fraction of the run, over the calls that a cache could have answered."""
         counted = [call for call in self.calls if call.counted] or self.calls
         if not counted:
             return 1.0
         return sum(not call.reused for call in counted) / len(counted)
 
     def share(self, call: Call) -> float:
-        """Return what part of a run one call is, if it is executed."""
+        """Return the fraction of a run that one executed call represents."""
         counted = sum(other.counted for other in self.calls)
         return call.counted / counted if counted else 1 / max(1, len(self.calls))
 
@@ -130,7 +130,7 @@ class Trace:
         """Return the call at an address.
 
         Raises:
-            KeyError: there is none; the message lists the addresses.
+            KeyError: the address is unknown; the message lists the addresses.
         """
         for call in self.calls:
             if call.address == address:
@@ -138,14 +138,14 @@ class Trace:
         raise KeyError(f"no call at {address!r}; calls: {', '.join(c.address for c in self.calls)}")
 
     def calls_of(self, component: str) -> tuple[Call, ...]:
-        """Return the calls of one component, by invocation."""
+        """Return the calls of a component, by invocation."""
         return tuple(call for call in self.calls if call.component == component)
 
     def check(self) -> Trace:
-        """Return this trace, or raise where its run failed.
+        """Return this trace, or raise if its run failed.
 
         Raises:
-            RunFailed: the run failed; the message says in which call, and why.
+            RunFailed: the run failed; the message names the call and the reason.
         """
         if self.failure is None:
             return self
@@ -153,20 +153,20 @@ class Trace:
         raise RunFailed(
             f"the run failed{where}: {self.failure.kind}: {self.failure.message}",
             trace=self,
-            hint="the error's `trace` holds every call; pass check=False to get it instead of the error",
+            hint="the error's `trace` holds every call; pass check=False to return the trace instead",
         )
 
     def scored(self, value: float, feedback: str = "", parts: Mapping[str, float] | None = None) -> Trace:
-        """Return this trace with its score."""
+        """Return a copy with a score."""
         return replace(self, score=value, feedback=feedback, parts=parts or {})
 
     def __repr__(self) -> str:
-        return shown(
+        return format_repr(
             "Trace",
             example=repr(self.example) if self.example else "",
             **_outcome(self.failure, self.outputs),
             score="" if self.score is None else f"{self.score:g}",
-            calls=listed(call.address for call in self.calls),
+            calls=format_names(call.address for call in self.calls),
         )
 
 
@@ -177,7 +177,7 @@ def _outcome(failure: Failure | None, outputs: Mapping[str, object]) -> dict[str
 
 
 def as_text(trace: Trace) -> str:
-    """Return a trace for people: each call with its inputs, messages, outputs and usage."""
+    """Format a trace as text: each call with its inputs, messages, outputs and usage."""
     return "\n\n".join(map(_call_as_text, trace.calls))
 
 
@@ -233,7 +233,7 @@ class TraceDocument(TypedDict):
 
 
 def to_json(trace: Trace) -> TraceDocument:
-    """Return a trace as JSON types; what JSON cannot hold is written as text."""
+    """Return a trace as JSON types; unsupported objects become text."""
     return {
         "example": trace.example,
         "system": trace.system,
@@ -275,7 +275,7 @@ def call_to_json(call: Call) -> CallDocument:
 
 
 def from_json(data: TraceDocument) -> Trace:
-    """Read what `to_json` wrote."""
+    """Parse the output of `to_json`."""
     ends = data.get("ends")
     return Trace(
         example=data["example"],
@@ -295,7 +295,7 @@ def from_json(data: TraceDocument) -> Trace:
 
 
 def call_from_json(data: CallDocument) -> Call:
-    """Read what `call_to_json` wrote."""
+    """Parse the output of `call_to_json`."""
     return Call(
         address=data["address"],
         node=data["node"],
@@ -311,6 +311,6 @@ def call_from_json(data: CallDocument) -> Call:
         reused=data["reused"],
         counted=data["counted"],
         attempts=data["attempts"],
-        tokens=tuple(map(TokenRecord.of_row, data["tokens"])),
+        tokens=tuple(map(TokenRecord.from_row, data["tokens"])),
         exchanges=tuple(map(Exchange.from_json, data.get("exchanges", ()))),
     )

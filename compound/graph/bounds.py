@@ -1,10 +1,10 @@
-"""Upper bounds of the requests of a component, known before it runs.
+"""Upper bounds on a component's requests, known before it runs.
 
-A component declares how long its outputs can be and which requests it makes (`Component.reach`).
+A component declares the maximum length of its outputs and the requests that it makes (`Component.reach`).
 
-Lengths are in bytes where no tokenizer has seen the text, since a token holds at least one byte, and in
-tokens where a model wrote it with a limit of tokens. A text is assumed to be read in no more tokens than it
-was written in, which holds where reader and writer have the same tokenizer.
+Lengths are in bytes for text that no tokenizer has processed, since a token is at least one byte, and in
+tokens for text written by a model with a token limit. Text is assumed to be read in no more tokens than it
+was written in, which holds if reader and writer use the same tokenizer.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from compound.graph.configuration import canonical, readable
 if TYPE_CHECKING:
     from compound.graph.space import Text
 
-SCALAR = 32  # bytes of a number or a truth value as text
-CHARACTER = 4  # bytes of a character in UTF-8, at most
+SCALAR = 32  # maximum bytes of a number or boolean as text
+CHARACTER = 4  # maximum bytes of a UTF-8 character
 
 
 @dataclass(frozen=True)
 class Extent:
-    """The most that a value can be: its length as text, its items, and its possible values.
+    """Upper bounds of a value: its length as text, its number of items, and its possible values.
 
     Attributes:
-        bytes: of the part that is counted in bytes.
-        tokens: of the part that a model wrote.
-        items: of a list.
-        values: possible values, or the least and the largest; empty when unknown.
-        why: what makes the length infinite.
+        bytes: length of the part counted in bytes.
+        tokens: length of the part written by a model.
+        items: number of items of a list.
+        values: possible values, or the minimum and maximum; empty if unknown.
+        why: reason for an infinite length.
 
     >>> Extent(bytes=10) + Extent(tokens=5)
     Extent(bytes=10, tokens=5, items=inf, values=(), why='')
@@ -48,11 +48,11 @@ class Extent:
         return Extent(self.bytes + other.bytes, self.tokens + other.tokens, why=self.why or other.why)
 
     def times(self, n: float) -> Extent:
-        """Return the extent of ``n`` such texts."""
+        """Return the extent of the concatenation of ``n`` such texts."""
         return Extent(scaled(self.bytes, n), scaled(self.tokens, n), why=self.why)
 
     def joined(self, other: Extent) -> Extent:
-        """Return the extent of a value that is one of two."""
+        """Return the extent of a value that is one of the two."""
         return Extent(
             max(self.bytes, other.bytes),
             max(self.tokens, other.tokens),
@@ -62,7 +62,7 @@ class Extent:
         )
 
     def cut(self, characters: int) -> Extent:
-        """Return the extent of the text after it is cut to so many characters.
+        """Return the extent of the text truncated to a number of characters.
 
         >>> Extent(bytes=math.inf, why="a function").cut(10)
         Extent(bytes=40, tokens=0, items=inf, values=(), why='')
@@ -79,18 +79,18 @@ class Extent:
 
     @property
     def largest(self) -> float:
-        """The largest number that the value can be; infinite when unknown."""
+        """The largest possible number; infinite if unknown."""
         numbers = [value for value in self.values if isinstance(value, int | float)]
         return max(numbers, default=math.inf)
 
 
 def scaled(a: float, n: float) -> float:
-    """Return the product, where nothing of an infinite length is nothing."""
+    """Return the product, with ``0 * inf = 0``."""
     return 0 if not a or not n else a * n
 
 
 def of_values(values: Iterable[object]) -> Extent:
-    """Return the extent of a value that is one of these, such as a column of the data.
+    """Return the extent of a value that is one of the given values, such as a column of the data.
 
     >>> of_values(["a", "bcd"]).bytes, of_values([["a", "b"], []]).items
     (3, 2)
@@ -108,7 +108,7 @@ def _text(value: object) -> str:
 
 
 def of_setting(setting: object) -> Extent:
-    """Return the extent of a setting: of its options, or of its limits where it is a range of numbers."""
+    """Return the extent of a setting: of its options, or of its bounds for a numeric range."""
     options = getattr(setting, "options", None)
     if options is None and hasattr(setting, "low") and hasattr(setting, "high"):
         options = (setting.low, setting.high)
@@ -120,7 +120,7 @@ def of_setting(setting: object) -> Extent:
 
 
 def of_type(kind: object, why: str) -> Extent:
-    """Return the extent of any value of a type; infinite for texts and collections.
+    """Return the extent of any value of a type; infinite for text and collections.
 
     >>> of_type(Literal["yes", "no"], "").bytes, of_type(str, "a function").why
     (3, 'a function')
@@ -134,15 +134,15 @@ def of_type(kind: object, why: str) -> Extent:
 
 @dataclass(frozen=True)
 class CallBound:
-    """At most ``calls`` requests to a model, of which each is at most as long as this.
+    """At most ``calls`` requests to a model, each within the given lengths.
 
     Attributes:
-        purpose: what they are for, in a word or two.
-        calls: how many.
-        prompt: the text of the messages.
-        max_tokens: the longest answer.
-        lms: the models they may go to; empty for the system's own.
-        messages: how many messages a request has.
+        purpose: purpose of the requests, in a word or two.
+        calls: maximum number of requests.
+        prompt: extent of the messages' text.
+        max_tokens: maximum number of tokens of an answer.
+        lms: models that may be called; empty for the system's default model.
+        messages: number of messages per request.
     """
 
     purpose: str
@@ -155,11 +155,11 @@ class CallBound:
 
 @dataclass(frozen=True)
 class Reach:
-    """The most that a component can return and ask for in one call.
+    """Upper bounds of the outputs and requests of one component call.
 
     Attributes:
         outputs: the extent of each output.
-        requests: what it asks of models; ``None`` when its class does not declare it.
+        requests: requests to models; ``None`` if the class does not declare them.
     """
 
     outputs: Mapping[str, Extent]
@@ -168,12 +168,12 @@ class Reach:
 
 @dataclass(frozen=True)
 class Use:
-    """All calls of a component in one run of the system, at most.
+    """Upper bounds of all calls of a component in one system run.
 
     Attributes:
-        calls: how many.
-        inputs, outputs: the longest values of each port.
-        requests: what one call asks of models; ``None`` when that is not declared.
+        calls: number of calls.
+        inputs, outputs: extent of the longest value of each port.
+        requests: requests of one call; ``None`` if not declared.
     """
 
     calls: float
@@ -183,11 +183,11 @@ class Use:
 
 
 class Limits(Protocol):
-    """What a component's `Component.reach` may ask about its settings."""
+    """Limits of settings that `Component.reach` can query."""
 
     @property
     def lms(self) -> tuple[str, ...]:
-        """The system's own model."""
+        """The system's default model."""
         ...
 
     @property
@@ -196,14 +196,14 @@ class Limits(Protocol):
         ...
 
     def text(self, key: str, space: Text) -> Extent:
-        """Return the longest text that a parameter can hold during the run."""
+        """Return the extent of a text parameter during the run."""
         ...
 
     def value(self, key: str, default: object) -> object:
-        """Return the value that a parameter starts from."""
+        """Return the initial value of a parameter."""
         ...
 
     @property
     def gold(self) -> Extent:
-        """The longest value that examples hold."""
+        """Extent of the longest gold value of the examples."""
         ...

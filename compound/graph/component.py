@@ -1,8 +1,8 @@
-"""Components and their uses in a graph.
+"""Components, and the nodes that use them in a graph.
 
 A component is a typed step (x_k; v_k) -> y_k: ports for x and y, settings for v. Calling one inside a
-declaration makes a `Node`, a use of the component whose inputs are wired to other outputs. Components
-are immutable; what is tuned lives in a `Configuration`.
+declaration creates a `Node`, a use of the component whose inputs are wired to other outputs. Components
+are immutable; tuned values are stored in a `Configuration`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import numpy as np
 from compound.engine import Completion, Request
 from compound.errors import DeclarationError, WiringError, nearest
 from compound.example import CallValues
-from compound.formatting import MOST_NAMES, listed, short, shown
+from compound.formatting import MOST_NAMES, format_names, format_repr, short
 from compound.graph.bounds import Extent, Limits, Reach, of_type
 from compound.graph.configuration import Configuration
 from compound.graph.space import Space
-from compound.graph.types import Port, fits, listing, spell, union
+from compound.graph.types import Port, accepts, fits, format_ports, spell, union
 from compound.storage.artifacts import Reference
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 def check_name(kind: str, name: object) -> None:
-    """Raise `DeclarationError` unless ``name`` can stand in addresses and configuration keys."""
+    """Raise `DeclarationError` unless ``name`` is valid in addresses and configuration keys."""
     if not isinstance(name, str) or not NAME.match(name):
         raise DeclarationError(
             f"{kind} name must be letters, digits and underscores, no digit first, but got {name!r}"
@@ -38,7 +38,7 @@ def check_name(kind: str, name: object) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Input:
-    """A value the system reads from each example.
+    """A value that the system reads from each example.
 
     >>> Input("question", str).label
     '$question'
@@ -52,7 +52,7 @@ class Input:
 
     @property
     def label(self) -> str:
-        """How messages and YAML name it."""
+        """Spelling in messages and YAML."""
         return f"${self.name}"
 
     def equals(self, value: object) -> Condition:
@@ -62,19 +62,19 @@ class Input:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Output:
-    """One output field of a node; hand it to another component to make an edge."""
+    """One output field of a node; pass it to another component to create an edge."""
 
     node: Node
     field: str
 
     @property
     def type(self) -> object:
-        """The port type."""
+        """Type of the port."""
         return self.node.component.outputs[self.field].type
 
     @property
     def label(self) -> str:
-        """How messages and YAML name it: ``$node``, or ``$node.field`` when there are several."""
+        """Spelling in messages and YAML: ``$node``, or ``$node.field`` if the node has several outputs."""
         single = len(self.node.component.outputs) == 1
         return f"${self.node.name}" if single else f"${self.node.name}.{self.field}"
 
@@ -91,7 +91,7 @@ Source = Input | Output
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Condition:
-    """When a node runs: its source must equal ``value``. This is how E(x) depends on the input."""
+    """Condition under which a node runs: its source equals ``value``. It makes E(x) depend on the input."""
 
     source: Source
     value: object = True
@@ -101,7 +101,7 @@ class Condition:
 
 
 class Outputs:
-    """The outputs of a node with several: ``node.answer`` or ``node["answer"]``."""
+    """Outputs of a node with several output fields: ``node.answer`` or ``node["answer"]``."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -126,7 +126,7 @@ class Outputs:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Node:
-    """One use of a component. ``wires`` says which source feeds each input port or setting."""
+    """One use of a component. ``wires`` maps each connected input port or setting to its source."""
 
     name: str
     component: Component
@@ -136,7 +136,7 @@ class Node:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Everything this node waits for: its wires, then its condition's source."""
+        """Every source that this node waits for: its wires, then the source of its condition."""
         guard = (self.when.source,) if self.when else ()
         return (*self.wires.values(), *guard)
 
@@ -145,26 +145,26 @@ class Node:
         more = {"more": str(len(self.wires) - MOST_NAMES)} if len(self.wires) > MOST_NAMES else {}
         guard = {"when": repr(self.when)} if self.when else {}
         kind = f"{type(self.component).__name__} {self.component.name!r}"
-        return shown("Node", repr(self.name), kind, **wires, **more, **guard)
+        return format_repr("Node", repr(self.name), kind, **wires, **more, **guard)
 
 
 class CallContext(Protocol):
-    """What a running component may use besides its inputs and values."""
+    """Resources available to a running component besides its inputs and values."""
 
     address: str
     seed: int
 
     @property
     def rng(self) -> np.random.Generator:
-        """The call's own random stream."""
+        """Random generator of the call."""
         ...
 
     async def generate(self, lm: str, request: Request) -> Completion:
-        """Ask the engine ``lm``, within the budget and the engine's concurrency; usage is recorded."""
+        """Send a request to engine ``lm``, within the budget and its concurrency; record usage."""
         ...
 
     async def scores(self, reward: Reference, component: str, calls: Sequence[CallValues]) -> Sequence[float]:
-        """Score (inputs, outputs) of a component by a stored reward; higher is better."""
+        """Score (inputs, outputs) pairs of a component by a stored reward; higher is better."""
         ...
 
 
@@ -172,13 +172,13 @@ class Component(ABC):
     """A typed step of a system: an `Operation`, which runs as one call, or a `Composite`, which has a body.
 
     Attributes:
-        name: unique in a system; a part of configuration keys.
-        inputs: the ports, or ``None`` when any name and type may be connected.
-        outputs: the ports.
-        settings: each a plain value, or a `Space` when it may be tuned. Any of them may be wired.
-        cacheable: whether calls are worth storing and counting (engines and indexes are).
-        timeout: seconds for one attempt, or ``None``.
-        retries: how often a `TransientError` is tried again.
+        name: name of the component, unique in a system; part of configuration keys.
+        inputs: the input ports, or ``None`` if any name and type may be connected.
+        outputs: the output ports.
+        settings: each a plain value, or a `Space` if it may be tuned. Any setting may be wired.
+        cacheable: whether calls are worth caching and counting (those of engines and indexes are).
+        timeout: seconds per attempt, or ``None``.
+        retries: maximum number of retries after a `TransientError`.
     """
 
     kind: ClassVar[str] = "component"
@@ -199,42 +199,42 @@ class Component(ABC):
 
     @property
     def settings(self) -> Mapping[str, object]:
-        """What `run` receives as ``values``: plain values and spaces by name."""
+        """Plain values and spaces by name; `run` receives their values as ``values``."""
         return {}
 
     @property
     def parameters(self) -> Mapping[str, Space]:
-        """The settings that may be tuned."""
+        """The tunable settings."""
         return {name: s for name, s in self.settings.items() if isinstance(s, Space)}
 
     @property
     @abstractmethod
     def version(self) -> str:
-        """Whatever changes the behaviour besides inputs and values; part of cache keys."""
+        """Everything that changes the behavior except inputs and values; part of cache keys."""
 
     def deterministic(self, values: Mapping[str, object]) -> bool:
-        """Return whether equal inputs and ``values`` give equal outputs, whatever the seed."""
+        """Return whether equal inputs and ``values`` give equal outputs for every seed."""
         return True
 
     def __repr__(self) -> str:
-        parameters = listed(self.parameters) if self.parameters else ""
-        outputs = listed(self.outputs)
-        return shown(type(self).__name__, repr(self.name), outputs=outputs, parameters=parameters)
+        parameters = format_names(self.parameters) if self.parameters else ""
+        outputs = format_names(self.outputs)
+        return format_repr(type(self).__name__, repr(self.name), outputs=outputs, parameters=parameters)
 
     def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:
-        """Return the most that one call can return and ask of models, for `compound.api.estimate`.
+        """Return upper bounds of one call's outputs and model requests, for `compound.api.estimate`.
 
-        By default outputs are as long as their types allow, and requests are not declared, so that an
-        estimate calls them not bounded. Return ``Reach(outputs, ())`` when a component asks no model.
+        By default, outputs are as long as their types allow and requests are undeclared, so that an estimate
+        reports them as unbounded. Return ``Reach(outputs, ())`` if the component sends no requests.
 
         Args:
-            given: the longest value on each wire.
-            limits: the longest values of settings.
+            given: extent of the value on each wire.
+            limits: limits of the settings.
         """
         return Reach(self.longest_outputs())
 
     def longest_outputs(self) -> dict[str, Extent]:
-        """Return the longest outputs that the types allow."""
+        """Return the extents that the output types allow."""
         why = f"{self.kind} {self.name!r} can return a value of any length"
         return {name: of_type(port.type, why) for name, port in self.outputs.items()}
 
@@ -244,13 +244,13 @@ class Component(ABC):
         name: str | None = None,
         when: Source | Condition | None = None,
         **wires: Source,
-    ) -> Any:  # noqa: ANN401 - an `Output` or an `Outputs`: only the component's ports say which
-        """Use the component in a graph: make a node whose inputs are ``wires``.
+    ) -> Any:  # noqa: ANN401 - `Output` or `Outputs`, depending on the component's ports
+        """Use the component in a graph: create a node whose inputs are ``wires``.
 
-        A source without a port's name feeds the only port; where any port may be connected, an `Input` feeds
-        the port of its own name.
+        A source given by position feeds the only port; if any port may be connected, an `Input` feeds the
+        port with its own name.
 
-        Returns the node's `Output`, or an `Outputs` when it has several.
+        Returns the node's `Output`, or an `Outputs` if it has several.
         """
         named = {**_by_position(self, name or self.name, sources, wires), **wires} if sources else wires
         node = connect(self, name or self.name, named, when)
@@ -260,25 +260,25 @@ class Component(ABC):
 
 
 class Operation(Component):
-    """A component that runs as one call; subclass it and implement `run` to add a kind."""
+    """A component that runs as one call; subclass it and implement `run` to add a component kind."""
 
     @abstractmethod
     async def run(
         self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext
     ) -> Mapping[str, object]:
-        """Compute the outputs. Depends on the arguments only; raises `CallError` for a failed call."""
+        """Compute the outputs from the arguments only; raise `CallError` for a failed call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value on its way through a run: the data and the addresses of the calls it came from."""
+    """A value in a run: the data, and the addresses of the calls that produced it."""
 
     data: object
     sources: tuple[str, ...] = ()
 
 
 def joined(*sources: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the addresses of several values together, each once, in order.
+    """Return the union of several address lists, in order of first occurrence.
 
     >>> joined(("a", "b"), ("b", "c"))
     ('a', 'b', 'c')
@@ -287,21 +287,21 @@ def joined(*sources: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class Body(Protocol):
-    """The graph inside a composite, as a `System` gives it."""
+    """The graph inside a composite; implemented by `System`."""
 
     @property
     def nodes(self) -> Mapping[str, Node]:
-        """Its nodes, by name."""
+        """The nodes by name."""
         ...
 
     @property
     def configuration(self) -> Configuration:
-        """The configuration that it is bound to."""
+        """The configuration that the body is bound to."""
         ...
 
 
 class CompositeBase(Component):
-    """A component with a graph inside; see `compound.graph.composite.Composite`."""
+    """A component with a body graph; see `compound.graph.composite.Composite`."""
 
     body: Body
 
@@ -309,7 +309,7 @@ class CompositeBase(Component):
 def connect(
     component: Component, name: str, wires: Mapping[str, Source], when: Source | Condition | None = None
 ) -> Node:
-    """Make a node, checking every edge as it is made."""
+    """Create a node, checking every edge."""
     check_name("Node", name)
     if not isinstance(component, Operation | CompositeBase):
         raise DeclarationError(
@@ -323,14 +323,14 @@ def connect(
         if not isinstance(source, Input | Output):
             raise WiringError(
                 f"{name}.{port} must be connected to an input or an output, but got {source!r}",
-                hint="put constants into the component's settings, or use a function",
+                hint="use the component's settings for constants, or a function",
             )
     ports = _ports(component, name, wires)
     for port, source in wires.items():
         _check_edge(component, name, port, ports[port], source)
     missing = [port for port, p in ports.items() if not p.optional and port not in wires]
     if missing:
-        raise WiringError(f"{name}.{missing[0]} is not connected", hint=f"{name} takes {listing(ports)}")
+        raise WiringError(f"{name}.{missing[0]} is not connected", hint=f"{name} takes {format_ports(ports)}")
     condition = Condition(when) if isinstance(when, Input | Output) else when
     _check_condition(name, condition)
     ordered = {port: wires[port] for port in ports if port in wires}
@@ -340,20 +340,21 @@ def connect(
 def _by_position(
     component: Component, name: str, sources: Sequence[Source], wires: Mapping[str, Source]
 ) -> dict[str, Source]:
-    """Return the sources that were given without a port, by the port they must mean."""
+    """Assign sources given by position to ports."""
     declared = component.inputs
     if declared is not None:
         free = [port for port in declared if port not in wires]
         if len(sources) == len(free) == 1:
             return {free[0]: sources[0]}
-        ports = listing(declared)
-        raise WiringError(f"{name} must be told which input is which", hint=f"{name} takes {ports}")
+        ports = format_ports(declared)
+        raise WiringError(f"{name} needs its inputs as keywords", hint=f"{name} takes {ports}")
     found: dict[str, Source] = {}
     for source in sources:
         if not isinstance(source, Input):
             label = getattr(source, "label", repr(source))
             raise WiringError(
-                f"{name} takes inputs of any name, so {label} needs one", hint=f"{name}(some_name=…)"
+                f"{name} accepts inputs of any name, so {label} must be given as a keyword",
+                hint=f"{name}(some_name=…)",
             )
         if source.name in found or source.name in wires:
             raise WiringError(f"{name}.{source.name} is connected twice")
@@ -362,7 +363,7 @@ def _by_position(
 
 
 def _ports(component: Component, name: str, wires: Mapping[str, Source]) -> dict[str, Port]:
-    """Return the node's ports: the declared ones, or one for each wire, plus the wired settings."""
+    """Return the node's ports: the declared ones, or one per wire, plus the wired settings."""
     declared = component.inputs
     settings = component.settings
     if declared is None:
@@ -373,39 +374,32 @@ def _ports(component: Component, name: str, wires: Mapping[str, Source]) -> dict
         if unknown:
             raise WiringError(
                 f"{name} has no input {unknown[0]!r}",
-                hint=f"{nearest(unknown[0], [*ports, *settings])} ({name} takes {listing(ports)})",
+                hint=f"{nearest(unknown[0], [*ports, *settings])} ({name} takes {format_ports(ports)})",
             )
     for port in wires:
         if port in settings:
             setting = settings[port]
-            ports[port] = Port(setting.type if isinstance(setting, Space) else _setting_type(setting))
+            plain = Any if setting is None else type(setting)
+            ports[port] = Port(setting.type if isinstance(setting, Space) else plain)
     return ports
-
-
-def _setting_type(setting: object) -> object:
-    return Any if setting is None else type(setting)
 
 
 def _check_edge(component: Component, name: str, port: str, expected: Port, source: Source) -> None:
     if port in component.settings and not isinstance(source.type, type):
-        return  # Literal or Any into a setting: checked when it arrives
+        return  # Literal or Any into a setting is checked at run time
     if fits(source.type, expected.type) or (
         expected.optional and fits(source.type, union(expected.type, None))
     ):
         return
-    possible = [label for label, kind in _offers(source) if fits(kind, expected.type)]
+    possible = [label for label, kind in _node_outputs(source) if fits(kind, expected.type)]
     hint = f"connect {' or '.join(possible)}" if possible else "change one of the two declarations"
     raise WiringError(
         f"{name}.{port} expects {spell(expected.type)}, but {source.label} is {spell(source.type)}",
-        hint=f"{hint} ({name} takes {listing(_ports_for_message(component))})",
+        hint=f"{hint} ({name} takes {format_ports(component.inputs or {})})",
     )
 
 
-def _ports_for_message(component: Component) -> Mapping[str, Port]:
-    return component.inputs or {}
-
-
-def _offers(source: Source) -> list[tuple[str, object]]:
+def _node_outputs(source: Source) -> list[tuple[str, object]]:
     if isinstance(source, Input):
         return []
     return [(Output(source.node, f).label, p.type) for f, p in source.node.component.outputs.items()]
@@ -415,15 +409,9 @@ def _check_condition(name: str, condition: Condition | None) -> None:
     if condition is None:
         return
     source = condition.source
-    if not fits(type(condition.value), source.type) and not _literal_holds(source.type, condition.value):
+    if not fits(type(condition.value), source.type) and not accepts(source.type, condition.value):
         raise WiringError(
             f"{name}: when expects {source.label} to equal {condition.value!r}, "
             f"but it is {spell(source.type)}",
-            hint="use when=output.equals(value) with a value the output can have",
+            hint="use when=output.equals(value) with a possible value of the output",
         )
-
-
-def _literal_holds(kind: object, value: object) -> bool:
-    from compound.graph.types import accepts
-
-    return accepts(kind, value)

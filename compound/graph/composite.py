@@ -1,4 +1,4 @@
-"""Composites: components whose body is a system of its own."""
+"""Composites: components with a system as their body."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ RunBody = Callable[[int, Mapping[str, Value]], Awaitable[Mapping[str, Value] | N
 
 
 class Composite(CompositeBase):
-    """A component made of a body that runs several times; its calls carry an index in their address."""
+    """A component that runs its body several times; addresses of the body's calls carry an index."""
 
     body: System
 
     def most_turns(self, given: Mapping[str, Extent]) -> float:
-        """Return how often the body runs at most; infinite when that is not known."""
+        """Return the maximum number of body runs; infinite if unknown."""
         return math.inf
 
     def first_inputs(self, given: Mapping[str, Extent]) -> dict[str, Extent]:
-        """Return the longest inputs of the body in the first turn."""
+        """Return the extents of the body's inputs in the first turn."""
         return {name: given[name] for name in self.body.inputs}
 
     def next_inputs(self, inputs: Mapping[str, Extent], outputs: Mapping[str, Extent]) -> dict[str, Extent]:
-        """Return the longest inputs of the body in this turn and the next one."""
+        """Return extents that cover the body's inputs in this turn and the next."""
         return dict(inputs)
 
     def all_outputs(self, outputs: Mapping[str, Extent], turns: float) -> dict[str, Extent]:
-        """Return the longest outputs, from those of one turn."""
+        """Return the extents of the composite's outputs, given those of one turn."""
         return {name: replace(extent.times(turns), items=turns) for name, extent in outputs.items()}
 
     @abstractmethod
     async def drive(
         self, inputs: Mapping[str, Value], values: Mapping[str, object], body: RunBody
     ) -> Mapping[str, Value] | None:
-        """Run the body as often as needed; ``None`` when one of its runs failed."""
+        """Run the body as often as needed; return ``None`` if one of its runs failed."""

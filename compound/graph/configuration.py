@@ -1,6 +1,6 @@
-"""A configuration: an immutable mapping ``component.parameter -> value``, with a digest.
+"""Configurations: immutable mappings ``component.parameter -> value`` with a digest.
 
-It is the only thing optimization changes, and the file it writes is all another process needs.
+Optimization changes nothing else, and a saved configuration is all that another process needs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import NoReturn
 
 from compound.errors import ConfigurationError
 from compound.formatting import MOST_NAMES, short
-from compound.security.sanitize import storable
+from compound.security.sanitize import replace_surrogates
 from compound.security.untrusted import UntrustedFolder
 from compound.storage.artifacts import addressed, check_inside, is_reference, kept, located, verified
-from compound.storage.records import Damaged, parse, written
+from compound.storage.records import Damaged, parse, to_encodable_json
 
 FORMAT = 1
 
@@ -33,12 +33,12 @@ def component_of(key: str) -> str:
 
 
 def components_of(keys: Iterable[str]) -> list[str]:
-    """Return the components that keys belong to, each once, in the order of the keys."""
+    """Return the components of keys, without duplicates, in order of first occurrence."""
     return list(dict.fromkeys(map(component_of, keys)))
 
 
 def canonical(value: object) -> str:
-    """Return JSON that is equal for equal values: sorted keys, no spaces, no NaN.
+    """Return canonical JSON, equal for equal values: sorted keys, no spaces, no NaN.
 
     >>> canonical({"b": 1, "a": (2,)})
     '{"a":[2],"b":1}'
@@ -48,34 +48,34 @@ def canonical(value: object) -> str:
     )
 
 
-def plain(value: object) -> object:
-    """Return ``value`` as JSON types, its mappings in their own order; no NaN."""
+def to_json_types(value: object) -> object:
+    """Convert ``value`` to JSON types, keeping the order of mappings; no NaN."""
     return json.loads(json.dumps(value, allow_nan=False, default=_plain))
 
 
 def plain_values(values: Mapping[str, object]) -> dict[str, object]:
-    """Return values by name as JSON types; no NaN."""
-    return {name: plain(value) for name, value in values.items()}
+    """Convert values by name to JSON types; no NaN."""
+    return {name: to_json_types(value) for name, value in values.items()}
 
 
 def readable(value: object) -> object:
-    """Return ``value`` as JSON types; what JSON cannot hold is written as text, without its address.
+    """Convert ``value`` to JSON types; replace unsupported objects by their repr without the address.
 
     >>> readable({"f": object(), "x": float("inf")})
     {'f': '<object object>', 'x': 'inf'}
     """
     try:
-        return storable(plain(value))
+        return replace_surrogates(to_json_types(value))
     except (TypeError, ValueError):
         if isinstance(value, Mapping):
             return {str(key): readable(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [readable(item) for item in value]
-        return re.sub(r" at 0x[0-9a-f]+", "", storable(repr(value)))  # addresses change by process
+        return re.sub(r" at 0x[0-9a-f]+", "", replace_surrogates(repr(value)))  # addresses differ by process
 
 
 def readable_values(values: Mapping[str, object]) -> dict[str, object]:
-    """Return values by name as JSON types; what JSON cannot hold is written as text."""
+    """Convert values by name to JSON types; replace unsupported objects by text."""
     return {name: readable(value) for name, value in values.items()}
 
 
@@ -92,23 +92,25 @@ def _plain(value: object) -> object:
 
 def digest(value: object) -> str:
     """Return the SHA-256 of the canonical JSON, in hex."""
-    return hashlib.sha256(canonical(value).encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(
+        canonical(value).encode("utf-8", "surrogatepass")
+    ).hexdigest()  # lone surrogates must not prevent hashing
 
 
-def frozen(value: object) -> object:
-    """Return ``value`` with lists as tuples and mappings copied, so that nobody can change it later."""
+def freeze(value: object) -> object:
+    """Return an immutable copy of ``value``: lists become tuples, mappings become frozen dicts."""
     if isinstance(value, Mapping):
-        return _FrozenDict({key: frozen(item) for key, item in value.items()})
+        return _FrozenDict({key: freeze(item) for key, item in value.items()})
     if isinstance(value, list | tuple):
-        return tuple(frozen(item) for item in value)
+        return tuple(freeze(item) for item in value)
     return value
 
 
 class _FrozenDict(dict[str, object]):
-    """A dict that refuses changes (so that it still is a dict for JSON and for equality)."""
+    """An immutable dict; it subclasses dict for JSON and equality."""
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("configuration values cannot be changed; bind another configuration")
+        raise TypeError("configuration values are immutable; bind another configuration")
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
@@ -119,7 +121,7 @@ class _FrozenDict(dict[str, object]):
 
 @dataclass(frozen=True)
 class Change:
-    """One difference between two configurations."""
+    """A difference between two configurations."""
 
     key: str
     before: object
@@ -140,7 +142,7 @@ class Configuration(Mapping[str, object]):
     __slots__ = ("_digest", "_values")
 
     def __init__(self, values: Mapping[str, object]) -> None:
-        self._values: dict[str, object] = {key: frozen(values[key]) for key in sorted(values)}
+        self._values: dict[str, object] = {key: freeze(values[key]) for key in sorted(values)}
         self._digest = ""
 
     def __getitem__(self, key: str) -> object:
@@ -168,23 +170,23 @@ class Configuration(Mapping[str, object]):
     def digest(self) -> str:
         """SHA-256 of the values, in hex; equal for equal configurations in any process.
 
-        A folder counts by what it holds, not by where it lies.
+        A folder counts by its content, not by its path.
         """
         if not self._digest:
             self._digest = digest({key: addressed(value) for key, value in self._values.items()})
         return self._digest
 
     def replace(self, values: Mapping[str, object]) -> Configuration:
-        """Return a configuration with some values changed."""
+        """Return a copy with some values replaced."""
         return Configuration({**self._values, **values})
 
     def diff(self, other: Configuration) -> list[Change]:
-        """Return what differs, by key; a missing value is ``None``."""
+        """Return the differences by key; a missing value is ``None``."""
         changes = [Change(key, self.get(key), other.get(key)) for key in sorted({*self, *other})]
         return [c for c in changes if canonical(addressed(c.before)) != canonical(addressed(c.after))]
 
     def located(self, folder: str | Path) -> Configuration:
-        """Return the configuration with the paths of its folders made absolute, from ``folder`` on."""
+        """Return a copy with folder paths made absolute, relative to ``folder``."""
         return Configuration({key: located(value, Path(folder)) for key, value in self._values.items()})
 
     def to_json(self) -> dict[str, object]:
@@ -193,19 +195,19 @@ class Configuration(Mapping[str, object]):
         return values
 
     def save(self, path: str | Path, **provenance: object) -> None:
-        """Write a file that `load` reads: the values, their digest, and where they come from.
+        """Write a file that `load` reads: the values, their digest, and their provenance.
 
-        Folders that values refer to are copied beside it, unless they are there: all of it moves together.
-        The file's own folder is made where it is missing.
+        Referenced folders are copied next to the file unless they exist there, so that all files can
+        be moved together. The file's parent folder is created if missing.
 
         Raises:
-            ConfigurationError: such a folder is missing, or was changed; or the file cannot be written.
+            ConfigurationError: a referenced folder is missing or was changed, or the file cannot be written.
         """
         target = Path(path)
         folder = UntrustedFolder(target.parent, error=ConfigurationError).make()
         values = {key: kept(value, target.parent) for key, value in self.to_json().items()}
         document = {"format": FORMAT, "digest": self.digest, "values": values, **provenance}
-        folder.write(target.name, written(document, indent=2) + "\n")
+        folder.write(target.name, to_encodable_json(document, indent=2) + "\n")
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -216,8 +218,8 @@ def load(path: str | Path) -> Configuration:
     """Read a configuration file written by `Configuration.save` (``best.json``).
 
     Raises:
-        ConfigurationError: the file is missing, is not such a file, or was changed by hand since; or a folder
-            that it refers to is missing, was changed, or is not below the file's own folder.
+        ConfigurationError: the file is missing, not a configuration file, or was edited since; or a
+            referenced folder is missing, was changed, or is not below the file's folder.
     """
     target = Path(path)
     folder = UntrustedFolder(target.parent, error=ConfigurationError)
@@ -239,7 +241,7 @@ def load(path: str | Path) -> Configuration:
     if document.get("digest") not in (None, configuration.digest):
         raise ConfigurationError(
             f"{path} was changed: its values do not match its digest",
-            hint="remove the digest line to accept the values as they are",
+            hint="remove the digest line to accept the current values",
         )
     for key, value in configuration.items():
         if is_reference(value):

@@ -12,7 +12,7 @@ from compound.graph.types import spell
 
 
 class GraphDocument(TypedDict):
-    """A graph as JSON: nodes with kinds, edges with ports, and the label that each output reads."""
+    """A graph as JSON: nodes with kinds, edges with ports, and the source label of each output."""
 
     nodes: Sequence[Sequence[str]]
     edges: Sequence[tuple[str, str, Sequence[str]]]
@@ -24,13 +24,13 @@ def as_document(system: System) -> GraphDocument:
     edges = [[a, b, list(d["ports"])] for a, b, d in sorted(system.graph.edges(data=True))]
     return {
         "nodes": [[name, data["kind"]] for name, data in sorted(system.graph.nodes(data=True))],
-        "edges": cast("list[tuple[str, str, list[str]]]", edges),  # lists, as they are read back
+        "edges": cast("list[tuple[str, str, list[str]]]", edges),  # lists, as JSON reads them back
         "outputs": {name: source.label for name, source in system.outputs.items()},
     }
 
 
 def as_text(system: System) -> str:
-    """Return one line for each input, node and output, in execution order."""
+    """Return one line per input, node and output, in execution order."""
     lines = [f"${name}: {spell(kind)}" for name, kind in system.inputs.items()]
     lines += _nodes(system, "")
     lines += [f"=> {name}: {source.label}" for name, source in system.outputs.items()]
@@ -58,7 +58,7 @@ def _line(node: Node) -> str:
 
 
 def as_mermaid(system: System) -> str:
-    """Return a Mermaid flow chart."""
+    """Return a Mermaid flowchart."""
     lines = ["flowchart LR"]
     lines += [f'    in_{name}(["{name}"])' for name in system.inputs]
     lines += [

@@ -1,6 +1,6 @@
-"""Digests of user code, for cache keys and to detect changes when a run is resumed.
+"""Digests of user code, for cache keys and for detecting changes when a run is resumed.
 
-Byte code and constants count, file and line do not. Code that it calls is not looked into.
+A digest covers byte code and constants, but not file or line, nor the functions that the code calls.
 """
 
 from __future__ import annotations
@@ -17,49 +17,49 @@ PLAIN = (str, int, float, bool, bytes, type(None))
 
 
 def code_digest(function: Callable[..., object]) -> str:
-    """Return a digest of a function: its code, its defaults, and the texts and numbers it closes over.
+    """Return a digest of a function: its code, its defaults, and the strings and numbers it closes over.
 
     >>> code_digest(lambda x: x + 1) == code_digest(lambda x: x + 1) != code_digest(lambda x: x + 2)
     True
     """
     target = function if hasattr(function, "__code__") else type(function).__call__
     code = getattr(target, "__code__", None)
-    if code is None:  # built in: it has a name and nothing else to tell
+    if code is None:  # a builtin is identified by its name alone
         return hashlib.sha256(repr(readable(function)).encode()).hexdigest()[:16]
     held = [
         getattr(target, "__defaults__", None),
         getattr(target, "__kwdefaults__", None),
-        [_held(cell) for cell in getattr(target, "__closure__", None) or ()],
+        [_cell_value(cell) for cell in getattr(target, "__closure__", None) or ()],
     ]
-    return hashlib.sha256(f"{_walk(code)}{described(held)}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{_walk(code)}{describe_code(held)}".encode()).hexdigest()[:16]
 
 
-def described(value: object) -> object:
-    """Return what identifies an object, in every process the same: JSON types, functions by their code.
+def describe_code(value: object) -> object:
+    """Return a process-independent description of an object: JSON types, functions by their code.
 
-    >>> described({"f": len, "s": {2, 1}})
+    >>> describe_code({"f": len, "s": {2, 1}})
     {'f': '<built-in function len>', 's': [1, 2]}
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [f"{f.name}={described(getattr(value, f.name))!r}" for f in dataclasses.fields(value)]
+        fields = [f"{f.name}={describe_code(getattr(value, f.name))!r}" for f in dataclasses.fields(value)]
         return f"{type(value).__qualname__}({', '.join(fields)})"
     if inspect.isroutine(value) and hasattr(value, "__code__"):
         return f"{value.__qualname__}:{code_digest(value)}"
     if isinstance(value, Mapping):
-        return {str(key): described(item) for key, item in value.items()}
+        return {str(key): describe_code(item) for key, item in value.items()}
     if isinstance(value, set | frozenset):
-        return sorted((described(item) for item in value), key=str)
+        return sorted((describe_code(item) for item in value), key=str)
     if isinstance(value, list | tuple):
-        return [described(item) for item in value]
+        return [describe_code(item) for item in value]
     return readable(value)
 
 
-def _held(cell: CellType) -> object:
+def _cell_value(cell: CellType) -> object:
     try:
         value = cell.cell_contents
-    except ValueError:  # not filled yet
+    except ValueError:  # the cell is empty
         return None
-    return value if isinstance(value, PLAIN) else type(value).__name__  # an object may change meanwhile
+    return value if isinstance(value, PLAIN) else type(value).__name__  # mutable, so only its type counts
 
 
 def _walk(code: CodeType) -> str:

@@ -1,6 +1,6 @@
-"""Spaces: what an optimizer may change about a component, and between which values.
+"""Spaces: the sets of values from which an optimizer chooses a component's parameters.
 
-A space holds its starting value. Spaces are declared where a plain value could stand:
+A space includes its initial value. A space may be declared wherever a plain value is accepted:
 ``k=5`` is fixed, ``k=Choice(1, 5, 10, value=5)`` may be tuned.
 """
 
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
 
 Scalar = str | int | float | bool
 ALL_LINEAR, ATTENTION = "all-linear", "attention"
-TARGETS = (ALL_LINEAR, ATTENTION)  # sets of layers that an adapter's targets may name
+TARGETS = (ALL_LINEAR, ATTENTION)  # layer groups accepted as targets of an adapter
 
 
 class Space(ABC):
-    """One parameter's set of values. ``value`` is where tuning starts."""
+    """Set of values of one parameter. ``value`` is the initial value."""
 
     kind: ClassVar[str]
     value: object
 
     @abstractmethod
     def problem(self, value: object) -> str:
-        """Say what is wrong with ``value``, or return ``""`` when it belongs to the space."""
+        """Return why ``value`` is outside the space, or ``""`` if it is valid."""
 
     @property
     @abstractmethod
     def type(self) -> object:
-        """The port type of the values, so that an edge may feed the parameter."""
+        """Port type of the values, for edges that feed the parameter."""
 
     @abstractmethod
     def to_json(self) -> dict[str, object]:
-        """Return the declaration as JSON, without the value."""
+        """Return the declaration as JSON, without the initial value."""
 
     def check(self, value: object, name: str) -> None:
-        """Raise `DeclarationError` when ``value`` is outside the space of the parameter ``name``."""
+        """Raise `DeclarationError` if ``value`` is outside the space of the parameter ``name``."""
         problem = self.problem(value)
         if problem:
             raise DeclarationError(f"{name} {problem}")
@@ -79,14 +79,14 @@ class Text(Space):
         return {"kind": self.kind, "max_length": self.max_length}
 
 
-Demo = Mapping[str, Mapping[str, object]]  # values of "inputs" and of "outputs", by name
+Demo = Mapping[str, Mapping[str, object]]  # "inputs" and "outputs", each a mapping by name
 
 
 def as_demos(value: object) -> list[Demo]:
-    """Return demonstrations that a setting holds.
+    """Return the demonstrations in a setting as a list.
 
     Raises:
-        TypeError: the value is something else.
+        TypeError: the value is not a list of mappings.
     """
     demos = value if isinstance(value, Sequence) else [None]
     if not all(isinstance(demo, Mapping) for demo in demos):
@@ -96,9 +96,9 @@ def as_demos(value: object) -> list[Demo]:
 
 @dataclass(frozen=True)
 class Demos(Space):
-    """Demonstrations: worked examples shown to a model before the question.
+    """Demonstrations: worked examples in the prompt.
 
-    A value is a tuple of ``{"inputs": {...}, "outputs": {...}}``, at most ``max`` of them.
+    A value is a tuple of at most ``max`` mappings ``{"inputs": {...}, "outputs": {...}}``.
 
     >>> Demos(max=4).problem([{"inputs": {"q": "1+1"}, "outputs": {"a": "2"}}])
     ''
@@ -133,7 +133,7 @@ class Demos(Space):
 
 @dataclass(frozen=True, init=False)
 class Choice(Space):
-    """One of a few values; they need no order.
+    """A categorical space: one of a few unordered values.
 
     >>> Choice(1, 5, 10, value=5).problem(7)
     'must be one of 1, 5, 10, but got 7'
@@ -170,13 +170,13 @@ class Choice(Space):
         return {"kind": self.kind, "options": list(self.options)}
 
     def draw(self, rng: np.random.Generator) -> Scalar:
-        """Return one of the options, all equally likely."""
+        """Draw one of the options uniformly."""
         return self.options[rng.integers(len(self.options))]
 
 
 @dataclass(frozen=True, init=False)
 class PerInput(Choice):
-    """One of a few values for all inputs, or for each input the one that a stored reward prefers.
+    """A categorical space whose value may also be chosen for each input by a stored reward.
 
     A value is an option, or ``{"path": folder, "sha256": digest}`` of a reward checkpoint.
 
@@ -185,7 +185,7 @@ class PerInput(Choice):
     ('', "must be one of 'short', 'long' or a stored reward, but got 'medium'")
     """
 
-    value: Scalar | Reference  # type: ignore[assignment]  # more than what `Choice` allows
+    value: Scalar | Reference  # type: ignore[assignment]  # wider than in `Choice`
 
     def problem(self, value: object) -> str:  # noqa: D102
         if is_reference(value) or not super().problem(value):
@@ -198,7 +198,7 @@ class PerInput(Choice):
 
 @dataclass(frozen=True)
 class Int(Space):
-    """A whole number in ``[low, high]``; ``log`` searches ratios rather than differences."""
+    """Integers in ``[low, high]``; ``log`` makes the scale logarithmic."""
 
     low: int
     high: int
@@ -222,7 +222,7 @@ class Int(Space):
         return {"kind": self.kind, "low": self.low, "high": self.high, "log": self.log}
 
     def draw(self, rng: np.random.Generator) -> int:
-        """Return a whole number, all equally likely; on a log scale, all ratios."""
+        """Draw an integer uniformly, or log-uniformly if ``log``."""
         if self.log:
             return min(int(math.exp(rng.uniform(math.log(self.low), math.log(self.high + 1)))), self.high)
         return int(rng.integers(self.low, self.high + 1))
@@ -230,7 +230,7 @@ class Int(Space):
 
 @dataclass(frozen=True)
 class Float(Space):
-    """A real number in ``[low, high]``; ``log`` searches ratios rather than differences."""
+    """Real numbers in ``[low, high]``; ``log`` makes the scale logarithmic."""
 
     low: float
     high: float
@@ -255,7 +255,7 @@ class Float(Space):
         return {"kind": self.kind, "low": self.low, "high": self.high, "log": self.log}
 
     def draw(self, rng: np.random.Generator) -> float:
-        """Return a number, all equally likely; on a log scale, all ratios."""
+        """Draw a number uniformly, or log-uniformly if ``log``."""
         if self.log:
             drawn = math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
             return min(max(drawn, self.low), self.high)
@@ -286,10 +286,10 @@ def _outside(space: Int | Float, value: float) -> str:
 
 @dataclass(frozen=True)
 class Weights(Space):
-    """The weights of a component's model: a LoRA adapter on a frozen base.
+    """Weights of a component's model: a LoRA adapter on a frozen base model.
 
-    A value is ``None`` (the base as it is) or ``{"path": folder, "sha256": digest}``. ``targets`` are the
-    linear layers that are adapted, as in `LoRA`.
+    A value is ``None`` (the base model) or ``{"path": folder, "sha256": digest}``. ``targets`` are the
+    adapted linear layers, as in `LoRA`.
     """
 
     value: Mapping[str, str] | None = None
@@ -306,7 +306,7 @@ class Weights(Space):
                 raise DeclarationError(
                     f"LoRA: targets must be {' or '.join(map(repr, TARGETS))}, or a list of names of linear "
                     f"layers, but got {self.targets!r}",
-                    hint=f"{nearest(self.targets, TARGETS)}; one layer is named in a list: [q_proj]",
+                    hint=f"{nearest(self.targets, TARGETS)}; write a single layer as a list: [q_proj]",
                 )
         else:
             object.__setattr__(self, "targets", tuple(self.targets))
@@ -336,15 +336,15 @@ def LoRA(  # noqa: N802 - reads as a declaration
     """Return the space of LoRA adapters of one shape.
 
     Args:
-        rank: of the update.
-        alpha: its scale, twice the rank by default.
-        targets: the linear layers that are adapted: ``all-linear``, every one but the output layer;
-            ``attention``, those of attention alone; or the last parts of their names, such as
-            ``["q_proj", "v_proj"]``. Adapters on all layers learn more than those on attention alone, also
-            with as many parameters (Schulman et al. 2025, "LoRA Without Regret"), so they are the default.
+        rank: rank of the update.
+        alpha: scale of the update; default: twice the rank.
+        targets: the adapted linear layers: ``all-linear``, all except the output layer; ``attention``, those
+            of attention only; or the last parts of their names, such as ``["q_proj", "v_proj"]``. Adapters
+            on all layers learn more than those on attention only, even with the same number of parameters
+            (Schulman et al. 2025, "LoRA Without Regret"), hence the default.
 
     Raises:
-        DeclarationError: the rank or alpha is below 1, or the targets are neither.
+        DeclarationError: the rank or alpha is below 1, or the targets are invalid.
 
     Example:
         >>> LoRA(8).to_json()

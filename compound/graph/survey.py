@@ -1,4 +1,4 @@
-"""The longest values in a run of a system, and the calls that it makes: worked out without running it."""
+"""Upper bounds of the values and calls of a system run, computed without running the system."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Limits:
     """Implements `compound.graph.bounds.Limits` for a run.
 
     Attributes:
-        examples: all that the run may read.
-        lms: the system's own model.
-        start: the configuration to start from.
+        examples: all examples that the run may read.
+        lms: the system's default model.
+        start: the initial configuration.
         growth: bytes that a search may add to a text.
-        written: tokens of the longest text that a model writes.
+        written: maximum tokens of a text written by a model.
         read_corpora: whether to read corpora for their longest passages.
     """
 
@@ -36,28 +36,28 @@ class Limits:
     read_corpora: bool = False
 
     def text(self, key: str, space: Text) -> Extent:
-        """Return the longest text of a parameter."""
+        """Return the extent of a text parameter."""
         start = max(len(space.value.encode()), len(str(self.start.get(key, "")).encode()))
         return Extent(start + self.growth, self.written).cut(max(space.max_length, start))
 
     def value(self, key: str, default: object) -> object:
-        """Return the value that a parameter starts from."""
+        """Return the initial value of a parameter."""
         return self.start.get(key, default)
 
     @cached_property
     def gold(self) -> Extent:
-        """The longest value that examples hold."""
+        """Extent of the longest gold value of the examples."""
         return of_values(value for example in self.examples for value in example.gold.values())
 
 
 @dataclass
 class Survey:
-    """What one run of a system can hold at most.
+    """Upper bounds of one system run.
 
     Attributes:
-        uses: by component.
-        counted: the most calls of a run that count as parts of a system run.
-        outputs: of the system.
+        uses: bounds of the calls of each component.
+        counted: maximum number of calls that count as parts of a system run.
+        outputs: extents of the system's outputs.
     """
 
     uses: dict[str, Use] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Survey:
     outputs: dict[str, Extent] = field(default_factory=dict)
 
     def add(self, component: Component, inputs: Mapping[str, Extent], reach: Reach, times: float) -> None:
-        """Take up the calls at one node."""
+        """Add the calls at one node."""
         self.counted += times * component.cacheable
         known = self.uses.get(component.name)
         if known is None:
@@ -73,16 +73,16 @@ class Survey:
             return
         self.uses[component.name] = Use(
             known.calls + times,
-            _joined(known.inputs, inputs),
-            _joined(known.outputs, reach.outputs),
-            _either(known.requests, reach.requests),
+            _merge_extents(known.inputs, inputs),
+            _merge_extents(known.outputs, reach.outputs),
+            _merge_requests(known.requests, reach.requests),
         )
 
 
-def _either(
+def _merge_requests(
     some: Sequence[CallBound] | None, others: Sequence[CallBound] | None
 ) -> Sequence[CallBound] | None:
-    """Return requests that bound both those of one call and those of another."""
+    """Return requests that bound both alternatives."""
     if some is None or others is None:
         return None
     if len(some) != len(others):
@@ -100,13 +100,13 @@ def _either(
     ]
 
 
-def _joined(some: Mapping[str, Extent], others: Mapping[str, Extent]) -> dict[str, Extent]:
+def _merge_extents(some: Mapping[str, Extent], others: Mapping[str, Extent]) -> dict[str, Extent]:
     both = {name: some[name].joined(others[name]) for name in some if name in others}
     return {**some, **others, **both}
 
 
 def survey(system: System, limits: Limits) -> Survey:
-    """Return the most that one run of a system can hold."""
+    """Compute the upper bounds of one system run."""
     found = Survey()
     inputs = {name: of_values(e.inputs[name] for e in limits.examples) for name in system.inputs}
     found.outputs = _walk(system, inputs, limits, found, 1.0)
@@ -116,7 +116,7 @@ def survey(system: System, limits: Limits) -> Survey:
 def _walk(
     system: System, inputs: Mapping[str, Extent], limits: Limits, found: Survey | None, times: float
 ) -> dict[str, Extent]:
-    """Return the extents of a graph's outputs; adds its calls to ``found``, each ``times``."""
+    """Return the extents of a graph's outputs, and add its calls to ``found``, each ``times``."""
     known: dict[str, Mapping[str, Extent]] = {}
 
     def read(source: Source) -> Extent:
@@ -125,7 +125,7 @@ def _walk(
     for name, node in system.nodes.items():
         given = {port: read(source) for port, source in node.wires.items()}
         if isinstance(node.component, Composite):
-            known[name] = _repeat(node.component, given, limits, found, times)
+            known[name] = _walk_composite(node.component, given, limits, found, times)
             continue
         reach = node.component.reach(given, limits)
         known[name] = reach.outputs
@@ -134,10 +134,10 @@ def _walk(
     return {name: read(source) for name, source in system.outputs.items()}
 
 
-def _repeat(
+def _walk_composite(
     composite: Composite, given: Mapping[str, Extent], limits: Limits, found: Survey | None, times: float
 ) -> Mapping[str, Extent]:
-    """Return the extents of a composite's outputs: what one turn writes, the next may read."""
+    """Return the extents of a composite's outputs, iterating since a turn may read the previous outputs."""
     turns = composite.most_turns(given)
     state = composite.first_inputs(given)
     for _ in range(len(composite.body.nodes) + 1):
@@ -147,7 +147,7 @@ def _repeat(
             break
         state = wider
     else:
-        why = f"every turn of {composite.name!r} may lengthen what the next one reads"
+        why = f"every turn of {composite.name!r} may lengthen the input of the next one"
         state = dict.fromkeys(state, Extent(math.inf, why=why))
     outputs = _walk(composite.body, state, limits, found, times * turns)
     return composite.all_outputs(outputs, turns)

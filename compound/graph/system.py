@@ -1,7 +1,7 @@
 """A system: a directed acyclic graph of nodes with named inputs and outputs, bound to a configuration.
 
-The graph is a ``networkx.DiGraph``; order, cycles and drawings come from networkx. A system is
-immutable: `bind` returns another one, so two threads can run two configurations at once.
+The graph is a ``networkx.DiGraph``; ordering, cycle detection and drawings use networkx. A system is
+immutable: `bind` returns a new one, so two threads can run two configurations concurrently.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import networkx as nx
 
 from compound.engine import Engine
 from compound.errors import ConfigurationError, WiringError, nearest
-from compound.formatting import listed, shown
+from compound.formatting import format_names, format_repr
 from compound.graph.component import (
     Component,
     CompositeBase,
@@ -36,15 +36,15 @@ class System:
     """A compound AI system.
 
     Args:
-        name: for run directories and reports.
-        outputs: what the system returns, by name; the nodes are found from here.
-        inputs: the declared inputs; each must be used. Left out, they are found as well.
-        nodes: the declared nodes; each must lead to an output. Left out, they are found as well.
-        lm: the model of every LLM component that names none.
+        name: name for run directories and reports.
+        outputs: outputs of the system by name; the nodes are collected from here.
+        inputs: the declared inputs, each of which must be used; collected as well if omitted.
+        nodes: the declared nodes, each of which must lead to an output; collected as well if omitted.
+        lm: default model of LLM components that name none.
 
     Attributes:
-        engines: finds the engine of a model by its name, where the system came from a file that has
-            ``engines:``. It is no part of the system's identity.
+        engines: function that returns the engine of a model name, set if the system was loaded from a file
+            with ``engines:``. It is not part of the system's identity.
 
     Example:
         >>> from compound.components.function import Function
@@ -76,31 +76,31 @@ class System:
         check_name("System", name)
         found_inputs, found_nodes = _collect(name, outputs)
         if inputs is not None:
-            _all_used(name, inputs, found_inputs)
+            _check_inputs_used(name, inputs, found_inputs)
         if nodes is not None:
-            _all_reach_an_output(name, nodes, found_nodes)
+            _check_nodes_used(name, nodes, found_nodes)
         set_ = functools.partial(object.__setattr__, self)
         set_("name", name)
         set_("inputs", {i: found_inputs[i].type for i in sorted(found_inputs)})
         set_("outputs", dict(outputs))
-        set_("nodes", _ordered(name, found_nodes))
+        set_("nodes", _sort_nodes(name, found_nodes))
         set_("defaults", {"lm": lm} if lm else {})
         set_("engines", None)
         start = {key: space.value for key, space in self.parameters.items()}
         for node in self.all_nodes():
-            if isinstance(node.component, CompositeBase):  # a body that was bound keeps its values
+            if isinstance(node.component, CompositeBase):  # a bound body keeps its values
                 bound = node.component.body.configuration
                 start |= {key: value for key, value in bound.items() if key in start}
         set_("configuration", Configuration(start))
 
     @functools.cached_property
     def graph(self) -> nx.DiGraph:
-        """The graph: inputs as ``$name``, nodes by name; edges carry the ``ports`` they feed."""
+        """The graph: inputs as ``$name``, nodes by name; edges carry the ``ports`` that they feed."""
         return _graph(self.inputs, self.nodes)
 
     @functools.cached_property
     def components(self) -> Mapping[str, Component]:
-        """Every component by name, those inside loops and maps included."""
+        """Every component by name, including those inside loops and maps."""
         found: dict[str, Component] = {}
         for component in (node.component for node in self.all_nodes()):
             other = found.setdefault(component.name, component)
@@ -113,7 +113,7 @@ class System:
 
     @functools.cached_property
     def parameters(self) -> Mapping[str, Space]:
-        """Every tunable parameter, by ``component.parameter``; not those that a wire feeds at every node."""
+        """Tunable parameters by ``component.parameter``, except those fed by a wire at every node."""
         wires: dict[str, set[str]] = {}
         for node in self.all_nodes():
             wires.setdefault(node.component.name, set(node.wires)).intersection_update(node.wires)
@@ -126,18 +126,18 @@ class System:
 
     @functools.cached_property
     def signature(self) -> str:
-        """A digest of the structure: components, their versions, wires and outputs, not the values."""
+        """Digest of the structure: components, their versions, wires and outputs, but not the values."""
         return digest(_structure(self))
 
     @property
     def lm(self) -> str | None:
-        """The model of components that name none, if there is one."""
+        """Default model of components that name none, or None."""
         found = self.defaults.get("lm")
         return found if isinstance(found, str) else None
 
     @functools.cached_property
     def settings(self) -> Mapping[str, object]:
-        """Every setting that is not tunable, by ``component.setting``, as JSON types."""
+        """Settings that are not tunable, by ``component.setting``, as JSON types."""
         return {
             f"{name}.{setting}": readable(value)
             for name, component in sorted(self.components.items())
@@ -147,34 +147,34 @@ class System:
 
     @functools.cached_property
     def identity(self) -> str:
-        """A digest of all that a run depends on besides the configuration, the inputs and chance."""
+        """Digest of everything that a run depends on except configuration, inputs and random streams."""
         return digest([self.signature, self.settings, self.defaults])
 
     @functools.cached_property
     def successors(self) -> Mapping[str, tuple[str, ...]]:
-        """For each node, the nodes waiting for it, in execution order."""
+        """Maps each node to the nodes that wait for it, in execution order."""
         position = {name: i for i, name in enumerate(self.nodes)}
         return {
             name: tuple(sorted(self.graph.successors(name), key=position.__getitem__)) for name in self.nodes
         }
 
     def all_nodes(self) -> Iterator[Node]:
-        """Yield the nodes, and those of the bodies inside them."""
+        """Yield the nodes, including those inside composites."""
         return _all_nodes(self.nodes.values())
 
     def descendants(self, node: str) -> frozenset[str]:
-        """Return the nodes that depend on ``node``, by name."""
+        """Return the names of the nodes downstream of ``node``."""
         return frozenset(nx.descendants(self.graph, node))
 
     def nodes_of(self, component: str) -> tuple[str, ...]:
-        """Return the names of the nodes that use a component, in order."""
+        """Return the names of the nodes that use a component, in execution order."""
         return tuple(n for n, node in self.nodes.items() if node.component.name == component)
 
     def bind(self, values: Mapping[str, object]) -> System:
-        """Return this system with some parameters set.
+        """Return a copy with some parameters set.
 
         Raises:
-            ConfigurationError: a key names no parameter, or a value lies outside its space.
+            ConfigurationError: a key is not a parameter, or a value is outside its space.
         """
         for key, value in values.items():
             if key not in self.parameters:
@@ -187,23 +187,23 @@ class System:
         return replace_configuration(self, self.configuration.replace(values))
 
     def with_lm(self, lm: str) -> System:
-        """Return this system with another default model."""
+        """Return a copy with another default model."""
         other = _copy(self, defaults={**self.defaults, "lm": lm})
         other.__dict__.pop("identity", None)
         return other
 
     def with_engines(self, engines: Callable[[str], Engine] | None) -> System:
-        """Return this system with what finds the engines of its models; `run` and the like use it."""
+        """Return a copy with another function that finds engines; `run`, `evaluate` and `optimize` use it."""
         return _copy(self, engines=engines)
 
     def __repr__(self) -> str:
-        return shown(
+        return format_repr(
             "System",
             repr(self.name),
-            inputs=listed(self.inputs),
-            nodes=listed(self.nodes),
-            outputs=listed(self.outputs),
-            parameters=listed(self.parameters) if self.parameters else "",
+            inputs=format_names(self.inputs),
+            nodes=format_names(self.nodes),
+            outputs=format_names(self.outputs),
+            parameters=format_names(self.parameters) if self.parameters else "",
             lm=repr(self.defaults["lm"]) if "lm" in self.defaults else "",
         )
 
@@ -211,11 +211,11 @@ class System:
         return self
 
     def __deepcopy__(self, memo: dict[int, object]) -> System:
-        """Return the system itself: nothing in it changes."""
+        """Return the system itself, since it is immutable."""
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the nodes as a list: pickling the graph itself would recurse as deep as the graph is."""
+        """Pickle the nodes as a list: pickling the graph recursively could exceed the recursion limit."""
         nodes = [
             (
                 node.name,
@@ -228,7 +228,7 @@ class System:
         ]
         outputs = {key: _reference(source) for key, source in self.outputs.items()}
         rest = (self.configuration, self.defaults, self.engines)
-        return _restored, (self.name, self.inputs, nodes, outputs, *rest)
+        return _restore, (self.name, self.inputs, nodes, outputs, *rest)
 
 
 _Reference = Input | tuple[str, str]
@@ -241,7 +241,7 @@ def _reference(source: Source) -> _Reference:
     return source if isinstance(source, Input) else (source.node.name, source.field)
 
 
-def _restored(
+def _restore(
     name: str,
     inputs: Mapping[str, object],
     flat: Sequence[_FlatNode],
@@ -250,7 +250,7 @@ def _restored(
     defaults: Mapping[str, object],
     engines: Callable[[str], Engine] | None,
 ) -> System:
-    """Return a pickled system: its nodes come in an order in which each follows what it reads."""
+    """Rebuild a pickled system; ``flat`` lists the nodes in topological order."""
     nodes: dict[str, Node] = {}
 
     def source(reference: _Reference) -> Source:
@@ -274,7 +274,7 @@ def _restored(
 
 
 def replace_configuration(system: System, configuration: Configuration) -> System:
-    """Return a copy bound to ``configuration`` as it is (already checked)."""
+    """Return a copy bound to ``configuration``, which must have been validated."""
     return _copy(system, configuration=configuration)
 
 
@@ -286,7 +286,7 @@ def _copy(system: System, **changes: object) -> System:
 
 
 def _collect(name: str, outputs: Mapping[str, Source]) -> tuple[dict[str, Input], dict[str, Node]]:
-    """Walk back from the outputs; every name must mean one thing."""
+    """Collect inputs and nodes backward from the outputs, checking that names are unique."""
     if not outputs:
         raise WiringError(f"system {name!r} has no outputs", hint="outputs={'answer': some_output}")
     inputs: dict[str, Input] = {}
@@ -303,7 +303,7 @@ def _collect(name: str, outputs: Mapping[str, Source]) -> tuple[dict[str, Input]
     while stack:
         source = stack.pop()
         if isinstance(source, Input):
-            _same_type(inputs.setdefault(source.name, source), source)
+            _check_same_type(inputs.setdefault(source.name, source), source)
         elif nodes.get(source.node.name) is not source.node:
             if source.node.name in nodes:
                 raise WiringError(
@@ -315,32 +315,32 @@ def _collect(name: str, outputs: Mapping[str, Source]) -> tuple[dict[str, Input]
     return inputs, nodes
 
 
-def _all_used(system: str, inputs: Sequence[Input], used: Mapping[str, Input]) -> None:
+def _check_inputs_used(system: str, inputs: Sequence[Input], used: Mapping[str, Input]) -> None:
     declared = [item.name for item in inputs]
     unused = [name for name in declared if name not in used]
     if unused:
         raise WiringError(
-            f"system {system!r} declares inputs that nothing reads: {names(unused)}",
+            f"system {system!r} declares unused inputs: {names(unused)}",
             hint="connect them or remove them",
         )
     undeclared = sorted(set(used) - set(declared))
     if undeclared:
         raise WiringError(
-            f"system {system!r} reads inputs it does not declare: {names(undeclared)}",
+            f"system {system!r} reads undeclared inputs: {names(undeclared)}",
             hint=f"declared: {names(declared)}",
         )
     for item in inputs:
-        _same_type(used[item.name], item)
+        _check_same_type(used[item.name], item)
 
 
-def _same_type(known: Input, other: Input) -> None:
+def _check_same_type(known: Input, other: Input) -> None:
     if known.type != other.type:
         raise WiringError(
             f"input {known.name!r} is declared as {spell(known.type)} and as {spell(other.type)}"
         )
 
 
-def _all_reach_an_output(
+def _check_nodes_used(
     system: str, declared: Sequence[Node | Output | Outputs], reached: Mapping[str, Node]
 ) -> None:
     nodes = [_node(item) for item in declared]
@@ -374,8 +374,8 @@ def _graph(inputs: Mapping[str, object], nodes: Mapping[str, Node]) -> nx.DiGrap
     return graph
 
 
-def _ordered(system: str, nodes: Mapping[str, Node]) -> dict[str, Node]:
-    """Return the nodes in topological order, ties by name: independent of declaration and hashing."""
+def _sort_nodes(system: str, nodes: Mapping[str, Node]) -> dict[str, Node]:
+    """Return the nodes in topological order, ties by name, independent of declaration order and hashing."""
     graph = nx.DiGraph()
     graph.add_nodes_from(nodes)
     for name, node in nodes.items():
@@ -391,7 +391,7 @@ def _ordered(system: str, nodes: Mapping[str, Node]) -> dict[str, Node]:
 
 
 def _all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
-    """Yield nodes and those of the bodies inside them."""
+    """Yield nodes, including those inside composites."""
     for node in nodes:
         yield node
         if isinstance(node.component, CompositeBase):

@@ -1,7 +1,7 @@
-"""Port types: how a type is spelled, when one may feed another, and whether a value belongs to it.
+"""Port types: their spelling, their compatibility, and validation of values.
 
 Types are ordinary Python annotations (``str``, ``list[str]``, ``Literal["a", "b"]``, ``dict[str, int]``).
-YAML spells them the same way; `parse` reads that spelling with a small grammar and never evaluates it.
+YAML uses the same spelling; `parse` reads it with a small grammar and never evaluates it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ NAMES: Mapping[str, object] = {
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A named, typed place where a value enters or leaves a component.
+    """Typed input or output of a component.
 
-    ``optional`` inputs may stay unconnected, or be fed by a node that was skipped: they then take
-    ``default``.
+    ``optional`` inputs take ``default`` if they are not connected or if their source node was skipped.
     """
 
     type: object
@@ -50,7 +49,7 @@ class Port:
 
 
 def parse(text: str) -> object:
-    """Return the type that ``text`` spells.
+    """Parse the spelling of a type.
 
     >>> parse("list[str]")
     list[str]
@@ -94,7 +93,7 @@ def _from_tree(tree: ast.expr, text: str) -> object:
 
 
 def union(first: object, second: object) -> object:
-    """Return the type of the values of either type.
+    """Return the union of two types.
 
     >>> union(str, None)
     str | None
@@ -103,7 +102,7 @@ def union(first: object, second: object) -> object:
 
 
 def spell(kind: object) -> str:
-    """Return how a type is written in YAML and in messages.
+    """Return the spelling of a type in YAML and messages.
 
     >>> spell(list[str]), spell(Literal["yes", "no"]), spell(str | None)
     ('list[str]', 'one of yes, no', 'str | None')
@@ -125,14 +124,14 @@ def spell(kind: object) -> str:
 
 
 def _inner(kind: object) -> str:
-    """Spell a type inside another, where ``one of`` would swallow what follows."""
+    """Spell a type inside another, where ``one of`` would absorb the text after it."""
     if get_origin(kind) is Literal:
         return f"Literal[{', '.join(map(repr, get_args(kind)))}]"
     return spell(kind)
 
 
 def fits(source: object, target: object) -> bool:
-    """Return whether every value of ``source`` may be given to ``target``.
+    """Return whether ``target`` accepts every value of ``source``.
 
     >>> fits(int, float), fits(Literal["a"], str), fits(list[int], list[str]), fits(str, Any)
     (True, True, False, True)
@@ -153,6 +152,7 @@ def fits(source: object, target: object) -> bool:
     if (source_origin or source) is (target_origin or target):
         pairs = zip(get_args(source), get_args(target), strict=False)
         return all(fits(a, b) for a, b in pairs)
+    # bool is a subclass of int, but not a number here
     if source is bool or target is bool:
         return False
     if isinstance(source, type) and isinstance(target, type):
@@ -166,12 +166,12 @@ def _adapter(kind: object) -> TypeAdapter[object]:
         return TypeAdapter(_form(kind), config=ConfigDict(strict=True, arbitrary_types_allowed=True))
     except PydanticSchemaGenerationError as error:
         raise DeclarationError(f"{spell(kind)!r} cannot be used as a port type") from error
-    except Exception:  # noqa: BLE001 - pydantic refuses a config for its own models: those bring theirs
+    except Exception:  # noqa: BLE001 - pydantic rejects a config for models, which have their own
         return TypeAdapter(_form(kind))
 
 
 def _form(kind: object) -> TypeForm[object]:
-    """Return a port's type as what it is to type checkers; pydantic refuses what is none."""
+    """Return a port's type, typed for pydantic, which rejects objects that are not types."""
     return cast("TypeForm[object]", kind)
 
 
@@ -179,7 +179,7 @@ EXACT = (str, int, float, bool)
 
 
 def accepts(kind: object, value: object) -> bool:
-    """Return whether ``value`` belongs to ``kind`` without conversion (an int is a float, a bool no int).
+    """Return whether ``value`` belongs to ``kind`` without conversion (an int is a float, a bool is no int).
 
     >>> accepts(list[str], ["a"]), accepts(list[str], "a"), accepts(float, 1), accepts(int, True)
     (True, False, True, False)
@@ -194,22 +194,22 @@ def accepts(kind: object, value: object) -> bool:
 
 
 def convert(kind: object, value: object) -> object:
-    """Convert text or JSON leniently into ``kind`` (``"3"`` into 3), or raise `ValueError`."""
+    """Convert text or JSON leniently to ``kind`` (``"3"`` to 3), or raise `ValueError`."""
     try:
         return TypeAdapter(_form(kind)).validate_python(value, strict=False)
     except ValidationError as error:
         raise ValueError(f"{value!r} is not {spell(kind)}") from error
 
 
-def listing(ports: Mapping[str, Port]) -> str:
-    """Return ports as text for messages: ``question: str, k: int (optional)``."""
-    return ", ".join(_line(name, port) for name, port in ports.items()) or "none"
-
-
-def _line(name: str, port: Port) -> str:
-    return f"{name}: {spell(port.type)}" + (" (optional)" if port.optional else "")
+def format_ports(ports: Mapping[str, Port]) -> str:
+    """Format ports for messages: ``question: str, k: int (optional)``."""
+    spelled = [
+        f"{name}: {spell(port.type)}" + (" (optional)" if port.optional else "")
+        for name, port in ports.items()
+    ]
+    return ", ".join(spelled) or "none"
 
 
 def names(values: Iterable[str]) -> str:
-    """Join names for messages, quoted."""
+    """Quote and join names for messages."""
     return ", ".join(repr(value) for value in values)

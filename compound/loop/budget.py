@@ -1,4 +1,4 @@
-"""The system runs of a run: how they are divided between decisions and jobs, and how many are left."""
+"""Budget of a search in system runs: its division between decisions and jobs, and the remainder."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from compound.engine import Engine
 from compound.execution.budget import Meter
-from compound.optimization.allowance import Allowance, allowance, caps, max_request_cost, runs_left
+from compound.optimization.allowance import Allowance, allowance, max_request_cost, proposal_caps, runs_left
 from compound.optimization.bounds import Amount
-from compound.optimization.budget_plan import BudgetPlan, fewest_of, make_plan, usable
+from compound.optimization.budget_plan import BudgetPlan, make_plan, minimum_job_runs, usable_runs
 from compound.optimization.method import Job
 from compound.optimization.problem import Problem
 from compound.optimization.proposals import Proposals
@@ -20,20 +20,19 @@ __all__ = ["RunBudget"]
 
 
 class RunBudget:
-    """The budget of a search, in system runs.
+    """Budget of a search, in system runs.
 
     Args:
-        problem: what is optimized, by which method.
-        meter: of the search.
-        proposals: the ledger of requests for proposals, which compete with system runs for calls, tokens and
-            cost.
-        engine: models by name.
-        plan: the plan of an interrupted run.
-        free_runs: system runs that were left for jobs when it was made; ``None`` without a limit.
+        problem: the problem, including the method.
+        meter: meter of the search.
+        proposals: ledger of proposal requests, which compete with system runs for calls, tokens and cost.
+        engine: returns the engine of a model name.
+        plan: the plan, from an interrupted run.
+        free_runs: system runs left for jobs when the plan was made; ``None`` without a limit.
 
     Attributes:
-        plan: how the budget is divided.
-        free_runs: see above.
+        plan: division of the budget.
+        free_runs: as above.
     """
 
     def __init__(
@@ -56,11 +55,11 @@ class RunBudget:
     def divide(
         cls, problem: Problem, meter: Meter, proposals: Proposals, engine: Callable[[str], Engine]
     ) -> RunBudget:
-        """Plan a new search: decisions, jobs, and the requests for proposals that jobs make."""
+        """Plan a new search: decisions, jobs, and their proposal requests."""
         method = problem.method
         jobs = len(method.jobs) if method.jobs_each is None else method.jobs_each
         left = meter.remaining_runs()
-        for _ in range(2):  # the number of requests depends on the runs, and the other way round
+        for _ in range(2):  # requests and runs depend on each other
             plan = make_plan(problem, left, jobs)
             free = max(0.0, left - plan.decisions * plan.cost)
             found = cls(problem, meter, proposals, engine, plan, free if math.isfinite(free) else None)
@@ -70,14 +69,14 @@ class RunBudget:
 
     @functools.cached_property
     def allowance(self) -> Allowance:
-        """The requests for proposals that the planned jobs may make."""
+        """Proposal requests allowed to the planned jobs."""
         free = math.inf if self.free_runs is None else self.free_runs
         return allowance(self._problem, free, self.plan.decisions, lms=self._own_lm)
 
     @functools.cached_property
     def _largest_request(self) -> Amount:
-        """The most that one request for a proposal takes; only limits on calls, tokens or cost need it."""
-        if not caps(self._meter.budget, self._meter.usage, self._proposals.usage):
+        """Upper bound of one proposal request; only needed with limits on calls, tokens or cost."""
+        if not proposal_caps(self._meter.budget, self._meter.usage, self._proposals.usage):
             return Amount(calls=1)
         requests = [request for allowed in self.allowance.jobs for request in allowed.requests]
         return max_request_cost(requests, self._engine, self._own_lm)
@@ -88,24 +87,24 @@ class RunBudget:
         return (lm,) if lm else ()
 
     def runs_left(self) -> float:
-        """Return the system runs that the budget still holds besides the requests for proposals to come."""
+        """Return the system runs left in the budget after the outstanding proposal requests."""
         return runs_left(self._meter, self._proposals, self._largest_request)
 
     def free(self, search: SearchState) -> float:
-        """Return the system runs left for jobs, without those reserved for decisions to come."""
+        """Return the system runs left for jobs, excluding those reserved for decisions."""
         decisions = self.plan.decisions - search.decisions
         return max(0.0, self.runs_left() - decisions * self.plan.cost)
 
     def smallest_job(self, search: SearchState) -> float:
-        """Return the system runs below which no job can do anything."""
+        """Return the minimum system runs of any job."""
         minibatch, compared = self._problem.settings.minibatch, has_compared(search)
-        return min(fewest_of(job, minibatch, tried=compared) for job in self._jobs().values())
+        return min(minimum_job_runs(job, minibatch, tried=compared) for job in self._jobs().values())
 
     def runs_of(self, job: Job, opening: Job | None, search: SearchState) -> float:
-        """Return the system runs that a job gets; 0 where they would be too few.
+        """Return the system runs of a job, or 0 if they would be too few.
 
         Args:
-            job: the chosen job.
+            job: the selected job.
             opening: the method's opening job, if it is this one.
             search: the state of the search.
         """
@@ -114,7 +113,7 @@ class RunBudget:
         if opening is not None or declared.step is not None:
             share = self._share(job, search) if opening is None else self.free(search) * opening.weight
             return share if share >= needed else 0.0
-        return usable(self._share(job, search), self.free(search), needed, tried=has_compared(search))
+        return usable_runs(self._share(job, search), self.free(search), needed, tried=has_compared(search))
 
     def _jobs(self) -> dict[tuple[str, tuple[str, ...]], Job]:
         """Return the method's jobs by optimizer and keys."""
@@ -123,9 +122,9 @@ class RunBudget:
         return {(job.optimizer, job.keys): job for job in jobs}
 
     def _share(self, job: Job, search: SearchState) -> float:
-        """Return the job's share, by weight, of what is left for jobs."""
+        """Return the job's share, by weight, of the runs left for jobs."""
         weights = {(j.optimizer, j.keys): j.weight for j in self._problem.method.jobs}
-        part = self.plan.jobs / len(weights)  # of all jobs, that precedes each decision
+        part = self.plan.jobs / len(weights)  # share of all jobs before each decision
         finished = search.history[len(search.history) - search.jobs_in_round :]
         worked = sum(weights[record.optimizer, record.keys] for record in finished)
         total = sum(weights.values()) * part
@@ -135,5 +134,5 @@ class RunBudget:
 
 
 def has_compared(search: SearchState) -> bool:
-    """Return whether any job has compared candidates yet."""
+    """Return whether a job has compared candidates yet."""
     return any(record.runs for record in search.history)

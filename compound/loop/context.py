@@ -1,4 +1,4 @@
-"""The parts of a run that its jobs, its decisions and its test share."""
+"""State and resources of a run, shared by its jobs, decisions and final test."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["RunContext"]
 
 @dataclass
 class RunContext:
-    """One run under way.
+    """A run in progress.
 
     Attributes:
-        problem: what is optimized, and how.
+        problem: the optimization problem.
         recorder: writes events and checkpoints; holds the state.
-        meter: spending of the search.
-        test_meter: spending of the test split.
-        executor: runs the system; charges the search.
-        proposals: the ledger of requests for proposals.
+        meter: budget meter of the search.
+        test_meter: budget meter of the test split.
+        executor: runs the system and charges the search.
+        proposals: ledger of proposal requests.
     """
 
     problem: Problem
@@ -42,21 +42,21 @@ class RunContext:
 
     @classmethod
     def open(cls, problem: Problem, recorder: Recorder) -> RunContext:
-        """Prepare to run, or to continue, what the recorder's state says."""
+        """Create the context of a new or resumed run from the recorder's state."""
         budget = problem.settings.budget
-        meter = Meter(budget.search(), whole=budget.total(), rest="the rest is kept for the test split")
-        test_meter = Meter(budget.test(), whole=budget.total(), rest="the rest is for the search")
-        test_meter.pause()  # its minutes begin with the test
+        meter = Meter(budget.search(), whole=budget.total(), rest="the rest is reserved for the test split")
+        test_meter = Meter(budget.test(), whole=budget.total(), rest="the rest is reserved for the search")
+        test_meter.pause()  # its clock starts with the test
         executor = Executor(
             problem.engines,
             cache=recorder.cache,
             meter=meter,
             seed=problem.settings.seed,
-            on_call=recorder.called,
-            on_notice=recorder.noticed,
+            on_call=recorder.on_call,
+            on_notice=recorder.on_notice,
             folder=recorder.run.path / MEMORY_FOLDER,
         )
-        recorder.watch(meter, test_meter)
+        recorder.attach_meters(meter, test_meter)
         proposals = Proposals(meter, give_up=problem.settings.budget.max_proposal_failures)
         if recorder.state.search is not None:
             proposals.restore(recorder.state.search.ledger)
@@ -64,19 +64,19 @@ class RunContext:
 
     @property
     def state(self) -> RunState:
-        """The state that checkpoints hold."""
+        """State stored in checkpoints."""
         return self.recorder.state
 
     @property
     def search(self) -> SearchState:
-        """The state of the search, which has begun."""
+        """State of the search, which must have started."""
         if self.state.search is None:
-            raise RuntimeError("the starting configuration is not measured yet")
+            raise RuntimeError("the initial configuration is not evaluated yet")
         return self.state.search
 
     @property
     def budget(self) -> RunBudget:
-        """The system runs of the search, as planned; they are planned when first asked for."""
+        """Budget of the search, planned on first access."""
         if self._budget is None:
             parts = self.problem, self.meter, self.proposals, self.executor.engine
             search = self.state.search
@@ -88,18 +88,18 @@ class RunContext:
         return self._budget
 
     def working(self) -> System:
-        """Return the system with everything that jobs changed since the last decision."""
+        """Return the system with all changes of jobs since the last decision."""
         return self.problem.bind({**self.search.best, **self.search.working})
 
     def samples(self, decision: int) -> list[int]:
-        """Return sample indices that no other decision uses; without chance, one is enough."""
+        """Return sample indices unique to a decision; one index if the system is deterministic."""
         repeats = self.problem.settings.repeats
         if not stochastic(self.problem.system):
             return [0]
         return [decision * repeats + i for i in range(repeats)]
 
     async def validate(self, system: System, samples: Sequence[int]) -> Evaluation:
-        """Measure a configuration on the validation split."""
+        """Evaluate a configuration on the validation split."""
         problem = self.problem
         return await evaluate(
             self.executor, system, problem.valid, problem.metric, samples=samples, rules=problem.rules,
@@ -107,9 +107,9 @@ class RunContext:
         )  # fmt: skip
 
     def record_news(self, job: int) -> None:
-        """Record each note about requests for proposals once."""
+        """Record each note about proposal requests once."""
         news = self.proposals.news
         while news:
             note = news.pop(0)
-            self.search.ledger = self.proposals.snapshot()  # without the note that is recorded now
+            self.search.ledger = self.proposals.snapshot()  # without the note being recorded
             self.recorder.event("proposals", job=job, note=note)

@@ -13,17 +13,17 @@ from compound.loop.context import RunContext
 
 __all__ = ["decide"]
 
-PATIENCE = 3  # rounds in a row without a proposal before the search ends
+PATIENCE = 3  # consecutive rounds without a proposal before the search ends
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Two configurations on the same validation examples and fresh samples.
+class PairedComparison:
+    """Evaluations of two configurations on the same validation examples and fresh samples.
 
     Attributes:
         before: the best configuration.
         after: the working one.
-        p: the one-sided p-value of its gain.
+        p: one-sided p-value of the gain.
     """
 
     before: Evaluation
@@ -31,7 +31,7 @@ class Comparison:
     p: float
 
     def to_json(self) -> dict[str, object]:
-        """Return the comparison as the record of a decision shows it."""
+        """Return the comparison as recorded with a decision."""
         gain = gain_interval(self.before, self.after).to_json()
         return {
             "p": self.p,
@@ -58,7 +58,7 @@ async def decide(context: RunContext) -> None:
         compared = await _compare(context, best, working)
     except BudgetExhausted as error:
         search.stopped = error.message
-        record["note"] = "the budget ended before the decision"
+        record["note"] = "the budget was exhausted before the decision"
     else:
         accepted = compared.p <= plan.level
         record |= compared.to_json()
@@ -73,24 +73,24 @@ async def decide(context: RunContext) -> None:
     context.recorder.event("decision", accepted=accepted, **record)
 
 
-async def _compare(context: RunContext, best: System, working: System) -> Comparison:
-    """Measure both on fresh samples (where samples differ at all) and test the difference."""
+async def _compare(context: RunContext, best: System, working: System) -> PairedComparison:
+    """Evaluate both on fresh samples (if the system is stochastic) and test the difference."""
     number = context.search.decisions
     samples = context.samples(number)
     before = await context.validate(best, samples)
     after = await context.validate(working, samples)
     rng = generator(context.problem.settings.seed, "decision", number)
-    return Comparison(before, after, paired_test(before.scores, after.scores, rng=rng))
+    return PairedComparison(before, after, paired_test(before.scores, after.scores, rng=rng))
 
 
 def _end_idle_round(context: RunContext) -> None:
-    """Record a round without a change; after a few in a row the search ends."""
+    """Record a round without a change; end the search after several in a row."""
     search = context.search
     search.idle_rounds += 1
-    if context.problem.method.jobs_each is not None:  # the planned jobs of this decision had their turn
+    if context.problem.method.jobs_each is not None:  # the planned jobs of this decision are finished
         search.decisions += 1
         if search.decisions == context.budget.plan.decisions and not search.stopped:
             search.stopped = "all planned jobs are done"
     if search.idle_rounds >= PATIENCE and not search.stopped:
-        search.stopped = f"{PATIENCE} rounds in a row proposed nothing"
-    context.recorder.event("round", note="nothing to decide about", idle=search.idle_rounds)
+        search.stopped = f"{PATIENCE} consecutive rounds proposed nothing"
+    context.recorder.event("round", note="no change to decide on", idle=search.idle_rounds)

@@ -1,4 +1,4 @@
-"""The test split: read once, at the end, for the starting and the best configuration."""
+"""Final evaluation on the test split, once, of the initial and the best configuration."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from compound.loop.context import RunContext
 from compound.optimization.budget_plan import stochastic
 from compound.runs.state import FinalEvaluation
 
-__all__ = ["read_test_split"]
+__all__ = ["evaluate_test_split"]
 
-FIRST_SAMPLE = 1_000_000  # sample indices from here on belong to the test split alone
+FIRST_SAMPLE = 1_000_000  # first sample index reserved for the test split
 
 
-async def read_test_split(context: RunContext) -> None:
-    """Measure both configurations, unless that is done; each is one event and one checkpoint."""
+async def evaluate_test_split(context: RunContext) -> None:
+    """Evaluate both configurations unless already done; each evaluation is one event and one checkpoint."""
     state, problem = context.state, context.problem
-    executor = context.executor.charging(context.test_meter)
+    executor = context.executor.with_meter(context.test_meter)
     if state.test_before is None:
-        state.test_before = await _read(context, executor, problem.system)
+        state.test_before = await _evaluate(context, executor, problem.system)
         _record(context, "test_before", state.test_before)
     if state.test_after is None:
         best = problem.bind(context.search.best)
         unchanged = best.configuration == problem.system.configuration
         before = FinalEvaluation(evaluation=state.test_before.evaluation)
-        state.test_after = before if unchanged else await _read(context, executor, best)
+        state.test_after = before if unchanged else await _evaluate(context, executor, best)
         _record(context, "test_after", state.test_after)
 
 
-async def _read(context: RunContext, executor: Executor, system: System) -> FinalEvaluation:
-    """Run one configuration on the test split, as far as the budget allows it."""
+async def _evaluate(context: RunContext, executor: Executor, system: System) -> FinalEvaluation:
+    """Evaluate a configuration on the test split, if the budget allows."""
     problem = context.problem
     if not problem.test:
         return FinalEvaluation()

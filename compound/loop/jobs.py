@@ -1,11 +1,11 @@
-"""The jobs of a search: choose the next one, give it a share of the budget, and let its optimizer propose."""
+"""Jobs of a search: choose the next one, assign it a share of the budget, and run its optimizer."""
 
 from __future__ import annotations
 
 from compound.errors import BudgetExhausted
 from compound.execution.rng import derive_seed
 from compound.loop.context import RunContext
-from compound.optimization.allowance import caps, requests_of, within
+from compound.optimization.allowance import is_within, proposal_caps, requests_allowed
 from compound.optimization.budget_plan import job_minibatch
 from compound.optimization.method import Job, JobContext, JobRecord, Progress, Proposal, Task
 from compound.optimization.proposals import described, since
@@ -17,7 +17,7 @@ __all__ = ["Jobs"]
 
 
 class Jobs:
-    """Runs the jobs that precede a decision."""
+    """Runs the jobs before a decision."""
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
@@ -25,8 +25,8 @@ class Jobs:
     async def run_round(self) -> None:
         """Run the jobs of one round; each may change the working configuration.
 
-        Before the last decision jobs continue while the budget holds another one and the last round changed
-        something: nothing else could use what is left.
+        Before the last decision, jobs continue as long as the budget allows another one and the last round
+        changed something, because nothing else could use the remaining budget.
         """
         context, search = self._context, self._context.search
         plan = context.budget.plan
@@ -37,28 +37,25 @@ class Jobs:
                 search.jobs_in_round = plan.jobs - more
             smallest = context.budget.smallest_job(search)
             if search.job is None and context.budget.free(search) < smallest:
-                search.stopped = self._too_small(smallest)
+                search.stopped = self._too_small_reason(smallest)
                 return
             await self._run(self._job())
 
-    def _too_small(self, smallest: float) -> str:
-        """Return why the search ends where the budget holds no further job."""
-        reason = "the rest of the budget is too small for another job"
+    def _too_small_reason(self, smallest: float) -> str:
+        """Return the reason for ending the search when the budget allows no further job."""
+        reason = "the remaining budget is too small for another job"
         context, search = self._context, self._context.search
         if search.history:
             return reason
+        limits = context.problem.settings.budget.limits()
+        limit = f"optimize.budget.{next(iter(limits))}" if len(limits) == 1 else "optimize.budget"
         return (
             f"{reason}: the first needs {smallest:g} system runs, {context.budget.free(search):g} are free, "
-            f"and {context.budget.plan.cost:g} are set aside for its decision; raise {self._limit()}"
+            f"and {context.budget.plan.cost:g} are reserved for its decision; raise {limit}"
         )
 
-    def _limit(self) -> str:
-        """Return the setting that limits system runs, where there is only one."""
-        limits = self._context.problem.settings.budget.limits()
-        return f"optimize.budget.{next(iter(limits))}" if len(limits) == 1 else "optimize.budget"
-
     def _further_jobs(self) -> int:
-        """Return how many jobs continue before the last decision; there are `iterations` rounds at most."""
+        """Return the number of further jobs before the last decision, within `iterations` rounds."""
         context, search = self._context, self._context.search
         plan, settings, method = context.budget.plan, context.problem.settings, context.problem.method
         last = search.history[-plan.jobs :]
@@ -71,7 +68,7 @@ class Jobs:
         return plan.jobs if free >= plan.jobs * least else int(free // least)
 
     def _job(self) -> JobState:
-        """Return the job under way, or choose the next one and its share of the budget."""
+        """Return the job in progress, or choose the next one and its share of the budget."""
         context, search = self._context, self._context.search
         if search.job is None:
             method = context.problem.method
@@ -84,13 +81,15 @@ class Jobs:
                 reason=dict(job.reason),
                 share=context.budget.runs_of(job, opening, search),
                 spent_before=context.meter.system_runs,
-                proposal_limits=caps(context.meter.budget, context.meter.usage, context.proposals.usage),
+                proposal_limits=proposal_caps(
+                    context.meter.budget, context.meter.usage, context.proposals.usage
+                ),
                 ledger_before=context.proposals.snapshot(),
             )
         return search.job
 
     async def _run(self, job: JobState) -> None:
-        """Let the optimizer propose, storing its progress at every checkpoint."""
+        """Run the optimizer, storing its progress at every checkpoint."""
         context, search = self._context, self._context.search
         number = len(search.history)
         self._limit_requests(job)
@@ -118,21 +117,21 @@ class Jobs:
                     proposal = event
         except BudgetExhausted as error:
             search.stopped = error.message
-            proposal = proposal or Proposal({}, note="the budget ended before a proposal")
-        proposal = proposing.checked(proposal, context.working())
+            proposal = proposal or Proposal({}, note="the budget was exhausted before a proposal")
+        proposal = proposing.validate(proposal, context.working())
         self._finish(job, proposal, scorer)
 
     def _limit_requests(self, job: JobState) -> None:
-        """Limit the job's requests for proposals to their number and to their part of the budget."""
+        """Limit the job's proposal requests by number and by their share of the budget."""
         context = self._context
         if job.progress is None:
             chosen = Job(job.optimizer, job.keys, job.reason)
             outlook = context.budget.allowance.outlook
-            context.proposals.begin_job(requests_of(context.problem, chosen, job.share, outlook))
-        context.proposals.limit(lambda usage: within(usage, job.proposal_limits))
+            context.proposals.start_job(requests_allowed(context.problem, chosen, job.share, outlook))
+        context.proposals.limit(lambda usage: is_within(usage, job.proposal_limits))
 
     def _task(self, job: JobState, number: int, scorer: JobScorer) -> Task:
-        """Return the optimizer's assignment."""
+        """Create the optimizer's assignment."""
         context, problem = self._context, self._context.problem
         settings = problem.settings
         return Task(
@@ -162,7 +161,7 @@ class Jobs:
         context.record_news(number)
 
     def _finish(self, job: JobState, proposal: Proposal, scorer: JobScorer) -> None:
-        """Change the working configuration and record the job."""
+        """Apply the proposal to the working configuration and record the job."""
         context, search = self._context, self._context.search
         number = len(search.history)
         requests = since(context.proposals.snapshot(), job.ledger_before)

@@ -1,8 +1,8 @@
-"""The optimization loop: measure, let jobs propose, decide, test; every step is an event and a checkpoint.
+"""The optimization loop: evaluate, run jobs, decide, test; every step is an event and a checkpoint.
 
-A round is one or more jobs in a row, each improving the working configuration on train examples. A decision
-then compares it with the best one on validation examples and accepts it at a level that sums to ``alpha``
-over all planned decisions. The test split is read once, at the end.
+A round consists of one or more jobs, each improving the working configuration on train examples. A decision
+then compares it with the best configuration on validation examples and accepts it at a level that sums to
+``alpha`` over all planned decisions. The test split is evaluated once, at the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from compound.graph.configuration import Configuration
 from compound.loop.context import RunContext
 from compound.loop.decisions import decide
-from compound.loop.final_evaluation import read_test_split
+from compound.loop.final_evaluation import evaluate_test_split
 from compound.loop.jobs import Jobs
 from compound.optimization.problem import Problem
 from compound.runs.recorder import Recorder
@@ -28,7 +28,7 @@ class OptimizationLoop:
     """One optimization run.
 
     Attributes:
-        context: what its parts share.
+        context: state and resources shared by the parts of the run.
     """
 
     def __init__(self, problem: Problem, recorder: Recorder) -> None:
@@ -36,29 +36,30 @@ class OptimizationLoop:
         self._jobs = Jobs(self.context)
 
     async def run(self) -> None:
-        """Run from wherever the recorder's state says to the end."""
+        """Run to the end, starting from the recorder's state."""
         context, state = self.context, self.context.state
         try:
             if state.search is None:
                 await self._measure_start()
             search = context.search
-            if context.proposals.news:  # of the job that was interrupted, or has just ended
+            if context.proposals.news:  # from an interrupted or just finished job
                 under_way = search.job is not None and search.job.progress is not None
                 context.record_news(len(search.history) - (not under_way))
             # a job that changed the working configuration must be followed by a decision
             while not search.stopped or search.jobs_in_round or search.working:
                 await self._jobs.run_round()
                 await decide(context)
+            # the minutes of the test count against its own meter
             context.meter.pause()
             if state.test_after is None:
-                context.test_meter.proceed()
-                await read_test_split(context)
+                context.test_meter.resume()
+                await evaluate_test_split(context)
             context.test_meter.pause()
         finally:
             await context.executor.aclose()
 
     async def _measure_start(self) -> None:
-        """Measure the starting configuration on the validation split, and divide the rest of the budget."""
+        """Evaluate the initial configuration on the validation split, and divide the remaining budget."""
         self._announce()
         context = self.context
         start = context.problem.system
@@ -75,7 +76,7 @@ class OptimizationLoop:
         context.recorder.event("start", split="valid", plan=asdict(budget.plan), **evaluation.summary())
 
     def _announce(self) -> None:
-        """Record what is known before anything is run: each note once, in however many attempts."""
+        """Record what is known before the first run: each note once, across all attempts."""
         problem, state = self.context.problem, self.context.state
         notes: list[tuple[str, Mapping[str, Any]]] = [("note", {"note": n}) for n in problem.method.notes]
         notes += [("outlook", problem.outlook)] if problem.outlook else []
@@ -88,5 +89,5 @@ class OptimizationLoop:
 def final_configuration(state: RunState, folder: Path) -> Configuration:
     """Return the best configuration of a run; ``folder`` is the run's memory."""
     if state.search is None:
-        raise ValueError("the run has no best configuration before its start is measured")
+        raise ValueError("the run has no best configuration before the initial evaluation")
     return Configuration(state.search.best).located(folder)

@@ -1,10 +1,10 @@
-"""Run the failed rows of a finished run's test evaluation again.
+"""Rerun failed rows of a finished run's test evaluation.
 
-Only measurements that failed are repeated, with the examples and random streams they had: a lost connection
-or a crashed component says nothing about the configuration. What a model did answer stays as it is, also
-where the answer could not be parsed or has a wrong type: repeating that until it succeeds would bias the
-score. Both configurations of the comparison are treated alike. Acceptance decisions and validation scores are
-never touched, since the search went on from them.
+Only failed measurements are repeated, with the same examples and random streams: a lost connection or a
+crashed component says nothing about the configuration. Rows with an answer are kept, even if the answer could
+not be parsed or has a wrong type: repeating them until they succeed would bias the score. Both configurations
+of the comparison are treated alike. Acceptance decisions and validation scores are never changed, because the
+search depended on them.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from compound.runs.recorder import Recorder
 from compound.runs.state import FinalEvaluation
 
 EVENT = "retry"
-ANSWERED = ("parse", "type")  # failures of an answer that was received
+ANSWERED_KINDS = ("parse", "type")  # failures of an answer that was received
 
 
 def failed_rows(evaluation: Evaluation) -> list[Row]:
-    """Return the rows that may be run again.
+    """Return the rows that may be rerun.
 
     >>> from compound.execution.trace import Failure
     >>> rows = (Row("a", 0, 0.0, Failure("transient", "gone")), Row("b", 0, 0.0, Failure("parse", "?")))
     >>> [row.example for row in failed_rows(Evaluation("digest", rows))]
     ['a']
     """
-    return [row for row in evaluation.rows if row.failure and row.failure.kind not in ANSWERED]
+    return [row for row in evaluation.rows if row.failure and row.failure.kind not in ANSWERED_KINDS]
 
 
 async def retry_failed(problem: Problem, recorder: Recorder) -> None:
-    """Run the failed test rows of one finished run again, and record what came of it.
+    """Rerun the failed test rows of a finished run, and record the results.
 
-    They count towards the budget's share of the test split. Each evaluation is one event and one checkpoint.
+    They are charged to the budget's share of the test split. Each evaluation is one event and one checkpoint.
 
     Args:
         problem: the problem of the run.
-        recorder: of the finished run.
+        recorder: recorder of the finished run.
     """
     context = RunContext.open(problem, recorder)
     context.meter.pause()
-    context.test_meter.proceed()
-    executor = context.executor.charging(context.test_meter)
+    context.test_meter.resume()
+    executor = context.executor.with_meter(context.test_meter)
     state = recorder.state
     best = problem.bind(context.search.best)
     unchanged = best.configuration == problem.system.configuration
@@ -73,7 +73,7 @@ async def _retry(
     problem: Problem,
     recorder: Recorder,
 ) -> None:
-    """Run the failed rows of one evaluation again, and put their results in their places."""
+    """Rerun the failed rows of one evaluation, and replace them by the results."""
     stored: FinalEvaluation | None = getattr(recorder.state, name)
     if stored is None or stored.evaluation is None or not (rows := failed_rows(stored.evaluation)):
         return
@@ -101,7 +101,7 @@ async def _retry(
 
 
 def _by_sample(rows: Sequence[Row], examples: Sequence[Example]) -> Mapping[int, list[Example]]:
-    """Return the examples to run again, by sample index."""
+    """Return the examples to rerun, by sample index."""
     known = {example.id: example for example in examples}
     found: dict[int, list[Example]] = {}
     for row in rows:
@@ -110,7 +110,7 @@ def _by_sample(rows: Sequence[Row], examples: Sequence[Example]) -> Mapping[int,
 
 
 def _merged(evaluation: Evaluation, again: Sequence[Evaluation]) -> Evaluation:
-    """Return an evaluation with new rows in the places of the old, and with what both cost."""
+    """Return an evaluation with the rerun rows replaced, and the usage of both added."""
     new = {(row.example, row.sample): row for part in again for row in part.rows}
     rows = tuple(new.get((row.example, row.sample), row) for row in evaluation.rows)
     usage, runs = evaluation.usage, evaluation.system_runs

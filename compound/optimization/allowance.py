@@ -1,7 +1,7 @@
-"""Limits on requests for proposals, and the system runs that they leave.
+"""Limits on proposal requests, and the system runs that remain besides them.
 
-The dry run and the loop work it out in the same way, before the first candidate is seen; the loop then
-holds jobs to it. So what the dry run says is a bound.
+The dry run and the loop compute them in the same way, before the first candidate is seen, and the loop
+enforces them on jobs. The numbers of the dry run are therefore bounds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from compound.engine import Engine, Usage
 from compound.execution.budget import MARGIN, Budget, Meter
-from compound.graph.bounds import CallBound
+from compound.graph.bounds import CallBound, scaled
 from compound.graph.space import Text
 from compound.graph.survey import Limits, Survey, survey
 from compound.optimization.bounds import Amount, Bounded, JobBound, Outlook, amount_of
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
     from compound.optimization.problem import Problem
 
-PART = 0.5  # of what a limit of calls, tokens or cost leaves to a job, at most for its proposals
+MAX_SHARE = 0.5  # maximum share of a job's remaining calls, tokens or cost for its proposals
 LIMITED = ("calls", "tokens", "cost")
 
 
 @dataclass(frozen=True)
 class JobAllowance:
-    """What all jobs of one kind may ask for.
+    """Proposal requests allowed to all jobs of one kind.
 
     Attributes:
-        job: its optimizer and keys.
-        times: how many such jobs the plan holds.
-        bound: of one of them; ``None`` when its optimizer declares none.
+        job: the optimizer and keys of the jobs.
+        times: number of such jobs in the plan.
+        bound: bound of one job; ``None`` if its optimizer declares none.
     """
 
     job: Job
@@ -45,14 +45,14 @@ class JobAllowance:
 
     @property
     def requests(self) -> Sequence[CallBound]:
-        """The requests of all of them."""
+        """Requests of all these jobs."""
         found = self.bound.requests if self.bound else ()
         return [replace(request, calls=request.calls * self.times) for request in found]
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """What the jobs of a run may ask for, and the longest values of the system they work on."""
+    """Proposal requests allowed to the jobs of a run, and the longest values of the system they work on."""
 
     jobs: Sequence[JobAllowance]
     survey: Survey
@@ -65,7 +65,7 @@ class Allowance:
 
     @property
     def calls(self) -> int | None:
-        """Requests of the whole run; ``None`` when an optimizer declares no bound."""
+        """Number of requests of the whole run; ``None`` if an optimizer declares no bound."""
         if self.undeclared:
             return None
         return math.ceil(sum(request.calls for allowed in self.jobs for request in allowed.requests))
@@ -74,14 +74,14 @@ class Allowance:
 def allowance(
     problem: Problem, free: float, decisions: int, *, read_corpora: bool = False, lms: tuple[str, ...] = ()
 ) -> Allowance:
-    """Return what the jobs of a run may ask for.
+    """Compute the requests allowed to the jobs of a run.
 
     Args:
-        problem: what is to be optimized, by which method.
-        free: system runs that are left for jobs.
-        decisions: planned.
+        problem: the problem, including the method.
+        free: system runs available for jobs.
+        decisions: number of planned decisions.
         read_corpora: whether to read corpora for their longest passages.
-        lms: the system's own model.
+        lms: the system's default model.
     """
     examples = [*problem.train, *problem.valid, *problem.test]
     limits = Limits(examples, lms, problem.system.configuration, read_corpora=read_corpora)
@@ -98,7 +98,7 @@ def allowance(
 
 
 def _planned(problem: Problem, free: float, decisions: int) -> list[tuple[Job, int, float]]:
-    """Return each kind of job, how often it is done, and the system runs each of them has."""
+    """Return each kind of job, its number of repetitions, and the system runs of each."""
     method = problem.method
     jobs, weights = method.jobs, sum(job.weight for job in method.jobs)
     times = problem.settings.iterations
@@ -129,8 +129,8 @@ def _bound(problem: Problem, job: Job, runs: float, outlook: Outlook) -> JobBoun
     return optimizer.bound(replace(outlook, keys=job.keys, runs=runs))
 
 
-def requests_of(problem: Problem, job: Job, runs: float, outlook: Outlook) -> int | None:
-    """Return how many requests one job with so many system runs may make; ``None`` without a bound."""
+def requests_allowed(problem: Problem, job: Job, runs: float, outlook: Outlook) -> int | None:
+    """Return the number of requests allowed to a job with ``runs`` system runs; ``None`` without a bound."""
     bound = _bound(problem, job, runs, outlook)
     return None if bound is None else math.ceil(bound.calls)
 
@@ -138,7 +138,7 @@ def requests_of(problem: Problem, job: Job, runs: float, outlook: Outlook) -> in
 def max_request_cost(
     requests: Sequence[CallBound], find: Callable[[str], Engine], own: tuple[str, ...]
 ) -> Amount:
-    """Return the most that any one of some requests takes, of everything."""
+    """Return the maximum cost of any of the requests, component-wise."""
     found = Amount()
     for request in requests:
         for lm in request.lms or own:
@@ -147,15 +147,15 @@ def max_request_cost(
 
 
 def runs_left(meter: Meter, proposals: Proposals, each: Amount) -> float:
-    """Return how many system runs a budget still holds besides the requests for proposals to come.
+    """Return the system runs left in a budget after the outstanding proposal requests.
 
-    What the runs so far took of a limit says how many more fit; `MARGIN` of that is kept back. Of calls,
-    tokens and cost, requests to come are set aside first: `PART` of the rest at most.
+    For each limit, the number is estimated from the average usage per run so far, minus `MARGIN`. Of calls,
+    tokens and cost, outstanding requests are set aside first: at most `MAX_SHARE` of the remainder.
 
     Args:
-        meter: of the search.
-        proposals: made so far, and how many may still be made.
-        each: the most that a request takes, for as long as none was made.
+        meter: meter of the search.
+        proposals: ledger with the requests made so far, and the number of requests left.
+        each: upper bound of one request, used until the first request.
     """
     budget, done = meter.budget, meter.system_runs
     lefts = [math.inf if budget.system_runs is None else budget.system_runs - done]
@@ -166,29 +166,25 @@ def runs_left(meter: Meter, proposals: Proposals, each: Amount) -> float:
             continue
         used, theirs = getattr(meter.usage, name), getattr(proposals.usage, name)
         mean = theirs / asked if asked else (getattr(each, name) or 0)
-        to_come = _product(mean, math.inf if proposals.left is None else proposals.left)
+        to_come = scaled(mean, math.inf if proposals.left is None else proposals.left)
         if done and used > theirs:
-            free = limit - used - min(PART * (limit - used), to_come)
+            free = limit - used - min(MAX_SHARE * (limit - used), to_come)
             lefts.append(free / ((used - theirs) / done) * (1 - MARGIN))
     if budget.minutes is not None and done and meter.seconds:
         lefts.append((budget.minutes * 60 - meter.seconds) / (meter.seconds / done) * (1 - MARGIN))
     return max(0.0, min(lefts))
 
 
-def _product(a: float, n: float) -> float:
-    return a * n if a and n else 0
-
-
-def caps(budget: Budget, used: Usage, proposals: Usage) -> dict[str, float]:
-    """Return how much of each limit requests for proposals may have taken by the end of a job."""
+def proposal_caps(budget: Budget, used: Usage, proposals: Usage) -> dict[str, float]:
+    """Return, for each limit, the maximum total usage of proposal requests by the end of a job."""
     found = {}
     for name in LIMITED:
         limit = getattr(budget, name)
         if limit is not None:
-            found[name] = getattr(proposals, name) + PART * max(0.0, limit - getattr(used, name))
+            found[name] = getattr(proposals, name) + MAX_SHARE * max(0.0, limit - getattr(used, name))
     return found
 
 
-def within(usage: Usage, most: Mapping[str, float]) -> bool:
-    """Return whether a usage keeps to `caps`."""
+def is_within(usage: Usage, most: Mapping[str, float]) -> bool:
+    """Return whether usage is within the limits given by `proposal_caps`."""
     return all(getattr(usage, name) <= limit + 1e-12 for name, limit in most.items())

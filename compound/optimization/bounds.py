@@ -1,7 +1,7 @@
-"""Upper bounds of what a job requests of models, and of what that costs.
+"""Upper bounds of the model requests of a job, and of their cost.
 
-Optimizers declare what their jobs request (`Bounded`). `compound.api.estimate` adds it up, and the loop holds
-jobs to it.
+Optimizers declare the requests of their jobs (`Bounded`). `compound.api.estimate` sums them, and the loop
+enforces them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from compound.registry.engine_checks import worst_case
 
 @dataclass(frozen=True)
 class JobBound:
-    """What one job of an optimizer asks of models, besides running the system.
+    """Model requests of one job of an optimizer, in addition to its system runs.
 
     Attributes:
-        requests: the requests for proposals. The loop refuses more of them than their sum.
-        growth: bytes by which jobs may make a text longer than at the start, all of them together, without a
+        requests: the proposal requests. The loop rejects requests beyond their total.
+        growth: bytes by which all jobs together may lengthen a text, compared with the start, without a
             model.
-        written: tokens of the longest text that a model writes in a text's place.
-        candidates: how many candidates the job can compare; ``None`` when that is not known beforehand.
+        written: maximum tokens of a model-written replacement of a text.
+        candidates: number of candidates that the job can compare; ``None`` if unknown in advance.
     """
 
     requests: Sequence[CallBound] = ()
@@ -37,23 +37,23 @@ class JobBound:
 
     @property
     def calls(self) -> float:
-        """All requests."""
+        """Total number of requests."""
         return sum(request.calls for request in self.requests)
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """What an optimizer may go by when it declares its bound for a job.
+    """Facts from which an optimizer derives the bound of a job.
 
     Attributes:
-        system: bound to the starting configuration.
+        system: the system, bound to the initial configuration.
         keys: the parameters of the job.
-        train: the examples to learn from.
+        train: the train examples.
         minibatch, candidates: as in `compound.optimization.method.Task`.
         runs: system runs that the job may spend (infinity without a limit).
         uses: the calls of each component in one run.
         outputs: the longest outputs of the system.
-        texts: by key, the longest text that each of the system's text parameters can hold.
+        texts: the longest value of each text parameter of the system, by key.
     """
 
     system: System
@@ -69,19 +69,19 @@ class Outlook:
 
 @runtime_checkable
 class Bounded(Protocol):
-    """An optimizer that declares what its jobs ask of models."""
+    """An optimizer that declares the model requests of its jobs."""
 
     def bound(self, outlook: Outlook) -> JobBound:
-        """Return the most that one job asks for; it must not fall when ``outlook.runs`` rises."""
+        """Return upper bounds of one job's requests; must not decrease as ``outlook.runs`` increases."""
         ...
 
 
 @dataclass(frozen=True)
 class Amount:
-    """Calls, tokens and dollars, at most; infinite where ``why`` says what is not bounded.
+    """Upper bounds of calls, tokens and cost; infinite for the reasons in ``why``.
 
     Attributes:
-        cost: in US dollars; ``None`` when the price of a model is not known.
+        cost: US dollars; ``None`` if the price of a model is unknown.
         why: reasons for infinite numbers.
     """
 
@@ -102,7 +102,7 @@ class Amount:
         )
 
     def times(self, n: float) -> Amount:
-        """Return the amount for ``n`` of it."""
+        """Return the amount multiplied by ``n``."""
         cost = None if self.cost is None else scaled(self.cost, n)
         return Amount(
             scaled(self.calls, n), scaled(self.prompt_tokens, n), scaled(self.completion_tokens, n),
@@ -110,7 +110,7 @@ class Amount:
         )  # fmt: skip
 
     def joined(self, other: Amount) -> Amount:
-        """Return the larger of each number."""
+        """Return the component-wise maximum."""
         cost = None if self.cost is None or other.cost is None else max(self.cost, other.cost)
         return Amount(
             max(self.calls, other.calls),
@@ -122,32 +122,32 @@ class Amount:
 
     @property
     def tokens(self) -> float:
-        """Prompt and completion tokens together."""
+        """Total of prompt and completion tokens."""
         return self.prompt_tokens + self.completion_tokens
 
 
 def unbounded(why: str) -> Amount:
-    """Return an amount without any bound."""
+    """Return an infinite amount."""
     return Amount(math.inf, math.inf, math.inf, math.inf, (why,))
 
 
 def amount_of(engine: Engine, bound: CallBound) -> Amount:
-    """Return what one request of a bound costs at most, by the engine's own worst case."""
+    """Return the maximum cost of one request of a bound, by the engine's own worst case."""
     if not bound.prompt.finite or not math.isfinite(bound.max_tokens):
-        why = bound.prompt.why or "the longest answer is set by a wire"
+        why = bound.prompt.why or "the maximum answer length is set by a wire"
         cost = math.inf if engine.priced else None
         return Amount(1, math.inf, bound.max_tokens, cost, (why,))
     worst = worst_case(engine, _longest(bound, int(bound.prompt.bytes)))
     one_more = worst_case(engine, _longest(bound, int(bound.prompt.bytes) + 1000))
     step = max(1, one_more.prompt_tokens - worst.prompt_tokens)
-    price = (one_more.cost - worst.cost) / step  # of one more token of the prompt
+    price = (one_more.cost - worst.cost) / step  # price per additional prompt token
     prompt = worst.prompt_tokens + bound.prompt.tokens
     cost = worst.cost + price * bound.prompt.tokens if engine.priced else None
     return Amount(1, prompt, worst.completion_tokens, cost)
 
 
 def _longest(bound: CallBound, size: int) -> Request:
-    """Return a request of so many bytes, in the words that make the most tokens."""
+    """Return a request of ``size`` bytes, made of text with the maximum number of tokens."""
     text = ("x " * (size // 2 + 1))[:size]
     empty = (Message("system", ""),) * (bound.messages - 1)
     return Request((*empty, Message("user", text)), max_tokens=int(bound.max_tokens))

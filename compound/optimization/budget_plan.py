@@ -18,21 +18,19 @@ from compound.optimization.scorer import free_repeats
 if TYPE_CHECKING:
     from compound.optimization.problem import Problem
 
-FEWEST = 2  # examples on which candidates are compared where a budget holds no more
-PARTS = (
-    4  # minibatches that a job's runs should hold: demonstrations, the incumbent, a candidate, and some more
-)
-FEWEST_RUNS = FEWEST * PARTS  # of a job that can try anything
+MIN_EXAMPLES = 2  # minimum number of examples for comparing candidates
+MINIBATCHES = 4  # minibatches per job: demonstrations, the incumbent, a candidate, and a reserve
+MIN_RUNS = MIN_EXAMPLES * MINIBATCHES  # minimum system runs of a job that compares anything
 
 
 @dataclass(frozen=True)
 class BudgetPlan:
-    """The division of a budget, worked out once before the first candidate is seen.
+    """Division of a budget, computed once before the first candidate is seen.
 
     Attributes:
-        decisions: comparisons on the validation split.
-        jobs: how many jobs precede each decision.
-        cost: system runs one decision needs.
+        decisions: number of comparisons on the validation split.
+        jobs: number of jobs before each decision.
+        cost: system runs per decision.
         level: the significance level of each decision; they sum to ``alpha``.
     """
 
@@ -45,8 +43,8 @@ class BudgetPlan:
 def make_plan(problem: Problem, left: float, jobs: int) -> BudgetPlan:
     """Divide ``left`` system runs: a round of all jobs before each decision, at most half for decisions.
 
-    A deterministic incumbent whose runs are in the cache need not be run again: a decision then costs half
-    as much.
+    A deterministic incumbent whose runs are cached need not be rerun, which halves the cost of a
+    decision.
     """
     settings = problem.settings
     repeats = settings.repeats if stochastic(problem.system) else 1
@@ -61,7 +59,7 @@ def make_plan(problem: Problem, left: float, jobs: int) -> BudgetPlan:
 
 
 def stochastic(system: System) -> bool:
-    """Return whether two samples of one example can differ, under this configuration or another."""
+    """Return whether two samples of one example can differ, under this or another configuration."""
     return any(
         not component.deterministic({**values, **change})
         for component in system.components.values()
@@ -71,7 +69,7 @@ def stochastic(system: System) -> bool:
 
 
 def _extremes(component: Component) -> Iterator[dict[str, Any]]:
-    """Yield each parameter's extreme values: a temperature that starts at 0 need not stay there."""
+    """Yield extreme values of each parameter: a temperature that starts at 0 may be changed."""
     for name, space in component.parameters.items():
         if isinstance(space, Choice):
             yield from ({name: option} for option in space.options)
@@ -80,72 +78,76 @@ def _extremes(component: Component) -> Iterator[dict[str, Any]]:
 
 
 def _wired(component: Component, system: System) -> Iterator[dict[str, Any]]:
-    """Yield what a wire may bring to a setting: nobody knows, so that anything but 0 is tried."""
+    """Yield a value for each wired setting: its actual value is unknown, so a nonzero one is assumed."""
     for node in system.all_nodes():
         if node.component is component:
             yield from ({name: 1} for name in node.wires if name in component.settings)
 
 
-def usable(share: float, free: float, needed: float, *, tried: bool) -> float:
-    """Return the system runs that a job gets: its share, unless that is too small to compare anything.
+def usable_runs(share: float, free: float, needed: float, *, tried: bool) -> float:
+    """Return the system runs of a job: its share, unless that is too small to compare anything.
 
-    Runs that no job can use would stay unspent. So a job may take what it needs of the runs that are free
-    for all jobs; with fewer it works on smaller minibatches, down to half of what it needs, or to
-    `FEWEST_RUNS` where nothing was tried yet.
+    Runs that no job can use would remain unspent. A job may therefore take what it needs from the runs free
+    for all jobs; with fewer, it uses smaller minibatches, down to half of its need, or to `MIN_RUNS` if
+    nothing was compared yet.
 
     Args:
-        share: of the job.
-        free: system runs that are left for all jobs.
+        share: the job's share.
+        free: system runs left for all jobs.
         needed: `Job.least`.
-        tried: whether any job of the run has compared anything yet.
+        tried: whether a job of the run has compared anything yet.
 
-    >>> [usable(5, free, needed=16, tried=True) for free in (40, 12, 5)]
+    >>> [usable_runs(5, free, needed=16, tried=True) for free in (40, 12, 5)]
     [16, 12, 0.0]
     """
     if share >= needed:
         return share
     if free >= needed:
         return needed
-    return free if free >= fewest(needed, tried=tried) else 0.0
+    return free if free >= minimum_runs(needed, tried=tried) else 0.0
 
 
-def fewest(needed: float, *, tried: bool) -> float:
-    """Return the system runs below which a job does nothing."""
-    return max(needed / 2, FEWEST_RUNS) if tried else min(needed, FEWEST_RUNS)
+def minimum_runs(needed: float, *, tried: bool) -> float:
+    """Return the minimum system runs of a job."""
+    return max(needed / 2, MIN_RUNS) if tried else min(needed, MIN_RUNS)
 
 
 def job_minibatch(minibatch: int, runs: float) -> int:
-    """Return the minibatch of a job with so many system runs.
+    """Return the minibatch size of a job with ``runs`` system runs.
 
     >>> job_minibatch(8, 100), job_minibatch(8, 13)
     (8, 3)
     """
-    return minibatch if runs >= PARTS * minibatch else max(min(FEWEST, minibatch), int(runs // PARTS))
+    return (
+        minibatch
+        if runs >= MINIBATCHES * minibatch
+        else max(min(MIN_EXAMPLES, minibatch), int(runs // MINIBATCHES))
+    )
 
 
 def runs_needed(problem: Problem) -> float:
-    """Return the fewest system runs with which anything can be tried and decided about."""
+    """Return the minimum system runs for one job and one decision."""
     plan = make_plan(problem, 0.0, 1)
     minibatch = problem.settings.minibatch
-    least = min(fewest_of(job, minibatch, tried=False) for job in problem.method.jobs)
+    least = min(minimum_job_runs(job, minibatch, tried=False) for job in problem.method.jobs)
     return baseline_runs(problem) + plan.cost + least
 
 
-def fewest_of(job: Job, minibatch: int, *, tried: bool) -> float:
-    """Return the fewest system runs of a job; one that goes by steps cannot make smaller ones."""
-    return job.step if job.step is not None else fewest(job.least(minibatch), tried=tried)
+def minimum_job_runs(job: Job, minibatch: int, *, tried: bool) -> float:
+    """Return the minimum system runs of a job; steps have a fixed size."""
+    return job.step if job.step is not None else minimum_runs(job.least(minibatch), tried=tried)
 
 
 def baseline_runs(problem: Problem) -> int:
-    """Return the system runs of measuring the starting configuration."""
+    """Return the system runs for evaluating the initial configuration."""
     return len(problem.valid) * (problem.settings.repeats if stochastic(problem.system) else 1)
 
 
 def check_budget(problem: Problem) -> None:
-    """Raise where the budget of system runs holds nothing whatsoever to try.
+    """Raise if the budget of system runs is too small for any job.
 
     Raises:
-        DeclarationError: with what would be enough.
+        DeclarationError: the budget is too small; the hint states a sufficient one.
     """
     limit, needed = problem.settings.budget.system_runs, runs_needed(problem)
     if limit is None or limit >= needed:
@@ -155,7 +157,7 @@ def check_budget(problem: Problem) -> None:
     smaller = f", or lower optimize.valid_size to {fits}" if least_p(fits) <= problem.settings.alpha else ""
     raise DeclarationError(
         f"optimize.budget.system_runs={limit:g} is too small to try anything: with {len(problem.valid)} "
-        f"validation examples, measuring the start takes {baseline} system runs, one decision {cost:g}, and "
+        f"validation examples, the initial evaluation takes {baseline} system runs, a decision {cost:g}, and "
         f"the smallest job {needed - baseline - cost:g}",
-        hint=f"give at least {needed:g}{smaller}",
+        hint=f"set at least {needed:g}{smaller}",
     )

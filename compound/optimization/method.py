@@ -1,7 +1,7 @@
-"""The interfaces of optimizers, schedulers and methods, and the types that they exchange with the loop.
+"""Interfaces of optimizers, schedulers and methods, and the types they exchange with the loop.
 
-An optimizer receives a `Task` and is an async generator: it yields `Progress`, whose state is
-checkpointed, and last one `Proposal`. Given the state back, it goes on from there.
+An optimizer receives a `Task` and is an async generator: it yields any number of `Progress` objects, whose
+state is checkpointed, and finally one `Proposal`. Given the state, it resumes from there.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from compound.optimization.proposals import Outcome
 from compound.settings.base import Settings
 from compound.storage.state import State
 
-ROLLOUTS: Final = "of_rollouts"  # the fact by which a proposal says that its scores compare nothing
+ROLLOUTS: Final = "of_rollouts"  # fact that marks a proposal's scores as not comparable
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be optimized next, by whom, and why.
+    """The next optimization step: an optimizer, its parameters, and the reason for the choice.
 
     Attributes:
         optimizer: a name in `Method.optimizers`.
-        keys: the parameters it may change.
-        reason: the numbers the choice was made from, for the record.
-        weight: its part of a round's budget, relative to other jobs.
-        step: system runs of one step of it, where it goes by steps: with fewer there is no point in it.
-        steps: how many it would take.
-        examples: how many train examples a step works on, where there are so many.
-        held_out: how many train examples its steps are compared on, a quarter of them at most.
-        every: after how many steps that is done.
+        keys: the parameters that may be changed.
+        reason: numbers on which the choice was based, for the record.
+        weight: share of a round's budget, relative to other jobs.
+        step: system runs per training step, if the job consists of steps; with fewer, it is useless.
+        steps: maximum number of steps.
+        examples: number of train examples per step, if available.
+        held_out: number of train examples on which steps are compared, at most a quarter of them.
+        every: number of steps between these comparisons.
     """
 
     optimizer: str
@@ -54,7 +54,7 @@ class Job:
     every: int = 0
 
     def within(self, train: int) -> Job:
-        """Return the job with so many train examples: a step works on no more."""
+        """Return the job adapted to ``train`` examples: a step uses no more."""
         if self.step is None:
             return self
         held_out = min(self.held_out, train // 4)
@@ -64,14 +64,14 @@ class Job:
         return replace(self, step=self.step * left / self.examples, examples=left, held_out=held_out)
 
     def holds(self, runs: float) -> int:
-        """Return how many steps, with their evaluations, so many system runs hold.
+        """Return the number of steps, including their evaluations, that fit into ``runs`` system runs.
 
         >>> Job("mmgrpo", (), step=32.0, steps=25, held_out=16, every=5).holds(32 * 10 + 16 * 3)
         10
         """
-        assert self.step  # it goes by steps
+        assert self.step  # only for jobs with steps
         if not self.held_out or runs < (self.every + 1) * self.step + 3 * self.held_out:
-            return int(min(self.steps, runs // self.step))  # too few steps to choose among
+            return int(min(self.steps, runs // self.step))  # too few steps to compare
         held = 0
         while held < self.steps:
             evaluations = 1 + math.ceil((held + 1) / self.every)
@@ -81,7 +81,7 @@ class Job:
         return held
 
     def least(self, minibatch: int) -> float:
-        """Return the system runs below which it can do nothing: compare two minibatches, or make a step."""
+        """Return the minimum system runs: two minibatches to compare, or one step."""
         return 2.0 * minibatch if self.step is None else self.step
 
 
@@ -90,11 +90,11 @@ class Progress:
     """A checkpoint of an optimizer.
 
     Attributes:
-        state: what `Task.resume` gives back after an interruption, as JSON types.
-        note: one line for people.
-        facts: JSON, recorded in the event.
-        step: completed steps, where the job consists of a known number of steps.
-        of: that number; ``None`` where it depends on what is found.
+        state: JSON that `Task.resume` returns after an interruption.
+        note: one-line description for users.
+        facts: JSON recorded in the event.
+        step: number of completed steps, if the job consists of steps.
+        of: total number of steps; ``None`` if unknown in advance.
     """
 
     state: Mapping[str, Any]
@@ -106,14 +106,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Values an optimizer believes to be better; empty when it found none.
+    """Values that an optimizer considers better; empty if it found none.
 
     Attributes:
-        values: by ``component.parameter``; keys of the job, and those that were searched together with them.
-        before: the incumbent's score where the optimizer compared, ``after`` the proposal's.
-        tried: how many candidates it looked at.
-        note: what the change is, for people.
-        facts: numbers for the record, which schedulers and reports read.
+        values: by ``component.parameter``; keys of the job, and keys searched together with them.
+        before: score of the incumbent, if the optimizer compared; ``after`` is that of the proposal.
+        tried: number of candidates considered.
+        note: description of the change for users.
+        facts: numbers for the record, read by schedulers and reports.
     """
 
     values: Mapping[str, Any]
@@ -126,7 +126,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class ScoredCandidate:
-    """A candidate somebody scored: the memory that optimizers share across iterations."""
+    """A scored candidate, shared between optimizers across iterations."""
 
     values: Mapping[str, Any]
     score: float
@@ -134,21 +134,21 @@ class ScoredCandidate:
 
 
 class JobRecord(State):
-    """A finished job, as schedulers and reports read it.
+    """Record of a finished job, read by schedulers and reports.
 
     Attributes:
-        job: its number.
-        optimizer: the name of its optimizer.
-        keys: the parameters it could change.
-        reason: the numbers that the scheduler chose it from.
-        values: what it proposed; empty when it found nothing better.
-        train_before: the incumbent's score on train examples, where the optimizer compared.
-        train_after: the proposal's score.
-        tried: candidates it looked at.
-        runs: system runs it spent.
-        note: one line for people.
+        job: number of the job.
+        optimizer: name of the optimizer.
+        keys: the parameters that it could change.
+        reason: numbers on which the scheduler based its choice.
+        values: the proposed values; empty if nothing better was found.
+        train_before: score of the incumbent on train examples, if the optimizer compared.
+        train_after: score of the proposal.
+        tried: number of candidates considered.
+        runs: system runs spent.
+        note: one-line description for users.
         facts: numbers from the optimizer.
-        proposals: its requests for proposals, by model.
+        proposals: the job's proposal requests, by model.
     """
 
     job: int
@@ -170,18 +170,18 @@ class Scorer(Protocol):
 
     @property
     def left(self) -> float:
-        """System runs this job may still spend (infinity without a limit)."""
+        """System runs that this job may still spend (infinity without a limit)."""
         ...
 
     @property
     def free_repeats(self) -> bool:
-        """Whether scoring a candidate again on the same examples costs no system runs."""
+        """Whether rescoring a candidate on the same examples costs no system runs."""
         ...
 
     async def score(
         self, candidates: Sequence[Mapping[str, Any]], examples: Sequence[Example]
     ) -> list[Evaluation]:
-        """Run and score the incumbent with each candidate's values changed, on the same examples."""
+        """Run and score the incumbent with the values of each candidate, on the same examples."""
         ...
 
     async def traces(self, values: Mapping[str, Any], examples: Sequence[Example]) -> list[Trace]:
@@ -189,41 +189,41 @@ class Scorer(Protocol):
         ...
 
     async def generate(self, request: Request, lm: str | None = None) -> Completion:
-        """Ask a model for something that is not part of the system, such as a new prompt.
+        """Send a request outside of the system, such as for a new prompt.
 
         Raises:
-            CallError: the call failed, or was not made since `may_ask` is false.
+            CallError: the call failed, or was not sent because `may_ask` is false.
         """
         ...
 
     def may_ask(self, lm: str | None = None) -> bool:
         """Return whether `generate` would send another request to a model.
 
-        It does not when the model keeps failing, or when the job has made the requests that its optimizer
-        declared. End the job then, rather than spend system runs on nothing new.
+        It is false if the model keeps failing, or if the job has used all requests declared by its optimizer.
+        End the job then, rather than spend system runs without new candidates.
         """
         ...
 
     def judge(self, outcome: Outcome, lm: str | None = None) -> None:
-        """Count what the last answer of `generate` was worth, for the record of the run."""
+        """Record the usefulness of the last answer of `generate`."""
         ...
 
 
 class Memory(Protocol):
-    """What a method keeps from job to job: it is in the run directory, and goes back with a checkpoint."""
+    """Storage of a method across jobs, in the run directory; restored with a checkpoint."""
 
     @property
     def state(self) -> dict[str, Any]:
-        """JSON, stored with every checkpoint; change it in place."""
+        """JSON, stored with every checkpoint; modify it in place."""
         ...
 
     @property
     def folder(self) -> Path:
-        """Where files may be written; name them by their content, since they do not go back."""
+        """Folder for files; name them by their content, since they are not restored."""
         ...
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add a JSON record."""
+        """Append a JSON record."""
         ...
 
     def records(self) -> Iterable[dict[str, Any]]:
@@ -233,9 +233,9 @@ class Memory(Protocol):
 
 @dataclass(frozen=True)
 class JobContext:
-    """What a job needs to run parts of a system by itself: forks, single calls, and their scores.
+    """Resources of a job for running parts of a system: forks, single calls, and their scores.
 
-    ``folder`` is where code and files that the settings name are looked for.
+    ``folder`` is searched for code and files named in the settings.
     """
 
     executor: Executor
@@ -247,20 +247,20 @@ class JobContext:
 
 @dataclass(frozen=True)
 class Task:
-    """One optimizer's assignment.
+    """Assignment of an optimizer.
 
     Attributes:
-        system: bound to the incumbent.
+        system: the system, bound to the incumbent.
         keys: the parameters to change.
-        train: the examples to learn from.
-        scorer: runs candidates.
-        seed: names this task's random streams.
-        pool_seed: names the stream that sets examples aside for demonstrations, the same for all tasks
-            of a run, so that their traces come from the cache.
-        minibatch: examples for a candidate's first comparison.
-        candidates: how many candidates to consider.
-        context: runs forks and single calls, and remembers things from job to job.
-        tried: what earlier tasks learned about these keys.
+        train: the train examples.
+        scorer: runs and scores candidates.
+        seed: seed of this task's random streams.
+        pool_seed: seed of the stream that reserves examples for demonstrations; the same for all tasks of a
+            run, so that their traces come from the cache.
+        minibatch: number of examples in a candidate's first comparison.
+        candidates: number of candidates to consider.
+        context: runs forks and single calls, and stores data across jobs.
+        tried: candidates scored by earlier tasks for these keys.
         resume: the last `Progress.state` of an interrupted attempt.
     """
 
@@ -281,27 +281,27 @@ class Optimizer(Protocol):
     """Proposes better values for some parameters."""
 
     def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
-        """Yield `Progress` any number of times and one `Proposal` at the end."""
+        """Yield any number of `Progress` objects, then one `Proposal`."""
         ...
 
 
 class Scheduler(Protocol):
-    """Chooses what to optimize next from the history alone."""
+    """Chooses the next job from the history alone."""
 
     def choose(self, jobs: Sequence[Job], history: Sequence[JobRecord], seed: int) -> Job:
-        """Return one of ``jobs``; ``history`` holds the record of every finished job."""
+        """Return one of ``jobs``; ``history`` holds the records of all finished jobs."""
         ...
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way of optimizing a system: its optimizers, the jobs they can do, and who chooses among them.
+    """An optimization method: its optimizers, their jobs, and the scheduler that chooses among them.
 
-    ``opening`` is a job done once, before the scheduler is first asked; its weight is its part of all jobs'
-    budget. ``least`` is how many minibatches' runs a job should at least be given. ``decisions`` is the most
-    there are, whatever the budget. ``jobs_each`` is how many jobs precede each decision; where it is given,
-    there are no others, and a job that proposes nothing uses its decision up. ``notes`` are told first.
-    ``sections`` are the settings that it reads besides the common ones, by section of ``optimize:``.
+    ``opening`` is a job that runs once before the scheduler is used; its weight is its share of the budget of
+    all jobs. ``least`` is the minimum runs per job, in minibatches. ``decisions`` is the maximum number
+    of decisions, regardless of the budget. ``jobs_each`` is the number of jobs before each decision; if set,
+    there are no others, and a job without a proposal uses up its decision. ``notes`` are shown at the start.
+    ``sections`` are the settings used in addition to the common ones, by section of ``optimize:``.
     """
 
     name: str

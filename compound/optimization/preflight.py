@@ -1,4 +1,4 @@
-"""Check models before the first call: names, prices and keys."""
+"""Check models before the first call: names, prices and API keys."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from compound.graph.bounds import CallBound
 from compound.graph.space import Choice
 from compound.optimization.allowance import allowance
 from compound.optimization.problem import Problem
-from compound.optimization.prospects import planned
+from compound.optimization.prospects import plan_by_runs
 from compound.security.sanitize import safe
 from compound.settings.references import references
 
 
-def models(problem: Problem) -> list[str]:
-    """Return the models that a run may ask, by the names that the system and the settings give them.
+def list_models(problem: Problem) -> list[str]:
+    """Return the names of the models that a run may call, as given by the system and the settings.
 
-    What a component asks without declaring it (`compound.graph.component.Component.reach`) is not known.
+    Requests that a component does not declare (`compound.graph.component.Component.reach`) are unknown.
     """
     default = problem.system.lm
     own = (default,) if default else ()
-    plan, free = planned(problem)
+    plan, free = plan_by_runs(problem)
     allowed = allowance(problem, free, plan.decisions, lms=own)
     requests: list[CallBound] = []
     found: list[str] = []
@@ -42,7 +42,7 @@ def models(problem: Problem) -> list[str]:
 
 
 def _settings(problem: Problem, component: str) -> Iterator[str]:
-    """Yield the models that the setting ``lm`` of a component may name."""
+    """Yield the models that the ``lm`` setting of a component may name."""
     declared = problem.system.components[component]
     setting = declared.settings.get("lm")
     own = values_of(declared, problem.system).get("lm")
@@ -50,47 +50,47 @@ def _settings(problem: Problem, component: str) -> Iterator[str]:
     yield from (value for value in values if isinstance(value, str))
 
 
-def engines(problem: Problem) -> dict[str, Engine]:
-    """Return the engines of a run by name, without those that cannot be opened: the run will say why.
+def open_engines(problem: Problem) -> dict[str, Engine]:
+    """Return the engines of a run by name, except those that cannot be opened (the run reports why).
 
     No model is loaded.
     """
     sender, found = Sender(problem.engines), {}
-    for lm in models(problem):
+    for lm in list_models(problem):
         with suppress(CompoundError):
             found[lm] = sender.engine(lm)
     return found
 
 
 def engine_names(problem: Problem) -> dict[str, str]:
-    """Return what stands behind the names of models: `Engine.name`, without keys that are known."""
+    """Return `Engine.name` by model name, with API keys removed."""
     found = {}
-    for lm, engine in engines(problem).items():
-        with suppress(CompoundError):  # a library is missing that the name depends on
+    for lm, engine in open_engines(problem).items():
+        with suppress(CompoundError):  # the name depends on a missing library
             found[lm] = safe(engine.name)
     return found
 
 
 def check_prices(problem: Problem) -> None:
-    """Refuse a limit of cost where a model has no known price, as the first call would.
+    """Reject a cost limit if a model has no known price, as the first call would.
 
     Raises:
-        DeclarationError: the message names the model.
+        DeclarationError: a price is unknown; the message names the model.
     """
     if problem.settings.budget.cost is None:
         return
-    for lm, engine in engines(problem).items():
+    for lm, engine in open_engines(problem).items():
         if not engine.priced:
             raise unpriced(lm)
 
 
 def missing_keys(problem: Problem) -> list[str]:
-    """Return a line for each model whose key is not set; the first call to it would be refused."""
+    """Return one line for each model without an API key; its first call would fail."""
     found: dict[str, None] = {}
-    for engine in engines(problem).values():
+    for engine in open_engines(problem).values():
         try:
             getattr(engine, "require_key", bool)()
-        except MissingExtra:  # says nothing about the key
+        except MissingExtra:  # not about the key
             continue
         except CompoundError as error:
             found[str(error)] = None

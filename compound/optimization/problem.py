@@ -16,10 +16,10 @@ from compound.settings.optimize import OptimizeSettings
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be optimized, on what, measured how; names in its settings are looked up from a folder.
+    """A system to optimize, examples, metric and settings; names in settings are resolved in ``folder``.
 
-    ``outlook`` is what `compound.optimization.prospects.outlook` found, and the duplicates in examples: for
-    the record.
+    ``outlook`` holds the result of `compound.optimization.prospects.outlook` and duplicate examples, for the
+    record.
     """
 
     system: System
@@ -35,10 +35,10 @@ class Problem:
 
     @property
     def rules(self) -> Rules:
-        """How evaluations treat concurrency and failures."""
+        """Rules of evaluations: concurrency and the treatment of failures."""
         s = self.settings
         return Rules(s.concurrency, s.failure_score, s.max_failed)
 
     def bind(self, values: Mapping[str, object]) -> System:
-        """Return the system with a configuration."""
+        """Return the system bound to a configuration."""
         return self.system.bind(values)

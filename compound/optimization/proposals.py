@@ -1,8 +1,8 @@
-"""Requests to models that propose something: a new prompt, criticism, a verdict.
+"""Proposal requests: model requests for a new prompt, criticism, or a verdict.
 
-They are no part of the system, so a budget of system runs does not count them. A ledger does: by model and
-outcome, with what they cost. It holds each job to the number of requests that its optimizer declared
-(`compound.graph.bounds`), and stops asking a model whose calls keep failing.
+They are not part of the system, so a budget of system runs does not count them. A ledger counts them by
+model and outcome, with their cost. It limits each job to the number of requests that its optimizer declared
+(`compound.graph.bounds`), and stops querying a model whose calls keep failing.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from compound.storage.state import State
 
 Outcome = Literal["proposed", "unusable", "duplicate", "failed"]
 OUTCOMES: Sequence[Outcome] = ("proposed", "unusable", "duplicate", "failed")
-UNUSABLE_FACTOR = 4  # unusable replies in a row that count as much as one failed call
-REASONS = 3  # different messages of failures that are kept for each model
+UNUSABLE_FACTOR = 4  # consecutive unusable replies that weigh as much as one failed call
+REASONS = 3  # maximum number of distinct failure messages per model
 
 
 class NotAsked(CallError):
-    """A request that was not sent: the model keeps failing, or the job has made all its requests."""
+    """A request was not sent: the model keeps failing, or the job has used all its requests."""
 
     kind = "not asked"
 
@@ -38,13 +38,13 @@ class Tally:
     """Requests to one model by outcome.
 
     Attributes:
-        asked: requests made.
-        answered: those that were answered.
-        counts: how many had each outcome; a reply that no optimizer judged has none.
+        asked: number of requests.
+        answered: number of answered requests.
+        counts: number of requests by outcome; a reply that no optimizer judged is not counted.
         failed_in_a_row: failed calls since the last answer.
         unusable_in_a_row: unusable replies since the last usable one.
         reasons: messages of failed calls with their counts.
-        stopped: why the model is not asked any more in this job, or ``""``.
+        stopped: why the model is no longer queried in this job, or ``""``.
     """
 
     asked: int = 0
@@ -73,14 +73,14 @@ class Tally:
 
 
 class LedgerState(State):
-    """Requests for proposals, as a checkpoint stores them.
+    """Proposal requests, as stored in a checkpoint.
 
     Attributes:
         models: requests by model.
-        usage: what all requests took.
-        left: requests that the whole run may still make; ``None`` without a limit.
-        job_left: requests that the job may still make.
-        news: notes that are not recorded yet.
+        usage: total usage of all requests.
+        left: requests left for the whole run; ``None`` without a limit.
+        job_left: requests left for the job.
+        news: notes not recorded yet.
     """
 
     models: dict[str, Tally] = Field(default_factory=dict)
@@ -91,15 +91,15 @@ class LedgerState(State):
 
 
 class Proposals:
-    """The ledger of a run.
+    """Ledger of the proposal requests of a run.
 
     Args:
-        meter: counts what requests cost.
-        give_up: failed calls in a row after which a model is not asked again in a job.
-        left: requests that the whole run may still make; ``None`` without a limit.
+        meter: meter that counts the cost of requests.
+        give_up: number of consecutive failed calls after which a model is no longer queried in a job.
+        left: requests left for the whole run; ``None`` without a limit.
 
     >>> ledger = Proposals(Meter(), give_up=5)
-    >>> ledger.begin_job(requests=2)
+    >>> ledger.start_job(requests=2)
     >>> ledger.may_ask("lm")
     True
     """
@@ -117,10 +117,10 @@ class Proposals:
         self.job_left: int | None = None
         self.news: list[str] = []
 
-    def begin_job(self, requests: int | None) -> None:
-        """Begin a job, which may make so many requests.
+    def start_job(self, requests: int | None) -> None:
+        """Start a job with a maximum number of requests.
 
-        A model that was not asked any more is asked again, unless it never gave a usable answer.
+        A stopped model is queried again, unless it never gave a usable answer.
         """
         self.job_left = requests
         for tally in self.tallies.values():
@@ -128,7 +128,7 @@ class Proposals:
                 tally.stopped, tally.failed_in_a_row, tally.unusable_in_a_row = "", 0, 0
 
     def limit(self, fits: Callable[[Usage], bool]) -> None:
-        """Refuse requests with which the usage of all requests so far would not fit."""
+        """Set a predicate on the total usage; requests that would violate it are rejected."""
         self._fits = fits
 
     def may_ask(self, lm: str) -> bool:
@@ -143,27 +143,27 @@ class Proposals:
     async def request(self, lm: str, worst: Usage) -> AsyncIterator[None]:
         """Count one request around the block that sends it.
 
-        Until a model has answered once, requests to it are sent one at a time: a model that refuses all of
-        them is found out by the first few.
+        Until a model has answered once, its requests are sent one at a time, so that a model that rejects all
+        requests is detected after a few.
 
         Args:
             lm: the model.
-            worst: what the request costs at most.
+            worst: maximum usage of the request.
 
         Raises:
-            NotAsked: it may not be sent.
+            NotAsked: the request must not be sent.
         """
         tally = self.tallies.setdefault(lm, Tally())
         if tally.answered:
-            async with self._counted(tally, lm, worst):
+            async with self._count_request(tally, lm, worst):
                 yield
             return
-        async with self._locks.setdefault(lm, asyncio.Lock()), self._counted(tally, lm, worst):
+        async with self._locks.setdefault(lm, asyncio.Lock()), self._count_request(tally, lm, worst):
             yield
 
     @asynccontextmanager
-    async def _counted(self, tally: Tally, lm: str, worst: Usage) -> AsyncIterator[None]:
-        self._refuse(tally, lm, worst)
+    async def _count_request(self, tally: Tally, lm: str, worst: Usage) -> AsyncIterator[None]:
+        self._check_allowed(tally, lm, worst)
         tally.asked += 1
         self.left = None if self.left is None else self.left - 1
         self.job_left = None if self.job_left is None else self.job_left - 1
@@ -177,40 +177,40 @@ class Proposals:
         except CallError as error:
             tally.fail(error)
             if tally.failed_in_a_row >= self._give_up:
-                self._stop(tally, lm, f"{tally.failed_in_a_row} calls in a row failed: {error}")
+                self._stop(tally, lm, f"{tally.failed_in_a_row} consecutive calls failed: {error}")
             raise
         finally:
             self._in_flight -= 1
-            if not self._in_flight:  # the system does not run while a job waits for proposals
+            if not self._in_flight:  # the system is idle while a job waits for proposals
                 self.usage += difference(self._meter.usage, self._usage_before)
 
-    def _refuse(self, tally: Tally, lm: str, worst: Usage) -> None:
+    def _check_allowed(self, tally: Tally, lm: str, worst: Usage) -> None:
         if tally.stopped:
-            raise NotAsked(f"{lm!r} is not asked again in this job: {tally.stopped}")
+            raise NotAsked(f"{lm!r} is not queried again in this job: {tally.stopped}")
         if self._requests_left() < 1:
-            raise NotAsked("the job has made all the requests for proposals that were planned")
+            raise NotAsked("the job has used all its planned proposal requests")
         if not self._fits(self.usage + worst):
-            raise NotAsked("another request would take the part of the budget that system runs need")
+            raise NotAsked("another proposal request would exceed the share of the budget for proposals")
 
     def judge(self, lm: str, outcome: Outcome) -> None:
-        """Count what an answer was worth.
+        """Record the usefulness of an answer.
 
         Args:
-            lm: the model that gave it.
+            lm: the model that answered.
             outcome: ``proposed``, ``unusable`` or ``duplicate``.
         """
         tally = self.tallies.setdefault(lm, Tally())
         tally.add(outcome)
         if tally.unusable_in_a_row >= UNUSABLE_FACTOR * self._give_up:
-            self._stop(tally, lm, f"{tally.unusable_in_a_row} replies in a row could not be used")
+            self._stop(tally, lm, f"{tally.unusable_in_a_row} consecutive replies were unusable")
 
     def _stop(self, tally: Tally, lm: str, why: str) -> None:
         if not tally.stopped:
             tally.stopped = why
-            self.news.append(f"stopped asking {lm!r} for proposals in this job: {why}")
+            self.news.append(f"stopped proposal requests to {lm!r} in this job: {why}")
 
     def snapshot(self) -> LedgerState:
-        """Return the state a checkpoint stores."""
+        """Return the state stored in a checkpoint."""
         return LedgerState(
             models=copy.deepcopy(self.tallies),
             usage=self.usage,
@@ -228,7 +228,7 @@ class Proposals:
 
 
 def difference(after: Usage, before: Usage) -> Usage:
-    """Return what was used between two readings of a meter."""
+    """Return the usage between two readings of a meter."""
     return Usage(
         after.calls - before.calls,
         after.prompt_tokens - before.prompt_tokens,
@@ -239,7 +239,7 @@ def difference(after: Usage, before: Usage) -> Usage:
 
 
 def since(state: LedgerState, earlier: LedgerState | None = None) -> dict[str, dict[str, Any]]:
-    """Return the requests that one ledger holds beyond an earlier one, by model, as JSON types.
+    """Return the requests of a ledger that an earlier one does not have, by model, as JSON types.
 
     >>> since(LedgerState(models={"lm": Tally(2, counts={"failed": 2}, reasons={"401": 2})}))
     {'lm': {'asked': 2, 'failed': 2, 'reasons': {'401': 2}}}
@@ -256,7 +256,7 @@ def since(state: LedgerState, earlier: LedgerState | None = None) -> dict[str, d
 
 
 def described(models: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return requests in words: all outcomes of each model, and why calls failed.
+    """Format requests as text: all outcomes of each model, and the reasons of failed calls.
 
     >>> described({"lm": {"asked": 5, "failed": 5, "proposed": 0, "reasons": {"401 wrong key": 5}}})
     "5 of 5 calls to 'lm' failed (401 wrong key)"

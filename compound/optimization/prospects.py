@@ -1,7 +1,7 @@
-"""Prospects of a run: the gains it can detect and the candidates it can try, before anything is spent.
+"""Prospects of a run before it starts: the gains it can detect and the candidates it can try.
 
-How small a gain the acceptance test can detect with the validation examples there are, how many candidates
-each job can compare with the budget there is, and which parameters cannot be tried at all.
+This covers the smallest gain that the acceptance test can detect with the given validation examples, the
+number of candidates that each job can compare with the given budget, and parameters that cannot be tried.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from compound.optimization.bounds import Bounded
 from compound.optimization.budget_plan import (
     BudgetPlan,
     baseline_runs,
-    fewest_of,
     job_minibatch,
     make_plan,
-    usable,
+    minimum_job_runs,
+    usable_runs,
 )
 from compound.optimization.method import Job, JobRecord
 from compound.optimization.role_checks import choose_job
@@ -30,13 +30,13 @@ from compound.optimization.role_checks import choose_job
 if TYPE_CHECKING:
     from compound.optimization.problem import Problem
 
-GAINS = (0.05, 0.1)  # for which the examples needed are said
-WORSE = 0.05  # the share of examples that an improvement makes worse, in the second of two cases
-SMALL = 0.1  # a larger gain than this being the least detectable one is worth a warning
+GAINS = (0.05, 0.1)  # gains for which the number of required examples is reported
+WORSE = 0.05  # assumed share of examples that get worse, in the second case
+SMALL = 0.1  # warn if the smallest detectable gain is larger
 
 
 class ProspectDocument(TypedDict):
-    """A `Prospect` as JSON types; runs without a limit are ``None``."""
+    """A `Prospect` as JSON types; unlimited runs are ``None``."""
 
     job: str
     keys: list[str]
@@ -45,17 +45,17 @@ class ProspectDocument(TypedDict):
 
 
 class Detection(TypedDict):
-    """What a decision can detect.
+    """Effects that a decision can detect.
 
     Attributes:
-        examples: how many validation examples there are.
-        level: the level of the decision.
-        least_p: the smallest p-value that so many examples can give.
-        least_improved: for scores of 0 and 1, how many examples must improve.
-        power: the probability with which the gains below are found.
-        detectable_gain: the smallest mean gain that is found.
-        detectable_gain_if_some_get_worse: the same where some examples get worse.
-        examples_needed: how many examples some gains need.
+        examples: number of validation examples.
+        level: level of the decision.
+        least_p: smallest p-value possible with this number of examples.
+        least_improved: for scores of 0 and 1, the number of examples that must improve.
+        power: probability of detecting the gains below.
+        detectable_gain: smallest mean gain that is detected.
+        detectable_gain_if_some_get_worse: the same if some examples get worse.
+        examples_needed: number of examples required to detect some gains.
     """
 
     examples: int
@@ -68,8 +68,8 @@ class Detection(TypedDict):
     examples_needed: dict[str, int | None]
 
 
-class Outlook(TypedDict):
-    """The prospects of a run, as JSON types and in sentences."""
+class ProspectsDocument(TypedDict):
+    """The prospects of a run, as JSON types and as sentences."""
 
     detection: Detection
     jobs: list[ProspectDocument]
@@ -78,12 +78,12 @@ class Outlook(TypedDict):
 
 @dataclass(frozen=True)
 class Prospect:
-    """What one job of the first round can do.
+    """Resources of one job of the first round.
 
     Attributes:
-        job: its optimizer and keys.
-        runs: system runs it gets (infinity without a limit).
-        candidates: how many it can compare; ``None`` when its optimizer does not say.
+        job: the optimizer and keys of the job.
+        runs: system runs of the job (infinity without a limit).
+        candidates: number of candidates it can compare; ``None`` if its optimizer does not declare it.
     """
 
     job: Job
@@ -92,11 +92,11 @@ class Prospect:
 
     @property
     def tries_nothing(self) -> bool:
-        """Whether its parameters are not tried."""
+        """Whether the job cannot try its parameters."""
         return self.runs == 0 or self.candidates == 0
 
     def to_json(self) -> ProspectDocument:
-        """Return it as JSON types."""
+        """Return the prospect as JSON types."""
         return {
             "job": self.job.optimizer,
             "keys": list(self.job.keys),
@@ -106,13 +106,13 @@ class Prospect:
 
 
 def planned_jobs(problem: Problem) -> int:
-    """Return how many jobs precede each decision."""
+    """Return the number of jobs before each decision."""
     method = problem.method
     return len(method.jobs) if method.jobs_each is None else method.jobs_each
 
 
-def planned(problem: Problem) -> tuple[BudgetPlan, float]:
-    """Return the plan by the limit of system runs alone, and the runs left for jobs."""
+def plan_by_runs(problem: Problem) -> tuple[BudgetPlan, float]:
+    """Return the plan based on the limit of system runs alone, and the runs left for jobs."""
     limit = problem.settings.budget.system_runs
     left = math.inf if limit is None else max(0.0, limit - baseline_runs(problem))
     plan = make_plan(problem, left, planned_jobs(problem))
@@ -120,7 +120,7 @@ def planned(problem: Problem) -> tuple[BudgetPlan, float]:
 
 
 def prospects(problem: Problem, plan: BudgetPlan, free: float, allowed: Allowance) -> list[Prospect]:
-    """Return what the jobs of the first round can do, in the order in which they come."""
+    """Return the prospects of the jobs of the first round, in order."""
     method, settings = problem.method, problem.settings
     found, history = list[Prospect](), list[JobRecord]()
     if method.opening is not None:
@@ -132,9 +132,9 @@ def prospects(problem: Problem, plan: BudgetPlan, free: float, allowed: Allowanc
     for _ in range(plan.jobs):
         chosen = choose_job(method, history, seed)
         job = next(j for j in method.jobs if (j.optimizer, j.keys) == (chosen.optimizer, chosen.keys))
-        needed, tried = fewest_of(job, settings.minibatch, tried=True), bool(found and found[0].runs)
+        needed, tried = minimum_job_runs(job, settings.minibatch, tried=True), bool(found and found[0].runs)
         if job.step is None:
-            runs = usable(free * job.weight / total, left, job.least(settings.minibatch), tried=tried)
+            runs = usable_runs(free * job.weight / total, left, job.least(settings.minibatch), tried=tried)
         else:
             share = free * job.weight / total
             runs = share if share >= needed else 0.0
@@ -156,7 +156,7 @@ def _candidates(problem: Problem, job: Job, runs: float, allowed: Allowance) -> 
 
 
 def detection(n: int, level: float) -> Detection:
-    """Return what a decision at a level can detect with ``n`` validation examples."""
+    """Return the effects that a decision at a level can detect with ``n`` validation examples."""
     return {
         "examples": n,
         "level": level,
@@ -169,8 +169,10 @@ def detection(n: int, level: float) -> Detection:
     }
 
 
-def told(facts: Detection, plan: BudgetPlan, found: Sequence[Prospect], limit: float | None) -> list[str]:
-    """Return the prospects in sentences; what a user should know before spending comes first."""
+def describe_prospects(
+    facts: Detection, plan: BudgetPlan, found: Sequence[Prospect], limit: float | None
+) -> list[str]:
+    """Return the prospects as sentences; warnings come first."""
     lines = [*_untried(found, limit), _detectable(facts, plan)]
     compared = [p for p in found if p.candidates]
     if compared:
@@ -183,14 +185,14 @@ def told(facts: Detection, plan: BudgetPlan, found: Sequence[Prospect], limit: f
     return lines
 
 
-def _smaller(problem: Problem) -> list[str]:
-    """Return which splits are smaller than the file asks for."""
+def _smaller_splits(problem: Problem) -> list[str]:
+    """Return the splits that are smaller than configured."""
     settings, chosen = problem.settings, problem.settings.model_fields_set
     splits = {"train": problem.train, "valid": problem.valid, "test": problem.test}
     asked = {role: getattr(settings, f"{role}_size") for role in splits if f"{role}_size" in chosen}
     return [
         f"optimize.{role}_size is {size}, but the {role} split has {plural(len(splits[role]), 'row')}: "
-        "all are used"
+        "all rows are used"
         for role, size in asked.items()
         if size is not None and len(splits[role]) < size and splits[role]
     ]
@@ -219,13 +221,16 @@ def _detectable(facts: Detection, plan: BudgetPlan) -> str:
     )
 
 
-def outlook(problem: Problem) -> Outlook:
-    """Return the prospects of a run as JSON types: what it can detect, and what its jobs can do."""
-    plan, free = planned(problem)
+def outlook(problem: Problem) -> ProspectsDocument:
+    """Return the prospects of a run as JSON types: detectable gains, and the resources of its jobs."""
+    plan, free = plan_by_runs(problem)
     found = prospects(problem, plan, free, allowance(problem, free, plan.decisions))
     power = detection(len(problem.valid), plan.level)
     return {
         "detection": power,
         "jobs": [prospect.to_json() for prospect in found],
-        "told": [*_smaller(problem), *told(power, plan, found, problem.settings.budget.system_runs)],
+        "told": [
+            *_smaller_splits(problem),
+            *describe_prospects(power, plan, found, problem.settings.budget.system_runs),
+        ],
     }

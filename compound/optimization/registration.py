@@ -1,4 +1,4 @@
-"""Register methods together with the models of their settings."""
+"""Register methods together with their settings models."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from compound.settings.optimize import OptimizeSettings
 
 
 class MethodFactory:
-    """Makes a method for a system, from the common settings and its own.
+    """Creates a method for a system from the common settings and the method's settings.
 
     Args:
-        make: a function of the system, the common settings, and the settings of the method.
-        settings: the model of the settings of the method.
+        make: function of the system, the common settings, and the settings of the method.
+        settings: model of the method's settings.
 
     Attributes:
-        settings: that model; the section of ``optimize:`` with the name of the method is read by it.
+        settings: model of the section of ``optimize:`` named after the method.
     """
 
     def __init__(self, make: Callable[[System, OptimizeSettings, S], Method], settings: type[S]) -> None:
         self.settings: type[Settings] = settings
         self.__doc__ = make.__doc__
 
-        def made(system: System, optimize: OptimizeSettings, name: str) -> tuple[Method, Settings]:
+        def create(system: System, optimize: OptimizeSettings, name: str) -> tuple[Method, Settings]:
             own = optimize.section(name, settings)
             with reported(f"method {name!r}", make):
                 found = make(system, optimize, own)
             _check(found, name, definition(make), system)
             return found, own
 
-        self._made = made
+        self._made = create
 
     def __call__(self, system: System, optimize: OptimizeSettings, name: str) -> Method:
-        """Return the method for a system.
+        """Create the method for a system.
 
         Args:
-            system: what is to be optimized.
-            optimize: how; with the section of the method, if there is one.
-            name: the name of the method.
+            system: the system to optimize.
+            optimize: the settings, including the method's section if there is one.
+            name: name of the method.
         """
         method, own = self._made(system, optimize, name)
         if isinstance(own, NoSettings):
@@ -56,7 +56,7 @@ class MethodFactory:
 
 
 def section_of(name: str, optimize: OptimizeSettings) -> str:
-    """Return the section of a method: its name, or the function alone for ``module:function``.
+    """Return the section of a method: its name, or only the function of ``module:function``.
 
     >>> section_of("mine:anneal", OptimizeSettings()), section_of("mipro", OptimizeSettings())
     ('anneal', 'mipro')
@@ -69,10 +69,10 @@ def section_of(name: str, optimize: OptimizeSettings) -> str:
 def method(
     *, settings: type[S]
 ) -> Callable[[Callable[[System, OptimizeSettings, S], Method]], MethodFactory]:
-    """Register the settings of a method of your own.
+    """Register the settings of a user-defined method.
 
-    The decorated function takes the system, the common settings, and its own settings. It is chosen by
-    ``method: module:function``; its settings stand in the section ``function:``.
+    The decorated function takes the system, the common settings, and its own settings. Select it by
+    ``method: module:function``; its section is named ``function``.
 
     Args:
         settings: a subclass of `Settings`.
@@ -112,13 +112,13 @@ def check_settings(settings: object, base: type[Settings], role: str) -> None:
 
 
 def as_factory(found: object, name: str) -> MethodFactory:
-    """Return what a name stands for as a factory: a method, an optimizer, a recipe, or a plain function.
+    """Return the factory for a method, an optimizer, a recipe, or a plain function.
 
-    A plain function has no settings. Classes are those that `optimizer` and `recipe` of
-    `compound.optimizers.extension` decorate.
+    A plain function has no settings. Classes must be decorated by `optimizer` or `recipe` of
+    `compound.optimizers.extension`.
 
     Raises:
-        DeclarationError: it is none of these.
+        DeclarationError: the object is none of these.
     """
     found = method_of(found)
     if isinstance(found, MethodFactory):
@@ -126,7 +126,7 @@ def as_factory(found: object, name: str) -> MethodFactory:
     if inspect.isclass(found):
         raise UserCodeError(
             f"{name} at {definition(found)} is a class, but a method is a function",
-            hint="decorate an optimizer with @cp.optimizer, and a recipe with @cp.recipe",
+            hint="decorate an optimizer with @cp.optimizer, or a recipe with @cp.recipe",
         )
     if not callable(found):
         raise DeclarationError(f"{name} is not a function")
@@ -141,7 +141,7 @@ def as_factory(found: object, name: str) -> MethodFactory:
 
 
 def _check(found: object, name: str, place: str, system: System) -> None:
-    """Refuse what a function of a method must not return."""
+    """Validate the return value of a method's function."""
     role = f"method {name!r} at {place}"
     if not isinstance(found, Method):
         raise UserCodeError(f"{role} returned {short(found)}", hint="it must return a cp.Method")
@@ -168,6 +168,6 @@ def _check(found: object, name: str, place: str, system: System) -> None:
         for key in job.keys:
             if key not in system.parameters:
                 raise UserCodeError(
-                    f"{role}: a job names {key!r}, which is no parameter of system {system.name!r}",
+                    f"{role}: a job names {key!r}, which is not a parameter of system {system.name!r}",
                     hint=nearest(key, system.parameters),
                 )

@@ -1,4 +1,4 @@
-"""Run optimizers and schedulers, which may be code of a user, and check that they keep to their role."""
+"""Run optimizers and schedulers, which may be user code, and validate their results."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Proposing", "choose_job", "json_problem"]
 
 @dataclass(frozen=True)
 class Proposing:
-    """One optimizer at work.
+    """An optimizer in execution.
 
     Attributes:
-        name: its name in the method.
+        name: name of the optimizer in the method.
         optimizer: the optimizer.
     """
 
@@ -32,10 +32,10 @@ class Proposing:
         return f"optimizer {self.name!r} at {definition(self.optimizer)}"
 
     async def events(self, task: Task) -> AsyncIterator[Progress | Proposal]:
-        """Yield what the optimizer yields.
+        """Yield the events of the optimizer, validated.
 
         Raises:
-            UserCodeError: it raised an error, is no async generator, or yielded something else.
+            UserCodeError: the optimizer raised an error, is not an async generator, or yielded another type.
         """
         given: object = self.optimizer
         if inspect.isclass(given):
@@ -53,7 +53,7 @@ class Proposing:
             if inspect.iscoroutine(events):
                 events.close()
             raise UserCodeError(
-                f"{self._role}: propose returned {type(events).__name__}, which is no async generator",
+                f"{self._role}: propose returned {type(events).__name__}, which is not an async generator",
                 hint=_ASYNC_GENERATOR,
             )
         with reported(f"optimizer {self.name!r}", self.optimizer):
@@ -72,7 +72,7 @@ class Proposing:
             for name, score in (("before", event.before), ("after", event.after)):
                 if not isinstance(score, int | float | None):
                     raise UserCodeError(
-                        f"{self._role}: {name} of Proposal is {short(score)}, which is no number",
+                        f"{self._role}: {name} of Proposal is {short(score)}, which is not a number",
                         hint="give the mean score, such as evaluation.mean",
                     )
         else:
@@ -82,12 +82,12 @@ class Proposing:
     def _check_fields(self, event: str, note: object, **counts: object) -> None:
         if not isinstance(note, str):
             raise UserCodeError(
-                f"{self._role}: note of {event} is {short(note)}, which is no text", hint="give one line"
+                f"{self._role}: note of {event} is {short(note)}, which is not a string", hint="give one line"
             )
         for name, count in counts.items():
             if not isinstance(count, int | None):
                 raise UserCodeError(
-                    f"{self._role}: {name} of {event} is {short(count)}, which is no whole number",
+                    f"{self._role}: {name} of {event} is {short(count)}, which is not an integer",
                     hint=f"give a number of type int, or leave {name} out",
                 )
 
@@ -99,20 +99,20 @@ class Proposing:
         if problem := json_problem(value):
             raise UserCodeError(f"{self._role}: {what} must be JSON, but {problem}", hint=_JSON)
 
-    def checked(self, proposal: Proposal | None, working: System) -> Proposal:
-        """Return the proposal, if it is one that the system can be bound to.
+    def validate(self, proposal: Proposal | None, working: System) -> Proposal:
+        """Return the proposal if the system can be bound to it.
 
         Args:
-            proposal: the last one that the optimizer yielded.
+            proposal: the last one yielded by the optimizer.
             working: the system that it changes.
 
         Raises:
-            UserCodeError: there is none, or it names a parameter or a value that the system does not have.
+            UserCodeError: there is no proposal, or it has an unknown parameter or an invalid value.
         """
         if proposal is None:
             raise UserCodeError(
                 f"{self._role} ended without a Proposal",
-                hint="yield Proposal({}) where nothing better was found",
+                hint="yield Proposal({}) if nothing better was found",
             )
         if not isinstance(proposal.values, Mapping):
             raise UserCodeError(
@@ -122,7 +122,7 @@ class Proposing:
         for key in proposal.values:
             if key not in working.parameters:
                 raise UserCodeError(
-                    f"{self._role} proposed {key!r}, which is no parameter of the system",
+                    f"{self._role} proposed {key!r}, which is not a parameter of the system",
                     hint=nearest(str(key), working.parameters),
                 )
         try:
@@ -157,15 +157,15 @@ def json_problem(value: object, place: str = "") -> str:
 
 
 def choose_job(method: Method, history: Sequence[JobRecord], seed: int) -> Job:
-    """Return the job that the scheduler of a method chooses.
+    """Return the job chosen by the scheduler of a method.
 
     Args:
         method: the method.
         history: the finished jobs.
-        seed: names the scheduler's random streams.
+        seed: seed of the scheduler's random streams.
 
     Raises:
-        UserCodeError: the scheduler raised an error, or chose something else.
+        UserCodeError: the scheduler raised an error, or did not return one of the jobs.
     """
     with reported(f"scheduler of method {method.name!r}", method.scheduler):
         job = method.scheduler.choose(method.jobs, history, seed)
@@ -173,7 +173,7 @@ def choose_job(method: Method, history: Sequence[JobRecord], seed: int) -> Job:
     if not isinstance(job, Job) or (job.optimizer, job.keys) not in known:
         raise UserCodeError(
             f"the scheduler at {definition(method.scheduler)} chose {short(job)}",
-            hint="choose must return one of the jobs that it is given",
+            hint="choose must return one of the given jobs",
         )
     return job
 

@@ -1,4 +1,4 @@
-"""Scores an optimizer's candidates by the global reward, on train examples, within a job's share."""
+"""Score an optimizer's candidates by the global reward on train examples, within a job's share."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from compound.optimization.problem import Problem
 
 
-TRAIN_SAMPLE = -1  # one sample index for all of the search: equal runs come from the cache
-CHANCE = 0.01  # what is less likely is no accident
+TRAIN_SAMPLE = -1  # one sample index for the whole search, so that equal runs come from the cache
+CHANCE = 0.01  # significance level of the test for systematic failure
 
 
 def free_repeats(system: System) -> bool:
-    """Return whether the same run a second time costs nothing: what counts then comes from the cache."""
+    """Return whether repeating a run costs nothing, because its counted calls come from the cache."""
     return any(component.cacheable for component in system.components.values())
 
 
 def _where_to_name(problem: Problem) -> str:
-    """Return where the settings of a method name the model that writes."""
+    """Return a hint on where to name the model that writes proposals."""
     for section, settings in problem.method.sections.items():
         for found in references(settings, (section,)):
             if found.kind == "model":
@@ -46,13 +46,13 @@ class JobScorer:
     """Implements `compound.optimization.method.Scorer` for one job.
 
     Args:
-        problem: system, metric and rules.
+        problem: provides metric and rules.
         executor: runs candidates, with the run's cache and budget.
-        incumbent: what candidates change.
-        share: system runs the job may spend.
-        spent: the meter's system runs when the job began.
-        proposals: counts and limits requests for proposals; a ledger without limits by default.
-        runs_left: system runs that the budget still holds; the meter's own expectation by default.
+        incumbent: the system that candidates change.
+        share: system runs that the job may spend.
+        spent: system runs on the meter when the job started.
+        proposals: ledger of proposal requests; default: one without limits.
+        runs_left: returns the system runs left in the budget; default: the meter's own estimate.
     """
 
     def __init__(
@@ -77,19 +77,19 @@ class JobScorer:
 
     @property
     def left(self) -> float:
-        """System runs this job may still spend."""
+        """System runs that this job may still spend."""
         used = self._executor.meter.system_runs - self._spent
         return max(0.0, min(self._share - used, self._runs_left()))
 
     @property
     def free_repeats(self) -> bool:
-        """Whether scoring a candidate again on the same examples costs no system runs."""
+        """Whether rescoring a candidate on the same examples costs no system runs."""
         return free_repeats(self._incumbent)
 
     async def score(
         self, candidates: Sequence[Mapping[str, Any]], examples: Sequence[Example]
     ) -> list[Evaluation]:
-        """Run and score each candidate on the same examples, all in flight together."""
+        """Run and score each candidate on the same examples, concurrently."""
         evaluations = await self._evaluate(candidates, examples, None)
         for values, evaluation in zip(candidates, evaluations, strict=True):
             full = {**self._incumbent.configuration.to_json(), **values}
@@ -108,10 +108,10 @@ class JobScorer:
         examples: Sequence[Example],
         on_trace: OnTrace | None,
     ) -> list[Evaluation]:
-        """Evaluate candidates; one that fails much only loses, but when all do, something is broken.
+        """Evaluate candidates; raise only if all of them fail too often.
 
-        Unless that may be chance, on so few examples: then a system which fails less than ``max_failed`` of
-        the time would do so, too.
+        A single failing candidate just scores low. The failures must also be significantly more frequent than
+        ``max_failed``, since on few examples they could be due to chance.
         """
         systems = [self._incumbent.bind(values) for values in candidates]
         rules = self._problem.rules
@@ -125,10 +125,10 @@ class JobScorer:
         return evaluations
 
     async def generate(self, request: Request, lm: str | None = None) -> Completion:
-        """Ask a model for something that is not part of the system.
+        """Send a request outside of the system.
 
         Raises:
-            NotAsked: the model keeps failing, or the job has made all its requests.
+            NotAsked: the model keeps failing, or the job has used all its requests.
         """
         chosen = self._writer(lm)
         worst = worst_case(self._executor.engine(chosen), request)
@@ -140,7 +140,7 @@ class JobScorer:
         return self._proposals.may_ask(self._writer(lm))
 
     def judge(self, outcome: Outcome, lm: str | None = None) -> None:
-        """Count what the last answer of a model was worth."""
+        """Record the usefulness of a model's last answer."""
         self._proposals.judge(self._writer(lm), outcome)
 
     def _writer(self, lm: str | None) -> str:
@@ -154,11 +154,11 @@ class JobScorer:
         return list(self._scores.values())
 
     def restore(self, scored: Sequence[ScoredCandidate]) -> None:
-        """Continue from a `snapshot` of the same job, made before an interruption."""
+        """Continue from a `snapshot` of the same job."""
         self._scores = {canonical(candidate.values): candidate for candidate in scored}
 
     def tried(self, keys: Sequence[str]) -> list[ScoredCandidate]:
-        """Return what was scored with some keys changed and no others, for the memory of later jobs."""
+        """Return scored candidates that differ from the incumbent only in ``keys``, for later jobs."""
         start = self._incumbent.configuration.to_json()
         return [
             ScoredCandidate({k: t.values[k] for k in keys}, t.score, t.n)

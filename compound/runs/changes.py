@@ -1,4 +1,4 @@
-"""Compare a configuration with that of an existing run, in the terms of the file."""
+"""Compare a configuration with that of an existing run, named by the keys of the YAML file."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from compound.graph.system import System
 from compound.graph.types import Port, spell
 from compound.runs.directory import read_json
 
-FORMAT = 3  # of config.json; until 2, settings of all methods stood in `prompts`, `rewards` and `weights`
-LONGEST = 80  # characters of a value that are shown
-OWN = ("format", "stop", "system")  # what a component of a model declares besides its outputs
+FORMAT = 3  # of config.json; until 2, `prompts`, `rewards` and `weights` held the settings of all methods
+MAX_CHARACTERS = 80  # maximum characters of a displayed value
+OWN = ("format", "stop", "system")  # declarations of a model component besides its outputs
 _ABSENT = object()
 _WHOLE = re.compile(r"(structure\.(?:parameters\.[^.]+\.[^.]+|(?:components|wires)\.[^.]+))\.")
 
 
-def structure(system: System) -> dict[str, Any]:
-    """Return what the signature of a system stands for, in words that can be shown."""
+def describe_structure(system: System) -> dict[str, Any]:
+    """Return the content of a system's signature in readable form."""
     return {
         "inputs": {name: spell(kind) for name, kind in system.inputs.items()},
         "outputs": {name: source.label for name, source in system.outputs.items()},
@@ -46,22 +46,22 @@ def _declared(component: Component) -> dict[str, Any]:
 
 
 def _spelled(outputs: Mapping[str, Port]) -> str:
-    """Return outputs as a file declares them."""
+    """Format outputs as declared in a file."""
     if list(outputs) == ["output"]:
         return spell(outputs["output"].type)
     return "{" + ", ".join(f"{name}: {spell(port.type)}" for name, port in outputs.items()) + "}"
 
 
-def changed(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...]) -> list[str]:
-    """Return the changes by which a configuration differs from that of a run directory.
+def list_changes(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...]) -> list[str]:
+    """Return the differences between a configuration and that of a run directory.
 
     Args:
         path: the run directory.
         config: the resolved configuration, by `compound.api.optimize.describe`.
-        ignoring: beginnings of the keys that may differ; ``*`` stands for anything.
+        ignoring: prefixes of the keys that may differ; ``*`` matches anything.
 
     Raises:
-        RunDirectoryError: it is no run directory, or another version wrote it.
+        RunDirectoryError: it is not a run directory, or was written by another version.
     """
     stored = read_json(path, "config.json")
     _check_format(path, stored)
@@ -74,39 +74,41 @@ def changed(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...]) ->
         and not _is_place(key, after)
         and not (key.startswith("engines") and not (key in before and key in after))
     ]
-    if any(key.startswith("structure.") for key in keys):  # which says what these two digest and draw
+    if any(key.startswith("structure.") for key in keys):  # which covers both in readable form
         keys = [key for key in keys if key != "signature" and not key.startswith("graph.")]
-    told: dict[str, str] = {}
+    lines: dict[str, str] = {}
     for key in keys:
-        name, line = _told(key, keys, before, after)
-        if not any(name.startswith(f"{other}.") for other, said in told.items() if said == other):
-            told.setdefault(name, line)
-    return sorted(told.values())
+        name, line = _describe_change(key, keys, before, after)
+        if not any(name.startswith(f"{other}.") for other, said in lines.items() if said == other):
+            lines.setdefault(name, line)
+    return sorted(lines.values())
 
 
 def _check_format(path: Path, stored: Mapping[str, Any]) -> None:
     found = stored.get("format", 1)
-    if isinstance(found, int) and found < FORMAT and "optimize" in stored:  # else it is no run of ours
+    if isinstance(found, int) and found < FORMAT and "optimize" in stored:  # else it is not a run directory
         raise RunDirectoryError(
             f"{path} was written by an earlier version of compound: its config.json has format {found}, this "
-            f"version writes {FORMAT}. It can be read, but not continued",
-            hint=f"continue it with the version that started it, or {FRESH}",
+            f"version writes {FORMAT}. It can be read, but not resumed",
+            hint=f"resume it with the version that started it, or {FRESH}",
         )
     if isinstance(found, int) and found > FORMAT:
         raise RunDirectoryError(
             f"{path}/config.json has format {found}, but this version reads formats up to {FORMAT}",
-            hint="continue the run with the version of compound that started it",
+            hint="resume the run with the version of compound that started it",
         )
 
 
-def _told(key: str, keys: list[str], before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the name of what changed, and a line about it."""
+def _describe_change(
+    key: str, keys: list[str], before: Mapping[str, Any], after: Mapping[str, Any]
+) -> tuple[str, str]:
+    """Return the name of a change, and a line describing it."""
     section, _, rest = key.partition(".")
     if section == "data":
         role = rest.partition(".")[0]
         sizes = [side.get(f"data.{role}.n", 0) for side in (before, after)]
         many = f" ({sizes[0]} → {sizes[1]})" if sizes[0] != sizes[1] else ""
-        return f"data.{role}", f"data.{role}: other examples{many}"
+        return f"data.{role}", f"data.{role}: different examples{many}"
     if section in ("signature", "graph"):
         return "signature", "signature (components, their outputs and code, or how they are connected)"
     name = _name(key)
@@ -115,7 +117,7 @@ def _told(key: str, keys: list[str], before: Mapping[str, Any], after: Mapping[s
         if whole and (state := _appeared(whole[1], before, after)):
             name = _name(whole[1])
             return name, f"{name}: {state}"
-        if key.endswith(".version"):  # a digest, which says nothing by itself
+        if key.endswith(".version"):  # a digest, which is not informative by itself
             start = key.removesuffix("version")
             wider = [other for other in keys if other.startswith(start) and other != key]
             if wider:
@@ -126,7 +128,7 @@ def _told(key: str, keys: list[str], before: Mapping[str, Any], after: Mapping[s
 
 
 def _appeared(prefix: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Return whether everything below a key is new or gone."""
+    """Return how everything below a key appeared or disappeared; ``""`` if it did neither."""
     was, is_ = (any(key.startswith(f"{prefix}.") for key in side) for side in (before, after))
     tuned = ".parameters." in prefix
     if was == is_:
@@ -139,7 +141,7 @@ def _pair(key: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def _name(key: str) -> str:
-    """Return a key in the terms of the file.
+    """Return a key as spelled in the YAML file.
 
     >>> _name("structure.components.judge.out"), _name("start.judge.prompt"), _name("defaults.lm")
     ('components.judge.out', 'judge.prompt', 'lm')
@@ -154,11 +156,11 @@ def _shown(value: object) -> str:
         return "nothing"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     text = " ".join(text.split())
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 1]}…"
 
 
 def _is_place(key: str, config: Mapping[str, Any]) -> bool:
-    """Return whether a key says where a stored folder is: what it holds is what counts."""
+    """Return whether a key is the path of a stored folder, which may differ: only its content matters."""
     holder, _, last = key.rpartition(".")
     return last == "path" and f"{holder}.sha256" in config
 

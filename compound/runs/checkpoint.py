@@ -1,7 +1,7 @@
-"""The checkpoint of a run: its form, and the check that every value in it has the right type.
+"""Format of a run's checkpoint, and validation of its content.
 
-A checkpoint may be damaged, edited, or written by another version. It is therefore checked as a whole before
-anything is done with it; the state of a method's own (its progress and memory) is checked by the method.
+A checkpoint may be damaged, edited, or written by another version. It is therefore validated completely
+before use; a method's own state (its progress and memory) is validated by the method.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from compound.storage.artifacts import is_reference, leads_outside
 from compound.storage.records import Damaged
 from compound.storage.state import StateError, first_problem
 
-FORMAT = 3  # 1 had no checksums, and did not say its format; until 2 the state was one dictionary
+FORMAT = 3  # 1: no checksums and no format number; until 2: the state was one dictionary
 
 
 class _Stored(BaseModel):
@@ -40,12 +40,12 @@ class Checkpoint:
     """A checkpoint of a run.
 
     Attributes:
-        format: of the run's files.
-        step: how many checkpoints were written so far.
-        lengths: of the append-only files, which are cut back to them when the run continues.
-        checksums: of their last lines.
-        cached: how many calls were recorded in the cache.
-        state: of the run.
+        format: format of the run's files.
+        step: number of checkpoints written so far.
+        lengths: lengths of the append-only files, to which they are truncated on resume.
+        checksums: checksums of their last lines.
+        cached: number of calls recorded in the cache.
+        state: state of the run.
     """
 
     format: int
@@ -57,14 +57,14 @@ class Checkpoint:
 
 
 def read_checkpoint(value: Mapping[str, Any], appended: tuple[str, ...]) -> Checkpoint:
-    """Return a checkpoint after checking it.
+    """Validate and return a checkpoint.
 
     Args:
         value: the JSON object.
-        appended: the append-only files whose lengths it must hold.
+        appended: the append-only files whose lengths are required.
 
     Raises:
-        Damaged: something is missing, or of another type; the message names the first of it.
+        Damaged: a value is missing or has the wrong type; the message names the first one.
     """
     try:
         found = _Stored.model_validate(value)
@@ -94,7 +94,7 @@ def _state(stored: _Stored) -> RunState:
 
 
 def _check_places(part: str, values: Mapping[str, Any]) -> None:
-    """Refuse a folder that lies above the run."""
+    """Reject a folder outside of the run."""
     for key, value in values.items():
         outside = is_reference(value) and leads_outside(value["path"])
         if outside and not PurePosixPath(value["path"]).is_absolute():

@@ -1,10 +1,9 @@
 """The run directory: append-only events and traces, atomic checkpoints, one writer at a time.
 
-A checkpoint remembers how long the append-only files were. Resuming cuts them back to that length, so
-whatever was written after it is written again, the same, and a resumed run ends with the same history as
-one that was never interrupted. Nothing here is pickled, everything has a checksum
-(`compound.storage.records`), and nothing in a run directory leads outside it
-(`compound.security.untrusted`).
+A checkpoint stores the lengths of the append-only files. Resuming truncates them to these lengths, so that
+later records are written again identically, and a resumed run ends with the same history as an uninterrupted
+one. Nothing is pickled, everything has a checksum (`compound.storage.records`), and nothing in a run
+directory can refer to files outside it (`compound.security.untrusted`).
 """
 
 from __future__ import annotations
@@ -24,28 +23,28 @@ from compound.storage.locking import FILE as LOCK
 from compound.storage.locking import Lock
 from compound.storage.records import Damaged, opened_document, read_lines, sealed_document, sealed_line
 
-SAID_FULL = ("No space left", "disk is full")  # by safetensors, and by SQLite
+FULL_MESSAGES = ("No space left", "disk is full")  # messages of safetensors and SQLite
 APPENDED = ("events.jsonl", "traces.jsonl", "memory.jsonl")
 CONFIG, CHECKPOINT = "config.json", "checkpoint.json"
-_BEGUN = re.compile(r"lock|system\.yaml|\.(system\.yaml|config\.json)(\..+)?\.tmp")
+_BEFORE_CONFIG = re.compile(r"lock|system\.yaml|\.(system\.yaml|config\.json)(\..+)?\.tmp")
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError, RecursionError)
 
 
 class RunDirectory:
-    """One run's files.
+    """Files of one run.
 
     ``system.yaml`` as given, ``config.json`` resolved, ``events.jsonl``, ``traces.jsonl``, ``memory.jsonl``
-    (what a method keeps from job to job), ``checkpoint.json``, ``cache.sqlite``, ``best.json``,
+    (data that a method stores across jobs), ``checkpoint.json``, ``cache.sqlite``, ``best.json``,
     ``report.md``, ``report.html``.
 
     Attributes:
-        path: where it is.
-        folder: the only way to its files.
-        step: the number of the last checkpoint.
-        cached: how many calls the last checkpoint knows of.
+        path: path of the directory.
+        folder: safe access to its files.
+        step: number of the last checkpoint.
+        cached: number of calls covered by the last checkpoint.
 
     Raises:
-        RunDirectoryError: another process writes to it, it cannot be written, or it holds a link or the like.
+        RunDirectoryError: another process writes to it, it cannot be written, or it holds a link or similar.
 
     Example:
         >>> import tempfile
@@ -74,17 +73,17 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: str | Path, text: str, config: Mapping[str, Any]) -> RunDirectory:
-        """Make a new run directory.
+        """Create a new run directory.
 
         Raises:
-            RunDirectoryError: the folder exists and holds something, or cannot be written.
+            RunDirectoryError: the folder exists and is not empty, or cannot be written.
         """
         folder = UntrustedFolder(path)
         _check_unused(folder)
         run = cls(folder.make().path)
         try:
-            _check_unused(folder)  # another process may have been faster
-            if text:  # a system declared in Python has none
+            _check_unused(folder)  # again, now locked: another process may have created it
+            if text:  # empty for a system declared in Python
                 run.write("system.yaml", text)
             run.write_json(CONFIG, config)
         except BaseException:
@@ -97,7 +96,7 @@ class RunDirectory:
         """Open an existing run directory for writing.
 
         Raises:
-            RunDirectoryError: it is no run directory, is broken, or another process writes to it.
+            RunDirectoryError: it is not a run directory, is damaged, or another process writes to it.
         """
         read_json(path, CONFIG)
         return cls(Path(path))
@@ -112,7 +111,7 @@ class RunDirectory:
         self.write(name, sealed_document(value))
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
-        """Append one JSON line with its checksum, and hand it to the operating system."""
+        """Append a JSON line with its checksum, and flush it to the operating system."""
         self._lock.check()
         file = self._files.get(name)
         if file is None:
@@ -124,7 +123,7 @@ class RunDirectory:
         self._checksums[name] = checksum
 
     def read(self, name: str) -> Iterator[dict[str, Any]]:
-        """Yield the records of an append-only file; a torn last line is left out."""
+        """Yield the records of an append-only file; an incomplete last line is ignored."""
         return read_records(self.folder, name)
 
     @staticmethod
@@ -133,12 +132,13 @@ class RunDirectory:
         return read_records(path, name)
 
     def checkpoint(self, state: RunState, cached: int = 0) -> None:
-        """Store the state and the lengths of the append-only files, durably and all at once.
+        """Store the state and the lengths of the append-only files, durably and atomically.
 
         Args:
-            state: what `restore` gives back.
-            cached: how many calls are recorded in the cache.
+            state: the state that `restore` returns.
+            cached: number of calls recorded in the cache.
         """
+        # sync first: the checkpoint must not cover records that are not on the disk
         for name, file in self._files.items():
             with named(self.path / name):
                 os.fsync(file.fileno())
@@ -152,38 +152,36 @@ class RunDirectory:
         self.write_json(CHECKPOINT, stored)
 
     def restore(self) -> RunState | None:
-        """Go back to the last checkpoint and return its state; ``None`` when there is none.
+        """Return to the last checkpoint and return its state, or ``None`` if there is none.
 
         Raises:
-            RunDirectoryError: a file is shorter than the checkpoint says, damaged, or unreadable, or the run
-                is of an earlier version.
+            RunDirectoryError: a file is shorter than in the checkpoint, damaged, or unreadable, or the run
+                was written by an earlier version.
         """
         stored = load_checkpoint(self.folder)
         if stored is not None and stored.format < FORMAT:
             raise RunDirectoryError(
                 f"{self.path} was written by an earlier version of compound: its result can be read, but the "
-                "run cannot be continued",
+                "run cannot be resumed",
                 hint=FRESH,
             )
         sizes = stored.lengths if stored else dict.fromkeys(APPENDED, 0)
+        # check all files before truncating any
         checksums = {name: last_checksum(self.folder, name, sizes[name]) for name in APPENDED}
         for name, checksum in checksums.items():
             if stored and stored.checksums.get(name, checksum) != checksum:
-                raise _damaged(self.folder, name, "its last record is not the one of the checkpoint")
+                raise _damaged_error(self.folder, name, "its last record does not match the checkpoint")
         for name in APPENDED:
-            self._cut(name, sizes[name])
+            if self.folder.size(name) > sizes[name]:
+                self.folder.truncate(name, sizes[name])
         self._checksums = checksums
         if stored is None:
             return None
         self.step, self.cached = stored.step, stored.cached
         return stored.state
 
-    def _cut(self, name: str, size: int) -> None:
-        if self.folder.size(name) > size:
-            self.folder.truncate(name, size)
-
     def discard(self) -> None:
-        """Delete the run and close it; folders in it stay, and so does what surrounds it."""
+        """Delete the run's files and close it; subfolders and everything around it are kept."""
         for name in self.folder.names():
             if name != LOCK and self.folder.kind(name) == "file":
                 self.folder.remove(name)
@@ -194,7 +192,7 @@ class RunDirectory:
         self.close()
 
     def close(self) -> None:
-        """Close the files and let others write."""
+        """Close the files and release the lock."""
         for file in self._files.values():
             file.close()
         self._files.clear()
@@ -202,10 +200,10 @@ class RunDirectory:
 
 
 def _check_unused(folder: UntrustedFolder) -> None:
-    """Refuse a place where a run cannot begin: it holds more than a crash before the config leaves."""
+    """Reject a location with more than what a crash before writing the config leaves behind."""
     path = folder.path
     with named(path):
-        used = path.exists() and (not path.is_dir() or not all(map(_BEGUN.fullmatch, folder.names())))
+        used = path.exists() and (not path.is_dir() or not all(map(_BEFORE_CONFIG.fullmatch, folder.names())))
     if used:
         raise RunDirectoryError(
             f"{path} already exists and is not an unfinished run: it has no {CONFIG}",
@@ -214,47 +212,47 @@ def _check_unused(folder: UntrustedFolder) -> None:
 
 
 def _check_history(folder: UntrustedFolder) -> None:
-    """Refuse to begin anew where a run was recorded; before the first checkpoint there is one event at most.
+    """Refuse to restart a recorded run; before the first checkpoint there is at most one event.
 
     Raises:
-        RunDirectoryError: the checkpoint is gone.
+        RunDirectoryError: the checkpoint is missing.
     """
     events = read_records(folder, "events.jsonl")
     if sum(1 for _ in zip(events, range(2), strict=False)) > 1:
         raise RunDirectoryError(
-            f"{folder}/{CHECKPOINT} is missing, but {folder}/events.jsonl says that the run had one",
-            hint="restore it from a copy; or delete events.jsonl to run again with the recorded calls",
+            f"{folder}/{CHECKPOINT} is missing, but {folder}/events.jsonl shows that the run had one",
+            hint="restore it from a copy, or delete events.jsonl to run again with the recorded calls",
         )
 
 
 @contextmanager
-def room(folder: Path) -> Iterator[None]:
-    """Say so when there is no room left on the disk, whoever was writing.
+def report_full_disk(folder: Path) -> Iterator[None]:
+    """Report a full disk with a clear error, whichever library was writing.
 
     Raises:
-        RunDirectoryError: the disk is full; what was stored before is as it was.
+        RunDirectoryError: the disk is full; stored files are unchanged.
     """
     try:
         yield
     except CompoundError:
         raise
     except Exception as error:
-        if getattr(error, "errno", None) in FULL or any(said in str(error) for said in SAID_FULL):
+        if getattr(error, "errno", None) in FULL or any(message in str(error) for message in FULL_MESSAGES):
             raise RunDirectoryError(
-                f"there is no room left on the disk of {folder}: {error}",
-                hint="free some space, and run the same command: the run resumes from its last checkpoint",
+                f"no space left on the disk of {folder}: {error}",
+                hint="free some space, then run the same command to resume from the last checkpoint",
             ) from error
         raise
 
 
 @contextmanager
 def understood(path: object) -> Iterator[None]:
-    """Name the run directory where its files, each readable on its own, do not fit together.
+    """Report the run directory if its files, each readable by itself, are inconsistent.
 
-    Files of earlier versions have no checksums, and what a file of another person holds is not known.
+    Files of earlier versions have no checksums, and files from other people may hold anything.
 
     Raises:
-        RunDirectoryError: the block failed on a missing key, a wrong type or the like.
+        RunDirectoryError: the block failed on a missing key, a wrong type or similar.
     """
     try:
         yield
@@ -262,30 +260,30 @@ def understood(path: object) -> Iterator[None]:
         raise
     except UNREADABLE as error:
         raise RunDirectoryError(
-            f"the files in {path} are damaged or do not fit together: {type(error).__name__}: {error}",
-            hint="`compound runs --verify` says which file is damaged; --debug shows where it was noticed",
+            f"the files in {path} are damaged or inconsistent: {type(error).__name__}: {error}",
+            hint="`compound runs --verify` names the damaged file; --debug shows the traceback",
         ) from error
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that readers, and a crash, see the old one or the new one.
+    """Write a file so that readers, also after a crash, see either the old or the new content.
 
     Raises:
-        RunDirectoryError: something other than a file is in its place, or it cannot be written.
+        RunDirectoryError: the name belongs to something other than a file, or it cannot be written.
     """
     UntrustedFolder(path.parent).write(path.name, text)
 
 
 def as_folder(place: str | Path | UntrustedFolder) -> UntrustedFolder:
-    """Return the folder at a path."""
+    """Return the folder of a path."""
     return place if isinstance(place, UntrustedFolder) else UntrustedFolder(place)
 
 
 def read_json(place: str | Path | UntrustedFolder, name: str) -> dict[str, Any]:
-    """Read a JSON object of a run directory.
+    """Read a JSON object from a run directory.
 
     Raises:
-        RunDirectoryError: the folder is no run directory, or the file is broken.
+        RunDirectoryError: the folder is not a run directory, or the file is damaged.
     """
     folder = as_folder(place)
     if folder.kind(name) is None:
@@ -299,10 +297,10 @@ def read_json(place: str | Path | UntrustedFolder, name: str) -> dict[str, Any]:
 
 
 def load_checkpoint(place: str | Path | UntrustedFolder) -> Checkpoint | None:
-    """Read the last checkpoint of a run, ``None`` where there is none yet.
+    """Read the last checkpoint of a run; ``None`` if there is none yet.
 
     Raises:
-        RunDirectoryError: it is damaged or was deleted, or a file is shorter than it says.
+        RunDirectoryError: it is damaged or deleted, or a file is shorter than it states.
     """
     folder = as_folder(place)
     if folder.kind(CHECKPOINT) is None:
@@ -320,18 +318,18 @@ def load_checkpoint(place: str | Path | UntrustedFolder) -> Checkpoint | None:
 
 def _check_length(folder: UntrustedFolder, name: str, size: int) -> None:
     if size > folder.size(name):
-        raise RunDirectoryError(f"{folder}/{name} is shorter than its checkpoint says; it was changed")
+        raise RunDirectoryError(f"{folder}/{name} is shorter than stated in its checkpoint; it was changed")
 
 
 def read_records(place: str | Path | UntrustedFolder, name: str = "") -> Iterator[dict[str, Any]]:
-    """Yield the records of a file of lines; a torn last line is left out.
+    """Yield the records of a JSON lines file; an incomplete last line is ignored.
 
     Args:
-        place: the folder, or the file where no name is given.
-        name: the file's name.
+        place: the folder, or the file if no name is given.
+        name: name of the file.
 
     Raises:
-        RunDirectoryError: another line is broken.
+        RunDirectoryError: another line is damaged.
     """
     if not name:
         path = Path(str(place))
@@ -350,24 +348,24 @@ def read_records(place: str | Path | UntrustedFolder, name: str = "") -> Iterato
 
 
 def baselines(folder: UntrustedFolder) -> list[UntrustedFolder]:
-    """Return the run directories of the methods that ran beside a run.
+    """Return the run directories of a run's baselines.
 
     Raises:
-        RunDirectoryError: one of them has lost its configuration.
+        RunDirectoryError: the configuration of one of them is missing.
     """
     inside = folder.below("baselines")
     places = [inside.below(name) for name in inside.names() if inside.kind(name) == "folder"]
     for place in places:
-        if place.kind(CONFIG) is None and not all(map(_BEGUN.fullmatch, place.names())):
+        if place.kind(CONFIG) is None and not all(map(_BEFORE_CONFIG.fullmatch, place.names())):
             raise RunDirectoryError(f"{place}/{CONFIG} is missing", hint="restore it from a copy")
     return [place for place in places if place.kind(CONFIG) is not None]
 
 
 def last_checksum(folder: UntrustedFolder, name: str, size: int) -> str:
-    """Return the checksum of the last record within a length, after checking every record before.
+    """Return the checksum of the last record within a length, after validating all records before it.
 
     Raises:
-        RunDirectoryError: a record is damaged, or none ends at that length.
+        RunDirectoryError: a record is damaged, or no record ends at that length.
     """
     _check_length(folder, name, size)
     end, checksum = 0, ""
@@ -382,9 +380,11 @@ def last_checksum(folder: UntrustedFolder, name: str, size: int) -> str:
                 if end != size:
                     raise RunDirectoryError(f"{folder}/{name}:{error}") from None
     if end != size:
-        raise _damaged(folder, name, f"no record ends at byte {size:,}, where the checkpoint expects one")
+        raise _damaged_error(
+            folder, name, f"no record ends at byte {size:,}, where the checkpoint expects one"
+        )
     return checksum
 
 
-def _damaged(folder: UntrustedFolder, name: str, why: str) -> RunDirectoryError:
+def _damaged_error(folder: UntrustedFolder, name: str, why: str) -> RunDirectoryError:
     return RunDirectoryError(f"{folder}/{name} was changed: {why}")

@@ -1,7 +1,7 @@
-"""The events of a run: one typed dictionary for each kind.
+"""Events of a run: a typed dictionary for each kind.
 
-A run writes an event for whatever it does; its file is sealed line by line (`compound.storage.records`).
-Only what is read of events is declared here.
+A run writes an event for every step; its file has a checksum per line (`compound.storage.records`).
+Only fields that are read are declared here.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Literal, NotRequired, TypedDict, cast
 
 from compound.engine import UsageDocument
 from compound.evaluation.evaluate import Summary
-from compound.optimization.prospects import Outlook
+from compound.optimization.prospects import ProspectsDocument
 from compound.runs.directory import read_records
-from compound.runs.formats import renamed
+from compound.runs.formats import rename_event
 from compound.security.untrusted import UntrustedFolder
 
 __all__ = ["ChangeRow", "Event", "JobEvent", "Spent", "read_events"]
 
 FILE = "events.jsonl"
-ChangeRow = tuple[str, object, object]  # a key of a configuration, its value before and after
+ChangeRow = tuple[str, object, object]  # configuration key, value before, value after
 
 
 class Spent(UsageDocument, total=False):
-    """What a run has spent so far."""
+    """Amounts that a run has spent so far."""
 
     system_runs: float
     test_runs: float
@@ -31,7 +31,7 @@ class Spent(UsageDocument, total=False):
 
 
 class Recorded(TypedDict):
-    """What every event has: what was spent so far, and when it was."""
+    """Fields of every event: the amounts spent so far, and the time."""
 
     spent: Spent
     at: NotRequired[float]
@@ -39,20 +39,20 @@ class Recorded(TypedDict):
 
 
 class StartEvent(Recorded, Summary):
-    """The starting configuration was measured."""
+    """The initial configuration was evaluated."""
 
     event: Literal["start"]
 
 
-class OutlookEvent(Recorded, Outlook):
-    """What the run can find was estimated."""
+class OutlookEvent(Recorded, ProspectsDocument):
+    """The prospects of the run were estimated."""
 
     event: Literal["outlook"]
     duplicates: NotRequired[list[str]]
 
 
 class Gain(TypedDict):
-    """A mean gain with its interval."""
+    """A mean gain with its confidence interval."""
 
     mean: float
     low: float | None
@@ -60,7 +60,7 @@ class Gain(TypedDict):
 
 
 class DecisionEvent(Recorded):
-    """The working configuration was compared with the best, as far as the budget went."""
+    """The working configuration was compared with the best one, if the budget allowed."""
 
     event: Literal["decision"]
     decision: int
@@ -75,7 +75,7 @@ class DecisionEvent(Recorded):
 
 
 class AccuracyDocument(TypedDict):
-    """The held-out ranking accuracy of a local reward, as JSON types."""
+    """Held-out ranking accuracy of a local reward, as JSON types."""
 
     mean: float
     low: float | None
@@ -85,7 +85,7 @@ class AccuracyDocument(TypedDict):
 
 
 class JobFacts(TypedDict, total=False):
-    """What optimizers tell of their jobs, as far as reports read it."""
+    """Facts reported by optimizers, as far as reports use them."""
 
     accuracy: dict[str, AccuracyDocument] | None
     missing: dict[str, str]
@@ -98,7 +98,7 @@ class JobFacts(TypedDict, total=False):
 
 
 class JobEvent(Recorded):
-    """An optimizer's job has ended."""
+    """A job has ended."""
 
     event: Literal["job"]
     job: int
@@ -114,7 +114,7 @@ class JobEvent(Recorded):
 
 
 class RetryEvent(Recorded):
-    """Failed rows of an evaluation were run again."""
+    """Failed rows of an evaluation were rerun."""
 
     event: Literal["retry"]
     evaluation: str
@@ -127,7 +127,7 @@ class RetryEvent(Recorded):
 
 
 class ProgressEvent(Recorded):
-    """A job has come further: by a step, or by an evaluation of what it made so far."""
+    """A job has advanced by a step or by an evaluation of its result so far."""
 
     event: Literal["progress"]
     job: int
@@ -135,7 +135,7 @@ class ProgressEvent(Recorded):
 
 
 class OtherEvent(Recorded):
-    """Anything else that is recorded."""
+    """Any other event."""
 
     event: Literal["done", "note", "proposals", "round", "test_after", "test_before"]
 
@@ -147,7 +147,7 @@ def read_events(place: str | Path | UntrustedFolder) -> list[Event]:
     """Return the events of a run, in order.
 
     Raises:
-        RunDirectoryError: a line is broken.
+        RunDirectoryError: a line is damaged.
     """
-    events = [renamed(event) for event in read_records(place, FILE)]
-    return cast("list[Event]", events)  # they are sealed as the run wrote them
+    events = [rename_event(event) for event in read_records(place, FILE)]
+    return cast("list[Event]", events)  # checksums guarantee what the run wrote

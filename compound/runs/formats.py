@@ -1,4 +1,4 @@
-"""Run directories of earlier versions: their results are read, but the runs cannot be continued."""
+"""Run directories of earlier versions: their results can be read, but the runs cannot be resumed."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from compound.optimization.method import JobRecord
 from compound.runs.state import RunState
 from compound.settings.renamed import REWARDS
 
-__all__ = ["read_state", "renamed", "reward_section"]
+__all__ = ["read_state", "rename_event", "reward_section"]
 
 EVENTS = {"baseline": "start", "sweep": "round"}  # names of events until checkpoint format 2
 
 
-def renamed(event: dict[str, Any]) -> dict[str, Any]:
-    """Return an event under its present name.
+def rename_event(event: dict[str, Any]) -> dict[str, Any]:
+    """Return an event with its current name.
 
-    >>> renamed({"event": "baseline", "n": 40})
+    >>> rename_event({"event": "baseline", "n": 40})
     {'event': 'start', 'n': 40}
     """
     return {**event, "event": EVENTS.get(event["event"], event["event"])}
 
 
 def reward_section(rewards: Mapping[str, object]) -> dict[str, dict[str, object]]:
-    """Return the settings ``optimize.rewards`` of earlier configurations in the parts that hold them now.
+    """Map ``optimize.rewards`` of earlier configurations to the current sections.
 
     >>> reward_section({"inputs": 20, "train": False, "rank": 16, "sure": 0.9})
     {'pairs': {'inputs': 20}, 'reward': {'check_below': 0.9}}
@@ -44,10 +44,10 @@ def reward_section(rewards: Mapping[str, object]) -> dict[str, dict[str, object]
 
 
 def read_state(stored: Mapping[str, Any]) -> RunState:
-    """Return the state of a checkpoint of format 1 or 2, which was one dictionary.
+    """Convert the state of a checkpoint of format 1 or 2, which was a single dictionary.
 
     Raises:
-        StateError: a field is missing, or of another type.
+        StateError: a field is missing or has the wrong type.
     """
     return RunState.from_json(
         {

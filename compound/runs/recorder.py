@@ -21,23 +21,22 @@ MEMORY, MEMORY_FOLDER, CACHE, STOP = "memory.jsonl", "memory", "cache.sqlite", "
 
 
 class Interrupted(CompoundError):
-    """The user asked the run to stop; everything so far is saved."""
+    """The user requested a stop; all progress is saved."""
 
 
 class Recorder:
-    """Writes a run's record and keeps its state.
+    """Writes a run's record and holds its state.
 
-    Every event appends a line and checkpoints the state, so a run can be killed at any instant. Where a
-    file named ``STOP`` appears in the run directory, or `stop` is called, the run ends after the next
-    checkpoint.
+    Every event appends a line and checkpoints the state, so that a run can be killed at any time. If a file
+    named ``STOP`` appears in the run directory, or `stop` is called, the run ends after the next checkpoint.
 
     Args:
-        run: where to write; closed again when it cannot be restored.
-        parent: the run this one belongs to: its cache is read but paid for, and stopping either stops both.
+        run: the run directory; closed if it cannot be restored.
+        parent: the main run of a baseline: its cache is shared but charged, and stopping either stops both.
         listener: receives each event, and call counts in between.
 
     Attributes:
-        resumed: whether the state comes from a checkpoint.
+        resumed: whether the state was restored from a checkpoint.
     """
 
     def __init__(
@@ -61,20 +60,20 @@ class Recorder:
         self._meters: tuple[Meter, ...] = ()
         self._calls = 0
 
-    def watch(self, search: Meter, test: Meter) -> None:
-        """Restore the budget's meters from the state, and store them from now on."""
+    def attach_meters(self, search: Meter, test: Meter) -> None:
+        """Restore the budget meters from the state, and store them in all further checkpoints."""
         self._meters = (search, test)
         for meter, stored in zip(self._meters, self.state.meters, strict=False):
             meter.restore(stored)
 
     def stop(self) -> None:
-        """Ask the run, and the one it belongs to, to end after the next checkpoint."""
+        """Stop the run, and its main run, after the next checkpoint."""
         self._stop = True
         if self._parent is not None:
             self._parent.stop()
 
     def event(self, event: str, **facts: object) -> None:
-        """Record what happened, and checkpoint; what was found damaged in the cache is noted before."""
+        """Record an event and checkpoint the state, after notes about damaged cache entries."""
         spent = self._spent()
         for problem in self._disk.problems[self._reported_problems :]:
             self.run.append(
@@ -85,39 +84,39 @@ class Recorder:
         self.save()
         if self._listener is not None:
             self._listener({"event": event, **facts, "spent": spent})
-        self._end_if_asked()
+        self._stop_if_requested()
 
     def save(self) -> None:
-        """Checkpoint the state as it is."""
+        """Checkpoint the current state."""
         self.state.meters = [meter.snapshot() for meter in self._meters]
         self.run.checkpoint(self.state, self._disk.count)
         self._disk.step = self.run.step
 
-    def _end_if_asked(self) -> None:
-        """Stop here, unless there is nothing left to stop."""
-        if self._asked() and not self.state.done:
-            self._forget_stop_files()
+    def _stop_if_requested(self) -> None:
+        """Stop if requested, unless the run is already done."""
+        if self._is_stop_requested() and not self.state.done:
+            self._remove_stop_files()
             raise Interrupted(
-                f"stopped; everything so far is saved in {self.run.path}",
+                f"stopped; progress is saved in {self.run.path}",
                 hint="run the same command to resume",
             )
 
-    def _asked(self) -> bool:
-        above = self._parent is not None and self._parent._asked()
+    def _is_stop_requested(self) -> bool:
+        above = self._parent is not None and self._parent._is_stop_requested()
         return self._stop or self.run.folder.kind(STOP) is not None or above
 
-    def _forget_stop_files(self) -> None:
+    def _remove_stop_files(self) -> None:
         self.run.folder.remove(STOP)
         if self._parent is not None:
-            self._parent._forget_stop_files()
+            self._parent._remove_stop_files()
 
     @property
     def memory(self) -> RunMemory:
-        """What the method keeps from job to job."""
+        """Storage of the method across jobs."""
         return RunMemory(self)
 
     def trace(self, split: str, *, again: bool = False) -> OnTrace:
-        """Return a function that records traces of one split; ``again`` marks those of repeated runs."""
+        """Return a function that records traces of a split; ``again`` marks those of reruns."""
         kind = {"split": split, "again": True} if again else {"split": split}
 
         def record(example: Example, trace: Trace) -> None:
@@ -125,14 +124,14 @@ class Recorder:
 
         return record
 
-    def called(self, call: Call) -> None:
-        """Tell the listener that a call has finished."""
+    def on_call(self, call: Call) -> None:
+        """Notify the listener of a finished call."""
         self._calls += 1
         if self._listener is not None:
             self._listener({"event": "call", "component": call.component, "spent": self._spent()})
 
-    def noticed(self, note: str) -> None:
-        """Tell the listener something that is no part of the record, such as a wait for a rate limit."""
+    def on_notice(self, note: str) -> None:
+        """Notify the listener of something outside of the record, such as a wait for a rate limit."""
         if self._listener is not None:
             self._listener({"event": "notice", "note": note, "spent": self._spent()})
 
@@ -147,17 +146,19 @@ class Recorder:
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "unpriced": usage.unpriced,
-            "cost": round(usage.cost, 9),  # a sum in order of completion: its last digits mean nothing
+            "cost": round(
+                usage.cost, 9
+            ),  # the order of summation varies: the last digits are not significant
             "seconds": round(sum(meter.seconds for meter in self._meters), 3),
         }
 
     @property
-    def untouched(self) -> bool:
-        """Whether no call was answered yet."""
+    def has_no_calls(self) -> bool:
+        """Whether no call has been answered yet."""
         return not any(meter.runs for meter in self._meters) and not self._disk.count
 
     def discard(self) -> None:
-        """Delete the run, which is closed then."""
+        """Delete and close the run."""
         self._disk.close()
         self.run.discard()
 
@@ -168,7 +169,7 @@ class Recorder:
 
 
 class RunMemory:
-    """A method's memory in the run directory; implements `compound.optimization.method.Memory`."""
+    """Storage of a method in the run directory; implements `compound.optimization.method.Memory`."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -180,11 +181,11 @@ class RunMemory:
 
     @property
     def folder(self) -> Path:
-        """Where files may be written."""
+        """Folder for files."""
         return self._recorder.run.folder.below(MEMORY_FOLDER).make().path
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add a record; it is kept from the next checkpoint on."""
+        """Append a record; it is durable from the next checkpoint on."""
         self._recorder.run.append(MEMORY, record)
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -193,7 +194,7 @@ class RunMemory:
 
 
 class _Layered:
-    """A cache over another one: what the other holds is copied, and charged as if it were called."""
+    """A cache on top of another; entries of the other are copied, and charged like new calls."""
 
     def __init__(self, own: DiskCache, parent: Cache) -> None:
         self._own = own
@@ -209,8 +210,8 @@ class _Layered:
                 self._borrowed.add(key)
         return found
 
-    def put(self, key: str, outcome: Mapping[str, Any]) -> None:
-        self._own.put(key, outcome)
+    def put(self, key: str, result: Mapping[str, Any]) -> None:
+        self._own.put(key, result)
 
     def take_pending(self, key: str) -> bool:
         if key in self._borrowed:
@@ -220,5 +221,5 @@ class _Layered:
 
 
 def _gold(example: Example) -> dict[str, Any]:
-    """Return the gold fields that are short enough to show."""
+    """Return the gold fields that are short enough to display."""
     return {k: v for k, v in example.gold.items() if isinstance(v, str | int | float) and len(str(v)) <= 300}

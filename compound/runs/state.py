@@ -1,4 +1,4 @@
-"""The state of an optimization run, as its checkpoints hold it."""
+"""State of an optimization run, as stored in its checkpoints."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["FinalEvaluation", "JobState", "RunState", "SearchState", "StoredEval
 
 
 def _evaluation(value: object) -> Evaluation:
-    """Return an evaluation, read from JSON where it is not one yet."""
+    """Return an evaluation, parsed from JSON if necessary."""
     if isinstance(value, Evaluation):
         return value
     try:
         stored = _StoredEvaluation.model_validate(value)
     except ValidationError as error:
         raise ValueError(first_problem(error)) from error
-    return Evaluation.from_json(cast("EvaluationDocument", stored.model_dump()))  # it has these fields
+    return Evaluation.from_json(cast("EvaluationDocument", stored.model_dump()))  # validated above
 
 
 class _StoredEvaluation(BaseModel):
-    """The JSON of an evaluation, by `Evaluation.to_json`; each row is example, sample, score and failure."""
+    """JSON of an evaluation, by `Evaluation.to_json`; a row is example, sample, score and failure."""
 
     configuration: str
     rows: list[tuple[str, int, float, tuple[str, str] | None]]
@@ -45,16 +45,16 @@ StoredEvaluation = Annotated[
 
 
 class JobState(State):
-    """The job under way.
+    """The job in progress.
 
     Attributes:
-        optimizer: the name of its optimizer.
-        keys: the parameters it may change.
-        reason: the numbers that the scheduler chose it from.
-        share: system runs it may spend.
-        spent_before: system runs of the search when it began.
-        proposal_limits: usage of requests for proposals that the whole run may have reached by its end.
-        ledger_before: requests for proposals made when it began.
+        optimizer: name of the optimizer.
+        keys: the parameters that may be changed.
+        reason: numbers on which the scheduler based its choice.
+        share: system runs that the job may spend.
+        spent_before: system runs of the search when the job started.
+        proposal_limits: maximum usage of proposal requests of the whole run by the end of the job.
+        ledger_before: ledger of proposal requests when the job started.
         progress: the optimizer's own state; ``None`` before its first checkpoint.
         scored: candidates scored so far.
     """
@@ -71,22 +71,22 @@ class JobState(State):
 
 
 class SearchState(State):
-    """The search on train and validation examples, once the starting configuration is measured.
+    """The search on train and validation examples, after the initial evaluation.
 
     Attributes:
-        plan: how the budget is divided.
-        free_runs: system runs left for jobs when it was; ``None`` without a limit.
-        best: the values of the best configuration.
-        incumbent: the best configuration's evaluation on the validation split.
-        working: values that jobs changed since the last decision.
-        jobs_in_round: jobs finished since the last decision.
-        decisions: decisions made.
-        idle_rounds: rounds in a row without a change.
-        job: the job under way.
-        history: finished jobs.
+        plan: division of the budget.
+        free_runs: system runs left for jobs when the plan was made; ``None`` without a limit.
+        best: values of the best configuration.
+        incumbent: evaluation of the best configuration on the validation split.
+        working: values changed by jobs since the last decision.
+        jobs_in_round: number of jobs finished since the last decision.
+        decisions: number of decisions made.
+        idle_rounds: number of consecutive rounds without a change.
+        job: the job in progress.
+        history: records of the finished jobs.
         tried: scored candidates of finished jobs.
-        stopped: why the search has ended; ``""`` while it continues.
-        ledger: requests for proposals.
+        stopped: why the search ended; ``""`` while it continues.
+        ledger: ledger of proposal requests.
     """
 
     plan: BudgetPlan
@@ -105,10 +105,10 @@ class SearchState(State):
 
 
 class FinalEvaluation(State):
-    """One configuration on the test split.
+    """Evaluation of one configuration on the test split.
 
     Attributes:
-        evaluation: ``None`` where the split was not read.
+        evaluation: ``None`` if the split was not evaluated.
         skipped: why the budget did not allow it.
     """
 
@@ -120,14 +120,14 @@ class RunState(State):
     """An optimization run.
 
     Attributes:
-        announced: notes recorded before the first run of the system.
-        before: the starting configuration on the validation split; ``None`` before it is measured.
-        search: ``None`` before that, too.
-        test_before: the starting configuration on the test split; ``None`` before it is read.
-        test_after: the best configuration on the test split.
+        announced: number of notes recorded before the first system run.
+        before: initial configuration on the validation split; ``None`` before its evaluation.
+        search: the search; ``None`` before the initial evaluation.
+        test_before: initial configuration on the test split; ``None`` before its evaluation.
+        test_after: best configuration on the test split.
         meters: spending of the search and of the test split.
-        memory: what the method keeps from job to job.
-        done: whether nothing is left but the report.
+        memory: data that the method stores across jobs.
+        done: whether only the report is left.
         reported: whether the report is written.
     """
 
@@ -143,5 +143,5 @@ class RunState(State):
 
     @property
     def best(self) -> dict[str, object] | None:
-        """The values of the best configuration; ``None`` before the starting one is measured."""
+        """Values of the best configuration; ``None`` before the initial evaluation."""
         return None if self.search is None else self.search.best

@@ -1,7 +1,7 @@
-"""Limits on what is read from files that somebody else may have made; each can be raised by a variable.
+"""Limits on data read from untrusted files; each can be raised by an environment variable.
 
-A compressed file of ten megabytes can hold ten gigabytes, and one line can be large enough to fill the
-memory. The defaults are far above what data sets and run directories need.
+A compressed file of ten megabytes can hold ten gigabytes, and a single line can fill the memory. The defaults
+are far above the needs of data sets and run directories.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from compound.errors import DeclarationError
 
 MIB = 2**20
-DEPTH = 200  # levels of nested JSON; Python's own functions fail at about a thousand
+DEPTH = 200  # levels of nested JSON; Python's json module fails at about 1000
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A number of mebibytes, and the environment variable that replaces it.
+    """A limit in mebibytes, and the environment variable that overrides it.
 
     >>> LINE.bytes // MIB
     64
@@ -31,7 +31,7 @@ class Limit:
         """The limit in bytes.
 
         Raises:
-            DeclarationError: the variable does not hold a positive whole number.
+            DeclarationError: the variable is not a positive whole number.
         """
         chosen = os.environ.get(self.variable)
         if chosen is None:
@@ -45,18 +45,18 @@ class Limit:
 
     @property
     def hint(self) -> str:
-        """How to raise the limit."""
-        return f"if the file is to be trusted, set {self.variable} to a larger number of mebibytes"
+        """Advice on raising the limit."""
+        return f"if you trust the file, set {self.variable} to a larger number of mebibytes"
 
     def __str__(self) -> str:
         return f"{self.bytes // MIB:,} MiB"
 
 
 DATA = Limit("COMPOUND_MAX_DATA_MB", 1024)
-"""What one compressed data file or corpus may decompress to."""
+"""Maximum decompressed size of a data file or corpus."""
 LINE = Limit("COMPOUND_MAX_LINE_MB", 64)
-"""One line of a data file, a corpus or a record of a run."""
+"""Maximum length of a line of a data file, a corpus or a run record."""
 FILE = Limit("COMPOUND_MAX_FILE_MB", 512)
-"""One JSON document of a run directory, or a configuration file."""
+"""Maximum size of a JSON document of a run directory, or of a configuration file."""
 ARTIFACT = Limit("COMPOUND_MAX_ARTIFACT_MB", 16384)
-"""All files of one adapter or stored reward."""
+"""Maximum total size of the files of an adapter or stored reward."""

@@ -1,7 +1,7 @@
-"""Make text from outside harmless: for our files, for a terminal, and without the user's keys.
+"""Sanitize external text for files and terminals, and redact API keys.
 
-Whatever a server, a data file or somebody else's YAML says is data. It may hold lone surrogates, which no
-UTF-8 file can store, control characters, which a terminal obeys, and keys that a server sends back.
+Text from servers, data files and other people's YAML files is data. It may contain lone surrogates, which
+UTF-8 cannot encode, control characters, which terminals interpret, and keys echoed by a server.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import IO, Any, TextIO, TypeVar, cast
 Stored = TypeVar("Stored")
 REPLACEMENT = "\ufffd"
 HIDDEN = "[key removed]"
-SHORTEST = 8  # characters of a key that is removed where it is named; shorter ones occur by chance
-SHORTEST_GUESSED = 16  # of a variable that merely is named like a key
+SHORTEST = 8  # minimum length of redacted keys; shorter ones occur by chance
+SHORTEST_GUESSED = 16  # minimum length for variables only named like a key
 NAMED_LIKE_A_KEY = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD)$")
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -26,28 +26,29 @@ _CONTROLS = re.compile(
 )  # all but tab, newline and return
 _RETURNS = re.compile("\r(?!\n)")
 _REORDERING = re.compile("[\u2028-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
-"""What makes a terminal show text in another order, on another line, or not at all."""
+"""Characters that make a terminal reorder, break or hide text."""
 _SECRETS: set[str] = set()
 
 
-def without_controls(text: str) -> str:
-    r"""Return text whose control characters and lone surrogates are replaced by U+FFFD.
+def replace_controls(text: str) -> str:
+    r"""Return text with control characters and lone surrogates replaced by U+FFFD.
 
-    Tabs, newlines and carriage returns stay.
+    Tabs, newlines and carriage returns are kept.
 
-    >>> without_controls("\x1b[31mred\x00\ud83d, line\n")
+    >>> replace_controls("\x1b[31mred\x00\ud83d, line\n")
     '�[31mred��, line\n'
     """
     return _CONTROLS.sub(REPLACEMENT, text) if not text.isprintable() else text
 
 
-def storable(value: Stored) -> Stored:
-    r"""Return a value whose texts can be written as UTF-8; the very same object where they can already.
+def replace_surrogates(value: Stored) -> Stored:
+    r"""Return a value whose strings can be encoded as UTF-8; the same object if they already can.
 
-    >>> storable({"a": ["\ud83d", 1]})
+    >>> replace_surrogates({"a": ["\ud83d", 1]})
     {'a': ['�', 1]}
     """
-    return cast("Stored", _storable(value)) if _has_surrogates(value) else value  # only its texts change
+    # the cast holds since only strings change
+    return cast("Stored", _replace_surrogates(value)) if _has_surrogates(value) else value
 
 
 def _has_surrogates(value: object) -> bool:
@@ -58,35 +59,35 @@ def _has_surrogates(value: object) -> bool:
     return isinstance(value, list | tuple) and any(map(_has_surrogates, value))
 
 
-def _storable(value: object) -> object:
+def _replace_surrogates(value: object) -> object:
     if isinstance(value, str):
         return _SURROGATES.sub(REPLACEMENT, value)
     if isinstance(value, dict):
-        return {_storable(key): _storable(item) for key, item in value.items()}
+        return {_replace_surrogates(key): _replace_surrogates(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        items = map(_storable, value)
+        items = map(_replace_surrogates, value)
         return list(items) if isinstance(value, list) else tuple(items)
     return value
 
 
 def remember_secret(value: str | None) -> None:
-    """Remove a key from everything that is recorded or printed from now on."""
+    """Redact a key from everything recorded or printed from now on."""
     if value and len(value) >= SHORTEST:
         _SECRETS.add(value)
 
 
 def remember_environment(environment: Mapping[str, str] | None = None) -> None:
-    """Remember the values of all environment variables that are named like keys."""
+    """Register the values of all environment variables named like keys for redaction."""
     for name, value in (os.environ if environment is None else environment).items():
         if NAMED_LIKE_A_KEY.search(name.upper()) and len(value) >= SHORTEST_GUESSED:
             remember_secret(value)
 
 
-def redacted(text: str) -> str:
-    """Return text without the keys that are known.
+def redact_secrets(text: str) -> str:
+    """Return text without registered keys.
 
     >>> remember_secret("sk-example-of-a-key")
-    >>> redacted("denied for sk-example-of-a-key")
+    >>> redact_secrets("denied for sk-example-of-a-key")
     'denied for [key removed]'
     """
     for secret in _SECRETS:
@@ -96,14 +97,14 @@ def redacted(text: str) -> str:
 
 
 def safe(text: str) -> str:
-    """Return text as it may be recorded: without control characters and without keys."""
-    return redacted(without_controls(text))
+    """Return text that is safe to record: without control characters and keys."""
+    return redact_secrets(replace_controls(text))
 
 
-def printable(text: str) -> str:
-    r"""Return text as a terminal may receive it.
+def sanitize_for_terminal(text: str) -> str:
+    r"""Return text that is safe to print on a terminal.
 
-    >>> printable("fine\rbad\x1b]0;title\x07\n")
+    >>> sanitize_for_terminal("fine\rbad\x1b]0;title\x07\n")
     'fine�bad�]0;title�\n'
     """
     cleaned = safe(text)
@@ -113,14 +114,14 @@ def printable(text: str) -> str:
 
 
 class SafeStream:
-    """A text stream that makes everything written to it `printable`."""
+    """A text stream that sanitizes everything written to it by `sanitize_for_terminal`."""
 
     def __init__(self, stream: IO[str]) -> None:
         self.raw = stream
 
     def write(self, text: str) -> int:
-        """Write text without what a terminal would obey."""
-        self.raw.write(printable(text))
+        """Write sanitized text."""
+        self.raw.write(sanitize_for_terminal(text))
         return len(text)
 
     def writelines(self, lines: Iterator[str]) -> None:
@@ -128,18 +129,18 @@ class SafeStream:
         for line in lines:
             self.write(line)
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the stream has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the stream
         return getattr(self.raw, name)
 
 
-def raw(stream: IO[str]) -> IO[str]:
-    """Return the stream beneath a `SafeStream`, for a library that draws on the terminal itself."""
+def underlying_stream(stream: IO[str]) -> IO[str]:
+    """Return the stream below a `SafeStream`, for libraries that draw on the terminal."""
     return stream.raw if isinstance(stream, SafeStream) else stream
 
 
 @contextmanager
-def safe_output() -> Iterator[None]:
-    """Make everything that is printed in a block `printable`."""
+def sanitized_output() -> Iterator[None]:
+    """Sanitize everything printed in a block by `sanitize_for_terminal`."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast("TextIO", SafeStream(stream)) for stream in before)
     try:

@@ -1,11 +1,11 @@
-"""User consent for the servers and keys that a file names.
+"""User consent for the servers and keys named in a file.
 
-A YAML file may come from someone else, so it must not decide where prompts and secrets are sent. An engine of
+A YAML file may come from someone else, so it must not decide where prompts and secrets are sent. An engine in
 a file may use an address only if it is the model provider's own, a server on this machine that gets no key,
-or one the user trusts. A key is trusted for one address, never for all of them.
+or one that the user trusts. A key is trusted for one address, never for all.
 
 Consent is given outside the file: on the command line (``--trust``), in the environment (``COMPOUND_TRUST``)
-or in the user's configuration file. Nothing beside the YAML file or in the working directory is read.
+or in the user's configuration file. Nothing next to the YAML file or in the working directory is read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PORTS = {"https": 443, "http": 80}
 
 @dataclass(frozen=True, order=True)
 class Origin:
-    """A server as a browser tells servers apart: by scheme, host and port.
+    """A server identified like in browsers, by scheme, host and port.
 
     >>> print(Origin.of("https://llm.example.com/v1"), Origin.of("http://gpu:8000/v1"))
     llm.example.com http://gpu:8000
@@ -47,15 +47,15 @@ class Origin:
         """Return the origin of an address such as ``https://llm.example.com/v1``.
 
         Raises:
-            DeclarationError: the address is no plain HTTP address. User information, backslashes and
-                international characters are refused: HTTP clients do not agree on which host they name.
+            DeclarationError: the address is not a plain HTTP address. User information, backslashes and
+                international characters are rejected, because HTTP clients disagree on the host they denote.
         """
         found = _ADDRESS.fullmatch(address)
         port = int(found["port"] or 0) if found else 0
         if found is None or port > 65535 or (found["port"] and not port):
             raise DeclarationError(
                 f"{address!r} is not the address of a server",
-                hint="write https://HOST, http://HOST:PORT/v1 or the like, without a user name or password",
+                hint="write https://HOST or http://HOST:PORT/v1, without a user name or password",
             )
         scheme = found["scheme"].lower()
         return cls(scheme, found["host"].lower(), port or _PORTS[scheme])
@@ -77,7 +77,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Provider:
-    """A model provider: where its API is, and the variables that usually hold its key."""
+    """A model provider: the address of its API, and the usual environment variables of its key."""
 
     origin: Origin
     keys: tuple[str, ...]
@@ -101,17 +101,17 @@ PROVIDERS: Mapping[str, Provider] = {
     "together_ai": _provider("api.together.xyz", "TOGETHERAI_API_KEY", "TOGETHER_API_KEY"),
     "xai": _provider("api.x.ai", "XAI_API_KEY"),
 }
-"""Providers whose key a file may name without consent: it goes to that provider alone."""
+"""Providers whose key a file may name without consent, since it is sent only to that provider."""
 
 
 @dataclass(frozen=True)
 class Trust:
-    """The servers a user trusts, and the keys that each of them may be sent.
+    """Servers that a user trusts, and the keys that may be sent to each.
 
     Attributes:
-        hosts: servers that may be sent prompts.
+        hosts: servers that may receive prompts.
         keys: (environment variable, server) pairs.
-        strict: whether only these entries count: not the providers' own addresses, and not this machine.
+        strict: whether only these entries count, excluding the providers' own addresses and this machine.
     """
 
     hosts: frozenset[Origin] = frozenset()
@@ -120,10 +120,10 @@ class Trust:
 
     @classmethod
     def of(cls, entries: Iterable[str], *, strict: bool = False) -> Trust:
-        """Return what entries such as ``gpu.example:8000`` and ``LLM_KEY@llm.example.com`` stand for.
+        """Parse entries such as ``gpu.example:8000`` and ``LLM_KEY@llm.example.com``.
 
         Raises:
-            DeclarationError: an entry has another form.
+            DeclarationError: an entry is malformed.
 
         >>> trust = Trust.of(["http://gpu:8000", "LLM_KEY@llm.example.com"])
         >>> [str(host) for host in sorted(trust.hosts)]
@@ -138,8 +138,8 @@ class Trust:
             name, separator, address = entry.strip().rpartition("@")
             if separator and not _VARIABLE_NAME.fullmatch(name):
                 raise DeclarationError(
-                    f"{entry!r} trusts nothing: {name!r} is not the name of an environment variable",
-                    hint="write HOST, HOST:PORT, http://HOST:PORT, or one of them after NAME@",
+                    f"{entry!r} is not valid: {name!r} is not the name of an environment variable",
+                    hint="write HOST, HOST:PORT, or http://HOST:PORT, optionally after NAME@",
                 )
             origin = Origin.of(address if "://" in address else f"https://{address}")
             hosts.add(origin)
@@ -149,14 +149,14 @@ class Trust:
 
     @classmethod
     def of_user(cls, entries: Iterable[str] = (), *, strict: bool = False) -> Trust:
-        """Return the consent of the user: the given entries, the environment's and the configuration file's.
+        """Combine the given entries with those of the environment and the user's configuration file.
 
         Args:
-            entries: those of the command line.
-            strict: use these alone.
+            entries: entries of the command line.
+            strict: whether to use only these.
 
         Raises:
-            DeclarationError: an entry has another form.
+            DeclarationError: an entry is malformed.
             ConfigurationError: the configuration file cannot be read.
         """
         if strict:
@@ -172,7 +172,7 @@ class Trust:
         return not self.strict and (own or origin.is_loopback)
 
     def allows_key(self, name: str, origin: Origin) -> bool:
-        """Return whether a server may be sent the value of an environment variable."""
+        """Return whether the value of an environment variable may be sent to a server."""
         if (name, origin) in self.keys:
             return True
         own = any(provider.origin == origin and name in provider.keys for provider in PROVIDERS.values())
@@ -189,18 +189,18 @@ def config_file() -> Path:
 
 
 def refusal(trust: Trust, model: str, address: str | None, key: str | None) -> tuple[str, str] | None:
-    """Return why a file's engine may not be used, and how to allow it; None if it may.
+    """Return why an engine of a file may not be used, and how to allow it; None if it may.
 
     Args:
         trust: the user's consent.
-        model: the model, ``provider/name``.
-        address: the server that the file names.
-        key: the environment variable that the file names.
+        model: the model as ``provider/name``.
+        address: the server named in the file.
+        key: the environment variable named in the file.
 
     Raises:
-        DeclarationError: the address is no plain HTTP address, or the key no name of a variable.
+        DeclarationError: the address is not a plain HTTP address, or the key is not a variable name.
     """
-    if key is not None and not _VARIABLE_NAME.fullmatch(key):  # it is printed as a part of a command
+    if key is not None and not _VARIABLE_NAME.fullmatch(key):  # it is printed as part of a command
         raise DeclarationError(f"{key!r} is not the name of an environment variable")
     if address is not None:
         origin = Origin.of(address)
@@ -210,8 +210,8 @@ def refusal(trust: Trust, model: str, address: str | None, key: str | None) -> t
         origin = provider.origin
     else:
         return (
-            f"the file sends the environment variable {key!r}, but does not say to which server",
-            "add api_base, or leave api_key_env out to use the provider's usual variable",
+            f"the file sends the environment variable {key!r} to an unspecified server",
+            "set api_base, or omit api_key_env to use the provider's usual variable",
         )
     if key is not None and not trust.allows_key(key, origin):
         entry, what = f"{key}@{origin}", f"the environment variable {key!r} to {origin}"
@@ -229,20 +229,20 @@ def refusal(trust: Trust, model: str, address: str | None, key: str | None) -> t
 
 
 def _from_file(path: Path) -> Collection[str]:
-    """Return the entries of the user's configuration file, none if there is no file."""
+    """Return the entries of the user's configuration file; empty if there is no file."""
     try:
         with path.open("rb") as file:
             found = tomllib.load(file)
     except FileNotFoundError:
         return ()
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}", hint="it is a TOML file") from None
+        raise ConfigurationError(f"{path} cannot be read: {error}", hint="it must be a TOML file") from None
     for key in found:
         if key != "trust":
-            raise ConfigurationError(f"{path}: no setting {key!r}", hint=nearest(key, ["trust"]))
+            raise ConfigurationError(f"{path}: unknown setting {key!r}", hint=nearest(key, ["trust"]))
     entries = found.get("trust", [])
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
         raise ConfigurationError(
-            f"{path}: trust must be a list of texts", hint='trust = ["LLM_KEY@llm.example.com"]'
+            f"{path}: trust must be a list of strings", hint='trust = ["LLM_KEY@llm.example.com"]'
         )
     return entries

@@ -1,10 +1,10 @@
-"""Files in a folder that somebody else may have prepared.
+"""Access to folders that may have been prepared by someone else.
 
-Run directories, adapters, stored rewards, caches and reports can come from another person. All of them are
-read and written through `UntrustedFolder`, so that nothing in such a folder can lead outside it: files are
-opened relative to a `Directory`, symbolic links are refused rather than followed, only regular files
-are opened (a FIFO would block forever), and no more than a limit is read. Libraries that only accept a path
-get one from `UntrustedFolder.place`, which checks it first.
+Run directories, adapters, stored rewards, caches and reports may come from another person. They are read and
+written through `UntrustedFolder`, so that nothing in such a folder can refer outside it: files are opened
+relative to a `Directory`, symbolic links are rejected instead of followed, only regular files are
+opened (a FIFO would block forever), and the size read is limited. Libraries that only accept a path get one
+from `UntrustedFolder.place`, which checks it first.
 """
 
 from __future__ import annotations
@@ -36,56 +36,56 @@ _KINDS = {
     stat.S_IFDIR: "a folder",
 }
 _HINTS = {
-    errno.EACCES: "change its permissions, or choose another place",
-    errno.EPERM: "change its permissions, or choose another place",
-    errno.EROFS: "the disk is read-only: choose another place",
+    errno.EACCES: "change its permissions, or choose another location",
+    errno.EPERM: "change its permissions, or choose another location",
+    errno.EROFS: "the disk is read-only: choose another location",
     errno.ENOENT: "it was moved or deleted, or the path is misspelled",
     errno.ENOTDIR: "a part of the path is a file, not a folder",
-    errno.EISDIR: "a folder is where a file should be",
+    errno.EISDIR: "it is a folder, but a file is needed",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.EMFILE: "close other programs, or raise the limit of open files (ulimit -n)",
-    errno.EIO: "the disk reports an error: check it",
+    errno.EIO: "the disk reports an error: check the disk",
     errno.ESTALE: "the network folder was changed on its server: try again",
 }
 
 
-def advice(error: OSError) -> str:
-    """Return what to do about an error of the operating system; ``""`` where nothing general can be said."""
+def error_hint(error: OSError) -> str:
+    """Return advice on an operating system error; ``""`` if there is no general advice."""
     if error.errno in FULL:
-        return "free some space, then run the same command again: a run continues from its last checkpoint"
+        return "free some space, then run the same command again; a run resumes from its last checkpoint"
     return _HINTS.get(error.errno or 0, "")
 
 
-def reason(error: OSError, place: object) -> str:
-    """Return one sentence that names the place and the cause."""
+def error_text(error: OSError, place: object) -> str:
+    """Return a message with the location and the cause."""
     if error.errno in FULL:
-        return f"there is no room left on the disk of {place}: {error.strerror}"
+        return f"no space left on the disk of {place}: {error.strerror}"
     return f"{place} cannot be used: {error.strerror or error}"
 
 
 @contextmanager
 def named(place: object, error: type[CompoundError] = RunDirectoryError) -> Iterator[None]:
-    """Turn an `OSError` into one that names the place and says what to do.
+    """Turn an `OSError` into an error with the location and advice.
 
     Raises:
-        CompoundError: of the class ``error``.
+        CompoundError: an instance of ``error``.
     """
     try:
         yield
     except OSError as failure:
-        raise error(reason(failure, place), hint=advice(failure)) from failure
+        raise error(error_text(failure, place), hint=error_hint(failure)) from failure
 
 
 class UntrustedFolder:
-    """A folder, and the only way to what is in it.
+    """A folder, and safe access to its content.
 
-    Names are relative and may have several parts (``rewards/card.json``). The folder's own path is the user's
-    choice and may lead through links; below it there is none.
+    Names are relative and may have several parts (``rewards/card.json``). The folder's own path is chosen by
+    the user and may contain links; paths below it may not.
 
     Args:
-        root: the folder, as the user named it.
-        inside: a folder below it.
-        error: the class of the errors raised.
+        root: the folder, as given by the user.
+        inside: parts of the path below it.
+        error: class of the errors raised.
         directory: a handle of ``root``; by default the folder is opened by its path each time.
 
     Example:
@@ -96,7 +96,7 @@ class UntrustedFolder:
         (b'text', None)
         >>> folder.read("../secrets")
         Traceback (most recent call last):
-        compound.errors.RunDirectoryError: '../secrets' is no name of a file in a folder
+        compound.errors.RunDirectoryError: '../secrets' is not a valid file name in a folder
     """
 
     def __init__(
@@ -114,24 +114,24 @@ class UntrustedFolder:
 
     @property
     def path(self) -> Path:
-        """Where the folder is, for messages."""
+        """Path of the folder, for messages."""
         return self._root.joinpath(*self._inside)
 
     def __str__(self) -> str:
         return str(self.path)
 
     def below(self, name: str) -> Self:
-        """Return a folder inside this one; it need not exist."""
+        """Return a folder inside this one; it may not exist."""
         inside = (*self._inside, *self._parts(name))
         return type(self)(self._root, inside, error=self._error, directory=self._directory)
 
     # --- looking ---------------------------------------------------------------------------------------
 
     def kind(self, name: str) -> Kind | None:
-        """Return whether a name is a file or a folder, or ``None`` where there is nothing of that name.
+        """Return whether a name is a file or a folder, or ``None`` if it does not exist.
 
         Raises:
-            CompoundError: it is anything else, such as a link, or cannot be looked at.
+            CompoundError: it is anything else, such as a link, or cannot be inspected.
         """
         found = self._status(name)
         if found is None:
@@ -139,29 +139,29 @@ class UntrustedFolder:
         return "folder" if stat.S_ISDIR(found.st_mode) else "file"
 
     def size(self, name: str) -> int:
-        """Return the length of a file in bytes, 0 where there is none."""
+        """Return the size of a file in bytes, or 0 if it does not exist."""
         found = self._status(name)
         return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else 0
 
     def is_same(self, name: str, file: IO[bytes]) -> bool:
-        """Return whether a name still stands for an open file."""
+        """Return whether a name still refers to an open file."""
         found = self._status(name)
         return found is not None and os.path.samestat(found, os.fstat(file.fileno()))
 
     def names(self) -> list[str]:
-        """Return the names in the folder, sorted; none where it does not exist."""
-        with self._reported():
+        """Return the names in the folder, sorted; empty if it does not exist."""
+        with self._report_errors():
             try:
-                with self._opened() as folder:
+                with self._open_folder() as folder:
                     return sorted(folder.names())
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
     def files(self) -> Iterator[tuple[str, ...]]:
-        """Yield the parts of the path of every file in the folder and below, in no particular order.
+        """Yield the path parts of every file in the folder and below, in no particular order.
 
         Raises:
-            CompoundError: something there is neither a file nor a folder.
+            CompoundError: an entry is neither a file nor a folder.
         """
         for name in self.names():
             if self.kind(name) == "folder":
@@ -170,19 +170,19 @@ class UntrustedFolder:
                 yield (name,)
 
     def check(self) -> None:
-        """Make sure that there are only files and folders in the folder.
+        """Check that the folder contains only files and folders.
 
         Raises:
-            CompoundError: there is a link, a FIFO, a socket or a device, or it cannot be read.
+            CompoundError: it contains a link, a FIFO, a socket or a device, or cannot be read.
         """
         for _ in self.files():
             pass
 
     def place(self, name: str) -> Path:
-        """Return the path of a file for a library that opens files by path; the file need not exist.
+        """Return the path of a file for a library that opens files by path; the file may not exist.
 
         Raises:
-            CompoundError: it is no regular file, or is also known by another name (a hard link).
+            CompoundError: it is not a regular file, or has another name (a hard link).
         """
         found = self._status(name)
         if found is not None:
@@ -193,7 +193,7 @@ class UntrustedFolder:
         """Return the SHA-256 of the names and contents of all files in the folder.
 
         Raises:
-            CompoundError: something there is no file, or the files are larger than the limit.
+            CompoundError: an entry is not a file, or the files are larger than the limit.
         """
         hashed, total = hashlib.sha256(), 0
         for parts in sorted(self.files()):
@@ -212,12 +212,12 @@ class UntrustedFolder:
 
     @contextmanager
     def reader(self, name: str) -> Iterator[BinaryIO]:
-        """Open a file for reading while the block runs.
+        """Open a file for reading for the duration of the block.
 
         Raises:
-            CompoundError: it is missing, no regular file, or cannot be read.
+            CompoundError: it is missing, not a regular file, or cannot be read.
         """
-        with self._reported(name):
+        with self._report_errors(name):
             descriptor = self._open(name, os.O_RDONLY)
         with os.fdopen(descriptor, "rb") as file:
             yield file
@@ -226,53 +226,54 @@ class UntrustedFolder:
         """Return the content of a file.
 
         Raises:
-            CompoundError: it is missing, no regular file, larger than the limit, or cannot be read.
+            CompoundError: it is missing, not a regular file, larger than the limit, or cannot be read.
         """
         most = limit.bytes
-        with self.reader(name) as file, self._reported(name):
+        with self.reader(name) as file, self._report_errors(name):
             found = file.read(most + 1)
         if len(found) > most:
             raise self._error(f"{self._shown(name)} is larger than {limit}", hint=limit.hint)
         return found
 
     def _chunk(self, name: str, file: IO[bytes]) -> bytes:
-        with self._reported(name):
+        with self._report_errors(name):
             return file.read(CHUNK)
 
     # --- writing ---------------------------------------------------------------------------------------
 
     def make(self) -> Self:
-        """Create the folder, and those above it up to the root, where they do not exist."""
+        """Create the folder, and missing folders above it."""
         with named(self._root, self._error):
             self._root.mkdir(parents=True, exist_ok=True)
         for depth in range(len(self._inside)):
             above = type(self)(self._root, self._inside[:depth], error=self._error, directory=self._directory)
             name = self._inside[depth]
             if above.kind(name) is None:
-                with self._reported(), above._opened() as folder, suppress(FileExistsError):
+                with self._report_errors(), above._open_folder() as folder, suppress(FileExistsError):
                     folder.make(name)
             elif above.kind(name) != "folder":
-                raise self._error(f"{above._shown(name)} is a file, but a folder is needed there")
+                raise self._error(f"{above._shown(name)} is a file, but must be a folder")
         return self
 
     def write(self, name: str, content: str | bytes) -> None:
-        """Replace a file; a reader, and a crash, see the old content or the new one.
+        """Replace a file atomically: readers, also after a crash, see either the old or the new content.
 
         Raises:
-            CompoundError: something other than a file has that name, or it cannot be written.
+            CompoundError: the name belongs to something other than a file, or it cannot be written.
         """
         raw = content.encode(errors="backslashreplace") if isinstance(content, str) else content
         *above, last = self._parts(name)
         if (found := self._status(name)) is not None:
             self._check_file_type(found, self._shown(name), stat.S_IFDIR)
         temporary = f".{last}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY}"
-        with self._reported(name), self._opened(*above) as folder:
+        with self._report_errors(name), self._open_folder(*above) as folder:
             descriptor = folder.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             try:
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(raw)
                     file.flush()
                     os.fsync(file.fileno())
+                # after fsync, so that a crash cannot leave the new name with incomplete content
                 folder.replace(temporary, last)
             except BaseException:
                 with suppress(OSError):
@@ -280,21 +281,21 @@ class UntrustedFolder:
                 raise
 
     def appender(self, name: str) -> BinaryIO:
-        """Open a file to append to, creating it where it does not exist; the caller closes it.
+        """Open a file for appending, creating it if missing; the caller closes it.
 
         Raises:
-            CompoundError: it is no regular file of its own, or cannot be written.
+            CompoundError: it is not a regular file with a single name, or cannot be written.
         """
-        with self._reported(name):
+        with self._report_errors(name):
             return os.fdopen(self._open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
     def truncate(self, name: str, size: int) -> None:
-        """Cut a file to a length.
+        """Truncate a file to a size.
 
         Raises:
-            CompoundError: it is missing, no regular file of its own, or cannot be written.
+            CompoundError: it is missing, not a regular file with a single name, or cannot be written.
         """
-        with self._reported(name):
+        with self._report_errors(name):
             descriptor = self._open(name, os.O_WRONLY)
             try:
                 os.ftruncate(descriptor, size)
@@ -302,13 +303,13 @@ class UntrustedFolder:
                 os.close(descriptor)
 
     def remove(self, name: str) -> None:
-        """Delete a file, if there is one; of a link, the link itself."""
+        """Delete a file if it exists; of a link, delete the link itself."""
         *above, last = self._parts(name)
-        with self._reported(name), self._opened(*above) as folder, suppress(FileNotFoundError):
+        with self._report_errors(name), self._open_folder(*above) as folder, suppress(FileNotFoundError):
             folder.remove(last)
 
     def remove_temporaries(self) -> None:
-        """Delete what a crash left of files that were being written; only where there is one writer."""
+        """Delete temporary files left by a crash; only safe with a single writer."""
         for name in self.names():
             if name.startswith(".") and name.endswith(TEMPORARY) and self.kind(name) == "file":
                 self.remove(name)
@@ -318,19 +319,19 @@ class UntrustedFolder:
     def _parts(self, name: str) -> tuple[str, ...]:
         parts = tuple(name.split("/"))
         if any(part in ("", ".", "..") or "\0" in part for part in parts):
-            raise self._error(f"{name!r} is no name of a file in a folder")
+            raise self._error(f"{name!r} is not a valid file name in a folder")
         return parts
 
     def _shown(self, name: str) -> str:
         return str(self.path / name) if name else str(self)
 
     @contextmanager
-    def _opened(self, *more: str) -> Iterator[Directory]:
-        """Open the folder, or one below it, following no link on the way from the root.
+    def _open_folder(self, *more: str) -> Iterator[Directory]:
+        """Open the folder, or one below it, without following links below the root.
 
         Raises:
             OSError: it does not exist, or cannot be opened.
-            CompoundError: a link or the like is on the way.
+            CompoundError: the path contains a link or similar.
         """
         folder = open_directory(self._root) if self._directory is None else self._directory.copy()
         try:
@@ -347,9 +348,9 @@ class UntrustedFolder:
             folder.close()
 
     def _open(self, name: str, flags: int) -> int:
-        """Open a regular file. One that is written in place must have no other name."""
+        """Open a regular file; a file that is written in place must not have another name."""
         *above, last = self._parts(name)
-        with self._opened(*above) as folder:
+        with self._open_folder(*above) as folder:
             self._status_in(folder, last, self._shown(name))
             descriptor = folder.open(last, flags)
         try:
@@ -363,11 +364,11 @@ class UntrustedFolder:
         return descriptor
 
     def _status(self, name: str) -> os.stat_result | None:
-        """Return what a name is, following no link; ``None`` where there is nothing."""
+        """Return the status of a name, without following links; ``None`` if it does not exist."""
         *above, last = self._parts(name)
-        with self._reported(name):
+        with self._report_errors(name):
             try:
-                with self._opened(*above) as folder:
+                with self._open_folder(*above) as folder:
                     return self._status_in(folder, last, self._shown(name))
             except (FileNotFoundError, NotADirectoryError):
                 return None
@@ -381,26 +382,26 @@ class UntrustedFolder:
         return found
 
     def _check_file_type(self, found: os.stat_result, shown: str, other: int = 0) -> None:
-        """Refuse what is neither a file nor a folder, or is of another kind that is not wanted here."""
+        """Reject anything other than a file or a folder, and the type ``other``."""
         kind = stat.S_IFMT(found.st_mode)
         if kind == other:
-            raise self._error(f"{shown} is {_KINDS[kind]}, but a file is needed there")
+            raise self._error(f"{shown} is {_KINDS[kind]}, but must be a file")
         if kind not in (stat.S_IFREG, stat.S_IFDIR):
             raise self._error(
-                f"{shown} is {_KINDS.get(kind, 'of an unknown kind')}, not a file or a folder of its own",
-                hint="it could lead outside the folder: replace it with a copy of what it stands for, if you "
+                f"{shown} is {_KINDS.get(kind, 'of an unknown kind')}, not a regular file or folder",
+                hint="it could lead outside the folder: replace it with a copy of its target, if you "
                 "trust it",
             )
 
     def _check_hard_links(self, found: os.stat_result, name: str) -> None:
-        """Refuse a file that is written in place and has another name: that one would change, too."""
+        """Reject a file that is written in place and has another name, whose content would change too."""
         if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
             raise self._error(
                 f"{self._shown(name)} is a hard link: writing it would change another file",
-                hint="copy the folder with its content (cp -r), and use the copy",
+                hint="copy the folder with its content (cp -r) and use the copy",
             )
 
     @contextmanager
-    def _reported(self, name: str = "") -> Iterator[None]:
+    def _report_errors(self, name: str = "") -> Iterator[None]:
         with named(self._shown(name), self._error):
             yield

@@ -1,4 +1,4 @@
-"""The base class of settings."""
+"""Base class of settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Settings(BaseModel):
-    """Base of all settings: unknown keys are refused, and values cannot be changed.
+    """Base of all settings: unknown keys are rejected, and values are immutable.
 
     Descriptions are the docstrings of the attributes.
 
@@ -23,7 +23,7 @@ class Settings(BaseModel):
 
 
 class NoSettings(Settings):
-    """The settings of a method that has none."""
+    """Settings of a method without options."""
 
 
 S = TypeVar("S", bound=Settings)

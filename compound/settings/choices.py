@@ -1,6 +1,6 @@
-"""Settings that choose one of several options, each with settings of its own.
+"""Settings that select one of several options, each with its own settings.
 
-In YAML a choice is a mapping with one key, ``loss: {grpo: {clip: 0.2}}``, or the name alone, ``loss: dapo``.
+In YAML, a choice is a mapping with one key, ``loss: {grpo: {clip: 0.2}}``, or only the name, ``loss: dapo``.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from compound.settings.base import Settings
 
 
 class OneOf(Settings, ABC):
-    """A choice: at most one of its fields is given, with the settings of that option.
+    """A choice between options: at most one field is set, to the settings of that option.
 
-    Subclasses declare a field for each option, ``None`` by default. The first option is the default choice.
+    Subclasses declare one field per option, ``None`` by default. The first option is the default.
     """
 
     @model_validator(mode="after")
     def _one(self) -> Self:
-        """Refuse several options, or one that is null."""
+        """Reject several options, or an option that is null."""
         given = [name for name in type(self).model_fields if name in self.model_fields_set]
         if len(given) > 1:
-            raise ValueError(f"names several: {' and '.join(given)}; keep one")
+            raise ValueError(f"selects several options: {' and '.join(given)}; keep one")
         for name in given:
             if getattr(self, name) is None:
-                raise ValueError(f"{name} must be a mapping; {{}} takes the defaults")
+                raise ValueError(f"{name} must be a mapping; {{}} selects the defaults")
         return self
 
     @property
     def name(self) -> str:
-        """The option that was chosen."""
+        """Name of the selected option."""
         options = list(type(self).model_fields)
         return next((name for name in options if getattr(self, name) is not None), options[0])
 
     @property
     @abstractmethod
     def settings(self) -> Settings:
-        """The settings of the option that was chosen."""
+        """Settings of the selected option."""
 
     @model_serializer(mode="wrap")
     def _chosen_only(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out the options that were not chosen, and spell the default choice out."""
+        """Dump only the selected option, including the default one."""
         chosen = dump(self).get(self.name)
         return {self.name: self.settings.model_dump(mode="json") if chosen is None else chosen}
 
 
 def or_name(choice: type[OneOf]) -> object:
-    """Return the type of a field that takes a choice, or only the name of an option."""
+    """Return a field type that accepts a choice or the bare name of an option."""
     options = tuple(choice.model_fields)
     named: Callable[[object], object] = lambda value: (  # noqa: E731
         choice.model_validate({value: {}}) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""The settings that every method reads, and the budget."""
+"""Settings shared by all methods, and the budget."""
 
 from __future__ import annotations
 
@@ -11,37 +11,38 @@ from compound.settings.base import Settings
 from compound.settings.references import MethodName
 
 COUNTS: Mapping[str, str] = {
-    "system_runs": "runs of the system on train and validation examples; cached and forked runs count in "
-    "part, runs on the test split and requests for proposals not at all",
-    "calls": "calls to models, requests for proposals and the test split included",
-    "tokens": "prompt and completion tokens, those of proposals and of the test split included",
-    "cost": "US dollars, proposals and the test split included",
-    "minutes": "wall-clock minutes over all attempts, the test split included",
-}  # what each limit of a budget counts
+    "system_runs": "system runs on train and validation examples; cached and forked runs count as a "
+    "fraction, while runs on the test split and proposal requests do not count",
+    "calls": "model calls, including proposal requests and the test split",
+    "tokens": "prompt and completion tokens, including proposals and the test split",
+    "cost": "US dollars, including proposals and the test split",
+    "minutes": "wall-clock minutes over all attempts, including the test split",
+}  # unit that each limit of a budget counts
 
 
 class BudgetSettings(Settings):
-    """Hard limits of a run; what is left out has no limit."""
+    """Hard limits of a run; an omitted limit means unlimited."""
 
     system_runs: float | None = Field(default=None, ge=0)
-    """Runs of the system on train and validation examples; cached and forked runs count in part. Requests
-    for proposals, such as new prompts, are no system runs: calls, tokens and cost limit them."""
+    """Maximum number of system runs on train and validation examples; cached and forked runs count as a
+    fraction. Proposal requests, such as requests for new prompts, are not system runs: limit them by
+    calls, tokens or cost."""
     calls: int | None = Field(default=None, ge=0)
-    """Engine calls, requests for proposals and the test split included."""
+    """Maximum number of engine calls, including proposal requests and the test split."""
     tokens: int | None = Field(default=None, ge=0)
-    """Prompt and completion tokens, those of proposals and of the test split included."""
+    """Maximum number of prompt and completion tokens, including proposals and the test split."""
     cost: float | None = Field(default=None, ge=0)
-    """US dollars, proposals and the test split included."""
+    """Maximum cost in US dollars, including proposals and the test split."""
     minutes: float | None = Field(default=None, gt=0)
-    """Wall-clock minutes over all attempts, test split included."""
+    """Maximum wall-clock minutes over all attempts, including the test split."""
     test_share: float = Field(default=0.2, gt=0, lt=1)
-    """The share of calls, tokens, cost and minutes kept back for reading the test split."""
+    """Share of calls, tokens, cost and minutes reserved for the evaluation on the test split."""
     max_proposal_failures: int = Field(default=5, ge=1)
-    """Consecutive failed calls after which a job stops asking the model that writes proposals. Four times as
-    many replies that cannot be used have the same effect."""
+    """Number of consecutive failed calls after which a job stops querying the model that writes proposals.
+    Four times as many unusable replies have the same effect."""
 
     def limits(self) -> dict[str, float]:
-        """Return the limits that are set, by name.
+        """Return the configured limits by name.
 
         >>> BudgetSettings(system_runs=100).limits()
         {'system_runs': 100.0}
@@ -54,47 +55,48 @@ class BudgetSettings(Settings):
         return Budget(self.system_runs, self.calls, self.tokens, self.cost, self.minutes)
 
     def search(self) -> Budget:
-        """Return the limits of the search: everything but the reserve for the test split."""
+        """Return the limits of the search: everything except the reserve for the test split."""
         return self.total().share(1 - self.test_share)
 
     def test(self) -> Budget:
-        """Return the reserve of the test split; its runs are counted apart and not limited."""
+        """Return the reserve for the test split; its system runs are counted separately and unlimited."""
         reserve = self.total().share(self.test_share)
         return Budget(None, reserve.calls, reserve.tokens, reserve.cost, reserve.minutes)
 
 
 class CommonSettings(Settings):
-    """The settings that every method reads."""
+    """Settings shared by all methods."""
 
     method: MethodName = "search"
-    """`search` (all kinds together), `optimas` (local rewards, component by component), `coordinate` (the
-    same without local rewards), one that trains weights such as `mmgrpo` or `mhgpo_rr`, `better_together`, a
-    baseline such as `random` or `mipro`, or `module:function` of your own."""
+    """`search` (all parameter kinds together), `optimas` (local rewards, one component at a time),
+    `coordinate` (the same without local rewards), a method that trains weights such as `mmgrpo` or
+    `mhgpo_rr`, `better_together`, a baseline such as `random` or `mipro`, or your own `module:function`."""
     seed: int = Field(default=0, ge=0)
-    """Names every random stream of the run."""
+    """Seed of all random streams of the run."""
     budget: BudgetSettings = BudgetSettings()
-    """Hard limits."""
+    """Hard limits of the run."""
     iterations: int = Field(default=6, ge=1)
-    """The most proposals that are put to the test on the validation split."""
+    """Maximum number of proposals tested on the validation split."""
     train_size: int | None = Field(default=None, ge=1)
-    """How many train examples to use; all by default."""
+    """Number of train examples to use; default: all."""
     valid_size: int | None = Field(default=40, ge=2)
-    """How many validation examples decide about acceptance."""
+    """Number of validation examples used for acceptance decisions."""
     test_size: int | None = Field(default=None, ge=1)
-    """How many test examples the report reads; all by default."""
+    """Number of test examples evaluated for the report; default: all."""
     minibatch: int = Field(default=8, ge=1)
-    """Train examples a candidate first meets; survivors meet twice as many, and so on."""
+    """Number of train examples in a candidate's first evaluation; each later round doubles it for the
+    survivors."""
     candidates: int = Field(default=8, ge=1)
-    """Candidates of one proposal round."""
+    """Number of candidates per proposal round."""
     alpha: float = Field(default=0.05, gt=0, lt=1)
-    """The chance, over the whole run, of accepting a configuration that is no better."""
+    """Probability, over the whole run, of accepting a configuration that is not better."""
     repeats: int = Field(default=1, ge=1)
-    """Runs per example when a stochastic system is evaluated."""
+    """Number of runs per example when a stochastic system is evaluated."""
     baselines: tuple[MethodName, ...] = ()
-    """Methods run beside the main one, each with the same budget, for the table of the report."""
+    """Methods to run in addition to the main one, each with the same budget, for comparison in the report."""
     concurrency: int = Field(default=64, ge=1)
-    """Examples in flight at once."""
+    """Maximum number of examples in flight."""
     failure_score: float = 0.0
-    """What a failed run scores; failures are counted and shown besides."""
+    """Score of a failed run; failures are also counted and reported."""
     max_failed: float = Field(default=0.5, gt=0, le=1)
-    """The run ends when a larger share of an evaluation fails."""
+    """Maximum share of failed runs in an evaluation; above it, the run stops."""

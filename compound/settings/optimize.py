@@ -1,6 +1,6 @@
-"""The settings of an optimization: the common ones, and a section for each method that has its own.
+"""Settings of an optimization: the common ones, and a section for each method with settings.
 
-YAML and Python share them. The settings of a method are declared beside its code.
+YAML and Python use the same models. The settings of a method are declared next to its code.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pydantic import ConfigDict, ModelWrapValidatorHandler, ValidationError, mod
 from compound.errors import DeclarationError
 from compound.settings.base import S, Settings
 from compound.settings.common import BudgetSettings, CommonSettings
-from compound.settings.sections import checked, problems
+from compound.settings.sections import describe_errors, validate_sections
 
 
 class OptimizeSettings(CommonSettings):
-    """How a system is optimized: common settings, and sections of methods by their names.
+    """Settings of an optimization: common settings, and sections of methods by name.
 
-    Sections of methods that are not used are allowed, and checked.
+    Sections of unused methods are allowed; they are validated too.
 
     Example:
         >>> settings = OptimizeSettings(method="opro", opro={"lm": "openai/gpt-4o"})
@@ -58,28 +58,28 @@ class OptimizeSettings(CommonSettings):
         """Validate each section by the settings of its method."""
         if not isinstance(values, Mapping) or set(values) <= set(CommonSettings.model_fields):
             return handler(values)
-        return handler(checked(values))
+        return handler(validate_sections(values))
 
     @property
     def sections(self) -> Mapping[str, Settings]:
-        """The settings of single methods, by section."""
+        """Settings of individual methods, by section name."""
         return dict(self.__pydantic_extra__ or {})
 
     @property
     def given(self) -> Mapping[str, object]:
-        """The settings that were given, sections included, by name."""
+        """The settings given explicitly, sections included, by name."""
         known = [*type(self).model_fields, *self.sections]
         return {name: getattr(self, name) for name in known if name in self.model_fields_set}
 
     def section(self, method: str, kind: type[S]) -> S:
-        """Return the settings of a method, its defaults where there is no section.
+        """Return the settings of a method, or its defaults if it has no section.
 
         Args:
-            method: its name; for ``module:function``, the section may be called by the function alone.
-            kind: the model of its settings.
+            method: name of the method; a section of ``module:function`` may also be named ``function``.
+            kind: model of its settings.
 
         Raises:
-            DeclarationError: the section has the settings of another method.
+            DeclarationError: the section holds settings of another method.
         """
         found = self.sections
         for name in (method, method.rpartition(":")[2]):
@@ -91,29 +91,29 @@ class OptimizeSettings(CommonSettings):
                     raise DeclarationError(
                         f"optimize.{name} must be {kind.__name__} for method {method!r}, but is "
                         f"{type(section).__name__}",
-                        hint=f"call the section {method!r}",
+                        hint=f"name the section {method!r}",
                     )
                 return section
         return kind()
 
 
 def _is_imported_anew(settings: Settings, kind: type[Settings]) -> bool:
-    """Return whether the module of a model was imported again since settings were made."""
+    """Return whether ``settings`` come from an earlier import of the module that defines ``kind``."""
     made = type(settings)
     return made is not kind and (made.__module__, made.__qualname__) == (kind.__module__, kind.__qualname__)
 
 
 def make_settings(values: Mapping[str, object]) -> OptimizeSettings:
-    """Return settings from what was given of them.
+    """Build validated settings from a mapping.
 
     Raises:
-        DeclarationError: a setting does not exist, or has a value that it cannot have; all are named.
+        DeclarationError: settings are unknown or have invalid values; the message lists all of them.
 
     >>> make_settings({"mmgrpo": {"lr": 1}})
     Traceback (most recent call last):
-    compound.errors.DeclarationError: there is no setting mmgrpo.lr; it is optimize.mmgrpo.optimizer.lr
+    compound.errors.DeclarationError: unknown setting mmgrpo.lr; use optimize.mmgrpo.optimizer.lr
     """
     try:
         return OptimizeSettings.model_validate(values)
     except ValidationError as error:
-        raise DeclarationError("\n".join(problems(error, values))) from None
+        raise DeclarationError("\n".join(describe_errors(error, values))) from None

@@ -1,7 +1,7 @@
 """References in settings: fields whose values name a model, a method, code, or a file.
 
-A field is marked by its type, such as ``lm: ModelName | None``. `references` finds all of them, so that a
-file can be checked before anything runs, whichever method the settings belong to.
+A field is marked by its type, such as ``lm: ModelName | None``. `references` finds all of them, so that
+a file can be checked before anything runs, regardless of the method.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Names:
-    """Marks a text as a name of something."""
+    """Annotation that marks a string as the name of an object of some kind."""
 
     kind: Kind
 
@@ -33,13 +33,13 @@ ConfigurationFile = Annotated[str, Names("configuration")]
 
 @dataclass(frozen=True)
 class Reference:
-    """One name in settings.
+    """A name found in settings.
 
     Attributes:
-        kind: what it names.
-        path: where it is, from the settings that were searched.
-        name: the value; ``None`` where a field was left out.
-        key: whether it is the key of a mapping.
+        kind: kind of the named object.
+        path: path of the field, relative to the searched settings.
+        name: the value; ``None`` if the field is not set.
+        key: whether the name is the key of a mapping.
     """
 
     kind: Kind
@@ -49,7 +49,7 @@ class Reference:
 
 
 def references(settings: BaseModel, path: Path = ()) -> Iterator[Reference]:
-    """Yield every reference in settings and their parts.
+    """Yield every reference in settings, including nested models.
 
     >>> class Writing(BaseModel):
     ...     lm: ModelName | None = None

@@ -1,18 +1,18 @@
-"""Settings of earlier versions, with their present names.
+"""Names of settings in earlier versions, mapped to their current names.
 
 Until configuration format 2, ``optimize.prompts``, ``optimize.rewards`` and ``optimize.weights`` held the
-settings of all methods. Now each method has a section of its own (docs/adr/0026).
+settings of all methods. Now each method has its own section (docs/adr/0026).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-LOSS = "{loss}"  # stands for the loss that the old settings name
+LOSS = "{loss}"  # placeholder for the loss named in the old settings
 
 
 def _under(prefix: str, names: str) -> dict[str, str]:
-    """Return settings that only moved, by their names."""
+    """Map settings to the same names under a new prefix."""
     return {name: f"{prefix}{name}" for name in names.split()}
 
 
@@ -63,25 +63,25 @@ OLD_SECTIONS: Mapping[str, Mapping[str, str]] = {
     "rewards": REWARDS,
     "weights": WEIGHTS,
 }
-WITHIN = ("", "prompts.", "training.ppo.", "training.grpo.")  # where a method may hold such settings
+WITHIN = ("", "prompts.", "training.ppo.", "training.grpo.")  # where a method's section may hold them
 Has = Callable[[Sequence[str]], bool]
 
 
-def new_spellings(
+def new_names(
     section: str, values: Mapping[str, object], chosen: Sequence[str], known: Sequence[str], has: Has
 ) -> Iterator[tuple[str, str]]:
-    """Yield each setting of an old section with what to say about it.
+    """Yield each setting of an old section with a message about its current place.
 
     Args:
         section: a name from `OLD_SECTIONS`.
-        values: what stands under ``optimize:``.
-        chosen: the method and its stages.
+        values: content of ``optimize:``.
+        chosen: the selected method and its stages.
         known: all other methods.
-        has: whether there is a setting at a path below ``optimize:``.
+        has: predicate whether a setting exists at a path below ``optimize:``.
     """
     given = values[section]
     if not isinstance(given, Mapping) or not given:
-        yield "", f"is no longer a section: the settings of a method stand in optimize.{chosen[0]}"
+        yield "", f"is no longer a section; use optimize.{chosen[0]}"
         return
     loss = str(given.get("loss", "grpo")) if section == "weights" else "grpo"
     for leaf in given:
@@ -102,10 +102,10 @@ def new_spellings(
             yield leaf, f"is now optimize.{now}; method {chosen[0]!r} does not read it"
 
 
-def renamed_leaf(section: str, leaf: str, has: Has) -> str | None:
-    """Return the path of a setting that a method's section spells as in an earlier version.
+def renamed_path(section: str, leaf: str, has: Has) -> str | None:
+    """Return the current path of a setting that is spelled as in an earlier version, or None.
 
-    >>> renamed_leaf("mmgrpo", "lr", lambda path: list(path) == ["mmgrpo", "optimizer", "lr"])
+    >>> renamed_path("mmgrpo", "lr", lambda path: list(path) == ["mmgrpo", "optimizer", "lr"])
     'mmgrpo.optimizer.lr'
     """
     for table in OLD_SECTIONS.values():

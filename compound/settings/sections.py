@@ -1,6 +1,6 @@
-"""Sections of ``optimize:``: which method each belongs to, and what is wrong with what stands in them.
+"""Sections of ``optimize:``: the method each belongs to, and validation of its content.
 
-The methods are imported when they are first asked for.
+Methods are imported on first use.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from compound.registry.code import find_code
 from compound.registry.methods import installed, method_of, registered
 from compound.settings.base import NoSettings, Settings
 from compound.settings.common import CommonSettings
-from compound.settings.renamed import OLD_SECTIONS, new_spellings, renamed_leaf
+from compound.settings.renamed import OLD_SECTIONS, new_names, renamed_path
 
-Own = tuple[tuple[str, type[Settings] | None], ...]  # sections of a user's methods, None where not importable
+Own = tuple[tuple[str, type[Settings] | None], ...]  # user-defined methods; None if not importable
 
 
-class _Made(CommonSettings):
-    """A model of fields that carry their descriptions: there is no source to look for them in."""
+class _DynamicSettings(CommonSettings):
+    """Base of dynamically created models, whose fields carry descriptions: they have no source code."""
 
     model_config = ConfigDict(use_attribute_docstrings=False)
 
 
 @functools.cache
 def optimize_model(own: Own = ()) -> type[CommonSettings]:
-    """Return the model of ``optimize:`` with a field for each section.
+    """Build the model of ``optimize:``, with one field per section.
 
     Args:
-        own: sections of methods that are not built in; one without a model may hold any mapping.
+        own: sections of user-defined methods; a section without a model accepts any mapping.
     """
     fields: dict[str, Any] = {
         name: (factory.settings, Field(default=None, description=f"Settings of method `{name}`."))
@@ -44,11 +44,13 @@ def optimize_model(own: Own = ()) -> type[CommonSettings]:
     }
     for name, model in own:
         fields[name] = (model or dict[str, object], Field(default=None))
-    return create_model("OptimizeSettings", __base__=_Made, __doc__=CommonSettings.__doc__, **fields)
+    return create_model(
+        "OptimizeSettings", __base__=_DynamicSettings, __doc__=CommonSettings.__doc__, **fields
+    )
 
 
 def settings_models() -> dict[type[BaseModel], list[str]]:
-    """Return the models of all sections and their parts, each with the places of ``optimize:`` that have it.
+    """Return the models of all sections and subsections, with their paths under ``optimize:``.
 
     >>> settings_models()[registered()["mygo"].settings]
     ['mygo']
@@ -75,14 +77,14 @@ def defaults() -> dict[str, dict[str, object]]:
 def own_sections(
     values: Mapping[str, object], folder: Path = Path(), *, imports: bool = True
 ) -> dict[str, type[Settings] | None]:
-    """Return the models of sections that belong to methods that are not built in.
+    """Return the models of the sections of methods that are not built in.
 
-    These are methods of the form ``module:function``, and methods of installed packages.
+    Such a method is named ``module:function`` or provided by an installed package.
 
     Args:
-        values: what stands under ``optimize:``.
-        folder: where code is looked for first.
-        imports: whether code named as ``module:function`` may be imported; otherwise it has no model.
+        values: content of ``optimize:``.
+        folder: searched first for code.
+        imports: whether ``module:function`` may be imported; otherwise its model is None.
     """
     found: dict[str, type[Settings] | None] = {}
     for name in _own_methods(values):
@@ -100,7 +102,7 @@ def own_sections(
 
 
 def _own_methods(values: Mapping[str, object]) -> Iterator[str]:
-    """Yield the names of the user's methods: those that are chosen, and those that sections are named by."""
+    """Yield the names of user-defined methods that are selected or have a section."""
     together = values.get("better_together")
     stages = together.get("stages") if isinstance(together, Mapping) else getattr(together, "stages", ())
     for names in ([values.get("method")], values.get("baselines"), stages, list(values)):
@@ -110,7 +112,7 @@ def _own_methods(values: Mapping[str, object]) -> Iterator[str]:
 
 
 def _model_of(name: str, folder: Path, *, imports: bool) -> type[Settings] | None:
-    """Return the model of a method's settings; ``None`` where importing fails: the method is refused then."""
+    """Return the settings model of a method, or None if its import fails (which is reported later)."""
     plugin = installed().get(name)
     if plugin is None and not imports:
         return None
@@ -125,12 +127,12 @@ def _model_of(name: str, folder: Path, *, imports: bool) -> type[Settings] | Non
     return model if isinstance(model, type) and issubclass(model, Settings) else None
 
 
-def checked(values: Mapping[str, object]) -> dict[str, object]:
-    """Return what was given under ``optimize:``, valid, with sections as settings.
+def validate_sections(values: Mapping[str, object]) -> dict[str, object]:
+    """Validate the content of ``optimize:`` and turn sections into settings.
 
     Raises:
-        ValidationError: something in it is wrong.
-        DeclarationError: it is spelled as in an earlier version.
+        ValidationError: a value is invalid.
+        DeclarationError: a setting uses its name from an earlier version.
     """
     if lines := [f"optimize.{old} {now}" for old, now in _outdated(values)]:
         raise DeclarationError("\n".join(lines))
@@ -139,8 +141,8 @@ def checked(values: Mapping[str, object]) -> dict[str, object]:
     own = {**own_sections(values), **{name: kind for name, kind in made.items() if name not in known}}
     if unknown := [name for name, model in own.items() if model is None]:
         raise DeclarationError(
-            f"optimize.{unknown[0]}: the method that it belongs to cannot be imported",
-            hint="give its settings as a model",
+            f"optimize.{unknown[0]}: its method cannot be imported",
+            hint="pass its settings as an instance of its settings class",
         )
     whole = optimize_model(tuple(own.items())).model_validate(dict(values))
     names = [*CommonSettings.model_fields, *values]
@@ -155,11 +157,11 @@ def _outdated(values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
 
 
 def outdated(section: str, values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield each setting of a section of earlier versions with what it is called now.
+    """Yield each setting of an old section with its current name.
 
     Args:
         section: a name from `compound.settings.renamed.OLD_SECTIONS`.
-        values: what stands under ``optimize:``.
+        values: content of ``optimize:``.
     """
     root = optimize_model()
     weights = values.get("weights")
@@ -169,11 +171,11 @@ def outdated(section: str, values: Mapping[str, object]) -> Iterator[tuple[str, 
         usual = registered()["better_together"].settings().model_dump()["stages"]
         stages = usual if method == "better_together" else ()
     chosen = [str(name) for name in (method, *stages)]
-    yield from new_spellings(section, values, chosen, list(registered()), lambda path: _has(root, path))
+    yield from new_names(section, values, chosen, list(registered()), lambda path: _has(root, path))
 
 
-def problems(error: ValidationError, values: Mapping[str, object]) -> list[str]:
-    """Return a line for each mistake in what was given under ``optimize:``."""
+def describe_errors(error: ValidationError, values: Mapping[str, object]) -> list[str]:
+    """Return one line for each error in the content of ``optimize:``."""
     root = optimize_model(tuple(own_sections(values).items()))
     return [_problem(detail, root) for detail in error.errors()]
 
@@ -184,27 +186,27 @@ def _problem(error: ErrorDetails, root: type[BaseModel]) -> str:
     if error["type"] != "extra_forbidden":
         message = error["msg"].removeprefix("Value error, ")
         return f"{where}: {message}" if where else message
-    return f"there is no setting {where}; {hint(loc, root)}"
+    return f"unknown setting {where}; {hint(loc, root)}"
 
 
 def hint(loc: Sequence[str | int], root: type[BaseModel]) -> str:
-    """Return what an unknown key below ``optimize:`` may stand for.
+    """Return a suggestion for an unknown key below ``optimize:``.
 
     Args:
-        loc: its place, from ``optimize``.
+        loc: path of the key, relative to ``optimize``.
         root: the model of ``optimize:``, see `optimize_model`.
     """
     *parents, name = map(str, loc)
     model = model_at(root, parents)
     if not parents:
-        has_none = name in registered()  # those with settings are fields
+        has_none = name in registered()  # a method with settings is a field of the model
         return f"method {name!r} has no settings" if has_none else nearest(name, model.model_fields)
     section, *path = parents
-    if (now := renamed_leaf(section, name, lambda place: _has(root, place))) is not None:
-        return f"it is optimize.{now}"
+    if (now := renamed_path(section, name, lambda place: _has(root, place))) is not None:
+        return f"use optimize.{now}"
     others = [other for other in registered() if other != section and _has(root, (other, *path, name))]
     if others:
-        return f"it is a setting of {', '.join(others)}"
+        return f"it belongs to {', '.join(others)}"
     inner = {leaf: path for path, leaf in _inner(model) if leaf not in model.model_fields}
     near = get_close_matches(name, [*model.model_fields, *inner], 1)
     if near and near[0] in inner:
@@ -213,7 +215,7 @@ def hint(loc: Sequence[str | int], root: type[BaseModel]) -> str:
 
 
 def _inner(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the settings of a model and of its parts, each with its path."""
+    """Yield the settings of a model and its submodels, each with its path."""
     for name, field in model.model_fields.items():
         yield (*path, name), name
         if (part := _model_in(field.annotation)) is not None:
@@ -221,7 +223,7 @@ def _inner(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple
 
 
 def model_at(root: type[BaseModel], path: Iterable[str]) -> type[BaseModel]:
-    """Return the model that a path of keys leads to, or the last one on the way."""
+    """Return the model at a path of keys, or the last model along it."""
     model = root
     for part in path:
         field = model.model_fields.get(part)
@@ -231,7 +233,7 @@ def model_at(root: type[BaseModel], path: Iterable[str]) -> type[BaseModel]:
 
 
 def _has(root: type[BaseModel], path: Sequence[str]) -> bool:
-    """Return whether there is a setting at a path."""
+    """Return whether a setting exists at a path."""
     model: type[BaseModel] | None = root
     for part in path:
         if model is None or part not in model.model_fields:

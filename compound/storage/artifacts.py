@@ -1,7 +1,7 @@
-"""Folders that a configuration refers to: trained adapters, and rewards that choose for each input.
+"""Folders referenced by a configuration: trained adapters, and rewards that choose per input.
 
-A reference says where a folder is and what it holds. Only what it holds counts: references with one digest
-are equal wherever their folders lie. A stored folder is never changed, and is named by its content.
+A reference holds the path and the digest of a folder. Only the digest counts: references with the same digest
+are equal wherever their folders are. A stored folder is never changed, and is named by its content.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from compound.errors import ConfigurationError
 from compound.security.untrusted import UntrustedFolder, named
 
 Reference = Mapping[str, str]
-SHOWN = 16  # digits of a digest that name a folder
+SHOWN = 16  # digits of a digest in a folder name
 _STORED = re.compile(rf"[^/\\]+-[0-9a-f]{{{SHOWN}}}")
 
 
@@ -36,7 +36,7 @@ def is_reference(value: object) -> TypeGuard[Reference]:
 
 
 def addressed(value: object) -> object:
-    """Return a reference by its content alone; any other value as it is.
+    """Return a reference without its path; any other value unchanged.
 
     >>> addressed({"path": "adapter", "sha256": "9f"}), addressed("adapter")
     ({'sha256': '9f'}, 'adapter')
@@ -49,12 +49,12 @@ def located(value: Reference, folder: Path) -> Reference: ...
 @overload
 def located(value: object, folder: Path) -> object: ...
 def located(value: object, folder: Path) -> object:
-    """Return a reference with its path made absolute, from ``folder`` on; any other value as it is."""
+    """Return a reference with its path made absolute, relative to ``folder``; any other value unchanged."""
     return {**value, "path": str(folder.absolute() / value["path"])} if is_reference(value) else value
 
 
 def leads_outside(path: str) -> bool:
-    """Return whether a path is absolute, or may lead above the folder it starts from.
+    """Return whether a path is absolute, or may refer above its base folder.
 
     >>> leads_outside("adapters/one"), leads_outside("../one"), leads_outside("/one")
     (False, True, True)
@@ -67,16 +67,16 @@ def folder_digest(folder: Path) -> str:
     """Return the SHA-256 of the names and contents of all files in a folder.
 
     Raises:
-        ConfigurationError: something in it is not a regular file, such as a link, or cannot be read.
+        ConfigurationError: an entry is not a regular file, such as a link, or cannot be read.
     """
     return UntrustedFolder(folder, error=ConfigurationError).digest()
 
 
 def verified(reference: Reference, folder: Path | None = None) -> Path:
-    """Return the folder of a reference, whose path is relative to ``folder``, after reading all of it.
+    """Return the folder of a reference, relative to ``folder``, after verifying its digest.
 
     Raises:
-        ConfigurationError: it is not there, holds something else, or lies above ``folder``.
+        ConfigurationError: the folder is missing, has other content, or is above ``folder``.
     """
     given = reference["path"]
     path = (folder or Path()) / given
@@ -90,12 +90,12 @@ def verified(reference: Reference, folder: Path | None = None) -> Path:
     if found.kind(name) != "folder":
         raise ConfigurationError(
             f"the configuration needs the folder {path}, which does not exist",
-            hint="it belongs to the configuration's file: keep the two together, or restore it from its run",
+            hint="keep it next to the configuration file, or restore it from its run",
         )
     digest = found.below(name).digest()
     if digest != reference["sha256"]:
         raise ConfigurationError(
-            f"{path} was changed: its files have the digest {digest[:SHOWN]}…, but the configuration says "
+            f"{path} was changed: its files have the digest {digest[:SHOWN]}…, but the configuration expects "
             f"{reference['sha256'][:SHOWN]}…",
             hint="restore the folder from its run",
         )
@@ -103,22 +103,22 @@ def verified(reference: Reference, folder: Path | None = None) -> Path:
 
 
 def check_inside(entry: str, path: str) -> None:
-    """Refuse a path in somebody's file that leads outside of the file's folder.
+    """Reject a path in an untrusted file that refers outside of the file's folder.
 
     Raises:
-        ConfigurationError: it does; the message names the entry.
+        ConfigurationError: the path does; the message names the entry.
     """
     if leads_outside(path):
         raise ConfigurationError(
-            f"{entry} refers to the folder {path!r}, which is outside of the file's own folder",
-            hint="only folders beside the file are read: copy it there, and give its relative path",
+            f"{entry} refers to the folder {path!r}, which is outside of the file's folder",
+            hint="only folders next to the file are read: copy it there and use its relative path",
         )
 
 
 def put(write: Callable[[Path], object], folder: Path, name: str) -> dict[str, str]:
-    """Store what ``write`` puts into an empty folder; return its reference, relative to ``folder``.
+    """Store what ``write`` writes into an empty folder, and return its reference, relative to ``folder``.
 
-    The same content is stored once. A crash leaves the whole of it or nothing.
+    Equal content is stored once. A crash leaves either all of it or nothing.
 
     Raises:
         RunDirectoryError: the folder cannot be written.
@@ -130,7 +130,7 @@ def put(write: Callable[[Path], object], folder: Path, name: str) -> dict[str, s
         made = Path(temporary) / "made"
         made.mkdir()
         write(made)
-        _open_to_others(made)
+        _set_permissions(made)
         digest = folder_digest(made)
         target = folder / f"{name}-{digest[:SHOWN]}"
         if UntrustedFolder(folder, error=ConfigurationError).kind(target.name) is None:
@@ -138,14 +138,14 @@ def put(write: Callable[[Path], object], folder: Path, name: str) -> dict[str, s
     return {"path": target.name, "sha256": digest}
 
 
-def _open_to_others(folder: Path) -> None:
-    """Give files the usual permissions: a server may be somebody else, and libraries write for one alone."""
+def _set_permissions(folder: Path) -> None:
+    """Set the usual permissions: libraries write for one user, but a server may run as another."""
     for path in (folder, *folder.rglob("*")):
         os.chmod(path, (0o777 if path.is_dir() else 0o666) & ~UMASK)
 
 
 def _umask() -> int:
-    """Return the process's mask, which can only be read by setting it."""
+    """Return the process's umask, which can only be read by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
@@ -155,9 +155,9 @@ UMASK = _umask()
 
 
 def discard(name: str, folder: Path) -> None:
-    """Delete what `put` stored in a folder; anything else is left alone, whatever it is called.
+    """Delete a folder stored by `put`; anything else is kept, whatever its name.
 
-    A name may come from a file that somebody else wrote.
+    The name may come from an untrusted file.
     """
     if _STORED.fullmatch(name) and not (folder / name).is_symlink():
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -168,12 +168,12 @@ def kept(value: Reference, folder: Path) -> dict[str, str]: ...
 @overload
 def kept(value: object, folder: Path) -> object: ...
 def kept(value: object, folder: Path) -> object:
-    """Return a reference relative to ``folder``, copying what it refers to where it lies outside.
+    """Return a reference relative to ``folder``, copying its folder if it is outside.
 
-    Any other value is returned as it is.
+    Any other value is returned unchanged.
 
     Raises:
-        ConfigurationError: what it refers to is not there, or is something else.
+        ConfigurationError: the referenced folder is missing or has other content.
     """
     if not is_reference(value):
         return value

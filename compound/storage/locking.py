@@ -1,8 +1,9 @@
-"""One writer at a time for a folder.
+"""Exclusive write access to a folder.
 
-The folder itself is locked, so that deleting a lock file admits no second writer. Where folders cannot be
-locked (NFS, Windows), the file ``lock`` in it is what counts, and its owner notices when it is replaced.
-The file is locked in any case, for versions that know nothing else.
+The folder itself is locked, so that deleting a lock file does not admit a second writer. Where
+folders cannot be locked (NFS, Windows), the file ``lock`` inside it is used, and its owner detects when it is
+replaced.
+The file is always locked as well, for versions that only know the file.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ TAKEN = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 
 
 class Lock:
-    """The exclusive right to write into a folder, until `release` or the end of the process.
+    """Exclusive right to write into a folder, until `release` or the end of the process.
 
     Attributes:
-        folder: the locked folder; its files are reached through a descriptor that stays with this folder even
-            where another one takes its path.
+        folder: the locked folder; its files are accessed through a descriptor that stays with this folder
+            even if another one takes its path.
 
     Raises:
         RunDirectoryError: another process holds the lock, or the folder cannot be written.
@@ -44,21 +45,22 @@ class Lock:
         self._file: BinaryIO | None = None
         try:
             directory = self._directory
-            self._whole = isinstance(directory, DescriptorDirectory) and self._take(directory.descriptor)
+            self._whole = isinstance(directory, DescriptorDirectory) and self._lock(directory.descriptor)
             self._file = self.folder.appender(FILE)
-            self._require(self._take(self._file.fileno()) or self._whole)
+            self._require(self._lock(self._file.fileno()) or self._whole)
         except BaseException:
             self.release()
             raise
 
-    def _take(self, descriptor: int) -> bool:
-        """Lock a file or folder; return whether its file system can do that."""
+    def _lock(self, descriptor: int) -> bool:
+        """Lock a file or folder; return whether its file system supports it."""
         try:
-            _lock(descriptor)
+            _lock_file(descriptor)
         except OSError as error:
             if error.errno in TAKEN:
                 raise RunDirectoryError(
-                    f"{self.folder} is in use by another process", hint="wait for it, or choose another --run"
+                    f"{self.folder} is in use by another process",
+                    hint="wait until it ends, or choose another --run",
                 ) from None
             if error.errno not in UNSUPPORTED:
                 raise RunDirectoryError(f"{self.folder} cannot be locked: {error.strerror}") from error
@@ -68,12 +70,12 @@ class Lock:
     def _require(self, taken: bool) -> None:
         if not taken:
             raise RunDirectoryError(
-                f"the file system of {self.folder} has no locks, so that two runs could write there at once",
-                hint="choose a place on another disk",
+                f"the file system of {self.folder} has no locks, so two runs could write to it at once",
+                hint="choose a location on another disk",
             )
 
     def check(self) -> None:
-        """Make sure that the lock is still the one that counts.
+        """Check that the lock is still effective.
 
         Raises:
             RunDirectoryError: the lock file was deleted or replaced, so that another process may write.
@@ -83,12 +85,12 @@ class Lock:
         if not self.folder.is_same(FILE, self._file):
             raise RunDirectoryError(
                 f"{self.folder}/{FILE} was deleted or replaced during the run: another process may be "
-                "writing there as well",
-                hint="end the other run; then the same command continues this one from its last checkpoint",
+                "writing to the folder",
+                hint="end the other run, then run the same command to resume from the last checkpoint",
             )
 
     def release(self) -> None:
-        """Let others write."""
+        """Release the lock."""
         if self._file is not None:
             self._file.close()
         if self._directory is not None:
@@ -96,7 +98,7 @@ class Lock:
             self._directory = None
 
 
-def _lock(descriptor: int) -> None:
+def _lock_file(descriptor: int) -> None:
     """Lock an open file without waiting, until it is closed.
 
     The libraries for portable locks open the file by its path, and would follow a link.

@@ -1,4 +1,4 @@
-"""Places of files: the user's cache folder, and a free folder for another run."""
+"""Locations of files: the user's cache folder, run folders, and unused paths."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ def cache_folder() -> Path:
 
 
 def run_folder(name: str) -> Path:
-    """Return ``runs/NAME`` in the working directory, which may be someone else's.
+    """Return ``runs/NAME`` in the working directory, which may belong to someone else.
 
     Raises:
-        RunDirectoryError: it, or ``runs``, is a link: a run would be written somewhere else.
+        RunDirectoryError: it or ``runs`` is a link, so that the run would be written elsewhere.
     """
     path = Path("runs") / name
     for place in (path.parent, path):
         if place.is_symlink():
             raise RunDirectoryError(
                 f"{place} is a link to {place.readlink()}",
-                hint="name the folder itself: --run-dir (a sweep: --run; in Python: run_dir)",
+                hint="pass the folder itself: --run-dir (a sweep: --run; in Python: run_dir)",
             )
     return path
 
 
-def unused(path: Path) -> Path:
+def unused_path(path: Path) -> Path:
     """Return the path, or the first of ``path-2``, ``path-3`` … that does not exist.
 
-    >>> unused(Path("no/such/folder"))
+    >>> unused_path(Path("no/such/folder"))
     PosixPath('no/such/folder')
     """
     number, free = 2, path
-    while os.path.lexists(free):  # a broken link is not free either
+    while os.path.lexists(free):  # lexists: a broken link also counts as used
         free = path.with_name(f"{path.name}-{number}")
         number += 1
     return free

@@ -1,9 +1,9 @@
-"""JSON with checksums: documents, and files of lines of which each vouches for all before it.
+"""JSON with checksums: documents, and line files in which each checksum covers all lines before it.
 
 A checksum is the last member of its JSON object, named ``checksum``, and covers the bytes before it; in a
-file of lines it covers the checksum of the line before as well, so that lines that were removed or exchanged
-are noticed. Checksums find damage, not forgery: whoever changes a file on purpose can compute them, too.
-What was written without them, by earlier versions, is read as it is.
+line file it also covers the checksum of the previous line, so that removed or swapped lines are detected.
+Checksums detect damage, not forgery: anyone who changes a file deliberately can recompute them. Files
+without checksums, from earlier versions, are read unchecked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DOCUMENT = re.compile(rb',?\n "checksum": "([0-9a-f]{16})"\n\}\n\Z')
 
 
 class Damaged(ValueError):
-    """What was read is not what was written; the message says what is wrong, without the place."""
+    """The content read differs from what was written; the message describes how, without the location."""
 
 
 class TooLarge(Damaged):
@@ -36,12 +36,12 @@ class TooLarge(Damaged):
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a file of records.
+    """One line of a record file.
 
     Attributes:
         value: the record, without its checksum.
-        checksum: its checksum, ``""`` for a line of an earlier version.
-        end: how long the file is up to the end of the line.
+        checksum: checksum of the record, ``""`` for a line of an earlier version.
+        end: file offset of the end of the line.
     """
 
     value: dict[str, object]
@@ -50,14 +50,14 @@ class Line:
 
 
 def parse(text: bytes | str, parse_constant: Callable[[str], object] | None = None) -> object:
-    """Return the value of a JSON text.
+    """Parse JSON.
 
     Args:
         text: the text.
-        parse_constant: what makes a value of ``NaN`` and the infinities; Python's floats by default.
+        parse_constant: converts ``NaN`` and the infinities; default: to floats.
 
     Raises:
-        Damaged: it is no JSON, or is nested too deeply.
+        Damaged: the text is not JSON, or is nested too deeply.
     """
     raw = text.encode(errors="replace") if isinstance(text, str) else text
     try:
@@ -85,8 +85,8 @@ def is_deep(value: object) -> bool:
     return depth > DEPTH
 
 
-def written(value: object, indent: int | None = None) -> str:
-    """Return JSON that can be encoded as UTF-8; surrogates without a partner are escaped."""
+def to_encodable_json(value: object, indent: int | None = None) -> str:
+    """Return JSON that can be encoded as UTF-8; lone surrogates are escaped."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     try:
         text.encode()
@@ -101,16 +101,16 @@ def sealed_line(record: Mapping[str, object], before: str = "") -> tuple[bytes, 
     >>> sealed_line({"event": "start"})
     (b'{"event": "start", "checksum": "6d044fb50f6e5c00"}\\n', '6d044fb50f6e5c00')
     """
-    body = written(dict(record))[:-1].encode()
+    body = to_encodable_json(dict(record))[:-1].encode()
     found = _checksum(before.encode(), body)
     return body + (b", " if record else b"") + f'"{NAME}": "{found}"}}\n'.encode(), found
 
 
 def read_lines(file: BinaryIO, limit: Limit = LINE) -> Iterator[Line]:
-    """Yield the records of a file; a last line without an end is left out.
+    """Yield the records of a file; a last line without a line break is ignored.
 
     Raises:
-        Damaged: a line is not what was written, or no JSON object; the message begins with its number.
+        Damaged: a line is damaged or not a JSON object; the message starts with its number.
     """
     checksum, end, number, most = "", 0, 0, limit.bytes
     while raw := file.readline(most + 1):
@@ -121,33 +121,33 @@ def read_lines(file: BinaryIO, limit: Limit = LINE) -> Iterator[Line]:
             return
         end += len(raw)
         try:
-            value, found = _opened_line(raw, checksum)
+            value, found = _parse_sealed_line(raw, checksum)
         except Damaged as error:
             raise Damaged(f"{number}: {error}") from None
         checksum = found
         yield Line(value, checksum, end)
 
 
-def _opened_line(raw: bytes, before: str) -> tuple[dict[str, object], str]:
+def _parse_sealed_line(raw: bytes, before: str) -> tuple[dict[str, object], str]:
     match = _LINE.search(raw)
     if match is None:
-        value, found = _parsed_line(raw), ""
+        value, found = _parse_line(raw), ""
         if isinstance(value, dict) and NAME in value:
-            raise Damaged("its checksum is not where it was written")
+            raise Damaged("its checksum is misplaced")
         if before:
-            raise Damaged("it has no checksum, but the line before has one")
+            raise Damaged("it has no checksum, but the previous line has one")
     else:
         found = match[1].decode()
         body = raw[: match.start()]
         if _checksum(before.encode(), body) != found:
-            raise Damaged("it does not match its checksum: it, or a line before it, was changed")
-        value = _parsed_line(body + b"}")
+            raise Damaged("it does not match its checksum: it or a previous line was changed")
+        value = _parse_line(body + b"}")
     if not isinstance(value, dict):
         raise Damaged("it must be a JSON object")
     return value, found
 
 
-def _parsed_line(raw: bytes) -> object:
+def _parse_line(raw: bytes) -> object:
     try:
         return parse(raw)
     except Damaged as error:
@@ -163,17 +163,17 @@ def sealed_document(value: Mapping[str, object]) -> str:
      "checksum": "1676c829f0263237"
     }
     """
-    text = written(dict(value), indent=1)
+    text = to_encodable_json(dict(value), indent=1)
     body = text[:-2] if value else "{"
     comma = "," if value else ""
     return f'{body}{comma}\n "{NAME}": "{_checksum(body.encode())}"\n}}\n'
 
 
 def opened_document(raw: bytes) -> dict[str, object]:
-    """Return what a document holds, without its checksum.
+    """Return the content of a document, without its checksum.
 
     Raises:
-        Damaged: it is not what was written, or no JSON object.
+        Damaged: it is damaged or not a JSON object.
     """
     value = parse(raw)
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Typed state that checkpoints hold: what a run, a job, or an optimizer needs in order to continue."""
+"""Typed state stored in checkpoints, from which a run, a job, or an optimizer resumes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class StateError(CompoundError):
 
 
 class State(BaseModel):
-    """State that is stored as JSON with the number of its format.
+    """State that is stored as JSON with a format number.
 
-    Subclasses declare fields; unknown fields and values of another type are refused. Fields may be assigned;
-    `to_json` takes a snapshot.
+    Subclasses declare fields; unknown fields and values of the wrong type are rejected. Fields may be
+    assigned; `to_json` takes a snapshot.
 
     Attributes:
-        FORMAT: the number of the format. Raise it whenever stored states of the earlier form cannot be read.
+        FORMAT: format number. Increase it whenever states stored in the earlier form cannot be read.
 
     Example:
         >>> class Annealing(State):
@@ -45,7 +45,7 @@ class State(BaseModel):
         """Return the state as JSON types.
 
         Raises:
-            StateError: a value has no representation in JSON.
+            StateError: a value has no JSON representation.
         """
         try:
             return {"format": self.FORMAT, **self.model_dump(mode="json")}
@@ -54,22 +54,22 @@ class State(BaseModel):
 
     @classmethod
     def from_json(cls, value: Mapping[str, object]) -> Self:
-        """Return the state that `to_json` described.
+        """Parse the output of `to_json`.
 
         Raises:
-            StateError: the format is another one, or a field is missing, unknown, or of another type.
+            StateError: the format differs, or a field is missing, unknown, or of the wrong type.
         """
         if value.get("format") != cls.FORMAT:
             found = value.get("format")
             raise StateError(
                 f"{cls.__name__} has format {found!r}, but this version reads format {cls.FORMAT}",
-                hint=f"continue with the version that wrote it, or {FRESH}",
+                hint=f"resume with the version that wrote it, or {FRESH}",
             )
         fields = {name: field for name, field in value.items() if name != "format"}
         try:
             try:
                 document = json.dumps(fields, ensure_ascii=False).encode()
-            except UnicodeEncodeError:  # pydantic reads no JSON with half a character
+            except UnicodeEncodeError:  # pydantic rejects JSON with lone surrogates
                 return cls.model_validate(fields, strict=False)
             return cls.model_validate_json(document)
         except (ValidationError, RecursionError) as error:
@@ -77,7 +77,7 @@ class State(BaseModel):
 
 
 def first_problem(error: ValidationError | RecursionError) -> str:
-    """Return the first thing that is wrong, with its place."""
+    """Return the first validation problem, with its location."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     first = error.errors()[0]

@@ -135,7 +135,10 @@ def test_check_does_not_look_for_data_on_the_hub(
     monkeypatch.setattr("compound.evaluation.dataset.hub_rows", refuse)
     ran = cli("check", "game.yaml", "--set", "data.path=someone/numbers", "--set", "data.split_by=null")
     assert ran.code == 0
-    assert "not checked: data: there is no file or folder 'someone/numbers'; a data set on the hub" in ran.out
+    assert (
+        "not checked: data: there is no file or folder 'someone/numbers'; `check` does not load data sets"
+        in ran.out
+    )
 
 
 # --- methods that fit ----------------------------------------------------------------------------------
@@ -177,7 +180,7 @@ def test_check_names_the_methods_that_fit_where_the_file_gives_none(game: Path, 
     )
     ran = cli("check", "trained.yaml")
     assert ran.code == 0
-    assert "the default method 'search' finds nothing to tune" in ran.out
+    assert "the default method 'search' has nothing to tune" in ran.out
     assert "mmgrpo" in ran.out
     given = cli("check", "trained.yaml", "--set", "optimize.method=search")
     assert given.code == 2

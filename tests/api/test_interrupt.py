@@ -169,9 +169,7 @@ def test_an_interrupted_script_continues_where_it_was(tmp_path: Path) -> None:
         assert running.stdout.readline() == "STUCK\n"
         running.send_signal(signal.SIGINT)
         _, told = running.communicate(timeout=GUARD)
-    assert (
-        "KeyboardInterrupt: stopped; everything so far is saved in run; optimize with run_dir='run'" in told
-    )
+    assert "KeyboardInterrupt: stopped; progress is saved in run; optimize with run_dir='run'" in told
     code = COMMON + "stuck_after = 10**6\nprint(optimize().spent['calls'], len(answered))"
     ran = subprocess.run(
         [sys.executable, "-c", code],
@@ -238,7 +236,7 @@ def test_an_interrupted_cell_stops_and_the_same_cell_continues(kernel: Kernel, w
     reply, printed = kernel.execute(f"{what}()", interrupt_at=("STUCK",))
     assert reply["ename"] == "KeyboardInterrupt"
     assert "stopping; interrupt again to stop at once" in printed
-    told = {"optimize": "everything so far is saved in run;", "evaluate": "finished calls are kept"}
+    told = {"optimize": "progress is saved in run;", "evaluate": "finished calls are cached"}
     assert told[what] in reply["evalue"]
     code = f"stuck_after = 10**6; found = {what}(); print(len(answered), len(set(answered)))"
     reply, printed = kernel.execute(code)

@@ -203,10 +203,10 @@ def test_a_mistake_is_told_before_anything_is_called(arguments: dict[str, Any], 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"data": ROWS}, "which rows to learn from.*'train': rows"),
+        ({"data": ROWS}, "divided into splits.*'train': rows"),
         ({"budget": "100"}, r"budget must be .*cp\.Budget"),
         ({"budget": True}, "budget must be"),
-        ({"budget": {"runs": 100}}, "there is no setting budget.runs"),
+        ({"budget": {"runs": 100}}, "unknown setting budget.runs"),
         ({"data": {"train": ROWS, "valid": ROWS[:9], "test": [{"question": "?"}]}}, "no gold field 'answer'"),
     ],
 )
@@ -225,7 +225,7 @@ def test_a_mistake_is_told_before_an_optimization_calls_anything(
 def test_a_metric_by_name_needs_a_system_with_one_output() -> None:
     node = cp.LLM("a", output={"x": str, "y": str})(q=cp.Input("q"))
     two = cp.System("two", outputs={"x": node.x, "y": node.y}, lm="lm")
-    with pytest.raises(DeclarationError, match=r"which output it reads.*cp\.token_f1\('x'\)"):
+    with pytest.raises(DeclarationError, match=r"needs the output to read.*cp\.token_f1\('x'\)"):
         cp.evaluate(two, [{"q": "?", "x": "1"}], "token_f1", engines={"lm": ScriptedLM([])}, cache=False)
 
 
@@ -249,12 +249,12 @@ def test_a_source_without_a_name_feeds_the_only_input() -> None:
 
 def test_a_source_without_a_name_is_refused_where_it_could_feed_several_inputs() -> None:
     question = cp.Input("question")
-    with pytest.raises(
-        DeclarationError, match="pair must be told which input is which; pair takes a: str, b"
-    ):
+    with pytest.raises(DeclarationError, match="pair needs its inputs as keywords; pair takes a: str, b"):
         cp.Function("pair", pair)(question)
     rewritten = cp.LLM("rewriter")(question)
-    with pytest.raises(DeclarationError, match=r"answerer takes inputs of any name, so \$rewriter needs one"):
+    with pytest.raises(
+        DeclarationError, match=r"answerer accepts inputs of any name, so \$rewriter must be given"
+    ):
         cp.LLM("answerer")(rewritten)
     with pytest.raises(DeclarationError, match=r"answerer\.question is connected twice"):
         cp.LLM("answerer")(question, question=question)

@@ -135,9 +135,7 @@ class TestModels:
             {**{k: v for k, v in config.items() if k not in ("engines", "structure")}, "format": 1},
         )
         stored.close()
-        with pytest.raises(
-            RunDirectoryError, match="written by an earlier version of compound.*not continued"
-        ):
+        with pytest.raises(RunDirectoryError, match="written by an earlier version of compound.*not resumed"):
             run(tmp_path / "run", named("small"))
         assert summarize(tmp_path / "run")["provenance"]["engines"] == {}
 
@@ -318,14 +316,14 @@ class TestBeforeTheFirstCall:
         change(qa, "budget: {system_runs: 60}", "budget: {system_runs: 60, cost: 1}")
         ran = cli(*command.split())
         assert ran.code == 2
-        assert "budget.cost is set, but the price of 'small' is not known" in ran.err
+        assert "budget.cost is set, but the price of 'small' is unknown" in ran.err
         assert not (qa / "runs").exists()
 
     def test_check_needs_prices_where_the_file_names_no_method(self, qa: Path, cli: Any) -> None:
         change(qa, ", price: [1, 1]", "")
         change(qa, "method: random, ", "")
         change(qa, "budget: {system_runs: 60}", "budget: {cost: 1}")
-        assert "price of 'small' is not known" in cli("check", "qa.yaml").err
+        assert "price of 'small' is unknown" in cli("check", "qa.yaml").err
 
     def test_a_dry_run_warns_of_a_key_that_is_not_set(
         self, qa: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
@@ -452,7 +450,7 @@ class TestChanges:
             run(tmp_path / "run", named("small"), settings=settings(seed=1))
 
     def test_a_cost_that_is_not_possible_is_refused_in_python(self, tmp_path: Path) -> None:
-        with pytest.raises(DeclarationError, match="price of 'lm' is not known"):
+        with pytest.raises(DeclarationError, match="price of 'lm' is unknown"):
             run(tmp_path / "run", named("small", priced=False), settings=settings(budget={"cost": 1}))
         assert not (tmp_path / "run").exists()
 
@@ -478,15 +476,15 @@ class TestMessages:
         from compound.execution.budget import Meter
 
         budget = BudgetSettings(calls=10, tokens=100, cost=1, minutes=5)
-        meter = Meter(budget.search(), whole=budget.total(), rest="the rest is kept for the test split")
+        meter = Meter(budget.search(), whole=budget.total(), rest="the rest is reserved for the test split")
         for usage, said in (
-            (Usage(9), "number 9 of 8 (10 in all: the rest is kept for the test split)"),
+            (Usage(9), "number 9 of 8 (10 in all: the rest is reserved for the test split)"),
             (Usage(0, 90), "to 90 of 80 (100 in all: the rest"),
             (Usage(cost=0.9), "$0.9000 of $0.8000 ($1.0000 in all: the rest"),
         ):
-            assert said in meter._over(usage)
+            assert said in meter._limit_problem(usage)
         meter._earlier_seconds = 240.0
-        assert "4.0 of 4 minutes are used (5 in all: the rest is kept" in meter._over(Usage())
+        assert "4.0 of 4 minutes are used (5 in all: the rest is reserved" in meter._limit_problem(Usage())
 
     def test_a_missing_input_is_told_in_the_words_of_the_door(self, qa: Path, cli: Any) -> None:
         ran = cli("run", "qa.yaml")
@@ -501,7 +499,7 @@ class TestMessages:
         monkeypatch.setattr(begin_here, lambda recorder: recorder.stop())
         ran = cli("optimize", "qa.yaml", "-q")
         assert ran.code == 130
-        assert "stopped; everything so far is saved in runs/qa; run the same command to resume" in ran.err
+        assert "stopped; progress is saved in runs/qa; run the same command to resume" in ran.err
         assert "error:" not in ran.err
         again = cli("optimize", "qa.yaml", "-q")
         assert "continuing the run from its last checkpoint" in again.err
@@ -512,7 +510,7 @@ class TestMessages:
         monkeypatch.setattr("compound.spec.program.Program.find_engine", lambda self, lm: named("small"))
         assert cli("optimize", "qa.yaml", "-q").code == 0
         ran = cli("optimize", "qa.yaml", "-q")
-        assert "hint: pass --new for a fresh run, or choose another --run" in ran.err
+        assert "hint: pass --new to start a new run, or choose another --run" in ran.err
         assert "continuing" not in ran.err
         run(qa / "python", named("small"))
         with pytest.raises(RunDirectoryError) as error:
@@ -524,15 +522,17 @@ class TestMessages:
             cp.optimize(system(), {"train": rows(), "valid": []}, "exact_match", run_dir=tmp_path / "run")
 
     def test_calls_of_a_metric_are_mentioned_where_it_is_a_function(self, qa: Path, cli: Any) -> None:
-        assert "a metric of your own" not in cli("optimize", "qa.yaml", "--dry-run").out
+        assert "a user-defined metric" not in cli("optimize", "qa.yaml", "--dry-run").out
         (qa / "scoring.py").write_text("def score(outputs, example):\n    return 1.0\n")
         change(qa, "{exact_match: {output: answer}}", "{custom: {call: 'scoring:score'}}")
-        assert "a metric of your own" in cli("optimize", "qa.yaml", "--dry-run").out
+        assert "a user-defined metric" in cli("optimize", "qa.yaml", "--dry-run").out
 
     def test_a_split_smaller_than_asked_for_is_told(self, qa: Path, cli: Any) -> None:
         ran = cli("check", "qa.yaml", "--set", "optimize.valid_size=500")
-        assert "note: optimize.valid_size is 500, but the valid split has 12 rows: all are used" in ran.out
-        assert "all are used" not in cli("check", "qa.yaml").out
+        assert (
+            "note: optimize.valid_size is 500, but the valid split has 12 rows: all rows are used" in ran.out
+        )
+        assert "all rows are used" not in cli("check", "qa.yaml").out
 
     def test_an_interval_beside_a_one_sided_p_says_that_it_is_two_sided(self) -> None:
         from compound.report.facts.words import HeadlineScores, describe_change

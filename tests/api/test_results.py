@@ -83,7 +83,7 @@ def test_a_copied_run_is_loaded_from_where_it_is(data: cp.Dataset, tmp_path: Pat
         (lambda run: edit(run, done=False), "is not finished"),
         (lambda run: edit(run, before={"rows": 3}), "RunState cannot be read: before"),
         (lambda run: edit(run, search=[1]), "RunState cannot be read: search"),
-        (lambda run: (run / "events.jsonl").write_text(""), "events.jsonl is shorter than its checkpoint says"),
+        (lambda run: (run / "events.jsonl").write_text(""), "events.jsonl is shorter than stated in its checkpoint"),
     ],
     ids=["no config", "no checkpoint", "unfinished", "scores", "best", "no events"],
 )  # fmt: skip

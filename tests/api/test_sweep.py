@@ -166,7 +166,7 @@ def test_finished_runs_are_skipped_and_a_lost_one_is_made_again(game: Path) -> N
     kept = game / "out/game/search/0/checkpoint.json"
     stamp = kept.stat().st_mtime_ns
     said: list[str] = []
-    assert timeless(run(say=said.append)) == timeless(expected)
+    assert timeless(run(log=said.append)) == timeless(expected)
     assert sum("finished before" in line for line in said) == 3
     assert kept.stat().st_mtime_ns == stamp
 
@@ -183,7 +183,7 @@ def test_a_stop_file_ends_it_and_the_same_call_goes_on(game: Path, where: str) -
             if begun == 2:  # within the second run
                 Path(where, "STOP").touch()
 
-    with pytest.raises(Interrupted, match="everything so far is saved in out"):
+    with pytest.raises(Interrupted, match="progress is saved in out"):
         run(watch=lambda _: nullcontext(listen))
     assert not Path(where, "STOP").exists()
     partly = json.loads((game / "out" / "sweep.json").read_text())
@@ -208,7 +208,7 @@ def test_asked_to_stop_while_a_run_ends_it_begins_no_other(game: Path) -> None:
 def test_more_seeds_and_methods_are_added_to_what_is_there(game: Path) -> None:
     run("random", (0,))
     said: list[str] = []
-    facts = run("random,search", (0, 1), say=said.append)
+    facts = run("random,search", (0, 1), log=said.append)
     assert row(facts, "random")["seeds"] == [0, 1]
     assert "[1 of 4] game, random, seed 0: finished before" in said
 
@@ -225,7 +225,9 @@ def test_a_failing_file_is_reported_and_the_others_go_on(game: Path) -> None:
     mine = [r for r in facts["rows"] if r["file"] == "broken"]
     assert all(r["test"] is None for r in mine)
     shutil.copy("rows.jsonl", "bad.jsonl")
-    with pytest.raises(RunDirectoryError, match=r"changed: data\.test: other examples.*remove that folder"):
+    with pytest.raises(
+        RunDirectoryError, match=r"changed: data\.test: different examples.*remove that folder"
+    ):
         run("random", (0, 1), "broken.yaml", "game.yaml")
     shutil.rmtree(game / "out/broken")
     mended = run("random", (0, 1), "broken.yaml", "game.yaml")
@@ -252,8 +254,8 @@ def test_a_defect_in_one_run_is_told_and_ends_no_other(game: Path, monkeypatch: 
     ("methods", "seeds", "message"),
     [
         ("search,serch", (0,), "no method 'serch'"),
-        ("search,search", (0,), "at least one method, and none twice"),
-        ("search", (1, 1), "at least one seed, and none twice"),
+        ("search,search", (0,), "at least one method, and no duplicates"),
+        ("search", (1, 1), "at least one seed, and no duplicates"),
         ("search", (), "at least one seed"),
     ],
 )
@@ -266,7 +268,7 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(
 
 
 def test_files_of_one_name_are_refused(game: Path) -> None:
-    with pytest.raises(DeclarationError, match="file name, and none twice: game, game"):
+    with pytest.raises(DeclarationError, match="file name, and no duplicates, but got game, game"):
         run("search", (0,), "game.yaml", "game.yaml")
 
 
@@ -327,8 +329,8 @@ def test_a_failed_run_exits_1_when_all_is_done(game: Path, cli: Any) -> None:
     ("arguments", "message"),
     [
         (["game.yaml", "--methods", "serch"], "did you mean 'search'"),
-        (["game.yaml", "--methods", "search", "--seeds", "0,one"], "'one' is no seed"),
-        (["game.yaml", "--methods", "search", "--seeds", "-1"], "'-1' is no seed"),
+        (["game.yaml", "--methods", "search", "--seeds", "0,one"], "'one' is not a seed"),
+        (["game.yaml", "--methods", "search", "--seeds", "-1"], "'-1' is not a seed"),
         (["gmae.yaml", "--methods", "search"], "gmae.yaml"),
         (["game.yaml", "--methods", ","], "at least one method"),
         (["game.yaml"], "--methods"),

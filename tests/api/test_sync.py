@@ -48,8 +48,8 @@ def test_a_plain_function_is_a_metric(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"mmgpro": {}}, "there is no setting mmgpro; did you mean 'mmgrpo'"),
-        ({"ppo": {"optimizer": {"lrr": 1}}}, "there is no setting ppo.optimizer.lrr; did you mean 'lr'"),
+        ({"mmgpro": {}}, "unknown setting mmgpro; did you mean 'mmgrpo'"),
+        ({"ppo": {"optimizer": {"lrr": 1}}}, "unknown setting ppo.optimizer.lrr; did you mean 'lr'"),
         ({"ppo": {"optimizer": {"lr": -1.0}}}, "ppo.optimizer.lr: Input should be greater than 0"),
         ({"mygo": {"threshold": 2.0}}, "mygo: threshold 2 is above max_reward 1"),
         (

@@ -147,8 +147,8 @@ def test_a_failed_run_exits_1_and_says_where(game: Path, cli: Any) -> None:
     ("arguments", "message"),
     [
         (["x"], "'x' must be NAME=VALUE"),
-        (["z=1"], "error: no input 'z'; possible: x\n"),
-        (["xx=1"], "error: no input 'xx'; did you mean 'x'?\n"),
+        (["z=1"], "error: unknown input 'z'; possible: x\n"),
+        (["xx=1"], "error: unknown input 'xx'; did you mean 'x'?\n"),
         (["x=one"], "input 'x' must be int, but got 'one'"),
         ([], "x"),
         (["x=1", "--set", "optimize.sed=1"], "did you mean 'seed'"),
@@ -186,7 +186,7 @@ def test_a_demand_that_is_not_met_exits_1(game: Path, cli: Any) -> None:
 
 def test_what_evaluate_cannot_do_exits_2(game: Path, cli: Any) -> None:
     assert (
-        "no such split; possible: dev, test, train, valid"
+        "unknown split; possible: dev, test, train, valid"
         in cli("evaluate", "game.yaml", "--split", "dvalid").err
     )
     row = (game / "rows.jsonl").read_text().splitlines()
@@ -336,7 +336,7 @@ def test_a_defect_is_told_in_one_line_and_debug_shows_it(
     monkeypatch.setattr("compound.report.figures.system.draw", held["broken"])
     ran = cli("graph", "game.yaml")
     assert ran.code == 1
-    assert ran.err.startswith("error: ZeroDivisionError: oops\nhint: this is a defect of compound")
+    assert ran.err.startswith("error: ZeroDivisionError: oops\nhint: this is a bug in compound")
     monkeypatch.setattr(sys, "argv", ["compound", "--debug", "graph", "game.yaml"])
     with pytest.raises(ZeroDivisionError):
         module.main()
@@ -427,7 +427,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_place_that_cannot_be_used_is_named_with_what_to_do(
     game: Path, cli: Any, refusing: Any, place: str, arguments: list[str], number: int
 ) -> None:
-    """Regression test: a read-only or unreadable place was called a defect of compound."""
+    """Regression test: a read-only or unreadable place was called a bug in compound."""
     done = game / "runs" / "done"
     if place.startswith("runs/") or arguments == ["runs"]:
         done.mkdir(parents=True)
@@ -437,7 +437,7 @@ def test_a_place_that_cannot_be_used_is_named_with_what_to_do(
     refusing(game / place, number)
     ran = cli(*arguments)
     assert ran.code == 2, (ran.out, ran.err)
-    assert "defect of compound" not in ran.err
+    assert "bug in compound" not in ran.err
     assert place in ran.err
     assert os.strerror(number) in ran.err
     assert "hint: " in ran.err
@@ -451,7 +451,7 @@ def test_one_run_that_cannot_be_read_does_not_hide_the_others(game: Path, cli: A
     rows = json.loads(cli("runs", "--json").out)
     assert [(row["run"], row["status"]) for row in rows] == [
         ("runs/first", "damaged"),
-        ("runs/second", "begun"),
+        ("runs/second", "started"),
     ]
     assert "Permission denied" in rows[0]["result"]
     checked = cli("runs", "--verify", "--json")
@@ -511,7 +511,7 @@ def test_runs_are_verified_by_command(game: Path, cli: Any) -> None:
     )
     assert cli("runs", "runs/first", "--verify").code == 0
     assert cli("runs", "runs/nowhere", "--verify").code == 1
-    assert "given together with --verify" in cli("runs", "runs/first").err
+    assert "requires --verify" in cli("runs", "runs/first").err
 
 
 def test_failed_rows_are_run_again_by_command(game: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

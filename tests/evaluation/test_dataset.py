@@ -124,7 +124,7 @@ def test_blank_lines_a_byte_order_mark_and_any_letters_are_read(tmp_path: Path) 
     [
         ("{'id': 3}", r"not JSON \(Expecting property name.*; each line must be one object"),
         ("[1, 2]", r"a row must be an object \{…\}, got list"),
-        ('{"id": "q0", "question": ""}', r"id 'q0' was already used on line 1"),
+        ('{"id": "q0", "question": ""}', r"id 'q0' is already used on line 1"),
         (
             '{"id": "q3", "qestion": ""}',
             r"no column 'question', which 'question' is .*did you mean 'qestion'",
@@ -147,7 +147,7 @@ def test_a_missing_entry_of_a_column_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "train.jsonl", [{"q": {"txt": "?"}, "r": "text"}])
     for column, message in (
         ("q.text", "no entry 'text' in 'q', which 'a' is read from; did you mean 'txt'"),
-        ("r.text", "no entry 'text' in 'r', which 'a' is read from; it is no object"),
+        ("r.text", "no entry 'text' in 'r', which 'a' is read from; it is not an object"),
         ("s.text", "no column 's.text', which 'a' is read from; possible: q, r"),
     ):
         with pytest.raises(DataError, match=f"^{path}:1: {message}"):
@@ -273,7 +273,7 @@ def test_a_column_of_one_file_can_name_the_split(tmp_path: Path) -> None:
 
 def test_an_id_in_two_splits_of_one_file_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "all.jsonl", [{"id": 1, "part": "train"}, {"id": 1, "part": "dev"}])
-    with pytest.raises(DataError, match=r"all.jsonl:2: id '1' was already used on line 1"):
+    with pytest.raises(DataError, match=r"all.jsonl:2: id '1' is already used on line 1"):
         ids(Dataset(path, split_by="part"))
 
 
@@ -315,7 +315,8 @@ def test_shares_that_are_no_partition_are_refused(shares: Any) -> None:
 def test_one_file_without_split_by_says_what_to_give(tmp_path: Path) -> None:
     path = write(tmp_path / "all.jsonl", questions(2))
     with pytest.raises(
-        DataError, match=r"nothing says which of its rows are for train; give split_by: a column"
+        DataError,
+        match=r"is a single file without split_by, so its rows for train are unknown; set split_by to a column",
     ):
         ids(Dataset(path))
 
@@ -323,7 +324,7 @@ def test_one_file_without_split_by_says_what_to_give(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["./no/such/folder", "/no/such", "train.jsonl", "a/b/c"])
 def test_a_path_that_is_neither_local_nor_a_hub_id_says_both_ways(path: str) -> None:
     with pytest.raises(
-        DataError, match=r"no file or folder .* here; path is a local folder or file, or a hub id"
+        DataError, match=r"no file or folder .*; path must be a local folder or file, or a hub id"
     ):
         ids(Dataset(path))
 
@@ -332,7 +333,7 @@ def test_a_path_that_is_neither_local_nor_a_hub_id_says_both_ways(path: str) -> 
 def test_a_hub_id_without_the_library_names_the_extra(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
-        MissingExtra, match=rf"no file or folder 'owner/name' here; .*{module}.*compound-ai\[hub\]"
+        MissingExtra, match=rf"no file or folder 'owner/name'; .*{module}.*compound-ai\[hub\]"
     ):
         ids(Dataset("owner/name"))
 
@@ -460,7 +461,7 @@ def test_a_hub_data_set_is_read_by_subset_and_split(hub: Hub) -> None:
     assert patterns == ["small/validation/*.parquet"]
     with pytest.raises(
         DataError,
-        match=r"no file or folder .* and the hub gave no .* split 'dev'.*; check the path, or the id",
+        match=r"no file or folder .* and the hub has no .* split 'dev'.*; check the path, or the id",
     ):
         ids(Dataset("owner/name", valid="dev", subset="other"), "valid")
 
@@ -480,7 +481,7 @@ def test_a_subset_is_chosen_only_where_there_is_one(hub: Hub) -> None:
     hub.put(EXPORT, "plain_text/train/0000.parquet", questions(1))
     assert ids(Dataset("owner/name")) == ["q0"]
     hub.put(EXPORT, "other/train/0000.parquet", questions(2))
-    with pytest.raises(DataError, match="it has several parts; give subset: one of other, plain_text"):
+    with pytest.raises(DataError, match="has several subsets; set subset to one of other, plain_text"):
         ids(Dataset("owner/name"))
     hub.put(EXPORT, "default/train/0000.parquet", questions(3))
     assert len(ids(Dataset("owner/name"))) == 3
@@ -503,7 +504,7 @@ def test_a_data_set_of_which_the_hub_made_no_copy_is_read_from_its_own_files(
         rows: list[Any] = questions(1, start=number)
         hub.put(None, file, ["id,question", f"q{number},?"] if file.endswith(".csv") else rows)
     assert ids(Dataset("owner/name", subset=subset)) == [f"q{i}" for i in range(len(files))]
-    with pytest.raises(DataError, match=r"the hub gave no data set of that id with a split 'test'"):
+    with pytest.raises(DataError, match=r"the hub has no data set of that id with a split 'test'"):
         ids(Dataset("owner/name", subset=subset), "test")
 
 
@@ -517,7 +518,7 @@ def test_an_unusable_row_of_the_hub_is_named(hub: Hub) -> None:
 def test_a_split_or_subset_of_the_hub_is_a_plain_name(hub: Hub, part: str) -> None:
     hub.put(EXPORT, "default/train/0000.parquet", questions(1))
     for data in (Dataset("owner/name", train=part), Dataset("owner/name", subset=part)):
-        with pytest.raises(DataError, match="no name of a split or a subset"):
+        with pytest.raises(DataError, match="not a valid name of a split or a subset"):
             ids(data)
     assert hub.asked == []
 
@@ -548,7 +549,7 @@ def test_other_errors_of_the_hub_are_told(hub: Hub, monkeypatch: pytest.MonkeyPa
         raise OSError("gated: ask for access")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", refused)
-    with pytest.raises(DataError, match="the hub gave no data set of that id.*: gated: ask for access"):
+    with pytest.raises(DataError, match="the hub has no data set of that id.*: gated: ask for access"):
         ids(Dataset("owner/name"))
 
 
@@ -664,7 +665,7 @@ def test_of_several_names_of_the_validation_split_none_is_chosen(tmp_path: Path)
     for name in ("train", "valid", "val"):
         write(tmp_path / f"{name}.jsonl", questions(2))
     with pytest.raises(
-        DataError, match="no file of split 'dev'; val and valid could be meant: say which, such as valid: val"
+        DataError, match="no file of split 'dev'; val and valid match: choose one, such as valid: val"
     ):
         ids(Dataset(tmp_path), "valid")
 
@@ -678,7 +679,7 @@ def test_another_split_has_no_other_names(tmp_path: Path) -> None:
 
 def test_a_split_that_is_named_by_its_file_says_how_to_name_it(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", questions(2))
-    with pytest.raises(DataError, match=r"no file of split 'a.jsonl'; write it without its ending: a"):
+    with pytest.raises(DataError, match=r"no file of split 'a.jsonl'; write it without the suffix: a"):
         ids(Dataset(tmp_path, train="a.jsonl"))
 
 
@@ -713,7 +714,7 @@ def test_rows_in_memory_are_named_by_split_and_position() -> None:
 
 
 def test_a_role_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(DeclarationError, match="no role 'dev'; roles: train, valid, test"):
+    with pytest.raises(DeclarationError, match="unknown role 'dev'; roles: train, valid, test"):
         ids(Dataset.of(train=questions(1)), "dev")
 
 
@@ -749,7 +750,7 @@ def test_a_data_set_may_lack_a_test_split_when_it_says_so(tmp_path: Path) -> Non
     for split in ("train", "dev"):
         (tmp_path / f"{split}.jsonl").write_text('{"q": "a"}\n')
     assert Dataset(tmp_path).has("test")
-    with pytest.raises(DataError, match="no file of split 'test'.*without a test split, say test: null"):
+    with pytest.raises(DataError, match="no file of split 'test'.*if there is no test split, set test: null"):
         Dataset(tmp_path).examples("test", ["q"])
     without = Dataset(tmp_path, test=None)
     assert [without.has(role) for role in ("train", "valid", "test")] == [True, True, False]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compound.evaluation.dataset import Dataset
-from compound.evaluation.duplicates import in_data, overlaps
+from compound.evaluation.duplicates import find_in_data, find_overlaps
 from compound.example import Example
 
 GAME = Path(__file__).parents[1] / "files" / "game"
@@ -27,7 +27,7 @@ def test_examples_are_compared_exactly_and_normalised() -> None:
         example("x3", "Ｗｈｏ?", answer="she"),
         example("x4", "What?", answer="that"),
     ]
-    found, within = overlaps({"train": train, "test": test})
+    found, within = find_overlaps({"train": train, "test": test})
     assert (within.first, within.second, within.example) == ("test", "test", ("x1", "x2"))
     assert (found.first, found.second, found.exact, found.normalised, found.with_gold) == (
         "train", "test", 1, 3, 2,
@@ -35,32 +35,34 @@ def test_examples_are_compared_exactly_and_normalised() -> None:
     assert found.example == ("t1", "x1")
     assert str(found) == (
         "of the test examples, 3 have the inputs of a train example (1 exactly, 2 after normalisation; 1 of "
-        "them with other gold values), such as test 'x1' and train 't1'"
+        "them with different gold values), such as test 'x1' and train 't1'"
     )
 
 
 def test_repetitions_within_a_split_are_told_apart_from_those_across() -> None:
-    found = overlaps({"train": [example(str(i), "Who?") for i in range(3)], "valid": [example("v", "What?")]})
+    found = find_overlaps(
+        {"train": [example(str(i), "Who?") for i in range(3)], "valid": [example("v", "What?")]}
+    )
     assert [(o.first, o.second, o.normalised, o.across) for o in found] == [("train", "train", 2, False)]
 
 
 def test_lists_and_objects_are_compared_by_what_they_hold() -> None:
     one = example("a", [{"title": "Lima", "text": "A  city"}])
     two = example("b", [{"text": "a city", "title": "LIMA"}])
-    assert [o.normalised for o in overlaps({"train": [one], "valid": [two]})] == [1]
+    assert [o.normalised for o in find_overlaps({"train": [one], "valid": [two]})] == [1]
     three = example("c", [{"text": "a village", "title": "LIMA"}])
-    assert overlaps({"train": [one], "valid": [three]}) == []
+    assert find_overlaps({"train": [one], "valid": [three]}) == []
 
 
 def test_a_lone_surrogate_is_compared_like_any_character() -> None:
-    assert len(overlaps({"train": [example("a", "\ud800")], "test": [example("b", "\ud800")]})) == 1
+    assert len(find_overlaps({"train": [example("a", "\ud800")], "test": [example("b", "\ud800")]})) == 1
 
 
 def test_all_rows_of_a_file_are_compared(tmp_path: Path) -> None:
     for split, questions in {"train": ["a", "b"], "dev": ["c"], "test": ["B"]}.items():
         text = "\n".join(json.dumps({"question": q}) for q in questions)
         (tmp_path / f"{split}.jsonl").write_text(text)
-    (found,) = in_data(Dataset(tmp_path), ["question"])
+    (found,) = find_in_data(Dataset(tmp_path), ["question"])
     assert (found.first, found.second, found.example) == ("train", "test", ("train-2", "test-1"))
 
 
@@ -112,7 +114,7 @@ def test_strict_refuses(command: list[str], shared: Path, cli: Any) -> None:
     ran = cli(name, "game.yaml", *options, "--strict", "--set", "optimize.valid_size=40")
     assert ran.code == 2
     assert WARNING in ran.err
-    assert "leave out --strict" in ran.err
+    assert "omit --strict" in ran.err
     assert not (shared / "runs").exists()
 
 

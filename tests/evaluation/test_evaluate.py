@@ -140,10 +140,10 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("value", "reason"),
         [
-            (float("nan"), "must give a finite real number, got nan"),
-            (float("inf"), "must give a finite real number, got inf"),
-            ("1", "must give a finite real number, got '1'"),
-            (None, "must give a finite real number, got None"),
+            (float("nan"), "must return a finite real number, got nan"),
+            (float("inf"), "must return a finite real number, got inf"),
+            ("1", "must return a finite real number, got '1'"),
+            (None, "must return a finite real number, got None"),
             (Score(1.0, parts={"f1": float("nan")}), "part 'f1'"),
             (ZeroDivisionError("0/0"), "ZeroDivisionError: 0/0"),
             (CallError("the judge is down"), "the judge is down"),
@@ -581,7 +581,7 @@ class TestBounds:
     def test_a_score_outside_the_stated_bounds_is_a_failure_of_the_metric(self) -> None:
         found = self.score(1.5, (0, 1), max_failed=1.0)
         ((message, times),) = found.failures()
-        assert message.startswith("metric: metric 'own' gave 1.5, outside its bounds [0, 1]")
+        assert message.startswith("metric: metric 'own' returned 1.5, outside its bounds [0, 1]")
         assert times == 3
         assert found.mean == 0.0
 
@@ -591,7 +591,7 @@ class TestBounds:
 
     @pytest.mark.parametrize("bounds", [(1, 0), (0, 0), (0,), (0, float("inf")), "01", (0, "1")])
     def test_bounds_that_are_none_are_refused_when_they_are_stated(self, bounds: Any) -> None:
-        with pytest.raises(DeclarationError, match="bounds must be the least and the greatest score"):
+        with pytest.raises(DeclarationError, match="bounds must be the minimum and maximum score"):
             self.score(0.5, bounds)
 
     def test_bounds_of_a_metric_class_are_read_from_its_attribute(self) -> None:

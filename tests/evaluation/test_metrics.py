@@ -221,7 +221,7 @@ def test_recall_grows_with_k(found: list[int], gold: list[int]) -> None:
     [(mrr("hits", "titles"), DataError), (recall_at_k("hits", "titles", key="name"), CallError)],
 )
 def test_ranked_objects_need_an_existing_key(metric: Metric, error: type[Exception]) -> None:
-    with pytest.raises(error, match="name one with key=: id, title"):
+    with pytest.raises(error, match="choose one with key=: id, title"):
         metric.score({"hits": [{"id": "1", "title": "A"}]}, example(titles=["A"]))
 
 
@@ -312,7 +312,7 @@ def test_any_real_number_becomes_a_float(returned: Any) -> None:
     [math.nan, math.inf, "1", None, 1j, Score(math.nan), Score(1.0, parts={"p": math.inf}), [1.0]],
 )
 def test_anything_but_a_finite_number_is_a_failed_call(returned: Any) -> None:
-    with pytest.raises(CallError, match=r"m.* must give a finite real number, got "):
+    with pytest.raises(CallError, match=r"m.* must return a finite real number, got "):
         asyncio.run(apply(custom(lambda outputs, example: returned, "m"), {}, example()))
 
 
@@ -323,5 +323,5 @@ def test_apply_checks_metrics_written_as_classes_too() -> None:
         def score(self, outputs: Mapping[str, Any], example: Example) -> Any:
             return math.nan
 
-    with pytest.raises(CallError, match="'careless' must give a finite real number, got nan"):
+    with pytest.raises(CallError, match="'careless' must return a finite real number, got nan"):
         asyncio.run(apply(Careless(), {}, example()))

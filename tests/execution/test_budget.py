@@ -414,7 +414,7 @@ def test_a_paused_clock_stands_still() -> None:
     meter.restore(meter.snapshot())  # paused before, paused after
     clock.now += 500
     assert meter.seconds == 50
-    meter.proceed()
+    meter.resume()
     clock.now += 10
     assert "1.0 of 1 minutes are used" in refusal(lambda: spend(meter, Usage(1), Usage(1)))
 
@@ -490,7 +490,7 @@ def test_what_needs_no_engine_runs_on_an_empty_budget() -> None:
 def test_an_executor_can_charge_another_budget_and_shares_the_rest() -> None:
     lm = ScriptedLM(lambda message: message)
     search = Executor({"m": lm}, meter=Meter(Budget(calls=1)))
-    test = search.charging(Meter(Budget(calls=2)))
+    test = search.with_meter(Meter(Budget(calls=2)))
     run(asking_often(), [1, 2], test)
     run(asking_often(), [1], search)
     assert (search.meter.usage.calls, test.meter.usage.calls, len(lm.requests)) == (1, 2, 3)

@@ -13,8 +13,8 @@ import compound as cp
 from compound.engine import Message, Usage
 from compound.evaluation.evaluate import Evaluation
 from compound.execution.cache import DiskCache, MemoryCache
-from compound.execution.exchange import LONGEST, SWITCH
-from compound.execution.outcomes import OutcomeRow, from_row
+from compound.execution.exchange import MAX_CHARACTERS, SWITCH
+from compound.execution.outcomes import CallResultRow, from_row
 from compound.execution.trace import from_json, to_json
 from compound.report import write
 from compound.testing import ScriptedLM
@@ -84,7 +84,7 @@ def test_files_of_earlier_versions_are_read() -> None:
         {"configuration": "c", "rows": [], "usage": [2, 3, 4, 0.5], "system_runs": 1.0}
     )
     assert found.usage == Usage(2, 3, 4, 0.5)
-    row: OutcomeRow = {
+    row: CallResultRow = {
         "outputs": {},
         "failure": None,
         "usage": [1, 2, 3, 0.0],
@@ -98,8 +98,8 @@ def test_long_texts_are_cut_in_the_middle() -> None:
     trace = run(lambda _: "x" * 30_000, inputs={"question": "y" * 100_000})
     (exchange,) = trace.calls[0].exchanges
     for text in (exchange.messages[-1].content, exchange.completion):
-        assert LONGEST < len(text) < LONGEST + 100
-        assert "characters left out" in text
+        assert MAX_CHARACTERS < len(text) < MAX_CHARACTERS + 100
+        assert "characters omitted" in text
     assert exchange.messages[-1].content.endswith("yyy\nAnswer:")
     assert trace.outputs["answer"] == "x" * 30_000
 

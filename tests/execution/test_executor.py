@@ -1131,7 +1131,7 @@ def test_under_a_cost_limit_a_model_without_a_price_is_refused_before_it_is_call
     assert asyncio.run(Executor({"lm": lm}).run(system, {"x": 1})).outputs == {"y": "yes"}
     limited = Executor({"lm": lm}, meter=Meter(Budget(cost=9.0)))
     with pytest.raises(
-        DeclarationError, match="budget.cost is set, but the price of 'lm' is not known; give the model"
+        DeclarationError, match="budget.cost is set, but the price of 'lm' is unknown; set the model"
     ):
         asyncio.run(limited.run(system, {"x": 2}))
     assert len(lm.requests) == 1

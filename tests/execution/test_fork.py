@@ -519,8 +519,8 @@ def test_a_fork_can_break_what_worked() -> None:
     [
         ("n9", {"resample": 1}, "the trace has no call at 'n9'; possible: n1"),
         ("each[7]/first", {"resample": 1}, "the trace has no call at 'each[7]/first'"),
-        ("n1", {}, "fork takes either outputs or resample"),
-        ("n1", {"outputs": {"output": 1}, "resample": 1}, "fork takes either outputs or resample"),
+        ("n1", {}, "fork needs either outputs or resample"),
+        ("n1", {"outputs": {"output": 1}, "resample": 1}, "fork needs either outputs or resample"),
         ("n1", {"outputs": {}}, "fork at 'n1' must give the outputs ['output'], but got []"),
         ("n1", {"outputs": {"y": 1}}, "fork at 'n1' must give the outputs ['output'], but got ['y']"),
         ("n1", {"outputs": {"output": "1"}}, "fork at 'n1': output must be int, but got '1'"),
@@ -578,7 +578,7 @@ def test_a_loop_or_map_that_failed_as_a_whole_cannot_be_forked_itself() -> None:
     body = System("item", outputs={"y": lab.f("work", plus)(x=X)})
     system = System("s", outputs={"ys": Map("each", body, over="x")(x=Input("xs", Any))})
     trace = lab.run(system, {"xs": 3})
-    with pytest.raises(DeclarationError, match="cannot fork at 'each'.*; fork at one of the calls inside it"):
+    with pytest.raises(DeclarationError, match="cannot fork at 'each'.*; fork at a call inside it"):
         lab.fork(system, trace, "each", outputs={"y": [1]})
 
 
@@ -597,7 +597,7 @@ def test_one_call_may_run_with_other_settings() -> None:
     assert forked.outputs == {"y": 12}  # the other use of the component keeps its own
     with pytest.raises(DeclarationError, match="scale has no setting 'bi'; possible: by"):
         lab.fork(system, trace, "scale", resample=0, settings={"bi": 5})
-    with pytest.raises(DeclarationError, match="takes no settings"):
+    with pytest.raises(DeclarationError, match="settings are not allowed with outputs"):
         lab.fork(system, trace, "scale", outputs={"output": 3}, settings={"by": 5})
 
 

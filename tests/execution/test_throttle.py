@@ -92,7 +92,7 @@ def test_sixty_of_sixty_calls_are_answered_at_each_rate(per_second: int, retry_a
     assert sum(trace.usage.calls for trace in traces) == 60
     assert loop_seconds[0] < 6 * 60 / per_second, "the server was kept busy"
     assert notes
-    assert re.fullmatch(r"m limits the rate: waiting \d+(\.\d)? s, \d+ in flight", notes[0])
+    assert re.fullmatch(r"m: rate limit: waiting \d+(\.\d)? s, \d+ in flight", notes[0])
 
 
 def test_the_same_waits_come_from_the_same_seeds() -> None:
@@ -165,7 +165,7 @@ def test_a_call_waits_no_longer_than_the_engine_allows() -> None:
     trace, seconds = virtual.run(scenario())
     assert trace.failure is not None
     assert trace.failure.kind == "rate_limit"
-    assert "max_wait allows, 90 s; lower the engine's concurrency, or raise" in trace.failure.message
+    assert "within max_wait, 90 s; lower the engine's concurrency, or raise" in trace.failure.message
     assert 60 < seconds < 140
     assert meter.usage == NO_USAGE
 
@@ -179,7 +179,7 @@ def test_a_wait_that_is_too_long_is_not_begun() -> None:
         executor = Executor({"m": lm}, on_notice=lambda _: None)
         trace = await executor.run(asking(), {"q": "1"})
         assert trace.failure is not None
-        assert "asks for another 86400 s" in trace.failure.message
+        assert "requests another 86400 s" in trace.failure.message
         return asyncio.get_running_loop().time()
 
     assert virtual.run(scenario()) < 1
@@ -197,7 +197,7 @@ def test_calls_do_not_wait_one_after_another_for_a_server_that_admits_none() -> 
 
     traces, seconds = virtual.run(scenario())
     assert {trace.failure.kind for trace in traces if trace.failure} == {"rate_limit"}
-    assert "it has admitted no request for as long as max_wait allows, 10 s" in str(traces[-1].failure)
+    assert "no request was admitted within max_wait, 10 s" in str(traces[-1].failure)
     assert seconds < 25
     assert len(notes) < 20, "one notice for each time that all wait"
 
@@ -254,7 +254,7 @@ def test_the_minutes_of_a_run_end_a_wait() -> None:
         executor = Executor({"m": lm}, meter=meter, on_notice=lambda _: None)
         await executor.run(asking(), {"q": "1"})
         with pytest.raises(
-            BudgetExhausted, match=r"0\.5 of 0\.5 minutes are used; calls in flight were ended"
+            BudgetExhausted, match=r"0\.5 of 0\.5 minutes are used; calls in flight were cancelled"
         ):
             await executor.run(asking(), {"q": "2"})
         assert meter.usage.calls == 1

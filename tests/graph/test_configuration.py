@@ -179,7 +179,7 @@ def test_a_foreign_or_broken_file_is_refused_with_its_name(
 def test_a_missing_file_is_refused_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"gone\.json does not exist"):
         load(tmp_path / "gone.json")
-    with pytest.raises(ConfigurationError, match="is a folder, but a file is needed"):
+    with pytest.raises(ConfigurationError, match="is a folder, but must be a file"):
         load(tmp_path)
 
 

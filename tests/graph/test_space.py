@@ -130,7 +130,7 @@ def test_lora_targets_are_a_set_of_layers_or_names() -> None:
     assert LoRA(8, targets=["q_proj", "v_proj"]) == Weights(rank=8, alpha=16, targets=("q_proj", "v_proj"))
     with pytest.raises(DeclarationError, match="got 'atention'; did you mean 'attention'"):
         LoRA(8, targets="atention")
-    with pytest.raises(DeclarationError, match=r"one layer is named in a list: \[q_proj\]"):
+    with pytest.raises(DeclarationError, match=r"write a single layer as a list: \[q_proj\]"):
         LoRA(8, targets="q_proj")
     for empty in ([], [""]):
         with pytest.raises(DeclarationError, match="at least one linear layer"):

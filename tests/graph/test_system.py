@@ -108,7 +108,7 @@ def test_an_unknown_input_is_refused_and_the_nearest_named() -> None:
 def test_a_constant_is_not_an_edge(constant: Any) -> None:
     message = message_of(lambda: Function("echo", echo)(text=constant))
     assert "echo.text must be connected to an input or an output" in message
-    assert "put constants into the component's settings" in message
+    assert "use the component's settings for constants" in message
 
 
 def test_all_fields_of_a_node_at_once_are_not_an_edge() -> None:
@@ -231,10 +231,10 @@ def test_an_output_that_no_node_produces_is_refused() -> None:
 def test_declared_inputs_must_be_used_and_used_ones_declared() -> None:
     q, unused = question(), Input("context", str)
     y = Function("echo", echo)(text=q)
-    assert "declares inputs that nothing reads: 'context'" in message_of(
+    assert "declares unused inputs: 'context'" in message_of(
         lambda: System("demo", outputs={"y": y}, inputs=[q, unused])
     )
-    assert "reads inputs it does not declare: 'question'; declared: 'query'" in message_of(
+    assert "reads undeclared inputs: 'question'; declared: 'query'" in message_of(
         lambda: System(
             "demo",
             outputs={"y": y, "z": Function("other", echo)(text=Input("query"))},

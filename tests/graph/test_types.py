@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from compound.errors import DeclarationError
-from compound.graph.types import Port, accepts, convert, fits, listing, parse, spell
+from compound.graph.types import Port, accepts, convert, fits, format_ports, parse, spell
 
 LABELS = st.text("abcdefgh xyz-", min_size=1, max_size=6).map(str.strip).filter(bool)
 LITERALS = st.lists(LABELS, min_size=1, max_size=3, unique=True).map(lambda labels: Literal[tuple(labels)])
@@ -181,5 +181,5 @@ def test_text_is_converted_leniently_where_that_is_asked() -> None:
 
 def test_ports_are_listed_with_their_types() -> None:
     ports = {"question": Port(str), "k": Port(int, optional=True), "label": Port(Literal["a", "b"])}
-    assert listing(ports) == "question: str, k: int (optional), label: one of a, b"
-    assert listing({}) == "none"
+    assert format_ports(ports) == "question: str, k: int (optional), label: one of a, b"
+    assert format_ports({}) == "none"

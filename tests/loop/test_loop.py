@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compound.api.optimize import Result, changed, make_problem, optimize
+from compound.api.optimize import Result, list_changes, make_problem, optimize
 from compound.components.function import Function
 from compound.components.hyperparameter import Hyperparameter
 from compound.components.llm import LLM
@@ -578,7 +578,7 @@ class TestBudgets:
         lm = ScriptedLM(asked_for)
         run(tmp_path / "run", lm=lm)
         state = read_json(tmp_path / "run", "checkpoint.json")["state"]["search"]
-        assert state["stopped"] == "3 rounds in a row proposed nothing"
+        assert state["stopped"] == "3 consecutive rounds proposed nothing"
 
 
 def any_time(_: np.random.Generator) -> float:
@@ -712,14 +712,16 @@ class TestGoingOn:
 
     def test_another_configuration_is_refused_and_its_keys_are_named(self, tmp_path: Path) -> None:
         interrupted(tmp_path / "run", 2)
-        changed = SMALL.model_copy(update={"seed": 5, "alpha": 0.1})
+        list_changes = SMALL.model_copy(update={"seed": 5, "alpha": 0.1})
         with pytest.raises(
             RunDirectoryError, match=r"changed: optimize\.alpha: .* → .*; optimize\.seed: .* → .*;"
         ):
-            run(tmp_path / "run", changed)
+            run(tmp_path / "run", list_changes)
         with pytest.raises(RunDirectoryError, match=r"changed: .*spoil\.w: .* → "):
             run(tmp_path / "run", system=demo(w=0.6))
-        with pytest.raises(RunDirectoryError, match=r"changed: data\.train: other examples \(\d+ → \d+\);"):
+        with pytest.raises(
+            RunDirectoryError, match=r"changed: data\.train: different examples \(\d+ → \d+\);"
+        ):
             run(tmp_path / "run", splits=data(train=61))
         with pytest.raises(RunDirectoryError, match=r"changed: lm: .* → "):
             run(tmp_path / "run", system=demo(lm="other"))
@@ -730,23 +732,23 @@ class TestGoingOn:
         start = {"a.weights": {"path": "/here/adapter", "sha256": "9f"}, "b.path": "x"}
         (tmp_path / "config.json").write_text(json.dumps({"format": FORMAT, "start": start}))
         moved = {**start, "a.weights": {"path": "/there/adapter", "sha256": "9f"}}
-        assert changed(tmp_path, {"format": FORMAT, "start": moved}) == []
+        assert list_changes(tmp_path, {"format": FORMAT, "start": moved}) == []
         other = {**start, "a.weights": {"path": "/here/adapter", "sha256": "a0"}, "b.path": "y"}
-        assert changed(tmp_path, {"format": FORMAT, "start": other}) == [
+        assert list_changes(tmp_path, {"format": FORMAT, "start": other}) == [
             "a.weights.sha256: 9f → a0",
             "b.path: x → y",
         ]
 
     def test_budget_concurrency_and_baselines_may_change(self, tmp_path: Path) -> None:
         interrupted(tmp_path / "run", 2)
-        changed = SMALL.model_copy(
+        list_changes = SMALL.model_copy(
             update={
                 "budget": BudgetSettings(system_runs=500),
                 "concurrency": 3,
                 "baselines": ("random",),
             }
         )
-        result = run(tmp_path / "run", changed)
+        result = run(tmp_path / "run", list_changes)
         assert "random" in result.baselines
 
     def test_a_metric_of_ones_own_is_the_same_in_another_process(self, tmp_path: Path) -> None:
@@ -890,7 +892,7 @@ class TestReviewed:
     def test_too_few_validation_examples_to_decide_are_refused_at_once(self, tmp_path: Path) -> None:
         lm = ScriptedLM(student)
         with pytest.raises(
-            DataError, match=r"4 validation examples cannot show .* at alpha=0.05; give at least 5"
+            DataError, match=r"4 validation examples cannot show .* at alpha=0.05; provide at least 5"
         ):
             run(tmp_path / "run", lm=lm, splits=data(valid=4))
         assert lm.requests == []

@@ -247,7 +247,7 @@ def test_a_component_that_declares_nothing_is_not_bounded() -> None:
     one = System("one", {"answer": Asking()(question=Input("question"))}, lm="lm")
     found = estimate(program("random", ScriptedLM(reply), one))["at_most"]
     assert found["calls"] is None
-    assert "component 'asking' does not declare what it asks of models" in found["why"][0]
+    assert "component 'asking' does not declare its model requests" in found["why"][0]
 
 
 class Careless:
@@ -286,7 +286,7 @@ def careful(system: System, settings: OptimizeSettings) -> Method:
 def test_an_optimizer_without_a_bound_is_reported() -> None:
     found = estimate(program(f"{__name__}:careless", ScriptedLM(reply)))
     assert found["at_most"]["calls"] is None
-    assert found["at_most"]["why"] == ["optimizer 'own' declares no bound: give a budget of calls"]
+    assert found["at_most"]["why"] == ["optimizer 'own' declares no bound; set a budget of calls"]
     limited = program(f"{__name__}:careless", ScriptedLM(reply), budget={"system_runs": 90, "calls": 500})
     assert estimate(limited)["at_most"]["calls"] == 0.8 * 500 + 20  # the search has 80 %, the test needs 20
 
@@ -305,8 +305,8 @@ def test_the_table_is_for_people_and_json_for_machines(tmp_path: Path) -> None:
     (heading,) = [line for line in text.splitlines() if line.startswith("at most")]
     assert heading.split("  ")[-1].strip() == "dollars"
     assert "gepa: reflections" in text
-    assert "budget.system_runs: 90 runs of the system on train and validation examples" in text
-    assert "requests for proposals not at all" in text
+    assert "budget.system_runs: 90 system runs on train and validation examples" in text
+    assert "proposal requests do not count" in text
 
 
 @pytest.mark.parametrize("method", WEIGHTS)

@@ -18,7 +18,7 @@ from compound.evaluation.metrics import exact_match
 from compound.graph.component import Input
 from compound.graph.space import Choice, Float, Int, Text
 from compound.graph.system import System
-from compound.optimization.budget_plan import job_minibatch, usable
+from compound.optimization.budget_plan import job_minibatch, usable_runs
 from compound.report import closing, summarize
 from compound.settings.optimize import make_settings
 from compound.testing import ScriptedLM
@@ -75,10 +75,10 @@ def test_a_job_whose_share_is_too_small_takes_what_is_free(tmp_path: Path) -> No
 def test_a_budget_that_holds_nothing_is_refused_with_what_would_be_enough(tmp_path: Path) -> None:
     with pytest.raises(DeclarationError, match="system_runs=13 is too small to try anything") as refused:
         run(tmp_path, selecting(), 13)
-    assert "measuring the start takes 10 system runs, one decision 20, and the smallest job 8" in str(
+    assert "the initial evaluation takes 10 system runs, a decision 20, and the smallest job 8" in str(
         refused.value
     )
-    assert "give at least 38" in refused.value.hint
+    assert "set at least 38" in refused.value.hint
     assert not (tmp_path / "run").exists()
     assert run(tmp_path, selecting(), 38).spent["system_runs"] > 10
 
@@ -86,7 +86,7 @@ def test_a_budget_that_holds_nothing_is_refused_with_what_would_be_enough(tmp_pa
 def test_a_smaller_validation_split_is_named_where_it_would_do(tmp_path: Path) -> None:
     with pytest.raises(DeclarationError) as refused:
         run(tmp_path, selecting(), 30)
-    assert refused.value.hint == "give at least 38, or lower optimize.valid_size to 7"
+    assert refused.value.hint == "set at least 38, or lower optimize.valid_size to 7"
     assert run(tmp_path, selecting(), 30, valid=7).spent["system_runs"] > 7
 
 
@@ -103,7 +103,7 @@ def test_the_command_line_refuses_with_code_2(tmp_path: Path, monkeypatch: Any, 
         ran = cli(name, "game.yaml", *rest, *sets)
         assert ran.code == 2, ran.out
         assert "too small to try anything" in ran.err
-        assert "give at least" in ran.err
+        assert "set at least" in ran.err
     ran = cli("check", "game.yaml", "--set", "optimize.method=search")
     assert ran.code == 0
     assert "validation examples and" in ran.out
@@ -167,7 +167,7 @@ class TestRuns:
         for free in range(60):
             for share in range(free + 1):
                 for tried in (False, True):
-                    assert usable(share, free, 16, tried=tried) <= max(share, free)
+                    assert usable_runs(share, free, 16, tried=tried) <= max(share, free)
 
     def test_minibatches_shrink_with_the_runs(self) -> None:
         assert [job_minibatch(8, runs) for runs in (8, 16, 31, 32, 400)] == [2, 4, 7, 8, 8]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from compound.api.optimize import Result, optimize
-from compound.api.progress import describe
+from compound.api.progress import format_event
 from compound.components.llm import LLM
 from compound.engine import Usage
 from compound.errors import CallError
@@ -128,10 +128,10 @@ def test_progress_events_and_the_job_say_what_came_of_proposals(tmp_path: Path) 
     seen: list[Any] = []
     result, _ = run("gepa", lambda _: REFUSED, tmp_path, seen.append)
     (stop,) = [event for event in seen if event["event"] == "proposals"]
-    assert "stopped asking 'lm' for proposals in this job: 5 calls in a row failed" in describe(stop)
+    assert "stopped proposal requests to 'lm' in this job: 5 consecutive calls failed" in format_event(stop)
     first = next(event for event in seen if event["event"] == "job")
     assert first["proposals"]["lm"]["failed"] == 5
-    assert "proposals: 5 of 5 calls to 'lm' failed" in describe(first)
+    assert "proposals: 5 of 5 calls to 'lm' failed" in format_event(first)
     events = [json.loads(line) for line in (result.path / "events.jsonl").read_text().splitlines()]
     assert any(event["event"] == "proposals" for event in events)
 
@@ -182,14 +182,14 @@ class TestSharesOfALimit:
 class TestLedger:
     def test_a_request_beyond_what_was_planned_is_not_sent(self) -> None:
         ledger = Proposals(Meter(), left=3)
-        ledger.begin_job(2)
+        ledger.start_job(2)
         assert [asyncio.run(self.sent(ledger)) for _ in range(3)] == [True, True, False]
-        ledger.begin_job(2)
+        ledger.start_job(2)
         assert [asyncio.run(self.sent(ledger)) for _ in range(2)] == [True, False]
 
     def test_requests_stay_within_their_part_of_a_limit(self) -> None:
         ledger = Proposals(Meter(Budget(calls=10)))
-        ledger.begin_job(None)
+        ledger.start_job(None)
         ledger.limit(lambda usage: usage.calls <= 1)
         assert [asyncio.run(self.sent(ledger)) for _ in range(2)] == [True, False]
 
@@ -217,7 +217,7 @@ class TestLedger:
 
     def test_the_state_goes_through_json(self) -> None:
         ledger = Proposals(Meter(), give_up=1, left=9)
-        ledger.begin_job(5)
+        ledger.start_job(5)
         asyncio.run(self.sent(ledger))
         ledger.judge("lm", "proposed")
         other = Proposals(Meter(), give_up=1)

@@ -82,7 +82,7 @@ def line_of(folder: Path, text: str) -> int:
         ),
         (
             HEAD.replace("answerer.temperature", "answerer.temprature") + "class Optimizer: pass\n",
-            "def mine", "names 'answerer.temprature', which is no parameter", "did you mean 'answerer.temperature'",
+            "def mine", "names 'answerer.temprature', which is not a parameter", "did you mean 'answerer.temperature'",
         ),
         (
             HEAD + "class Optimizer:\n    pass\n",
@@ -94,11 +94,11 @@ def line_of(folder: Path, text: str) -> int:
         ),
         (
             HEAD + "class Optimizer:\n    async def propose(self, task):\n        return Proposal({})\n",
-            "class Optimizer", "propose returned coroutine, which is no async generator", "async generator",
+            "class Optimizer", "propose returned coroutine, which is not an async generator", "async generator",
         ),
         (
             HEAD + "class Optimizer:\n    def propose(self, task):\n        return None\n",
-            "class Optimizer", "propose returned NoneType, which is no async generator", "async generator",
+            "class Optimizer", "propose returned NoneType, which is not an async generator", "async generator",
         ),
         (
             optimizer("raise ValueError('a mistake of mine'); yield"),
@@ -175,7 +175,7 @@ def line_of(folder: Path, text: str) -> int:
         ),
         (
             optimizer("yield Proposal({'answerer.temprature': 0.5})"),
-            "class Optimizer", "proposed 'answerer.temprature', which is no parameter", "did you mean",
+            "class Optimizer", "proposed 'answerer.temprature', which is not a parameter", "did you mean",
         ),
         (
             optimizer("yield Proposal({'answerer.temperature': 'hot'})"),
@@ -184,7 +184,7 @@ def line_of(folder: Path, text: str) -> int:
         (
             optimizer(GOOD).replace("Uniform()", "Chooser()")
             + "class Chooser:\n    def choose(self, jobs, history, seed):\n        return None\n",
-            "class Chooser", "the scheduler at .* chose None", "one of the jobs",
+            "class Chooser", "the scheduler at .* chose None", "one of the given jobs",
         ),
         (
             optimizer(GOOD).replace("Uniform()", "Chooser()")

@@ -512,7 +512,7 @@ class TestOptimas:
         done = served(file, moved / "best.json", [0.0])
         assert done.returncode == 1
         assert "ConfigurationError: the configuration needs the folder" in done.stderr
-        assert "keep the two together" in done.stderr
+        assert "keep it next to the configuration file" in done.stderr
 
     def test_best_names_no_folder_of_this_machine(self, result: cp.Result) -> None:
         value = json.loads((result.path / "best.json").read_text())["values"]["tool.choice"]

@@ -175,7 +175,7 @@ def test_a_mistake_is_answered_as_the_guide_says(mistake: str, folder: Path, cli
     write(folder, MISTAKES[mistake])
     ran = cli("optimize", "system.yaml", "--quiet")
     assert ran.code in (1, 2)
-    assert "defect of compound" not in ran.err
+    assert "bug in compound" not in ran.err
     said = ran.err.strip().replace(f"{folder}/", "").replace("error: ", "", 1).replace("\nhint: ", "; ")
     message = ".*".join(map(re.escape, table()[mistake].split("…")))
     assert re.search(f"^{message}$", said, re.MULTILINE), said

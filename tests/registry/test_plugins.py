@@ -183,7 +183,7 @@ class TestOptimizers:
 
     def test_one_without_settings_has_no_section(self, declare: Any) -> None:
         declare("optimizers", still="climbing:Still")
-        with pytest.raises(DeclarationError, match="there is no setting still.step"):
+        with pytest.raises(DeclarationError, match="unknown setting still.step"):
             make_settings({"method": "still", "still": {"step": 1}})
 
 
@@ -234,7 +234,7 @@ class TestMetrics:
     @pytest.mark.parametrize(
         ("name", "said"),
         [
-            ("none", r"metric 'none' at .*measuring\.py:15 returned None, which is no metric"),
+            ("none", r"metric 'none' at .*measuring\.py:15 returned None, which is not a metric"),
             ("fails", r"metric 'fails' failed at .*measuring\.py:20, in fails: ValueError: no words"),
             ("brevty", "no metric 'brevty'"),
         ],
@@ -301,7 +301,7 @@ class TestDecorators:
         )
         with pytest.raises(cp.CompoundError, match=r"plain:Plain at .*plain\.py:1 is a class") as info:
             methods.factory("plain:Plain", tmp_path)
-        assert info.value.hint == "decorate an optimizer with @cp.optimizer, and a recipe with @cp.recipe"
+        assert info.value.hint == "decorate an optimizer with @cp.optimizer, or a recipe with @cp.recipe"
 
     def test_a_subclass_is_decorated_by_itself(self, declare: Any, tmp_path: Path) -> None:
         (tmp_path / "second.py").write_text("from climbing import Still\nclass Second(Still): pass\n")

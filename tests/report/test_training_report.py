@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from compound.api.progress import Screen, describe
+from compound.api.progress import Screen, format_event
 from compound.benchmarks.measure import training_course
 from compound.errors import RunDirectoryError
 from compound.execution.rng import derive_seed
@@ -195,7 +195,7 @@ class TestProposedStep:
         with (path / "events.jsonl").open("a") as file:
             file.write(lines([{**self.EVENT, "spent": {}, "at": 0.0, "reason": {}}]))
         assert "training, job 1: 3 steps; step 2 is the best of 3 evaluated" in closing(path)
-        assert "step 2 is the best of 3 evaluated, proposes first.weights" in describe(self.EVENT)
+        assert "step 2 is the best of 3 evaluated, proposes first.weights" in format_event(self.EVENT)
 
 
 class TestFacts:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from compound.api.optimize import open_run
 from compound.errors import RunDirectoryError
 from compound.runs.changes import FORMAT
-from compound.runs.directory import RunDirectory, read_json, read_records, room, write_atomically
+from compound.runs.directory import RunDirectory, read_json, read_records, report_full_disk, write_atomically
 from compound.runs.state import RunState
 
 ROOT = Path(__file__).parents[2]
@@ -439,7 +439,9 @@ class TestCheckpoints:
         with_records(tmp_path / "run", 3)
         (tmp_path / "run" / "events.jsonl").write_text("", encoding="utf-8")
         run = RunDirectory.open(tmp_path / "run")
-        with pytest.raises(RunDirectoryError, match=r"events\.jsonl is shorter than its checkpoint says"):
+        with pytest.raises(
+            RunDirectoryError, match=r"events\.jsonl is shorter than stated in its checkpoint"
+        ):
             run.restore()
         run.close()
 
@@ -521,11 +523,14 @@ class TestAtomicWrite:
     ],
 )
 def test_a_full_disk_is_named_whoever_was_writing(error: Exception, tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="no room left on the disk") as caught, room(tmp_path):
+    with (
+        pytest.raises(RunDirectoryError, match="no space left on the disk") as caught,
+        report_full_disk(tmp_path),
+    ):
         raise error
     assert caught.value.__cause__ is error
 
 
 def test_other_errors_are_left_as_they_are(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="denied"), room(tmp_path):
+    with pytest.raises(OSError, match="denied"), report_full_disk(tmp_path):
         raise OSError(errno.EACCES, "denied")

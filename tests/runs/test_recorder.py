@@ -82,7 +82,7 @@ class TestEvents:
 
     def test_what_was_spent_is_restored_and_goes_on(self, recorder: Recorder, folder: Path) -> None:
         search, test = Meter(), Meter()
-        recorder.watch(search, test)
+        recorder.attach_meters(search, test)
         search.usage += Usage(3, 10, 5, 0.5)
         search.charge_runs(2.5)
         test.usage += Usage(1, 1, 1)
@@ -91,7 +91,7 @@ class TestEvents:
         recorder.close()
         again = reopened(folder)
         search, test = Meter(), Meter()
-        again.watch(search, test)
+        again.attach_meters(search, test)
         assert (search.usage, search.system_runs) == (Usage(3, 10, 5, 0.5), 2.5)
         assert test.usage == Usage(1, 1, 1)
         again.close()
@@ -102,7 +102,7 @@ class TestEvents:
         for order in (costs, costs[::-1]):
             recorder.state.meters = []
             search = Meter()
-            recorder.watch(search, Meter())
+            recorder.attach_meters(search, Meter())
             for cost in order:
                 search.usage += Usage(1, cost=cost)
             recorder.event("job")
@@ -117,7 +117,7 @@ class TestStopping:
         recorder.event("one")
         (folder / "STOP").touch()
         recorder.state.announced = 7
-        with pytest.raises(Interrupted, match="everything so far is saved"):
+        with pytest.raises(Interrupted, match="progress is saved"):
             recorder.event("two")
         recorder.close()
         again = reopened(folder)
@@ -276,7 +276,7 @@ class TestSharing:
         lm, meter = self.lm(), Meter()
         measured(recorder, lm, Meter(), ROWS)
         baseline = child(recorder)
-        baseline.watch(meter, Meter())
+        baseline.attach_meters(meter, Meter())
         if before:
             measured(baseline, lm, meter, ROWS[:before])
         baseline.event("progress")
@@ -284,7 +284,7 @@ class TestSharing:
         baseline.close()  # killed before the next checkpoint
         again = reopened(baseline.run.path, parent=recorder)
         meter = Meter()
-        again.watch(meter, Meter())
+        again.attach_meters(meter, Meter())
         result = measured(again, lm, meter, ROWS)
         again.close()
         assert meter.system_runs == len(ROWS)

@@ -117,7 +117,7 @@ def test_a_link_is_refused_with_the_path_that_it_stands_for(theirs: Path, tmp_pa
     text = f"{TEXT}data: {{path: linked}}\n"
     (problem,) = problems(text)
     assert problem == (
-        "f.yaml:7:14: data.path: linked is a symbolic link, not a file or a folder of its own; if you trust "
+        "f.yaml:7:14: data.path: linked is a symbolic link, not a regular file or folder; if you trust "
         f"its target, name the target: --set data.path={big}"
     )
     chosen = loads(text, path="f.yaml", overrides=[("data.path", str(big))])

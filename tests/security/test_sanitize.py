@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compound.api.progress import Lines, describe
+from compound.api.progress import Lines, format_event
 from compound.components.engines.remote import first_line
 from compound.components.function import Function
 from compound.components.llm import LLM
@@ -32,13 +32,13 @@ from compound.security import sanitize
 from compound.security.sanitize import (
     HIDDEN,
     SafeStream,
-    printable,
-    redacted,
+    redact_secrets,
     remember_environment,
     remember_secret,
+    replace_surrogates,
     safe,
-    safe_output,
-    storable,
+    sanitize_for_terminal,
+    sanitized_output,
 )
 from compound.testing import ScriptedLM
 
@@ -77,13 +77,13 @@ def test_safe_text_can_be_stored_and_holds_no_control_character(text: str) -> No
 
 @given(VALUES)
 def test_a_storable_value_is_utf_8_and_the_same_object_where_it_was_already(value: Any) -> None:
-    found = storable(value)
+    found = replace_surrogates(value)
     text = json.dumps(found, ensure_ascii=False)
     text.encode("utf-8")
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
-        assert storable(found) is found
+        assert replace_surrogates(found) is found
     else:
         assert found is value
 
@@ -139,7 +139,7 @@ def test_known_keys_are_removed_from_answers_and_errors() -> None:
     remember_secret("sk-secret-value")
     assert answering("your key is sk-secret-value!").outputs["y"] == f"your key is {HIDDEN}!"
     assert Failure("error", "denied: sk-secret-value").message == f"denied: {HIDDEN}"
-    assert printable("sk-secret-value\n") == f"{HIDDEN}\n"
+    assert sanitize_for_terminal("sk-secret-value\n") == f"{HIDDEN}\n"
 
 
 def test_a_key_is_removed_before_a_message_is_cut() -> None:
@@ -150,8 +150,11 @@ def test_a_key_is_removed_before_a_message_is_cut() -> None:
 
 
 def test_text_that_would_be_shown_in_another_order_is_not_printed() -> None:
-    assert printable("safe\u202egnp.exe\u2066\u2028\U000e0041") == "safe\ufffdgnp.exe\ufffd\ufffd\ufffd"
-    assert printable("نمی\u200cخواهم 👩\u200d🔬") == "نمی\u200cخواهم 👩\u200d🔬"
+    assert (
+        sanitize_for_terminal("safe\u202egnp.exe\u2066\u2028\U000e0041")
+        == "safe\ufffdgnp.exe\ufffd\ufffd\ufffd"
+    )
+    assert sanitize_for_terminal("نمی\u200cخواهم 👩\u200d🔬") == "نمی\u200cخواهم 👩\u200d🔬"
 
 
 def test_a_value_that_occurs_by_chance_is_no_key() -> None:
@@ -161,9 +164,10 @@ def test_a_value_that_occurs_by_chance_is_no_key() -> None:
         {"MODE_KEY": "production", "PATH": "/usr/local/some/where/bin", "MY_API_KEY": "k" * 20}
     )
     assert (
-        redacted("EMPTY production /usr/local/some/where/bin") == "EMPTY production /usr/local/some/where/bin"
+        redact_secrets("EMPTY production /usr/local/some/where/bin")
+        == "EMPTY production /usr/local/some/where/bin"
     )
-    assert redacted("k" * 20) == HIDDEN
+    assert redact_secrets("k" * 20) == HIDDEN
 
 
 # --- the terminal --------------------------------------------------------------------------------------
@@ -177,11 +181,11 @@ def test_nothing_that_a_terminal_obeys_is_printed(text: str) -> None:
     said.encode("utf-8")
     assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", said)
     assert not re.search(r"\r(?!\n)", said.rstrip("\n").rstrip("\r"))
-    assert not set(describe({"event": "note", "note": text})) & {"\x1b", "\x9b", "\x00", "\x07"}
+    assert not set(format_event({"event": "note", "note": text})) & {"\x1b", "\x9b", "\x00", "\x07"}
 
 
 def test_a_line_that_is_to_be_overwritten_may_be(capsys: pytest.CaptureFixture[str]) -> None:
-    with safe_output():
+    with sanitized_output():
         print("3 runs", end="\r")
         sys.stderr.write("\x1b[2Jcleared")
     print("\x1b[0m", end="")

@@ -312,7 +312,7 @@ def test_a_trap_in_an_adapter_is_refused(
         kind(target, victim if where == "a file" else victim.parent)
     with guarded():
         for use in (lambda: load(saved(mine, reference)), lambda: verified(reference, mine)):
-            with pytest.raises(ConfigurationError, match=r"not a file or a folder|was changed"):
+            with pytest.raises(ConfigurationError, match=r"not a regular file or folder|was changed"):
                 use()
 
 
@@ -352,7 +352,7 @@ def test_names_that_lead_outside_are_refused(tmp_path: Path, name: str) -> None:
         lambda: folder.appender(name), lambda: folder.place(name), lambda: folder.remove(name),
     ]  # fmt: skip
     for use in uses:
-        with pytest.raises(RunDirectoryError, match="no name of a file in a folder"):
+        with pytest.raises(RunDirectoryError, match="not a valid file name in a folder"):
             use()
 
 
@@ -604,7 +604,7 @@ def test_a_run_is_not_written_through_a_link_in_the_working_directory(
     (tmp_path / "outside" / "x").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "theirs")
     Path("runs").symlink_to("../outside")
-    with pytest.raises(RunDirectoryError, match="runs is a link to ../outside; name the folder itself"):
+    with pytest.raises(RunDirectoryError, match="runs is a link to ../outside; pass the folder itself"):
         run_folder("x")
     Path("runs").unlink()
     Path("runs").mkdir()

@@ -19,7 +19,7 @@ from compound.api.optimize import read_result
 from compound.errors import RunDirectoryError, SpecError
 from compound.optimizers.methods import METHODS, method
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPOSettings
-from compound.runs.changes import FORMAT, changed
+from compound.runs.changes import FORMAT, list_changes
 from compound.settings.base import Settings
 from compound.settings.common import CommonSettings
 from compound.settings.optimize import OptimizeSettings, make_settings
@@ -129,7 +129,7 @@ class TestSections:
         [
             ("random: {k: 1}", "optimize.random: unknown key; method 'random' has no settings"),
             ("mmgrpo: {lrr: 1}", "optimize.mmgrpo.lrr: unknown key; did you mean optimizer.lr?"),
-            ("gepa: {steps: 1}", "optimize.gepa.steps: unknown key; it is a setting of ppo"),
+            ("gepa: {steps: 1}", "optimize.gepa.steps: unknown key; it belongs to ppo"),
         ],
     )
     def test_an_unknown_key_is_told_its_place(self, section: str, message: str) -> None:
@@ -195,7 +195,7 @@ class TestOwnMethods:
         ("section", "told"),
         [
             ("{temprature: 0.5}", "optimize.anneal.temprature: unknown key; did you mean 'temperature'?"),
-            ("{stages: [mipro]}", "optimize.anneal.stages: unknown key; it is a setting of better_together"),
+            ("{stages: [mipro]}", "optimize.anneal.stages: unknown key; it belongs to better_together"),
             ("{temperature: warm}", "optimize.anneal.temperature: must be a number, but got 'warm'"),
             ("5", "optimize.anneal: must be a mapping, but got 5"),
         ],
@@ -245,8 +245,8 @@ class TestEarlierSpellings:
                 "method: mmgrpo, weights: {gamma: 1}",
                 "is now optimize.ppo.critic.gamma; method 'mmgrpo' does not",
             ),
-            ("method: ppo, weights: {}", "the settings of a method stand in optimize.ppo"),
-            ("method: ppo, ppo: {warmup: 3}", "it is optimize.ppo.optimizer.warmup_steps"),
+            ("method: ppo, weights: {}", "is no longer a section; use optimize.ppo"),
+            ("method: ppo, ppo: {warmup: 3}", "use optimize.ppo.optimizer.warmup_steps"),
         ],
     )
     def test_the_new_spelling_is_named(self, old: str, told: str) -> None:
@@ -272,10 +272,8 @@ class TestEarlierSpellings:
         run = Path(__file__).parents[2] / "docs" / "notebooks" / "tiny_run"
         config = json.loads((run / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps({**config, "format": 2}))
-        with pytest.raises(
-            RunDirectoryError, match="written by an earlier version of compound.*not continued"
-        ):
-            changed(tmp_path, {**config, "format": FORMAT}, ())
+        with pytest.raises(RunDirectoryError, match="written by an earlier version of compound.*not resumed"):
+            list_changes(tmp_path, {**config, "format": FORMAT}, ())
         for name in ("checkpoint.json", "events.jsonl"):
             if (run / name).exists():
                 (tmp_path / name).write_bytes((run / name).read_bytes())
@@ -289,8 +287,8 @@ def test_settings_that_may_change_are_ignored_in_any_section(tmp_path: Path) -> 
         return {"format": FORMAT, "optimize": training("optimas", given).model_dump(mode="json")}
 
     (tmp_path / "config.json").write_text(json.dumps(config(micro_tokens=64, lr=0.1)))
-    assert changed(tmp_path, config(micro_tokens=128, max_length=99, lr=0.1), MAY_CHANGE) == []
-    told = changed(tmp_path, config(micro_tokens=128, lr=0.2), MAY_CHANGE)
+    assert list_changes(tmp_path, config(micro_tokens=128, max_length=99, lr=0.1), MAY_CHANGE) == []
+    told = list_changes(tmp_path, config(micro_tokens=128, lr=0.2), MAY_CHANGE)
     assert told == ["optimize.optimas.training.ppo.optimizer.lr: 0.1 → 0.2"]
 
 

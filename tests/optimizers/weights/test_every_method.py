@@ -145,12 +145,12 @@ GRPO = {"training": {"grpo": {"rollouts": {"runs": 1}}}}
     [
         ("mhgpo_rr", {"forks": {"nobody": 1.0}}, "forks names 'nobody', which is not trained"),
         ("mmgrpo", {"adapters": {"one": ["namer", "nobody"]}}, "adapters names 'nobody'"),
-        ("ppo", {"adapters": "shared"}, "unknown key; it is a setting of mappo, mmgrpo"),
+        ("ppo", {"adapters": "shared"}, "unknown key; it belongs to mappo, mmgrpo"),
         ("optimas", {"training": {"ppo": {"adapters": "shared"}}}, "ppo.adapters: unknown key"),
         ("mmgrpo", {"loss": "sft"}, "loss: cannot be 'sft'; possible: bnpo"),
         ("mmgrpo", {"loss": "gropo"}, "loss: cannot be 'gropo'; did you mean 'grpo'"),
         ("mmgrpo", {"loss": {"cispo": {"clip": 0.1}}}, "loss.cispo.clip: unknown key"),
-        ("mmgrpo", {"loss": {"cispo": {}, "grpo": {}}}, "names several: grpo and cispo; keep one"),
+        ("mmgrpo", {"loss": {"cispo": {}, "grpo": {}}}, "selects several options: grpo and cispo; keep one"),
         ("mmgrpo", {"loss": {"cispo": None}}, "loss: cispo must be a mapping"),
         (
             "mmgrpo",
@@ -179,7 +179,7 @@ GRPO = {"training": {"grpo": {"rollouts": {"runs": 1}}}}
         ("mmgrpo", {"optimizer": {"lr": float("inf")}}, "lr"),
         ("mygo", {"max_reward": -1.0, "threshold": -2.0}, "max_reward"),
         ("mygo", {"threshold": 2.0}, "threshold 2 is above max_reward 1"),
-        ("mygo", {"rollouts": {"runs": 3}}, "unknown key; it is a setting of ppo"),
+        ("mygo", {"rollouts": {"runs": 3}}, "unknown key; it belongs to ppo"),
         ("better_together", {"stages": []}, "must name other methods"),
         ("hbc", {"offline": 0.0}, "must be > 0"),
     ],
@@ -437,7 +437,7 @@ def test_a_budget_that_holds_a_step_is_used_and_one_that_holds_none_says_what_is
     notes = ran(5 + 5 + 3)
     assert notes
     assert notes[0].startswith("1 of 3 steps (the job's budget is used up)")
-    with pytest.raises(DeclarationError, match=r"one decision 5, and the smallest job 3; give at least 13"):
+    with pytest.raises(DeclarationError, match=r"a decision 5, and the smallest job 3; set at least 13"):
         ran(5 + 5 + 2)
 
 

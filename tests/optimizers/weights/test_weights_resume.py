@@ -112,7 +112,7 @@ for line in sys.stdin:
         try:
             train(folder, method, place)
         except RunDirectoryError as error:
-            os._exit(3 if "there is no room left on the disk" in str(error) else 1)
+            os._exit(3 if "no space left on the disk" in str(error) else 1)
         except BaseException as error:
             print(repr(error), file=sys.stderr, flush=True)
             os._exit(1)

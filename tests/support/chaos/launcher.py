@@ -34,7 +34,7 @@ class Attempt:
     @property
     def has_traceback(self) -> bool:
         """Whether the user saw a traceback, or a message that reports a bug of the program."""
-        return "Traceback (most recent call last)" in self.err or "defect of compound" in self.err
+        return "Traceback (most recent call last)" in self.err or "bug in compound" in self.err
 
 
 class Launcher:
