@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from typing_extensions import override
+
 from compound.execution.rng import generator
 from compound.graph.system import System
 from compound.optimization.method import Job, Method, Optimizer
@@ -85,7 +87,8 @@ def _single(share: float) -> MethodFactory:
 class Unchecked(LocalSearch):
     """Local search whose choice is not tested against the global reward."""
 
-    def _tested(self, *_: object) -> bool:
+    @override  # so that a renamed hook is an error of mypy, and not a test that takes place unnoticed
+    def _is_worth_testing(self, *_: object) -> bool:
         return False
 
 

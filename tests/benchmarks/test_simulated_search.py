@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from compound.benchmarks.measure import local_rewards
-from compound.benchmarks.simulated.mislabelled import SHARES, Mislabelled
+from compound.benchmarks.simulated.mislabelled import SHARES, Mislabelled, Unchecked
 from compound.benchmarks.simulated.search import search, world
 from compound.benchmarks.simulated.systems import SHAPES, Simulated
+from compound.optimizers.optimas.local import LocalSearch
 from compound.optimizers.optimas.rewarding import RunRewards
 from compound.optimizers.search.prompts import PromptSearch
 from compound.settings.common import BudgetSettings
@@ -62,6 +63,13 @@ def test_shuffled_labels_rank_like_chance(job: Any) -> None:
     assert wrong is not None
     assert right > 0.95
     assert wrong < 0.75
+
+
+def test_the_unchecked_search_overrides_hooks_that_exist() -> None:
+    """Regression test: a hook was renamed, and the search of the benchmark tested its choices again."""
+    overridden = {name for name in vars(Unchecked) if not name.startswith("__")}
+    assert overridden
+    assert overridden <= set(dir(LocalSearch))
 
 
 def test_the_methods_of_the_benchmark_exist() -> None:
