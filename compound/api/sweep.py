@@ -140,7 +140,7 @@ def sweep(
         runs: the runs returned by `plan`.
         folder: the sweep's directory; a file named ``STOP`` in it ends the sweep after the current step.
         watch: returns a context manager of a listener for one run's events, given its limits.
-        say: receives one-line messages about the start and end of each run.
+        log: receives one-line messages about the start and end of each run.
         stopper: stops the sweep from outside.
 
     Returns:

@@ -32,7 +32,8 @@ def read_examples(
         data: the data set.
         role: the split to read.
         inputs: types of the system's inputs by name.
-        limit, seed: as in `Dataset.examples`.
+        limit: as in `Dataset.examples`.
+        seed: as in `Dataset.examples`.
 
     Raises:
         DataError: a row is invalid, or a value does not match the type of its input.

@@ -26,10 +26,10 @@ async def gather_ordered(
 
     Args:
         executor: executor whose budget is charged.
-        making: functions that start each awaitable.
-        settle: charges a result to the budget, given its index; called in order.
-        concurrency: maximum number of awaitables in flight.
-        sizes: system runs to reserve for each; default: one.
+        factories: functions that start each awaitable.
+        charge: charges a result to the budget, given its index; called in order.
+        max_concurrency: maximum number of awaitables in flight.
+        costs: system runs to reserve for each; default: one.
 
     Raises:
         BudgetExhausted: the next one does not fit. Those in flight are cancelled and not charged.

@@ -79,7 +79,11 @@ class OptimizerJob:
         lm: creates the engine, which serves every model name.
         share: the number of system runs that the job may spend.
         keys: the parameters that the job may change; all of the system's by default.
-        seed, pool_seed, minibatch, candidates, tried: see `compound.optimization.method.Task`.
+        seed: see `compound.optimization.method.Task`.
+        pool_seed: see `Task`.
+        minibatch: see `Task`.
+        candidates: see `Task`.
+        tried: see `Task`.
 
     Attributes:
         problem: the optimization problem, with settings that agree with the task.

@@ -97,7 +97,8 @@ def explain_ranking(
 
     Args:
         template_map: the head's feature map; the columns of the backbone are not used.
-        chosen, rejected: the pairs.
+        chosen: the better output of each pair.
+        rejected: the worse output of each pair.
         inputs: the input of each pair.
         margins: the head's held-out margins; pairs with margin 0 are skipped.
         seed: seeds the folds and the resamples.
@@ -266,7 +267,8 @@ def prequential_accuracies(
     inputs before them, are skipped. If the backbone was trained, only its held-out inputs are evaluated.
 
     Args:
-        chosen, rejected: the features of the pairs.
+        chosen: the better output of each pair.
+        rejected: the worse output of each pair.
         texts: the pairs.
         iterations: the iteration of each pair.
         soft: whether each column comes from the backbone.
