@@ -143,8 +143,9 @@ def _example_page(path: Path) -> str:
     source = path.read_text(encoding="utf-8")
     docstring = ast.get_docstring(ast.parse(source)) or path.stem
     title, _, about = docstring.partition("\n\n")
+    about, code = about.partition("\nRun:")[0], source.split('"""\n', 1)[-1].lstrip()
     command = f"```sh\npython docs/examples/{path.name}\n```"
-    return f'# {title.rstrip(".")}\n\n{about}\n\n{command}\n\n```python title="{path.name}"\n{source}```\n'
+    return f'# {title.rstrip(".")}\n\n{about}\n\n{command}\n\n```python title="{path.name}"\n{code}```\n'
 
 
 main()
