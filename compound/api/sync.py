@@ -106,7 +106,7 @@ def evaluate(
         settings: seed, concurrency and the treatment of failures.
         engines: engines by model name, as in `run`.
         cache: whether to read and write the cache.
-        on_trace: called with each scored trace, in input order.
+        on_trace: called with each example and its scored trace, in input order.
 
     Raises:
         DataError: the split is empty, a value does not match the type of its input, or an example has no gold

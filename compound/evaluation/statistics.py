@@ -42,12 +42,19 @@ class IntervalDocument(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean, its confidence limits (infinite if unknown), and the number of values it is based on."""
+    """A mean, its confidence limits (infinite if unknown), and the number of values it is based on.
+
+    >>> print(Interval(0.5625, 0.44, 0.68, 60))
+    0.562 [0.440, 0.680]
+    """
 
     mean: float
     low: float
     high: float
     n: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
     def to_json(self) -> IntervalDocument:
         """Return the four numbers by name; infinite limits are ``None``."""

@@ -223,7 +223,7 @@ def refusal(trust: Trust, model: str, address: str | None, key: str | None) -> t
         return f"the file sends {what}, and --no-import refuses that", f"if you trust it, add --trust {entry}"
     return (
         f"the file sends {what}, which you have not trusted",
-        f"to allow it once, add --trust {entry}; "
+        f"to allow it once, add --trust {entry}; in Python, pass trust=[{entry!r}]; "
         f"to allow it always, add trust = [{entry!r}] in {config_file()}",
     )
 
