@@ -116,7 +116,7 @@ class Proposing:
             )
         if not isinstance(proposal.values, Mapping):
             raise UserCodeError(
-                f"{self._role} proposed {short(proposal.values)}, which is no dictionary of values",
+                f"{self._role} proposed {short(proposal.values)}, which is not a dictionary of values",
                 hint="yield Proposal({key: value}), or Proposal({}) where nothing better was found",
             )
         for key in proposal.values:

@@ -112,7 +112,7 @@ def own_engine(place: str, folder: Path) -> Callable[..., Engine]:
 def _made_by(kind: str, found: object) -> Callable[..., Engine]:
     if not callable(found):
         raise UserCodeError(
-            f"engine {kind!r} is {short(found)}, which is no class",
+            f"engine {kind!r} is {short(found)}, which is not a class",
             hint="name a class that implements Engine",
         )
     return _checked(kind, found)

@@ -549,7 +549,7 @@ class TestMessages:
         assert (ran.code, ran.out) == (1, "runs/nope: not a run directory\n")
 
     def test_the_page_of_keys_has_no_python_types_and_describes_every_key_of_a_metric(self) -> None:
-        page = (Path(__file__).parents[2] / "docs" / "yaml.md").read_text("utf-8")
+        page = (Path(__file__).parents[2] / "docs" / "reference" / "yaml.md").read_text("utf-8")
         assert "FieldInfo" not in page
         assert "| `price` | two numbers |" in page
         for name in ("token_f1", "recall_at_k"):

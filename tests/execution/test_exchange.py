@@ -160,7 +160,7 @@ def test_the_report_shows_the_messages_of_the_examples_it_shows(optimized: Any) 
 
 def test_a_cost_that_is_not_known_is_not_shown_as_nothing(optimized: Any) -> None:
     result = optimized(ScriptedLM(lambda _: "7", priced=False))
-    assert "not known" in result.report
+    assert "unknown cost" in result.report
     assert "$0" not in result.report
     assert result.spent["unpriced"] == result.spent["calls"] > 0
     assert result.to_json()["unpriced_calls"] > 0
@@ -169,4 +169,4 @@ def test_a_cost_that_is_not_known_is_not_shown_as_nothing(optimized: Any) -> Non
 def test_a_free_model_costs_nothing(optimized: Any) -> None:
     result = optimized(ScriptedLM(lambda _: "7"))
     assert "$0" in result.report
-    assert "not known" not in result.report
+    assert "unknown cost" not in result.report

@@ -83,7 +83,7 @@ def test_a_model_that_refuses_every_request_is_asked_five_times(method: str, tmp
     assert len(sent) == 5
     told = closing(result.path)
     assert "5 of 5 calls to 'lm' failed (401 wrong key; set THE_KEY to a key that may use lm)" in told
-    assert "were stopped: 5 calls in a row failed" in told
+    assert "were stopped: 5 consecutive calls failed" in told
     assert proposals_of(result.path)["models"]["lm"]["failed"] == 5
     assert "401 wrong key" in result.report
 

@@ -127,15 +127,15 @@ def line_of(folder: Path, text: str) -> int:
         ),
         (
             optimizer("yield Progress({}, note=3); " + GOOD),
-            "class Optimizer", "note of Progress is 3, which is no text", "give one line",
+            "class Optimizer", "note of Progress is 3, which is not a string", "give one line",
         ),
         (
             optimizer("yield Progress({}, step='one'); " + GOOD),
-            "class Optimizer", "step of Progress is 'one', which is no whole number", "of type int",
+            "class Optimizer", "step of Progress is 'one', which is not an integer", "of type int",
         ),
         (
             optimizer("yield Proposal({}, after='high')"),
-            "class Optimizer", "after of Proposal is 'high', which is no number", "evaluation.mean",
+            "class Optimizer", "after of Proposal is 'high', which is not a number", "evaluation.mean",
         ),
         (
             optimizer("yield Proposal({}, facts={'held': object()})"),

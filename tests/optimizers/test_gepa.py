@@ -321,7 +321,7 @@ class TestReflection:
     def test_the_model_that_writes_is_the_one_that_was_named(self, job: Any) -> None:
         assignment = job(system(), METRIC, rows(40), scripted())
         assignment.run(GEPA(iterations=3, lm="big"))
-        assert {lm for lm, _ in assignment.asked} == {"big"}
+        assert {lm for lm, _ in assignment.proposal_requests} == {"big"}
 
     def test_requests_of_one_job_differ_and_depend_on_the_seed(self, job: Any) -> None:
         def seeds(seed: int) -> list[int]:

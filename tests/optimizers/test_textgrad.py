@@ -245,7 +245,7 @@ class TestRequests:
     def test_the_model_that_writes_is_the_one_that_was_named(self, job: Any) -> None:
         assignment = job(system(), METRIC, rows(40), scripted())
         assignment.run(TextGrad(lm="big"))
-        assert [lm for lm, _ in assignment.asked] == ["big"] * 24
+        assert [lm for lm, _ in assignment.proposal_requests] == ["big"] * 24
 
     def test_requests_of_one_job_differ_and_depend_on_the_seed(self, job: Any) -> None:
         def seeds(seed: int) -> list[int]:
