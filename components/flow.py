@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from compound.errors import CallError, DeclarationError, nearest
-from compound.graph.bounds import Extent, of_setting
+from compound.graph.bounds import Extent, extent_of_setting
 from compound.graph.component import Value, joined
 from compound.graph.composite import Composite, RunBody
 from compound.graph.space import Int
@@ -91,12 +91,12 @@ class Loop(Composite):
         return f"loop:{self.body.signature}:{sorted(self.carry.items())}:{self.until}"
 
     def most_turns(self, given: Mapping[str, Extent]) -> float:  # noqa: D102
-        return given.get("max_turns", of_setting(self.max_turns)).largest
+        return given.get("max_turns", extent_of_setting(self.max_turns)).largest
 
     def next_inputs(  # noqa: D102
         self, inputs: Mapping[str, Extent], outputs: Mapping[str, Extent]
     ) -> dict[str, Extent]:
-        carried = {target: inputs[target].joined(outputs[source]) for source, target in self.carry.items()}
+        carried = {target: inputs[target].union(outputs[source]) for source, target in self.carry.items()}
         return {**inputs, **carried}
 
     def all_outputs(self, outputs: Mapping[str, Extent], turns: float) -> dict[str, Extent]:  # noqa: D102

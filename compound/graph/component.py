@@ -19,7 +19,7 @@ from compound.engine import Completion, Request
 from compound.errors import DeclarationError, WiringError, nearest
 from compound.example import CallValues
 from compound.formatting import MOST_NAMES, format_names, format_repr, short
-from compound.graph.bounds import Extent, Limits, Reach, of_type
+from compound.graph.bounds import Extent, Limits, Reach, extent_of_type
 from compound.graph.configuration import Configuration
 from compound.graph.space import Space
 from compound.graph.types import Port, accepts, fits, format_ports, spell, union
@@ -236,7 +236,7 @@ class Component(ABC):
     def longest_outputs(self) -> dict[str, Extent]:
         """Return the extents that the output types allow."""
         why = f"{self.kind} {self.name!r} can return a value of any length"
-        return {name: of_type(port.type, why) for name, port in self.outputs.items()}
+        return {name: extent_of_type(port.type, why) for name, port in self.outputs.items()}
 
     def __call__(
         self,

@@ -17,12 +17,12 @@ from compound.execution.executor import Executor
 from compound.execution.schedule import values_of
 from compound.execution.trace import Trace
 from compound.formatting import short
-from compound.graph.bounds import Extent, of_values
+from compound.graph.bounds import Extent, extent_of_values
 from compound.graph.component import NAME, Component, Input, Operation, Output, Outputs
 from compound.graph.composite import Composite
 from compound.graph.configuration import canonical, readable
 from compound.graph.space import Choice, Space
-from compound.graph.survey import Limits, Survey, survey
+from compound.graph.survey import RunLimits, Survey, survey
 from compound.graph.system import System
 from compound.graph.types import Port, accepts, spell
 from compound.optimization.bounds import amount_of
@@ -240,7 +240,7 @@ class ComponentKit:
         component = self.make("tested")
         system = self._system(component)
         examples = [Example(f"e{number}", inputs) for number, inputs in enumerate(self._inputs(), 1)]
-        limits = Limits(examples, (LM,), system.configuration, read_corpora=True)
+        limits = RunLimits(examples, (LM,), system.configuration, read_corpora=True)
         found = survey(system, limits)
         for example in examples:
             engine = _Watched(self.engine())
@@ -403,7 +403,7 @@ def _check_extent(name: str, value: object, extent: Extent) -> None:
         assert length <= extent.bytes, (
             f"the output {name!r} has {length} bytes, but reach declares {extent.bytes:g}: {short(value)}"
         )
-    items = of_values([value]).items
+    items = extent_of_values([value]).items
     if isinstance(value, list | tuple):
         assert items <= extent.items, (
             f"the output {name!r} has {items:g} items, but reach declares {extent.items:g}"

@@ -86,7 +86,7 @@ def _cut_bytes(text: str, longest: int) -> str:
 def longest_fields(values: Mapping[str, Extent]) -> Extent:
     """Return a bound on the length of `fields` for values of the given extents."""
     named = Extent(MARKS + sum(len(name.encode()) + MARKS for name in values))
-    return sum((extent.cut(VALUE) for extent in values.values()), named)
+    return sum((extent.truncated(VALUE) for extent in values.values()), named)
 
 
 def longest_of(examples: Iterable[Mapping[str, object]]) -> Extent:
