@@ -18,7 +18,7 @@ from compound.errors import ParseError
 from compound.evaluation.labels import is_denied
 from compound.graph.configuration import canonical
 from compound.graph.space import Demo
-from compound.graph.types import Port, accepts, convert, spell
+from compound.graph.types import Port, accepts, convert, format_type
 
 Layout = Literal["text", "fields", "json"]
 TRUE, FALSE = {"yes", "true", "1"}, {"no", "false", "0"}
@@ -170,9 +170,9 @@ def _describe_type(kind: object) -> str:
         return f"a list{ITEMS.get(one, '')}: {item} in each line, or a JSON array."
     fields = getattr(kind, "model_fields", None)
     if fields is not None:
-        shape = ", ".join(f'"{name}": {spell(field.annotation)}' for name, field in fields.items())
+        shape = ", ".join(f'"{name}": {format_type(field.annotation)}' for name, field in fields.items())
         return f"JSON: {{{shape}}}"
-    return f"JSON: {spell(kind)}"
+    return f"JSON: {format_type(kind)}"
 
 
 def _choices(options: Sequence[object]) -> str:
@@ -185,9 +185,9 @@ def _format_note(outputs: Mapping[str, Port], layout: Layout) -> str:
     if layout == "text":
         return type_note(outputs, layout)
     if layout == "json":
-        shape = ", ".join(f'"{name}": {spell(port.type)}' for name, port in outputs.items())
+        shape = ", ".join(f'"{name}": {format_type(port.type)}' for name, port in outputs.items())
         return f"Reply with one JSON object: {{{shape}}}"
-    lines = "\n".join(f"{name}: <{spell(port.type)}>" for name, port in outputs.items())
+    lines = "\n".join(f"{name}: <{format_type(port.type)}>" for name, port in outputs.items())
     return f"Reply in this format:\n{lines}"
 
 
@@ -379,11 +379,11 @@ def _union(raw: str, options: Sequence[object]) -> object:
             return parse_value(raw, option)
         except ValueError:
             continue
-    raise ValueError(f"{raw!r:.100} is none of {', '.join(map(spell, options))}")
+    raise ValueError(f"{raw!r:.100} is none of {', '.join(map(format_type, options))}")
 
 
 def _from_json(raw: str, kind: object) -> object:
     try:
         return convert(kind, _writable(json.loads(raw)))
     except (ValueError, RecursionError):
-        raise ValueError(f"{raw!r:.100} is not {spell(kind)}") from None
+        raise ValueError(f"{raw!r:.100} is not {format_type(kind)}") from None

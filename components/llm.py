@@ -13,7 +13,7 @@ from compound.graph.bounds import CallBound, Extent, Limits, Reach, extent_of_se
 from compound.graph.component import CallContext, Operation, check_name
 from compound.graph.configuration import digest
 from compound.graph.space import Choice, Demo, Demos, Float, Int, Text, Weights, as_demos
-from compound.graph.types import Port, spell
+from compound.graph.types import Port, format_type
 from compound.narrowing import entry
 from compound.storage.artifacts import is_reference
 
@@ -111,7 +111,7 @@ class LLM(Operation):
 
     @property
     def version(self) -> str:  # noqa: D102
-        fields = {name: spell(port.type) for name, port in self.outputs.items()}
+        fields = {name: format_type(port.type) for name, port in self.outputs.items()}
         trained = self.weights is not None  # its results contain token records, so caches must differ
         parts = [PROMPT_FORMAT, fields, self.layout, self.stop, self.system, trained]
         note = type_note(self.outputs, self.layout)

@@ -16,7 +16,7 @@ import numpy as np
 
 from compound.errors import ConfigurationError, nearest
 from compound.example import CallValues, Values
-from compound.graph.types import names
+from compound.graph.types import quote_names
 from compound.rewards.feature_store import FeatureStore
 from compound.rewards.features import Embeds
 from compound.rewards.model import LocalReward, RewardModel, load, make_backbone, read
@@ -92,14 +92,14 @@ class StoredPolicy:
         if unknown:
             raise ConfigurationError(
                 f"{self.path} is a reward for another system: {component!r} has the input {unknown[0]!r}, "
-                f"but the reward was trained on calls with {names(reward.inputs)}",
+                f"but the reward was trained on calls with {quote_names(reward.inputs)}",
                 hint=AGAIN,
             )
         for name, options in reward.features.template.labels.items():
             if outputs.get(name) not in options:
                 raise ConfigurationError(
                     f"{self.path} is a reward for other options: {component!r} may choose "
-                    f"{outputs.get(name)!r}, but the reward was trained on {names(map(str, options))}",
+                    f"{outputs.get(name)!r}, but the reward was trained on {quote_names(map(str, options))}",
                     hint=AGAIN,
                 )
 

@@ -31,7 +31,7 @@ from compound.execution.cache import DiskCache
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
 from compound.graph.system import System
-from compound.graph.types import spell
+from compound.graph.types import format_type
 from compound.registry.engines import for_system
 from compound.runs.directory import APPENDED, CHECKPOINT, CONFIG, load_checkpoint, read_json, understood
 from compound.security.untrusted import UntrustedFolder
@@ -242,7 +242,7 @@ def read_inputs(system: System, arguments: Sequence[str]) -> dict[str, Any]:
     for name, kind in system.inputs.items():
         if name not in values:
             raise DeclarationError(
-                f"system {system.name!r} needs input {name!r}: {spell(kind)}", hint=f"write {name}=VALUE"
+                f"system {system.name!r} needs input {name!r}: {format_type(kind)}", hint=f"write {name}=VALUE"
             )
     return values
 
@@ -251,7 +251,7 @@ def _value(name: str, text: str, kind: object) -> object:
     try:
         return from_text(kind, text)
     except ValueError:
-        raise DeclarationError(f"input {name!r} must be {spell(kind)}, but got {text!r}") from None
+        raise DeclarationError(f"input {name!r} must be {format_type(kind)}, but got {text!r}") from None
 
 
 def list_runs(folder: Path) -> list[dict[str, Any]]:

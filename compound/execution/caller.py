@@ -31,7 +31,7 @@ from compound.execution.trace import Call, Failure
 from compound.extras import raise_missing_extra
 from compound.graph.component import Component, Operation
 from compound.graph.configuration import digest
-from compound.graph.types import accepts, spell
+from compound.graph.types import accepts, format_type
 from compound.registry.policies import score
 from compound.registry.user_code import located, short_place
 from compound.security.sanitize import replace_surrogates
@@ -390,7 +390,7 @@ def _check_outputs(component: Operation, address: str, outputs: object) -> None:
         if not accepts(port.type, outputs[name]):
             kept = {n: v for n, v in outputs.items() if n in ports and accepts(ports[n].type, v)}
             raise OutputTypeError(
-                f"{address}.{name} must be {spell(port.type)}, but is {outputs[name]!r:.200}"
+                f"{address}.{name} must be {format_type(port.type)}, but is {outputs[name]!r:.200}"
                 f"{_place(component)}",
                 outputs=kept,
             )

@@ -40,10 +40,10 @@ from compound.execution.schedule import (
     values_of,
 )
 from compound.execution.trace import Call, Failure, Trace
-from compound.graph.component import Node, Operation, Value, joined
+from compound.graph.component import Node, Operation, Value, merge_addresses
 from compound.graph.composite import Composite
 from compound.graph.system import System
-from compound.graph.types import accepts, spell
+from compound.graph.types import accepts, format_type
 
 Place = tuple[int, ...]
 ComponentSettings = Mapping[str, Values]  # by component: settings that override its own
@@ -265,7 +265,7 @@ class Executor:
             calls=calls,
             outputs=outputs,
             failure=failure,
-            ends=joined(*(value.sources for value in results.values())),
+            ends=merge_addresses(*(value.sources for value in results.values())),
         )
 
     async def _graph(
@@ -479,8 +479,8 @@ def _check_inputs(system: System, inputs: Mapping[str, object]) -> None:
     for name, kind in system.inputs.items():
         if name not in inputs:
             raise DeclarationError(
-                f"system {system.name!r} needs input {name!r}: {spell(kind)}",
+                f"system {system.name!r} needs input {name!r}: {format_type(kind)}",
                 hint=f"got {', '.join(map(repr, sorted(inputs))) or 'no inputs'}",
             )
         if not accepts(kind, inputs[name]):
-            raise DeclarationError(f"input {name!r} must be {spell(kind)}, but got {inputs[name]!r:.200}")
+            raise DeclarationError(f"input {name!r} must be {format_type(kind)}, but got {inputs[name]!r:.200}")

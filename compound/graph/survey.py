@@ -138,7 +138,7 @@ def _walk_composite(
     composite: Composite, given: Mapping[str, Extent], limits: RunLimits, found: Survey | None, times: float
 ) -> Mapping[str, Extent]:
     """Return the extents of a composite's outputs, iterating since a turn may read the previous outputs."""
-    turns = composite.most_turns(given)
+    turns = composite.max_turns_bound(given)
     state = composite.first_inputs(given)
     for _ in range(len(composite.body.nodes) + 1):
         outputs = _walk(composite.body, state, limits, None, 0)

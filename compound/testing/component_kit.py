@@ -24,7 +24,7 @@ from compound.graph.configuration import canonical, readable
 from compound.graph.space import Choice, Space
 from compound.graph.survey import RunLimits, Survey, survey
 from compound.graph.system import System
-from compound.graph.types import Port, accepts, spell
+from compound.graph.types import Port, accepts, format_type
 from compound.optimization.bounds import amount_of
 from compound.registry.code import place_of
 from compound.spec import dump, loads
@@ -168,7 +168,7 @@ class ComponentKit:
             for name, port in component.outputs.items():
                 value = trace.outputs[name]
                 assert accepts(port.type, value), (
-                    f"on inputs {number} the output {name!r} must be {spell(port.type)}, but is "
+                    f"on inputs {number} the output {name!r} must be {format_type(port.type)}, but is "
                     f"{short(value)}"
                 )
 
