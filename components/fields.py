@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from compound.errors import ParseError
 from compound.evaluation.labels import is_denied
-from compound.graph.configuration import canonical
+from compound.graph.configuration import canonical_json
 from compound.graph.space import Demo
 from compound.graph.types import Port, accepts, convert, format_type
 
@@ -105,7 +105,7 @@ def show(value: object) -> str:
         return "\n".join(f"[{i}] {text}" for i, text in enumerate(value, 1))
     if isinstance(value, Sequence) and value and all(isinstance(v, Mapping) and "text" in v for v in value):
         return "\n".join(_passage(item) for item in value)
-    return canonical(value)
+    return canonical_json(value)
 
 
 def _passage(item: Mapping[str, object]) -> str:
@@ -115,10 +115,10 @@ def _passage(item: Mapping[str, object]) -> str:
 def format_outputs(outputs: Mapping[str, object], layout: Layout) -> str:
     """Format outputs in the layout that the model is asked to use."""
     if layout == "json":
-        return canonical(dict(outputs))
+        return canonical_json(dict(outputs))
     if layout == "text":
         return "\n".join(f"{field_label(name)}: {_answer(value)}" for name, value in outputs.items())
-    written = {n: value if isinstance(value, str) else canonical(value) for n, value in outputs.items()}
+    written = {n: value if isinstance(value, str) else canonical_json(value) for n, value in outputs.items()}
     return "\n".join(f"{name}: {text}" for name, text in written.items())
 
 
@@ -126,7 +126,7 @@ def _answer(value: object) -> str:
     """Format a single output as its `type_note` requests."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return value if isinstance(value, str) else canonical(value)
+    return value if isinstance(value, str) else canonical_json(value)
 
 
 def type_note(outputs: Mapping[str, Port], layout: Layout) -> str:
@@ -178,7 +178,7 @@ def _describe_type(kind: object) -> str:
 def _choices(options: Sequence[object]) -> str:
     texts = ["none" if option is None else str(option) for option in options]
     quoted = any("," in text or text != text.strip() or not text for text in texts)
-    return ", ".join(map(canonical, texts) if quoted else texts)
+    return ", ".join(map(canonical_json, texts) if quoted else texts)
 
 
 def _format_note(outputs: Mapping[str, Port], layout: Layout) -> str:
@@ -306,7 +306,7 @@ def _from_json_value(raw: object, kind: object, origin: object) -> object:
     if accepts(kind, raw):
         return raw
     if isinstance(raw, int | float) and (kind is str or origin is Literal):
-        return parse_value(canonical(raw), kind)  # {"year": 1999} although the field is declared as text
+        return parse_value(canonical_json(raw), kind)  # {"year": 1999} although the field is declared as text
     return convert(kind, raw)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from compound.engine import Completion, Message, Request
 from compound.errors import CallError, first_of
 from compound.execution.rng import derive_seed, generator
-from compound.graph.configuration import readable, readable_values
+from compound.graph.configuration import to_readable_json, to_readable_values
 from compound.graph.system import System
 from compound.rewards.alignment import NOTHING, Accuracy, mean_accuracy
 from compound.rewards.buffer import PairBuffer
@@ -170,7 +170,7 @@ def shorten_fields(values: Mapping[str, object], limit: int) -> str:
     question: Where?
     passage: Lima is the capi …
     """
-    plain = readable_values(values)
+    plain = to_readable_values(values)
     texts = sorted(((n, as_text(v)) for n, v in plain.items()), key=lambda item: len(item[1]))
     lines, left = [], limit
     for i, (name, text) in enumerate(texts):
@@ -226,7 +226,7 @@ def _output(outputs: Mapping[str, object], limit: int) -> str:
     """Return outputs as text, without the name if there is only one."""
     if len(outputs) == 1:
         (value,) = outputs.values()
-        return _cut(as_text(readable(value)), limit)
+        return _cut(as_text(to_readable_json(value)), limit)
     return "\n" + shorten_fields(outputs, limit)
 
 

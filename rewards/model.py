@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from compound.errors import ConfigurationError, DeclarationError, MissingExtra, nearest
 from compound.example import CallValues
-from compound.graph.configuration import readable_values
+from compound.graph.configuration import to_readable_values
 from compound.graph.system import System
 from compound.rewards.alignment import Accuracy
 from compound.rewards.features import Embeds, FeatureMap, FeaturesDocument, NoBackbone
@@ -107,7 +107,7 @@ class RewardModel:
         reward = self.rewards_of[component]
         template = reward.features.template
         readings = [
-            template.read(readable_values(inputs), readable_values(outputs)) for inputs, outputs in calls
+            template.read(to_readable_values(inputs), to_readable_values(outputs)) for inputs, outputs in calls
         ]
         return reward.slope * reward.head.rewards(reward.features.matrix(readings, self.backbone))
 

@@ -25,7 +25,7 @@ from compound.execution.schedule import values_of
 from compound.execution.trace import Trace
 from compound.graph.component import Node
 from compound.graph.composite import Composite
-from compound.graph.configuration import canonical, readable
+from compound.graph.configuration import canonical_json, to_readable_json
 from compound.graph.space import Choice, Float, Int
 from compound.graph.system import System
 
@@ -226,7 +226,7 @@ def compared(
             for settings, trace in others
             for other in trace.calls_of(component)
             if other.address == call.address and other.failure is None
-            and canonical(readable(other.inputs)) == canonical(readable(call.inputs))
+            and canonical_json(to_readable_json(other.inputs)) == canonical_json(to_readable_json(call.inputs))
         ]  # fmt: skip
         own = Candidate(call.outputs, (first.score or 0.0,), settings_of_first)
         found += [
@@ -241,7 +241,7 @@ def _distinct(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Return the first candidate of each output."""
     found: dict[str, Candidate] = {}
     for candidate in candidates:
-        found.setdefault(canonical(readable(candidate.outputs)), candidate)
+        found.setdefault(canonical_json(to_readable_json(candidate.outputs)), candidate)
     return tuple(found.values())
 
 

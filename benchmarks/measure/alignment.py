@@ -28,7 +28,7 @@ from compound.example import CallValues, Example
 from compound.execution.cache import DiskCache
 from compound.execution.executor import Executor
 from compound.execution.rng import generator
-from compound.graph.configuration import canonical
+from compound.graph.configuration import canonical_json
 from compound.graph.system import System
 from compound.report.figures.curve import frame
 from compound.report.figures.graph import PALETTE, drawn, on_paper
@@ -142,7 +142,7 @@ def settings_drawn(buffer: PairBuffer, component: str, system: System) -> list[M
     drawn_with = [c.settings for entry in buffer.of(component) for c in entry.draw.candidates]
     return [
         settings
-        for settings in {canonical(settings): settings for settings in [{}, *drawn_with]}.values()
+        for settings in {canonical_json(settings): settings for settings in [{}, *drawn_with]}.values()
         if all(f"{component}.{key}" in system.parameters for key in settings)
     ]
 

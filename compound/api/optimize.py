@@ -24,7 +24,7 @@ from compound.example import Example, Metric
 from compound.execution.executor import Executor
 from compound.execution.sender import Engines
 from compound.formatting import format_repr, plural
-from compound.graph.configuration import Configuration, digest, load, readable
+from compound.graph.configuration import Configuration, digest, load, to_readable_json
 from compound.graph.draw import as_document
 from compound.graph.fingerprint import describe_code
 from compound.graph.system import System
@@ -440,7 +440,7 @@ def describe(problem: Problem) -> dict[str, Any]:
         "structure": changes.describe_structure(problem.system),
         "engines": engine_names(problem),
         "data": {
-            role: {"n": len(rows), "digest": digest(readable([[e.id, e.inputs, e.gold] for e in rows]))}
+            role: {"n": len(rows), "digest": digest(to_readable_json([[e.id, e.inputs, e.gold] for e in rows]))}
             for role, rows in splits.items()
         },
         "metric": describe_code(problem.metric),

@@ -14,7 +14,7 @@ from compound.engine import NO_USAGE, TokenRecord, TokenRow, Usage, UsageDocumen
 from compound.errors import RunFailed
 from compound.execution.exchange import Exchange, ExchangeDocument
 from compound.formatting import format_names, format_repr, short
-from compound.graph.configuration import readable, readable_values
+from compound.graph.configuration import to_readable_json, to_readable_values
 from compound.security.sanitize import safe
 
 FailureRow = Sequence[str]  # kind and message
@@ -185,9 +185,9 @@ def _call_as_text(call: Call) -> str:
     usage = call.usage
     facts = [f"{call.seconds:.2f} s", *([f"{usage.tokens} tokens"] if usage.tokens else [])]
     lines = [f"== {call.address} ({', '.join([*facts, *['from the cache'] * call.reused])})"]
-    lines += [f"{name} <- {readable(value)}" for name, value in call.inputs.items()]
+    lines += [f"{name} <- {to_readable_json(value)}" for name, value in call.inputs.items()]
     lines += [str(exchange) for exchange in call.exchanges]
-    lines += [f"{name} -> {readable(value)}" for name, value in call.outputs.items()]
+    lines += [f"{name} -> {to_readable_json(value)}" for name, value in call.outputs.items()]
     if call.failure is not None:
         lines.append(f"failed: {call.failure.kind}: {call.failure.message}")
     return "\n".join(lines)
@@ -240,8 +240,8 @@ def to_json(trace: Trace) -> TraceDocument:
         "configuration": trace.configuration,
         "seed": trace.seed,
         "sample": trace.sample,
-        "inputs": readable_values(trace.inputs),
-        "outputs": readable_values(trace.outputs),
+        "inputs": to_readable_values(trace.inputs),
+        "outputs": to_readable_values(trace.outputs),
         "failure": trace.failure.row if trace.failure else None,
         "score": trace.score,
         "feedback": trace.feedback,
@@ -260,8 +260,8 @@ def call_to_json(call: Call) -> CallDocument:
         "component": call.component,
         "invocation": call.invocation,
         "parents": list(call.parents),
-        "inputs": readable_values(call.inputs),
-        "outputs": readable_values(call.outputs),
+        "inputs": to_readable_values(call.inputs),
+        "outputs": to_readable_values(call.outputs),
         "failure": call.failure.row if call.failure else None,
         "usage": usage.to_json(),
         "seconds": round(call.seconds, 6),

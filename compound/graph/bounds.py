@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol, get_args, get_origin
 
-from compound.graph.configuration import canonical, readable
+from compound.graph.configuration import canonical_json, to_readable_json
 
 if TYPE_CHECKING:
     from compound.graph.space import Text
@@ -104,7 +104,7 @@ def extent_of_values(values: Iterable[object]) -> Extent:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else canonical(readable(value))
+    return value if isinstance(value, str) else canonical_json(to_readable_json(value))
 
 
 def extent_of_setting(setting: object) -> Extent:

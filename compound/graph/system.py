@@ -26,7 +26,7 @@ from compound.graph.component import (
     Source,
     check_name,
 )
-from compound.graph.configuration import Configuration, canonical, digest, readable
+from compound.graph.configuration import Configuration, canonical_json, digest, to_readable_json
 from compound.graph.space import Space
 from compound.graph.types import Port, quote_names, format_type
 
@@ -139,7 +139,7 @@ class System:
     def settings(self) -> Mapping[str, object]:
         """Settings that are not tunable, by ``component.setting``, as JSON types."""
         return {
-            f"{name}.{setting}": readable(value)
+            f"{name}.{setting}": to_readable_json(value)
             for name, component in sorted(self.components.items())
             for setting, value in component.settings.items()
             if not isinstance(value, Space)
@@ -407,7 +407,7 @@ def _structure(system: System) -> dict[str, object]:
                 "component": node.component.name,
                 "version": node.component.version,
                 "wires": {port: source.label for port, source in node.wires.items()},
-                "when": [node.when.source.label, canonical(node.when.value)] if node.when else None,
+                "when": [node.when.source.label, canonical_json(node.when.value)] if node.when else None,
             }
             for name, node in system.nodes.items()
         },

@@ -13,7 +13,7 @@ from compound.evaluation.statistics import binomial_tail
 from compound.example import Example
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
-from compound.graph.configuration import canonical
+from compound.graph.configuration import canonical_json
 from compound.graph.system import System
 from compound.optimization.method import ScoredCandidate
 from compound.optimization.proposals import Outcome, Proposals
@@ -93,7 +93,7 @@ class JobScorer:
         evaluations = await self._evaluate(candidates, examples, None)
         for values, evaluation in zip(candidates, evaluations, strict=True):
             full = {**self._incumbent.configuration.to_json(), **values}
-            self._scores[canonical(full)] = ScoredCandidate(full, evaluation.mean, len(examples))
+            self._scores[canonical_json(full)] = ScoredCandidate(full, evaluation.mean, len(examples))
         return evaluations
 
     async def traces(self, values: Mapping[str, Any], examples: Sequence[Example]) -> list[Trace]:
@@ -155,7 +155,7 @@ class JobScorer:
 
     def restore(self, scored: Sequence[ScoredCandidate]) -> None:
         """Continue from a `snapshot` of the same job."""
-        self._scores = {canonical(candidate.values): candidate for candidate in scored}
+        self._scores = {canonical_json(candidate.values): candidate for candidate in scored}
 
     def tried(self, keys: Sequence[str]) -> list[ScoredCandidate]:
         """Return scored candidates that differ from the incumbent only in ``keys``, for later jobs."""

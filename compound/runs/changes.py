@@ -11,7 +11,7 @@ from typing import Any
 
 from compound.errors import FRESH, RunDirectoryError
 from compound.graph.component import Component
-from compound.graph.configuration import canonical
+from compound.graph.configuration import canonical_json
 from compound.graph.system import System
 from compound.graph.types import Port, format_type
 from compound.runs.directory import read_json
@@ -32,7 +32,7 @@ def describe_structure(system: System) -> dict[str, Any]:
         "wires": {
             node.name: {
                 "in": {port: source.label for port, source in node.wires.items()},
-                "when": [node.when.source.label, canonical(node.when.value)] if node.when else None,
+                "when": [node.when.source.label, canonical_json(node.when.value)] if node.when else None,
             }
             for node in system.all_nodes()
         },

@@ -20,7 +20,7 @@ from compound.formatting import short
 from compound.graph.bounds import Extent, extent_of_values
 from compound.graph.component import NAME, Component, Input, Operation, Output, Outputs
 from compound.graph.composite import Composite
-from compound.graph.configuration import canonical, readable
+from compound.graph.configuration import canonical_json, to_readable_json
 from compound.graph.space import Choice, Space
 from compound.graph.survey import RunLimits, Survey, survey
 from compound.graph.system import System
@@ -398,7 +398,7 @@ def _check_ports(what: str, ports: object) -> None:
 
 def _check_extent(name: str, value: object, extent: Extent) -> None:
     """Check that a value is within its bound; bounds in tokens are skipped, since tokens are not counted."""
-    length = len((value if isinstance(value, str) else canonical(readable(value))).encode())
+    length = len((value if isinstance(value, str) else canonical_json(to_readable_json(value))).encode())
     if extent.finite and not extent.tokens:
         assert length <= extent.bytes, (
             f"the output {name!r} has {length} bytes, but reach declares {extent.bytes:g}: {short(value)}"
@@ -452,4 +452,4 @@ def _models(system: System) -> list[str]:
 
 def _same(one: object, other: object) -> bool:
     """Return whether two values have the same JSON form; NaN equals itself."""
-    return canonical(readable(one)) == canonical(readable(other))
+    return canonical_json(to_readable_json(one)) == canonical_json(to_readable_json(other))

@@ -16,7 +16,7 @@ from compound.evaluation.metrics import custom
 from compound.example import Example, Metric, Values
 from compound.formatting import short
 from compound.graph.component import Input
-from compound.graph.configuration import readable
+from compound.graph.configuration import to_readable_json
 from compound.graph.space import Choice, Demos, Float, Text
 from compound.graph.system import System
 from compound.optimization.allowance import allowance
@@ -241,9 +241,9 @@ class OptimizerKit:
     def test_examples_are_not_changed(self) -> None:
         """The examples are unchanged after the run."""
         job = self.job()
-        before = readable([[example.inputs, example.gold] for example in job.task.train])
+        before = to_readable_json([[example.inputs, example.gold] for example in job.task.train])
         job.run(self.make())
-        after = readable([[example.inputs, example.gold] for example in job.task.train])
+        after = to_readable_json([[example.inputs, example.gold] for example in job.task.train])
         assert after == before, (
             "the optimizer modified an example of task.train; copy values before modifying them"
         )

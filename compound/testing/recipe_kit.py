@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from compound.errors import BudgetExhausted, TooManyFailures
 from compound.execution.budget import Meter
 from compound.formatting import short
-from compound.graph.configuration import canonical
+from compound.graph.configuration import canonical_json
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
 from compound.optimizers.weights.learner.values import CriticSettings
 from compound.optimizers.weights.loss.objective import ImitationObjective, PolicyObjective
@@ -237,7 +237,7 @@ class RecipeKit:
                 f"after an interruption the next step has different {what}; store what later steps depend on "
                 "with context.keep, and nothing in the recipe"
             )
-        assert canonical(job.state) == canonical(restored.state), (
+        assert canonical_json(job.state) == canonical_json(restored.state), (
             f"after an interruption the recipe stores {short(restored.state)} instead of {short(job.state)}"
         )
 
@@ -317,4 +317,4 @@ def _check_numbers(sample: Sample, name: str, count: int) -> None:
 def _plain(credited: Credited, what: str) -> object:
     """Return a part of a step for comparison."""
     value = getattr(credited, what)
-    return canonical(dict(value)) if what == "facts" else list(value)
+    return canonical_json(dict(value)) if what == "facts" else list(value)

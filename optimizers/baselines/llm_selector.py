@@ -18,7 +18,7 @@ from pydantic import Field
 from compound.errors import TooManyFailures, first_of
 from compound.example import Example
 from compound.execution.trace import Trace
-from compound.graph.configuration import canonical, component_of
+from compound.graph.configuration import canonical_json, component_of
 from compound.graph.space import Choice
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
@@ -110,14 +110,14 @@ class LLMSelector:
             key = list(slots)[step % len(slots)]
             current = state.allocations[-1]
             arms = [{**current, key: option} for option in slots[key]]
-            known = [canonical(arm) in state.means and task.scorer.free_repeats for arm in arms]
+            known = [canonical_json(arm) in state.means and task.scorer.free_repeats for arm in arms]
             cost = (len(arms) - sum(known)) * len(rows)
             if not rows or max(cost, 1) > task.scorer.left:  # even cached runs reserve one run
                 break
             means, scores = await self._scores(task, arms, rows, key)
-            chosen, votes = plurality(scores, [*map(canonical, arms)].index(canonical(current)))
+            chosen, votes = plurality(scores, [*map(canonical_json, arms)].index(canonical_json(current)))
             state.allocations.append(arms[chosen])
-            state.means.update(zip(map(canonical, arms), means, strict=True))
+            state.means.update(zip(map(canonical_json, arms), means, strict=True))
             note = f"{key}: {slots[key][chosen]!r} has {votes[chosen]} of {sum(votes)} votes"
             yield Progress(state.to_json(), note, step=step + 1)
         yield _proposal(state)
@@ -133,7 +133,7 @@ class LLMSelector:
     def _is_done(self, allocations: Sequence[Allocation], slots: int) -> bool:
         """Return whether a whole round changed nothing, or all rounds are completed."""
         last = allocations[-slots - 1 :]
-        settled = len(last) == slots + 1 and len(set(map(canonical, last))) == 1
+        settled = len(last) == slots + 1 and len(set(map(canonical_json, last))) == 1
         return settled or len(allocations) > self.rounds * slots
 
     async def _scores(
@@ -217,6 +217,6 @@ def _proposal(state: Selection) -> Proposal:
     first, last, means = state.allocations[0], state.allocations[-1], state.means
     if not means:
         return Proposal({}, note="no options to choose from, or too few system runs to compare them")
-    changed = {key: value for key, value in last.items() if canonical(value) != canonical(first[key])}
+    changed = {key: value for key, value in last.items() if canonical_json(value) != canonical_json(first[key])}
     note = "" if changed else "the votes changed no choice"
-    return Proposal(changed, means[canonical(first)], means[canonical(last)], len(means), note)
+    return Proposal(changed, means[canonical_json(first)], means[canonical_json(last)], len(means), note)

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from compound.example import CallValues
-from compound.graph.configuration import canonical, readable, readable_values
+from compound.graph.configuration import canonical_json, to_readable_json, to_readable_values
 from compound.optimization.method import Proposal
 from compound.optimizers.optimas.guides import Guidance, successful_calls
 from compound.optimizers.optimas.local_scoring import RecordedCalls
@@ -66,8 +66,8 @@ class Imitation:
 
     def rewards(self, component: str, calls: Sequence[CallValues]) -> Vector:
         """Return similarity × gap / mean gap for each call; 0 for calls without a target."""
-        targets = [self.targets.get(canonical(readable(inputs))) for inputs, _ in calls]
-        written = [readable_values(outputs) for _, outputs in calls]
+        targets = [self.targets.get(canonical_json(to_readable_json(inputs))) for inputs, _ in calls]
+        written = [to_readable_values(outputs) for _, outputs in calls]
         texts = {text: None for outputs in written for text in self._texts(outputs)}
         texts |= {t: None for target in targets if target for y in target.preferred for t in self._texts(y)}
         vectors = self._embedded(list(texts))
@@ -153,7 +153,7 @@ class Cloning:
         start = CloningMemory.of(rewards.memory).start
         examples = [by_name[name] for name in names if among is None or name in among]
         recorded = await successful_calls(task, start, examples, component)
-        calls = [(trace, call) for trace, call in recorded if canonical(readable(call.inputs)) in targets]
+        calls = [(trace, call) for trace, call in recorded if canonical_json(to_readable_json(call.inputs)) in targets]
         return RecordedCalls(task.system.bind(start), calls)
 
 

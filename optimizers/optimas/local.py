@@ -18,7 +18,7 @@ from pydantic import Field
 from compound.example import Example
 from compound.execution.rng import generator
 from compound.formatting import plural
-from compound.graph.configuration import canonical, component_of, components_of
+from compound.graph.configuration import canonical_json, component_of, components_of
 from compound.graph.space import Choice, Demos, Float, Int, Text
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
@@ -269,7 +269,7 @@ class LocalSearch:
             return rewards.untried(task, grid)
         # more draws than candidates, since some draws are equal or were tried before
         draws = [_random_values(task, i) for i in range(8 * task.candidates)]
-        distinct = {canonical(values): values for values in draws if values}
+        distinct = {canonical_json(values): values for values in draws if values}
         return rewards.untried(task, list(distinct.values()))[: task.candidates]
 
     async def _next_candidates(self, task: Task, scored: Sequence[Gain]) -> list[dict[str, object]]:

@@ -16,7 +16,7 @@ from compound.execution.ordered import gather_ordered
 from compound.execution.rng import derive_seed, generator
 from compound.execution.schedule import values_of
 from compound.execution.trace import Call, Trace
-from compound.graph.configuration import canonical
+from compound.graph.configuration import canonical_json
 from compound.graph.system import System
 from compound.optimization.method import JobContext, Task
 from compound.optimizers.search.prompts import demo_keys, text_keys
@@ -146,10 +146,10 @@ class LocalScorer:
 
     async def _next_round(self, state: Scoring, next_candidates: NextCandidates) -> list[dict[str, object]]:
         """Return candidates that were not scored yet."""
-        seen = {canonical(scored.values) for scored in state.scored}
+        seen = {canonical_json(scored.values) for scored in state.scored}
         task = replace(self.task, seed=derive_seed(self.task.seed, "round", state.rounds))
         candidates = await next_candidates(task, state.scored)
-        return [values for values in candidates if canonical(values) not in seen]
+        return [values for values in candidates if canonical_json(values) not in seen]
 
     def _is_affordable(self, state: Scoring, places: Sequence[Place]) -> bool:
         """Return whether the budget covers another round; the first round is always run."""

@@ -6,7 +6,7 @@ reward would be biased. It is always tested by the global reward instead.
 
 from __future__ import annotations
 
-from compound.graph.configuration import canonical
+from compound.graph.configuration import canonical_json
 from compound.graph.space import PerInput
 from compound.optimization.method import Task
 from compound.optimizers.optimas.local_scoring import Scores
@@ -37,7 +37,7 @@ def per_input_candidates(
         return []
     reference = freeze(scores, component, rewards.memory.folder)
     current = task.system.configuration[keys[0]]
-    if canonical(addressed(current)) == canonical(addressed(reference)):
+    if canonical_json(addressed(current)) == canonical_json(addressed(reference)):
         return []
     candidates = rewards.untried(task, [{keys[0]: reference}])
     rewards.note_tried(task, candidates)

@@ -19,7 +19,7 @@ from compound.errors import BudgetExhausted, TooManyFailures
 from compound.example import Example
 from compound.execution.rng import generator
 from compound.execution.trace import Trace
-from compound.graph.configuration import canonical, components_of, digest
+from compound.graph.configuration import canonical_json, components_of, digest
 from compound.optimization.method import Memory, Task
 from compound.optimizers.search.memory_part import MemoryPart
 from compound.optimizers.search.racing import INCUMBENT, Race
@@ -289,8 +289,8 @@ class RunRewards:
     def untried(self, task: Task, candidates: Iterable[dict[str, object]]) -> list[dict[str, object]]:
         """Return the candidates that no earlier job scored locally under the same configuration."""
         tried = RewardMemory.of(self.memory).tried.get(_context_key(task), ())
-        known = {canonical(values) for values in tried}
-        return [values for values in candidates if canonical(values) not in known]
+        known = {canonical_json(values) for values in tried}
+        return [values for values in candidates if canonical_json(values) not in known]
 
     def note_tried(self, task: Task, candidates: Iterable[dict[str, object]]) -> None:
         """Store the candidates that were scored locally."""

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from compound.example import Example
 from compound.execution.rng import generator
-from compound.graph.configuration import canonical
+from compound.graph.configuration import canonical_json
 from compound.graph.space import Choice, Float, Int, Space
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
@@ -103,9 +103,9 @@ def race_order(task: Task, grid: Sequence[dict[str, object]], examples: int) -> 
     """
     if _first_rung_size(task, len(grid), examples) >= len(grid):
         return list(grid)
-    tried = {canonical(dict(known.values)) for known in task.tried}
+    tried = {canonical_json(dict(known.values)) for known in task.tried}
     shuffled = [grid[i] for i in generator(task.seed, "grid").permutation(len(grid))]
-    return sorted(shuffled, key=lambda setting: canonical(setting) in tried)
+    return sorted(shuffled, key=lambda setting: canonical_json(setting) in tried)
 
 
 def _random_settings(task: Task, examples: int) -> list[dict[str, object]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from compound.execution.trace import Trace
 from compound.graph.bounds import Extent, Use
 from compound.graph.component import Component
-from compound.graph.configuration import canonical, readable
+from compound.graph.configuration import canonical_json, to_readable_json
 from compound.graph.system import System
 from compound.optimization.bounds import Outlook
 
@@ -71,7 +71,7 @@ def diagram(system: System) -> str:
 
 
 def _shortened(value: object) -> str:
-    return _cut(value if isinstance(value, str) else canonical(readable(value)), VALUE)
+    return _cut(value if isinstance(value, str) else canonical_json(to_readable_json(value)), VALUE)
 
 
 def _cut(text: str, longest: int) -> str:

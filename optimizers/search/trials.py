@@ -14,7 +14,7 @@ from pydantic import Field
 
 from compound.example import Example
 from compound.execution.rng import generator
-from compound.graph.configuration import canonical
+from compound.graph.configuration import canonical_json
 from compound.graph.space import Choice
 from compound.optimization.method import Task
 from compound.optimizers.search.tpe import next_point
@@ -151,11 +151,11 @@ def promising(trials: Sequence[Trial], scored: Sequence[Point]) -> Point | None:
     >>> promising(trials, scored=[{"a": 0}])
     {'a': 2}
     """
-    points = {canonical(trial.point): trial.point for trial in trials}
+    points = {canonical_json(trial.point): trial.point for trial in trials}
     means: dict[str, list[float]] = {}
     for trial in trials:
         if trial.point not in scored:
-            means.setdefault(canonical(trial.point), []).append(trial.mean)
+            means.setdefault(canonical_json(trial.point), []).append(trial.mean)
     if not means:
         return None
     return points[max(means, key=lambda name: sum(means[name]) / len(means[name]))]

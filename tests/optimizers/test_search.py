@@ -29,7 +29,7 @@ from compound.execution.executor import Executor
 from compound.execution.rng import generator
 from compound.execution.trace import Call, Failure, Trace
 from compound.graph.component import Input
-from compound.graph.configuration import canonical
+from compound.graph.configuration import canonical_json
 from compound.graph.space import Choice, Demos, Float, Int, Text
 from compound.graph.system import System
 from compound.optimization.method import (
@@ -88,7 +88,7 @@ class Simulated:
         return [self._evaluation(candidate, examples) for candidate in candidates]
 
     def _evaluation(self, candidate: Mapping[str, Any], examples: Sequence[Example]) -> Evaluation:
-        text = canonical(candidate)
+        text = canonical_json(candidate)
         rows = []
         for example in examples:
             right = generator("simulated", text, example.id).random() < self.worth(candidate)
@@ -111,7 +111,7 @@ class Simulated:
     async def traces(self, values: Mapping[str, Any], examples: Sequence[Example]) -> list[Trace]:
         self.shown += [e.id for e in examples]
         for example in examples:
-            self._pay(canonical(values), example)
+            self._pay(canonical_json(values), example)
         return [trace(e, score=float(i % 3 != 0)) for i, e in enumerate(examples)]
 
     async def generate(self, request: Request, lm: str | None = None) -> Completion:
@@ -600,7 +600,7 @@ class TestDemos:
         ]
         drawn = draw_demos(pool, most, rng(seed))
         assert 1 <= len(drawn) <= min(n, most)
-        assert len({canonical(d) for d in drawn}) == len(drawn)
+        assert len({canonical_json(d) for d in drawn}) == len(drawn)
         assert drawn == draw_demos(pool, most, rng(seed))
 
     @pytest.mark.parametrize("optimizer", [PromptSearch(), RandomSearch()], ids=["prompts", "random"])
@@ -662,7 +662,7 @@ class TestNumbers:
         found = enumerate_settings(task(self.small(), None))
         assert len(found) == 8
         assert {"weigh.k": 1, "weigh.mode": "x"} not in found
-        assert len({canonical(f) for f in found}) == 8
+        assert len({canonical_json(f) for f in found}) == 8
 
     def test_a_small_space_is_raced_as_a_whole(self) -> None:
         best = {"weigh.k": 2, "weigh.mode": "z"}
@@ -671,7 +671,7 @@ class TestNumbers:
         assert last.values == best
         assert last.tried == 8
         assert all(
-            canonical(c) in map(canonical, scorer.scored)
+            canonical_json(c) in map(canonical_json, scorer.scored)
             for c in enumerate_settings(task(self.small(), None))
         )
 
@@ -749,7 +749,7 @@ def check_resume(optimizer: Optimizer, assignment: Task, worth: Any, left: float
                 assert isinstance(b, Progress)
                 assert through_json(a.state) == through_json(b.state)
             else:
-                assert canonical(a.__dict__) == canonical(b.__dict__)
+                assert canonical_json(a.__dict__) == canonical_json(b.__dict__)
 
 
 # --- prompt search -------------------------------------------------------------------------------------
@@ -767,7 +767,7 @@ class TestPromptSearch:
         assert any(
             "answerer.prompt" in c and not c["answerer.prompt"].startswith("Written") for c in candidates
         )
-        assert len({canonical(c) for c in candidates}) == len(candidates)
+        assert len({canonical_json(c) for c in candidates}) == len(candidates)
 
     def test_a_written_prompt_that_is_right_wins(self) -> None:
         scorer = Simulated(
@@ -822,7 +822,7 @@ class TestPromptSearch:
         made = progress[0].state["candidates"]
         tried = [ScoredCandidate(c, 0.5, 8) for c in made]
         again, _ = proposed(PromptSearch(("edits",)), task(plain, Simulated(lambda _: 0.5), tried=tried))
-        assert not {canonical(c) for c in again[0].state["candidates"]} & {canonical(c) for c in made}
+        assert not {canonical_json(c) for c in again[0].state["candidates"]} & {canonical_json(c) for c in made}
 
     def test_a_text_longer_than_allowed_is_not_proposed(self) -> None:
         tight = system(prompt=Text("Answer the question.", max_length=30), demos=())

@@ -25,7 +25,7 @@ from compound.execution.cache import DiskCache
 from compound.execution.executor import Executor
 from compound.execution.trace import Failure, Trace, to_json
 from compound.graph.component import Input
-from compound.graph.configuration import digest, readable
+from compound.graph.configuration import digest, to_readable_json
 from compound.graph.system import System
 from compound.runs.directory import RunDirectory
 from compound.security import sanitize
@@ -129,7 +129,7 @@ def test_a_row_with_a_lone_surrogate_is_read(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text('{"q": "\\ud83d?", "tags": ["\\udc00"]}\n')
     assert [row for _, row in read_rows(path)] == [{"q": "�?", "tags": ["�"]}]
-    assert readable({"\ud83d": object})
+    assert to_readable_json({"\ud83d": object})
 
 
 # --- keys ----------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from compound.evaluation.metrics import custom  # noqa: E402
 from compound.example import Example, Score  # noqa: E402
 from compound.execution.cache import MemoryCache  # noqa: E402
 from compound.execution.executor import Executor  # noqa: E402
-from compound.graph.configuration import readable  # noqa: E402
+from compound.graph.configuration import to_readable_json  # noqa: E402
 from compound.optimization.method import Job, JobContext, Proposal, Task  # noqa: E402
 from compound.optimization.problem import Problem  # noqa: E402
 from compound.optimization.scorer import JobScorer  # noqa: E402
@@ -116,7 +116,7 @@ async def trained(
         async for event in chosen.optimizers[job.optimizer].propose(task):
             if isinstance(event, Proposal):
                 values |= event.values
-                spent, facts = executor.meter.system_runs - begun, readable(event.facts)
+                spent, facts = executor.meter.system_runs - begun, to_readable_json(event.facts)
                 memory.append({"kind": "job", "optimizer": job.optimizer, "spent": spent, "facts": facts})
     await executor.aclose()
     return values, memory.records()
