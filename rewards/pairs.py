@@ -21,7 +21,7 @@ from compound.evaluation.evaluate import Rules, score
 from compound.example import Example, Metric, Values
 from compound.execution.executor import Executor
 from compound.execution.rng import generator
-from compound.execution.schedule import values_of
+from compound.execution.schedule import setting_values
 from compound.execution.trace import Trace
 from compound.graph.component import Node
 from compound.graph.composite import Composite
@@ -191,7 +191,7 @@ async def collect(
         if call.failure is None
     ]
     try:
-        with executor.batch():
+        with executor.sharing_failures():
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(work.draw(*job)) for job in jobs]
     except BaseExceptionGroup as errors:
@@ -255,7 +255,7 @@ def expected_cost(system: System, component: str, sampling: Sampling) -> float:
     counted = sum(node.component.cacheable for node in system.all_nodes())
     calls = 0.0
     for after in _followers(system, component):
-        chance = any(not n.component.deterministic(values_of(n.component, system)) for n in after)
+        chance = any(not n.component.deterministic(setting_values(n.component, system)) for n in after)
         runs = (sampling.rollouts + sampling.most) / 2 if chance else 1.0
         calls += sampling.samples * system.components[component].cacheable
         calls += runs * (sampling.samples + 1) * sum(node.component.cacheable for node in after)
@@ -328,7 +328,7 @@ class _Work:
     def _settings(self, trace: Trace, address: str) -> list[Mapping[str, object]]:
         """Return the settings of each additional draw: unchanged, proposed, random, or a temperature."""
         component = self.system.components[trace.call(address).component]
-        fixed = component.deterministic(values_of(component, self.system))
+        fixed = component.deterministic(setting_values(component, self.system))
         numbers = {n: s for n, s in component.parameters.items() if isinstance(s, Choice | Int | Float)}
         proposed = self.proposals.get(component.name, ())
         order = generator(self.round, "proposals", trace.example, address).permutation(len(proposed))
@@ -379,7 +379,7 @@ class _Work:
             if not after.isdisjoint(call.parents):
                 after.add(call.address)
         components = [self.system.components[fork.call(a).component] for a in after - {address}]
-        return all(component.deterministic(values_of(component, self.system)) for component in components)
+        return all(component.deterministic(setting_values(component, self.system)) for component in components)
 
     async def _fork(
         self,

@@ -31,7 +31,7 @@ async def judged(program: Program, run: Path, executor: Executor, lm: str, pairs
     rows: dict[str, object] = {}
     for component in track(found.components, f"judging {run.name}"):
         accuracy = await judge(
-            lambda request: executor.ask(lm, request), found.buffer, program.system, component,
+            lambda request: executor.request(lm, request), found.buffer, program.system, component,
             Judging(pairs=pairs), held_out=bool(found.stored.adapter),
         )  # fmt: skip
         rows[component] = {

@@ -39,7 +39,7 @@ from compound.components.engines.remote import (
 from compound.concurrency.background import in_background
 from compound.engine import NO_USAGE, Completion, Request, Usage
 from compound.errors import CallError, CompoundError, MissingExtra, TransientError
-from compound.execution.budget import bounded
+from compound.execution.budget import clip_usage
 from compound.security.sanitize import remember_environment
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ class LiteLLMEngine:
         if type(total) is int and type(prompt) is int and type(completion) is int and prompt > 0:
             # Some providers count reasoning tokens in the total only.
             completion = max(completion, total - prompt) if completion >= 0 else completion
-        possible, wrong = bounded(Usage(1, prompt, completion), worst)
+        possible, wrong = clip_usage(Usage(1, prompt, completion), worst)
         cost = self._cost(possible.prompt_tokens, possible.completion_tokens, None if wrong else used)
         return Usage(1, prompt, completion, min(cost, worst.cost), worst.unpriced)
 

@@ -273,7 +273,7 @@ async def evaluate_all(
             in_order.add(number, example, await score(trace, metric, example, rules))
 
     try:
-        with executor.batch():
+        with executor.sharing_failures():
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(rules.concurrency, len(jobs))):
                     group.create_task(worker())
@@ -358,7 +358,7 @@ async def score(trace: Trace, metric: Metric, example: Example, rules: Rules) ->
     Transient errors of the metric, such as an unreachable judge, are recorded as transient failures.
     """
     if trace.failure is not None:
-        return trace.scored(rules.failure_score, f"the run failed: {trace.failure.message}")
+        return trace.with_score(rules.failure_score, f"the run failed: {trace.failure.message}")
     try:
         found = await apply(metric, trace.outputs, example)
     except (TransientError, ConnectionError, TimeoutError) as error:
@@ -373,7 +373,7 @@ async def score(trace: Trace, metric: Metric, example: Example, rules: Rules) ->
         return _metric_failed(
             trace, Failure("metric", located(error, metric, "score(outputs, example)")), rules
         )
-    return trace.scored(found.value, found.feedback, found.parts)
+    return trace.with_score(found.value, found.feedback, found.parts)
 
 
 def _placed(error: CallError, metric: Metric) -> str:
@@ -382,4 +382,4 @@ def _placed(error: CallError, metric: Metric) -> str:
 
 
 def _metric_failed(trace: Trace, failure: Failure, rules: Rules) -> Trace:
-    return replace(trace, failure=failure).scored(rules.failure_score, failure.message)
+    return replace(trace, failure=failure).with_score(rules.failure_score, failure.message)

@@ -37,7 +37,7 @@ from compound.execution.schedule import (
     read_source,
     setting_type_error,
     skipped_output,
-    values_of,
+    setting_values,
 )
 from compound.execution.trace import Call, Failure, Trace
 from compound.graph.component import Node, Operation, Value, merge_addresses
@@ -204,7 +204,7 @@ class Executor:
         component = system.components[call.component]
         assert isinstance(component, Operation)  # `make_fork` rejects composites
         wired = {name: value for name, value in call.inputs.items() if name in component.settings}
-        values = {**values_of(component, system), **wired, **(settings or {})}
+        values = {**setting_values(component, system), **wired, **(settings or {})}
         seed = derive_seed(trace.seed, "call", trace.example, address, sample)
         result = await self._caller.call(Attempt(component, address, call.inputs, values, seed, False))
         return replace(
@@ -217,11 +217,11 @@ class Executor:
     def settle_call(self, call: Call, trace: Trace) -> Call:
         """Charge a resampled call as its share of the trace's run; call in order, like `settle`."""
         self._caller.settle([call])
-        share = trace.share(call)
+        share = trace.run_fraction(call)
         self.meter.charge_runs(0.0 if call.reused else share, held=share)
         return call
 
-    def batch(self) -> AbstractContextManager[None]:
+    def sharing_failures(self) -> AbstractContextManager[None]:
         """Return a context manager in which equal calls also share failures, not only cached results."""
         return self._caller.batch()
 
@@ -229,7 +229,7 @@ class Executor:
         """Return the engine of a model name."""
         return self._caller.engine(lm)
 
-    async def ask(self, lm: str, request: Request) -> Completion:
+    async def request(self, lm: str, request: Request) -> Completion:
         """Send a request outside of nodes; cached, and within the budget."""
         return await self._caller.ask(lm, request)
 

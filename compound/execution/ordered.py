@@ -50,7 +50,7 @@ async def gather_ordered(
             return found
 
     try:
-        with executor.batch():
+        with executor.sharing_failures():
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(run_one(i, make)) for i, make in enumerate(factories)]
     except BaseExceptionGroup as errors:

@@ -47,7 +47,7 @@ def prepare(system: System, bound: System) -> ExecutionPlan:
             place=place,
             wires=tuple(node.wires.items()),
             wired_settings=tuple(port for port in node.wires if port in node.component.settings),
-            values=values_of(node.component, bound),
+            values=setting_values(node.component, bound),
         )
         for place, (name, node) in enumerate(system.nodes.items())
     }
@@ -69,7 +69,7 @@ def setting_type_error(step: Step, values: Mapping[str, object]) -> str:
     return ""
 
 
-def values_of(component: Component, bound: System) -> dict[str, object]:
+def setting_values(component: Component, bound: System) -> dict[str, object]:
     """Return the values of a component's settings: configured, fixed, or the system's default."""
     values: dict[str, object] = {}
     for name, setting in component.settings.items():

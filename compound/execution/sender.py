@@ -13,7 +13,7 @@ from typing import Protocol
 
 from compound.engine import NO_USAGE, Completion, Engine, Request, Usage
 from compound.errors import CallError, CompoundError, DeclarationError, RateLimited, nearest
-from compound.execution.budget import Meter, bounded
+from compound.execution.budget import Meter, clip_usage
 from compound.execution.throttle import NeverAdmitted, Throttle
 from compound.registry.engine_checks import checked_engine, worst_case
 from compound.registry.engine_checks import completion as completion_of
@@ -144,7 +144,7 @@ class Sender:
             error.message, error.hint = safe(error.message), safe(error.hint)
             error.args = (error.message,)
         if isinstance(error, CallError) and error.charged is not None:
-            return bounded(error.charged, worst)[0]
+            return clip_usage(error.charged, worst)[0]
         if not engine.remote:
             return IN_PROCESS
         meter.incidents["lost"] += 1
@@ -152,7 +152,7 @@ class Sender:
 
     def _charge_completion(self, completion: Completion, lm: str, worst: Usage, meter: Meter) -> Completion:
         """Return an answer with sanitized text, charged at most its reservation."""
-        usage, wrong = bounded(completion.usage, worst)
+        usage, wrong = clip_usage(completion.usage, worst)
         if wrong:
             meter.incidents["usage_corrected"] += 1
             if lm not in self._corrected:

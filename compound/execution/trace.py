@@ -121,7 +121,7 @@ class Trace:
             return 1.0
         return sum(not call.reused for call in counted) / len(counted)
 
-    def share(self, call: Call) -> float:
+    def run_fraction(self, call: Call) -> float:
         """Return the fraction of a run that one executed call represents."""
         counted = sum(other.counted for other in self.calls)
         return call.counted / counted if counted else 1 / max(1, len(self.calls))
@@ -156,7 +156,7 @@ class Trace:
             hint="the error's `trace` holds every call; pass check=False to return the trace instead",
         )
 
-    def scored(self, value: float, feedback: str = "", parts: Mapping[str, float] | None = None) -> Trace:
+    def with_score(self, value: float, feedback: str = "", parts: Mapping[str, float] | None = None) -> Trace:
         """Return a copy with a score."""
         return replace(self, score=value, feedback=feedback, parts=parts or {})
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from compound.errors import DeclarationError
 from compound.evaluation.power import least_p
-from compound.execution.schedule import values_of
+from compound.execution.schedule import setting_values
 from compound.graph.component import Component
 from compound.graph.space import Choice, Float, Int
 from compound.graph.system import System
@@ -63,7 +63,7 @@ def stochastic(system: System) -> bool:
     return any(
         not component.deterministic({**values, **change})
         for component in system.components.values()
-        for values in [values_of(component, system)]
+        for values in [setting_values(component, system)]
         for change in [{}, *_extremes(component), *_wired(component, system)]
     )
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from compound.engine import Engine
 from compound.errors import CompoundError, MissingExtra
-from compound.execution.schedule import values_of
+from compound.execution.schedule import setting_values
 from compound.execution.sender import Sender, unpriced
 from compound.graph.bounds import CallBound
 from compound.graph.space import Choice
@@ -45,7 +45,7 @@ def _settings(problem: Problem, component: str) -> Iterator[str]:
     """Yield the models that the ``lm`` setting of a component may name."""
     declared = problem.system.components[component]
     setting = declared.settings.get("lm")
-    own = values_of(declared, problem.system).get("lm")
+    own = setting_values(declared, problem.system).get("lm")
     values = setting.options if isinstance(setting, Choice) else [own]
     yield from (value for value in values if isinstance(value, str))
 

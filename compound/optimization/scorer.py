@@ -133,7 +133,7 @@ class JobScorer:
         chosen = self._writer(lm)
         worst = worst_case(self._executor.engine(chosen), request)
         async with self._proposals.request(chosen, worst):
-            return await self._executor.ask(chosen, request)
+            return await self._executor.request(chosen, request)
 
     def may_ask(self, lm: str | None = None) -> bool:
         """Return whether `generate` would send another request to a model."""

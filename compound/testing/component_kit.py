@@ -14,7 +14,7 @@ from compound.engine import Completion, Engine, Request
 from compound.errors import CompoundError, DeclarationError
 from compound.example import CallValues, Example, Values
 from compound.execution.executor import Executor
-from compound.execution.schedule import values_of
+from compound.execution.schedule import setting_values
 from compound.execution.trace import Trace
 from compound.formatting import short
 from compound.graph.bounds import Extent, extent_of_values
@@ -186,7 +186,7 @@ class ComponentKit:
         component = self.make("tested")
         if not isinstance(component, Operation):
             raise SkipTest("the components in the body declare whether they are deterministic")
-        if not component.deterministic(values_of(component, self._system(component))):
+        if not component.deterministic(setting_values(component, self._system(component))):
             raise SkipTest("the component is not deterministic")
         found = [self._outputs(component, sample) for sample in (0, 1)]
         for number, (one, other) in enumerate(zip(*found, strict=True), 1):
@@ -216,7 +216,7 @@ class ComponentKit:
                 read = {name: inputs.get(name, port.default) for name, port in node.inputs.items()}
                 given = copy.deepcopy(read)
                 wired = {name: value for name, value in given.items() if name in component.settings}
-                values = {**values_of(component, system), **wired}
+                values = {**setting_values(component, system), **wired}
                 before = copy.deepcopy((given, values))
                 asyncio.run(_run(component, given, values, self.engine()))
                 after = (given, values)

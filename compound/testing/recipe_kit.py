@@ -188,7 +188,7 @@ class RecipeKit:
         cost = recipe.cost(len(EXAMPLES), len(self.trained))
         job = self.job(self.trained)
         try:
-            with meter.capped(cost):
+            with meter.cap_runs(cost):
                 job.collect(recipe, meter=meter)
         except BudgetExhausted as error:
             raise AssertionError(

@@ -14,7 +14,7 @@ from pydantic import Field
 from compound.example import CallValues
 from compound.execution.ordered import gather_ordered
 from compound.execution.rng import derive_seed, generator
-from compound.execution.schedule import values_of
+from compound.execution.schedule import setting_values
 from compound.execution.trace import Call, Trace
 from compound.graph.configuration import canonical_json
 from compound.graph.system import System
@@ -137,7 +137,7 @@ class LocalScorer:
     def _places(self, recorded: RecordedCalls) -> list[Place]:
         """Return the calls to make; several samples of each if the component is stochastic."""
         component = self.task.system.components[self.component]
-        is_stochastic = not component.deterministic(values_of(component, self.task.system))
+        is_stochastic = not component.deterministic(setting_values(component, self.task.system))
         return [
             (trace, call, call.sample + REPEAT_OFFSET * repeat)
             for repeat in range(REPEATS if is_stochastic else 1)
@@ -226,7 +226,7 @@ async def run_alone(
         [partial(one, *job) for job in jobs],
         lambda number, call: executor.settle_call(call, jobs[number][0][0]),
         context.rules.concurrency,
-        [trace.share(call) for (trace, call, _), _ in jobs],
+        [trace.run_fraction(call) for (trace, call, _), _ in jobs],
     )
 
 

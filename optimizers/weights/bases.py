@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from compound.engine import Engine
 from compound.errors import DeclarationError
-from compound.execution.schedule import values_of
+from compound.execution.schedule import setting_values
 from compound.graph.space import Weights
 from compound.graph.system import System
 
@@ -80,7 +80,7 @@ def base_format(system: System, trained: Sequence[str], engine_of: Callable[[str
 def _engines(system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]) -> dict[str, Engine]:
     found = {}
     for component in trained:
-        lm = values_of(system.components[component], system).get("lm")
+        lm = setting_values(system.components[component], system).get("lm")
         if not isinstance(lm, str):
             raise DeclarationError(
                 f"{component!r} has weights, but no model", hint="set lm for the component or the system"

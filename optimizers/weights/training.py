@@ -28,7 +28,7 @@ from compound.engine import Adapter
 from compound.errors import BudgetExhausted, DeclarationError, first_of
 from compound.example import Example
 from compound.execution.rng import derive_seed, generator
-from compound.execution.schedule import values_of
+from compound.execution.schedule import setting_values
 from compound.graph.configuration import components_of
 from compound.graph.system import System
 from compound.narrowing import entry
@@ -190,7 +190,7 @@ class TrainingSession:
             return
         system, engine_of = self.task.system, self.task.context.executor.engine
         for name, some in self._groups.items():
-            engine = engine_of(entry(values_of(system.components[some[0]], system), "lm", str))
+            engine = engine_of(entry(setting_values(system.components[some[0]], system), "lm", str))
             if hasattr(engine, "admit"):
                 with tempfile.TemporaryDirectory(prefix=".shape-", dir=self.folder) as folder:
                     path = Path(folder)
@@ -223,7 +223,7 @@ class TrainingSession:
                 f"the loss dr_grpo divides by max_tokens, which is wired in {', '.join(wired)}",
                 hint=f"set max_tokens in the component, or choose another loss in {self.section}.loss",
             )
-        return max(entry(values_of(system.components[c], system), "max_tokens", int) for c in self.trained)
+        return max(entry(setting_values(system.components[c], system), "max_tokens", int) for c in self.trained)
 
     def close(self) -> None:
         """Release the model's memory."""
@@ -286,7 +286,7 @@ class TrainingSession:
         """Score the weights of a state on the held-out train examples, and return the next state."""
         meter, step = self.task.context.executor.meter, state.step
         context = self._context(state, step, dict(state.kept))
-        with meter.capped(self.task.scorer.left):
+        with meter.cap_runs(self.task.scorer.left):
             scores = await self.recipe.evaluate(context, self.values(state.saved), self.split.held_out)
         score, best = fmean(scores) if scores else None, state.best
         if score is not None and is_better(score, step, best):
@@ -358,7 +358,7 @@ class TrainingSession:
         """Sample with the weights of a state and assign credit, within the job's share of the budget."""
         meter, started = self.task.context.executor.meter, time.perf_counter()
         context, before, runs = self._context(state, number, kept), self._prefilled(), meter.system_runs
-        with meter.capped(self.task.scorer.left):
+        with meter.cap_runs(self.task.scorer.left):
             credited = await credited_by(self.recipe, context, self.examples(number))
         context.sampler.check_failures()
         read, seconds = self._prefilled() - before, time.perf_counter() - started
@@ -378,7 +378,7 @@ class TrainingSession:
     def _prefilled(self) -> Prefilled:
         """Return the engine's counts of prompt tokens so far."""
         system = self.task.system
-        lm = entry(values_of(system.components[self.trained[0]], system), "lm", str)
+        lm = entry(setting_values(system.components[self.trained[0]], system), "lm", str)
         return getattr(self.task.context.executor.engine(lm), "prefill", Prefilled())
 
     def _context(self, state: TrainingState, number: int, kept: dict[str, object]) -> RecipeContext:

@@ -133,7 +133,7 @@ def test_requests_beside_the_graph_wait_as_well() -> None:
 
     async def scenario() -> list[str]:
         executor = Executor({"m": lm}, cache=MemoryCache(), on_notice=lambda _: None)
-        return [c.text for c in await asyncio.gather(*(executor.ask("m", each) for each in request))]
+        return [c.text for c in await asyncio.gather(*(executor.request("m", each) for each in request))]
 
     assert virtual.run(scenario()) == [str(i) for i in range(30)]
     assert lm.refused > 0

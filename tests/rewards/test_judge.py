@@ -216,7 +216,7 @@ class TestExecutor:
 
         async def both() -> list[Any]:
             def generate(request: Request) -> Any:
-                return executor.ask("lm", request)
+                return executor.request("lm", request)
 
             return [await judge(generate, filled(), small(), "short", Judging(pairs=5)) for _ in range(2)]
 
@@ -229,7 +229,7 @@ class TestExecutor:
 
         async def run() -> None:
             async def generate(request: Request) -> Completion:
-                return await executor.ask("lm", request)
+                return await executor.request("lm", request)
 
             await judge(generate, filled(), small(), "short")
 

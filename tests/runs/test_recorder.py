@@ -194,7 +194,7 @@ class TestBroken:
 
 class TestTraces:
     def test_traces_are_recorded_with_split_and_gold(self, recorder: Recorder) -> None:
-        trace = Trace("e1", "digest", 0, 0, {"q": "?"}, (), {"answer": "x"}).scored(1.0, "right")
+        trace = Trace("e1", "digest", 0, 0, {"q": "?"}, (), {"answer": "x"}).with_score(1.0, "right")
         gold = {"answer": "x", "n": 3, "long": "y" * 301, "list": [1]}
         recorder.trace("valid")(Example("e1", {"q": "?"}, gold), trace)
         (stored,) = recorder.run.read("traces.jsonl")

@@ -333,7 +333,7 @@ def test_rollouts_that_are_not_the_sampler_s_are_watched_by_their_samples() -> N
                 context.sampler.executor.settle(trace)
                 context.sampler.count([trace.failure])
                 if trace.failure is None:
-                    rollouts.append(Rollout(example, trace.scored(int(str(trace.outputs["y"])) / 10), number))
+                    rollouts.append(Rollout(example, trace.with_score(int(str(trace.outputs["y"])) / 10), number))
             context.sampler.check_failures()
             samples = self.made(context, rollouts)
             return Credited([self.credit(sample, 0.5) for sample in samples], scores_of(rollouts))

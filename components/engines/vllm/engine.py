@@ -30,7 +30,7 @@ from compound.components.engines.vllm.link import Link
 from compound.concurrency.background import in_background
 from compound.engine import NO_USAGE, Adapter, Completion, Request, Usage
 from compound.errors import CallError, CompoundError, DeclarationError, TransientError
-from compound.execution.budget import bounded
+from compound.execution.budget import clip_usage
 from compound.security.trust import Origin
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ class VLLMEngine:
         if request.adapter is not None:
             check_probe_model(data.get("model"), name)
         completion, cached = vllm_chat.completion(request, data, worst, self.model)
-        used, _ = bounded(completion.usage, worst)
+        used, _ = clip_usage(completion.usage, worst)
         self.prefill += Prefilled(used.prompt_tokens, cached)
         return completion
 

@@ -15,7 +15,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from compound.errors import DeclarationError
 from compound.example import Example
-from compound.execution.schedule import values_of
+from compound.execution.schedule import setting_values
 from compound.graph.configuration import load
 from compound.graph.system import System
 from compound.optimizers.weights.credit.advantages import advantages
@@ -132,7 +132,7 @@ def _check_same_model(context: RecipeContext, teacher: System, path: str) -> Non
     """Raise if a teacher uses another model: its tokens are trained on directly, in the same vocabulary."""
     for component in context.trained:
         own, other = (
-            values_of(s.components[component], s).get("lm") for s in (context.sampler.system, teacher)
+            setting_values(s.components[component], s).get("lm") for s in (context.sampler.system, teacher)
         )
         if own != other:
             raise DeclarationError(

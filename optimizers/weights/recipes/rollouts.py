@@ -263,7 +263,7 @@ def _share(fork: Fork, system: System) -> float:
     for call in trace.calls:  # parents come first
         if not after.isdisjoint(call.parents):
             after.add(call.address)
-    return min(1.0, sum(trace.share(call) for call in trace.calls if call.address in after))
+    return min(1.0, sum(trace.run_fraction(call) for call in trace.calls if call.address in after))
 
 
 def is_lost(failure: Failure | None) -> bool:

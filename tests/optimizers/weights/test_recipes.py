@@ -497,7 +497,7 @@ class TestBudgets:
         lab.system = System("again", outputs={"y": last}, lm="lm")
         meter = Meter()
         assert mhgpo("is")({"runs": 4}).cost(3, 1) == 12
-        with meter.capped(20), pytest.raises(BudgetExhausted, match="of 20 system runs"):
+        with meter.cap_runs(20), pytest.raises(BudgetExhausted, match="of 20 system runs"):
             lab.collect(mhgpo("is"), meter=meter)
         assert 12 < meter.system_runs <= 20
         lab.collect(mhgpo("is"), meter=(free := Meter()))
@@ -508,7 +508,7 @@ class TestBudgets:
         """A fork held a whole run until it was made: the last one did not fit, and the step was lost."""
         lab, meter = Lab(agents), Meter()
         assert mhgpo("is")({"runs": 4}).cost(3, agents) == pytest.approx(cost)
-        with meter.capped(cost):
+        with meter.cap_runs(cost):
             lab.collect(mhgpo("is"), meter=meter)
         assert meter.system_runs == pytest.approx(cost)
 
@@ -518,7 +518,7 @@ class TestBudgets:
         examples = [Example(f"e{i}", {"x": "w", "wanted": True}) for i in range(2)]
         meter = Meter()
         lab.collect(mhgpo("is"), examples=examples, meter=meter)
-        with meter.capped(meter.system_runs), pytest.raises(BudgetExhausted):
+        with meter.cap_runs(meter.system_runs), pytest.raises(BudgetExhausted):
             lab.collect(mhgpo("is"), examples=examples, meter=meter, step=1)
 
 
