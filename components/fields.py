@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
 from compound.errors import ParseError
-from compound.evaluation.labels import is_denied
+from compound.evaluation.labels import is_negated
 from compound.graph.configuration import canonical_json
 from compound.graph.space import Demo
 from compound.graph.types import Port, accepts, convert, format_type
@@ -316,7 +316,7 @@ def _label(raw: str, options: Sequence[object]) -> object:
     exact = [option for option in options if str(option).lower() == plain]
     longest_first = sorted((str(o).lower() for o in options if str(o)), key=len, reverse=True)
     words = re.finditer(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)", raw.lower())
-    found = {word.group() for word in words if not is_denied(raw, word.start())}
+    found = {word.group() for word in words if not is_negated(raw, word.start())}
     named = exact or [o for o in options if str(o).lower() in found]
     if len(named) != 1:
         raise ValueError(

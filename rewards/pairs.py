@@ -17,7 +17,7 @@ from itertools import combinations
 import numpy as np
 
 from compound.errors import DeclarationError, first_of, nearest
-from compound.evaluation.evaluate import Rules, score
+from compound.evaluation.evaluate import EvaluationRules, score
 from compound.example import Example, Metric, Values
 from compound.execution.executor import Executor
 from compound.execution.rng import generator
@@ -155,7 +155,7 @@ async def collect(
     metric: Metric,
     *,
     sampling: Sampling | None = None,
-    rules: Rules | None = None,
+    rules: EvaluationRules | None = None,
     round_: int = 0,
     proposals: Mapping[str, Sequence[Mapping[str, object]]] | None = None,
 ) -> Collected:
@@ -181,7 +181,7 @@ async def collect(
         if name not in system.components:
             raise DeclarationError(f"no component {name!r}", hint=nearest(name, system.components))
     work = _Work(
-        executor, system, metric, sampling or Sampling(), rules or Rules(), round_, dict(proposals or {})
+        executor, system, metric, sampling or Sampling(), rules or EvaluationRules(), round_, dict(proposals or {})
     )
     jobs = [
         (example, trace, call.address)
@@ -286,7 +286,7 @@ class _Work:
     system: System
     metric: Metric
     sampling: Sampling
-    rules: Rules
+    rules: EvaluationRules
     round: int
     proposals: Mapping[str, Sequence[Mapping[str, object]]]
     calls: int = 0

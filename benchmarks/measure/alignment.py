@@ -23,7 +23,7 @@ import numpy as np
 from rich.progress import track
 from scipy import stats
 
-from compound.evaluation.evaluate import Rules, evaluate_all
+from compound.evaluation.evaluate import EvaluationRules, evaluate_all
 from compound.example import CallValues, Example
 from compound.execution.cache import DiskCache
 from compound.execution.executor import Executor
@@ -162,7 +162,7 @@ async def choices(
     ]
     found: dict[str, list[CallValues]] = {system.configuration.digest: [] for system in systems}
     evaluations = await evaluate_all(
-        executor, systems, examples, program.metric, rules=Rules(concurrency=program.optimize.concurrency),
+        executor, systems, examples, program.metric, rules=EvaluationRules(concurrency=program.optimize.concurrency),
         on_trace=lambda _, trace: found[trace.configuration].extend(
             (call.inputs, call.outputs) for call in trace.calls_of(component) if call.failure is None
         ),

@@ -29,7 +29,7 @@ from compound.benchmarks.simulated.toy_model import make_toy_model
 from compound.benchmarks.simulated.toys import Toy, toy
 from compound.components.engines.local.engine import TransformersEngine
 from compound.evaluation.evaluate import evaluate
-from compound.evaluation.metrics import apply
+from compound.evaluation.metrics import apply_metric
 from compound.example import Example, Metric, Score
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
@@ -111,7 +111,7 @@ class Misleading:
     async def score(self, outputs: Mapping[str, object], example: Example) -> Score:
         """Return a misleading or uninformative score."""
         if self.control == "flipped":
-            return Score(1.0 - (await apply(self.metric, outputs, example)).value)
+            return Score(1.0 - (await apply_metric(self.metric, outputs, example)).value)
         return Score(float(generator(self.seed, "shuffled", next(self.drawn)).random()))
 
 

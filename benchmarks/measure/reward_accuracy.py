@@ -10,7 +10,7 @@ import numpy as np
 
 from compound.benchmarks.simulated.search import Changed, world
 from compound.benchmarks.simulated.systems import Simulated
-from compound.evaluation.evaluate import Rules, score
+from compound.evaluation.evaluate import EvaluationRules, score
 from compound.example import Example
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
@@ -93,7 +93,7 @@ def _draws(
             trace = await executor.run(system, example.inputs, example=example.id)
             values = {**trace.outputs, **example.inputs}
             outputs[example.id] = {name: entry(values, name, (int, float)) for name in values}
-            traced.append((example, await score(trace, made, example, Rules())))
+            traced.append((example, await score(trace, made, example, EvaluationRules())))
         return (await collect(executor, system, traced, made.names, made, sampling=ONCE)).draws, outputs
 
     return asyncio.run(drawn())

@@ -23,7 +23,7 @@ from compound.api.progress import progress_display
 from compound.concurrency.blocking import blocking
 from compound.errors import DataError, DeclarationError, RunDirectoryError, nearest
 from compound.evaluation.dataset import Split
-from compound.evaluation.evaluate import Evaluation, OnTrace, Rules
+from compound.evaluation.evaluate import Evaluation, OnTrace, EvaluationRules
 from compound.evaluation.evaluate import evaluate as evaluate_async
 from compound.evaluation.examples import from_text, read_examples
 from compound.evaluation.metrics import check_rows
@@ -120,7 +120,7 @@ def evaluate(
     if not examples:
         raise DataError(f"the {split} split is empty")
     check_rows(scoring, system.outputs, examples)
-    rules = Rules(settings.concurrency, settings.failure_score, settings.max_failed, cache)
+    rules = EvaluationRules(settings.concurrency, settings.failure_score, settings.max_failed, cache)
 
     async def all_of_them() -> Evaluation:
         store = DiskCache(cache_folder() / "evaluate.sqlite") if cache else None

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin
 import numpy as np
 
 from compound.errors import CallError, DataError, DeclarationError, MissingOutput, nearest
-from compound.evaluation.labels import is_denied
+from compound.evaluation.labels import is_negated
 from compound.evaluation.statistics import ROUNDING, UNIT, Bounds
 from compound.example import Example, Metric, Score
 from compound.registry.user_code import check_signature
@@ -78,7 +78,7 @@ def find_label(text: str, choices: Sequence[str]) -> str | None:
 
 
 def _find_affirmed(label: re.Pattern[str], text: str) -> list[str]:
-    return [found[1] for found in label.finditer(text) if not is_denied(text, found.start())]
+    return [found[1] for found in label.finditer(text) if not is_negated(text, found.start())]
 
 
 @dataclass(frozen=True)
@@ -478,7 +478,7 @@ def check_rows(metric: Metric, outputs: Collection[str], examples: Iterable[Exam
         metric.check(outputs, examples)
 
 
-async def apply(metric: Metric, outputs: Mapping[str, object], example: Example) -> Score:
+async def apply_metric(metric: Metric, outputs: Mapping[str, object], example: Example) -> Score:
     """Score outputs with a sync or async metric, and validate the result.
 
     Raises:

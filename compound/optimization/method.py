@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from pydantic import Field
 
 from compound.engine import Completion, Request
-from compound.evaluation.evaluate import Evaluation, Rules
+from compound.evaluation.evaluate import Evaluation, EvaluationRules
 from compound.example import Example, Metric
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
@@ -240,7 +240,7 @@ class JobContext:
 
     executor: Executor
     metric: Metric
-    rules: Rules
+    rules: EvaluationRules
     memory: Memory
     folder: Path = Path()
 

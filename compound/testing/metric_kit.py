@@ -13,7 +13,7 @@ from typing import SupportsFloat
 import numpy as np
 
 from compound.errors import CompoundError
-from compound.evaluation.metrics import Scoring, apply, as_metric, bounds_of
+from compound.evaluation.metrics import Scoring, apply_metric, as_metric, bounds_of
 from compound.example import Example, Metric, Score, Values
 from compound.formatting import short
 
@@ -169,7 +169,7 @@ async def _scored(metric: Metric, outputs: Values, example: Example) -> object:
 
 
 async def _applied(metric: Metric, outputs: Values, example: Example) -> Score:
-    return await apply(metric, outputs, example)
+    return await apply_metric(metric, outputs, example)
 
 
 def _is_finite(value: object) -> bool:

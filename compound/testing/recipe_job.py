@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from compound.components.llm import LLM
 from compound.engine import Completion, Request, TokenRecord
 from compound.errors import TransientError
-from compound.evaluation.evaluate import Rules
+from compound.evaluation.evaluate import EvaluationRules
 from compound.evaluation.metrics import custom
 from compound.example import Example, Metric, Score, Values
 from compound.execution.budget import Meter
@@ -227,7 +227,7 @@ class RecipeJob:
         folder: Path = Path(),
     ) -> RecipeContext:
         """Return the context of a step; the arguments are those of `collect`."""
-        rules = rolling(Rules(), self.system, self.trained, recipe.sampling)
+        rules = rolling(EvaluationRules(), self.system, self.trained, recipe.sampling)
         executor = Executor({LM: self.lm}, cache=MemoryCache(), meter=meter, folder=self._files)
         metric = metric or custom(_digit, "digit", bounds=(0, 1))
         sampler = WatchedSampler(executor, present or self.system, metric, rules, step)

@@ -20,7 +20,7 @@ from compound.components.flow import Map
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.errors import BudgetExhausted, DataError, DeclarationError, TooManyFailures
-from compound.evaluation.evaluate import Rules
+from compound.evaluation.evaluate import EvaluationRules
 from compound.evaluation.metrics import custom
 from compound.example import Example, Metric
 from compound.execution.budget import Budget, Meter
@@ -174,7 +174,7 @@ def test_calls_made_alone_stay_within_the_budget_of_system_runs(tmp_path: Path) 
     executor = Executor({"lm": lm}, cache=MemoryCache(), meter=meter)
     trace = executor.settle(asyncio.run(executor.run(system, {"x": "a"}, example="e")))
     context = JobContext(
-        executor, custom(lambda outputs, example: 0.0), Rules(concurrency=8), PlainMemory(tmp_path)
+        executor, custom(lambda outputs, example: 0.0), EvaluationRules(concurrency=8), PlainMemory(tmp_path)
     )
     settings = [{"temperature": 1.0}] * 20
     jobs = [((trace, trace.calls[0], number), own) for number, own in enumerate(settings, 1)]

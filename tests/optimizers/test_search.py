@@ -22,7 +22,7 @@ from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.engine import Completion, Request
 from compound.errors import CallError
-from compound.evaluation.evaluate import Evaluation, Row, Rules
+from compound.evaluation.evaluate import Evaluation, ScoredRun, EvaluationRules
 from compound.evaluation.metrics import custom, token_f1
 from compound.example import Example
 from compound.execution.executor import Executor
@@ -92,7 +92,7 @@ class Simulated:
         rows = []
         for example in examples:
             right = generator("simulated", text, example.id).random() < self.worth(candidate)
-            rows.append(Row(example.id, -1, float(right)))
+            rows.append(ScoredRun(example.id, -1, float(right)))
             self._pay(text, example)
         return Evaluation(text, tuple(rows))
 
@@ -156,7 +156,7 @@ def task(target: System, scorer: Any, *, train: int = 120, **changes: Any) -> Ta
         "minibatch": 8,
         "candidates": 8,
         "context": JobContext(
-            Executor(), custom(lambda outputs, example: 0.0), Rules(), PlainMemory(Path("unused"))
+            Executor(), custom(lambda outputs, example: 0.0), EvaluationRules(), PlainMemory(Path("unused"))
         ),
         **changes,
     }

@@ -18,7 +18,7 @@ from compound.benchmarks.simulated.systems import SHAPES, Simulated, options_of
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.errors import BudgetExhausted, DeclarationError
-from compound.evaluation.evaluate import Rules
+from compound.evaluation.evaluate import EvaluationRules
 from compound.evaluation.metrics import custom, exact_match
 from compound.example import Example
 from compound.execution.budget import Budget, Meter
@@ -237,7 +237,7 @@ def test_d10_an_output_that_breaks_what_follows_gets_the_failure_score(failure_s
     found = asyncio.run(
         collect(
             executor, system, traced, ["scale"], custom(lambda o, _: o["y"]),
-            sampling=Sampling(samples=12), rules=Rules(failure_score=failure_score),
+            sampling=Sampling(samples=12), rules=EvaluationRules(failure_score=failure_score),
         )
     )  # fmt: skip
     rewards = {c.outputs["output"]: c.rewards for c in found.draws[0].candidates}
@@ -309,7 +309,7 @@ def test_order_of_completion_and_concurrency_leave_no_mark() -> None:
         found = asyncio.run(
             collect(
                 executor, system, traces(executor, system, rows), ["first", "second"], exact_match("y"),
-                rules=Rules(concurrency=concurrency),
+                rules=EvaluationRules(concurrency=concurrency),
             )
         )  # fmt: skip
         told.add(repr((found, executor.meter.usage.calls, executor.meter.system_runs)))

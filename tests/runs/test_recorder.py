@@ -13,7 +13,7 @@ import pytest
 from compound.components.llm import LLM
 from compound.engine import Usage
 from compound.errors import BudgetExhausted, RunDirectoryError
-from compound.evaluation.evaluate import Evaluation, Rules, evaluate
+from compound.evaluation.evaluate import Evaluation, EvaluationRules, evaluate
 from compound.evaluation.metrics import exact_match
 from compound.example import Example
 from compound.execution.budget import Budget, Meter
@@ -213,7 +213,7 @@ def measured(
     recorder: Recorder, lm: ScriptedLM, meter: Meter, rows: list[Example], concurrency: int = 4
 ) -> Evaluation:
     executor = Executor({"lm": lm}, cache=recorder.cache, meter=meter)
-    return asyncio.run(evaluate(executor, SYSTEM, rows, exact_match("answer"), rules=Rules(concurrency)))
+    return asyncio.run(evaluate(executor, SYSTEM, rows, exact_match("answer"), rules=EvaluationRules(concurrency)))
 
 
 class TestSharing:
